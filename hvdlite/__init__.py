@@ -1,0 +1,70 @@
+"""hvdlite: data-parallel training over MPI, with Horovod's names, for any framework.
+
+    import hvdlite as hvd
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(optimizer)
+    hvd.broadcast_variables(model, root_rank=0)
+
+The functions here serve every framework: which one is found from the object they are given, and only then imported.
+`hvdlite.torch` has Horovod's full set of names for PyTorch. Importing hvdlite imports no framework and no MPI.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from hvdlite import frameworks
+from hvdlite.errors import HvdliteError, MismatchError, NotInitializedError, ShutdownError
+from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.ops import Adasum, Average, Max, Min, Op, Product, Sum, barrier
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.runtime import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+
+__version__ = "0.1.0"
+T = TypeVar("T")
+
+
+def DistributedOptimizer(optimizer: T, *args: Any, **kwargs: Any) -> T:
+    """Make the optimizer's gradients those of all ranks; returns the same object. The arguments are the framework's:
+    see `hvdlite.torch.DistributedOptimizer`. Collective."""
+    return frameworks.adapter(optimizer).DistributedOptimizer(optimizer, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def broadcast_variables(variables: Any, root_rank: int = 0) -> None:
+    """Overwrite the weights of a model, an optimizer's state, or variables in a dict or sequence with root_rank's."""
+    variables = frameworks.materialized(variables)
+    frameworks.adapter(variables).broadcast_variables(variables, root_rank)
+
+
+def allreduce(tensor: T, *args: Any, **kwargs: Any) -> T:
+    """The reduction (Average by default; op=, name=) of all ranks' tensors, as a new tensor of the same kind."""
+    return frameworks.adapter(tensor).allreduce(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def allgather(tensor: T, *args: Any, **kwargs: Any) -> T:
+    """All ranks' tensors concatenated along the first dimension (which may differ), of the same kind."""
+    return frameworks.adapter(tensor).allgather(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def broadcast(tensor: T, root_rank: int, *args: Any, **kwargs: Any) -> T:
+    """root_rank's tensor on every rank, as a new tensor of the same kind."""
+    return frameworks.adapter(tensor).broadcast(tensor, root_rank, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+__all__ = [
+    "Adasum", "Average", "DistributedOptimizer", "HvdliteError", "Max", "Min", "MismatchError", "NotInitializedError",
+    "Op", "ProcessSet", "Product", "ShutdownError", "Sum", "allgather", "allgather_object", "allreduce", "barrier",
+    "broadcast", "broadcast_object", "broadcast_variables", "cross_rank", "cross_size", "global_process_set", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size",
+]  # fmt: skip

@@ -1,0 +1,37 @@
+"""Moving data without arithmetic, over point-to-point messages: broadcast, all-gather. Any dtype, any length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvdlite.arrays import Array
+from hvdlite.transports import Transport
+
+
+def broadcast(transport: Transport, buffer: Array, root: int) -> None:
+    """Binomial tree: in round k the ranks that have the data pass it 2^k places on. ceil(log2 p) rounds.
+
+    buffer: contiguous, equally large everywhere; the root's is read, the others' overwritten. root: a rank of the
+    transport.
+    """
+    rank, size = transport.rank, transport.size
+    place, distance = (rank - root) % size, 1  # places count from the root
+    while distance < size:
+        if place < distance:
+            if place + distance < size:
+                transport.send(buffer, (rank + distance) % size)
+        elif place < 2 * distance:
+            transport.receive(buffer, (rank - distance) % size)
+        distance *= 2
+
+
+def allgather(transport: Transport, pieces: Sequence[Array]) -> None:
+    """Ring all-gather of pieces of any lengths: p-1 steps, each rank passes on what it got last.
+
+    pieces: one contiguous array per rank, pieces[r] as long as rank r's; this rank's own is filled, the others are
+    overwritten.
+    """
+    rank, size = transport.rank, transport.size
+    for step in range(size - 1):
+        outgoing, incoming = pieces[(rank - step) % size], pieces[(rank - step - 1) % size]
+        transport.exchange(outgoing, (rank + 1) % size, incoming, (rank - 1) % size)

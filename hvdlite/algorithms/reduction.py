@@ -1,0 +1,78 @@
+"""The arithmetic of a reduction: which operation, in which precision, and the scaling around it.
+
+float16 and bfloat16 are added in float32. Integers are scaled exactly: the sum is divided by the number of ranks
+with truncation toward zero (Horovod multiplies by 1/size in double and truncates, which turns 49/49 into 0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hvdlite.arrays import SMALL_FLOATS, Array, is_float, module
+
+OPERATIONS = ("sum", "min", "max", "product")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """result = reduce(input * before) * after / divisor, with reduce one of OPERATIONS."""
+
+    operation: str = "sum"
+    before: float = 1.0
+    after: float = 1.0
+    divisor: int = 1
+
+    def combine(self, total: Array, other: Array) -> None:
+        """total = total (op) other, in place; small floats in float32. NaN on either side gives NaN."""
+        xp = module(total)
+        if total.dtype == np.bool_:
+            function = xp.logical_or if self.operation in ("sum", "max") else xp.logical_and
+        else:
+            name = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multiply"}[self.operation]
+            function = getattr(xp, name)
+        if total.dtype in SMALL_FLOATS:
+            total[...] = function(total.astype(np.float32), other.astype(np.float32))
+        else:
+            function(total, other, out=total)
+
+    def prescale(self, array: Array) -> None:
+        """Apply `before`, in place."""
+        scale(array, self.before, 1)
+
+    def postscale(self, array: Array) -> None:
+        """Apply `after` and `divisor`, in place. Called once per element, by the rank that finished its sum."""
+        scale(array, self.after, self.divisor)
+
+
+def scale(array: Array, factor: float, divisor: int) -> None:
+    """array = array * factor / divisor, in place; integers in double (exactly when factor is 1), truncated."""
+    if factor == 1.0 and divisor == 1:
+        return
+    xp = module(array)
+    if not is_float(array.dtype):
+        array[...] = scaled_integers(array, factor, divisor)
+    elif array.dtype in SMALL_FLOATS:
+        array[...] = array.astype(np.float32) * np.float32(factor / divisor)
+    elif divisor & (divisor - 1) == 0:  # dividing by a power of two is exact either way, and multiplying faster
+        xp.multiply(array, array.dtype.type(factor / divisor), out=array)
+    else:
+        if factor != 1.0:
+            xp.multiply(array, array.dtype.type(factor), out=array)
+        xp.divide(array, array.dtype.type(divisor), out=array)
+
+
+def scaled_integers(array: Array, factor: float, divisor: int) -> Any:
+    xp = module(array)
+    if factor != 1.0:
+        return xp.trunc(array.astype(np.float64) * factor / divisor)
+    quotient = array // divisor
+    # Floor division rounds down; what was negative and not divisible goes back up, toward zero.
+    return quotient + ((array < 0) & (quotient * divisor != array))
+
+
+def accumulator(dtype: Any) -> np.dtype[Any]:
+    """The dtype in which sums of `dtype` are computed."""
+    return np.dtype(np.float32) if np.dtype(dtype) in SMALL_FLOATS else np.dtype(dtype)

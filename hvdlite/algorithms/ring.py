@@ -1,0 +1,57 @@
+"""Ring all-reduce, the plain algorithm of the house: each rank talks to its two neighbours only.
+
+    step s of reduce-scatter, rank r:  send part r-s   ->  r+1,   receive part r-s-1, add it to mine
+    step s of all-gather,     rank r:  send part r-s+1 ->  r+1,   receive part r-s
+
+Bandwidth-optimal on any number of ranks; its p-1 steps per half make it slow for small messages.
+"""
+
+from __future__ import annotations
+
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import Array
+from hvdlite.transports import Transport
+
+
+def parts(buffer: Array, count: int) -> list[Array]:
+    """The flat buffer in `count` contiguous parts of nearly equal length; the first ones are longer by one."""
+    length, longer = divmod(buffer.size, count)
+    bounds = [index * length + min(index, longer) for index in range(count + 1)]
+    return [buffer[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+
+
+def reduce_scatter(transport: Transport, pieces: list[Array], scratch: Array, reduction: Reduction) -> None:
+    """Afterwards rank r's piece r+1 (mod p) holds the reduction of all ranks' pieces r+1.
+
+    p-1 steps, n(p-1)/p elements sent per rank. pieces: p flat arrays, changed in place (the others hold partial
+    sums afterwards); scratch: at least as long as the longest piece, same dtype.
+    """
+    rank, size = transport.rank, transport.size
+    for step in range(size - 1):
+        outgoing, mine = pieces[(rank - step) % size], pieces[(rank - step - 1) % size]
+        incoming = scratch[: mine.size]
+        transport.exchange(outgoing, (rank + 1) % size, incoming, (rank - 1) % size)
+        reduction.combine(mine, incoming)
+
+
+def all_gather(transport: Transport, pieces: list[Array], first: int) -> None:
+    """Every rank starts with its piece `rank + first` complete and ends with all. p-1 steps, n(p-1)/p sent."""
+    rank, size = transport.rank, transport.size
+    for step in range(size - 1):
+        outgoing, incoming = pieces[(rank + first - step) % size], pieces[(rank + first - step - 1) % size]
+        transport.exchange(outgoing, (rank + 1) % size, incoming, (rank - 1) % size)
+
+
+def ring(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> None:
+    """Ring all-reduce. 2(p-1) steps, 2n(p-1)/p elements sent per rank, 2(p-1) MPI calls (Patarasuk & Yuan 2009).
+
+    buffer: flat, contiguous, any length n, changed in place. scratch: flat, same dtype, length >= ceil(n/p).
+    Each element's sum is finished and scaled by one rank and copied by the others: all end with the same bits.
+    16-bit floats are added in float32 and rounded at each of the p-1 steps: an error of at most (p-1)/2 units in
+    the last place of the largest partial sum.
+    """
+    reduction.prescale(buffer)
+    pieces = parts(buffer, transport.size)
+    reduce_scatter(transport, pieces, scratch, reduction)
+    reduction.postscale(pieces[(transport.rank + 1) % transport.size])
+    all_gather(transport, pieces, first=1)

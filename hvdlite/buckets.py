@@ -1,0 +1,145 @@
+"""The bucket plan: which gradient lies where. Computed once, equal on all ranks, replayed at every backward.
+
+    parameters, last first:   w5 b5 | w4 b4 w3 | b3 w2 b2 w1 b1      buckets in the order in which they fill
+
+Gradients are produced roughly from the last parameter to the first, so buckets follow that order; the first bucket
+is small so that communication can start early. One bucket has one dtype and one device. The plan's `lines` are what
+ranks compare: a rank with another model is found before any gradient moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with np.dtype)
+import numpy as np
+
+ALIGN = 64  # bytes: each gradient starts on a cache line, so that neighbours are never written by two ranks at once
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One parameter as the plan sees it. dtype: that of its gradient on the wire. device: 'host' or a device."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "host"
+    group: int | None = None
+    """Parameters of one group travel in one bucket; None: wherever they fit."""
+
+    @property
+    def length(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter's place: `length` elements from `offset` of its bucket's flat array."""
+
+    bucket: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """`length` elements (padding included) that lie `start` bytes into their device's arena."""
+
+    dtype: np.dtype[Any]
+    device: str
+    start: int
+    length: int
+    members: tuple[int, ...]
+    """Indices of the parameters in it."""
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """specs and slots are in the caller's order of parameters; buckets in the order in which they are sent."""
+
+    specs: tuple[Spec, ...]
+    slots: tuple[Slot, ...]
+    buckets: tuple[Bucket, ...]
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The plan as text, one line per parameter: equal on all ranks, or the ranks' models differ."""
+        return tuple(f"{s.name}: {s.dtype}{list(s.shape)} on {s.device}" for s in self.specs)
+
+    def nbytes(self, device: str) -> int:
+        """The size of the device's arena."""
+        return max((b.start + b.length * b.dtype.itemsize for b in self.buckets if b.device == device), default=0)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(sorted({bucket.device for bucket in self.buckets}))
+
+
+def plan(specs: Iterable[Spec], bucket_bytes: int, first_bytes: int) -> BucketPlan:
+    """Fill buckets of about bucket_bytes (the first of each kind: first_bytes), last parameter first.
+
+    A parameter or group larger than a bucket gets one of its own. Pure: equal input gives equal plans.
+    """
+    specs = tuple(specs)
+    filled: list[list[int]] = []
+    open_buckets: dict[tuple[str, str], list[int]] = {}
+    full: dict[tuple[str, str], int] = {}
+    for unit in units(specs):
+        kind = (specs[unit[0]].dtype, specs[unit[0]].device)
+        members = open_buckets.get(kind)
+        size = sum(padded(specs[index]) for index in unit)
+        if members is None or full[kind] + size > limit(kind, filled, specs, bucket_bytes, first_bytes):
+            members = open_buckets[kind] = []
+            filled.append(members)
+            full[kind] = 0
+        members.extend(unit)
+        full[kind] += size
+    return lay_out(specs, filled)
+
+
+def limit(kind: tuple[str, str], filled: list[list[int]], specs: Sequence[Spec], most: int, first: int) -> int:
+    """The size of the bucket now being filled: small for the first of its kind."""
+    count = sum((specs[members[0]].dtype, specs[members[0]].device) == kind for members in filled)
+    return first if count <= 1 else most
+
+
+def units(specs: Sequence[Spec]) -> list[tuple[int, ...]]:
+    """What must stay together, last parameter first: single parameters, and groups at their last member's place."""
+    groups: dict[tuple[int, str, str], list[int]] = {}
+    order: list[list[int]] = []
+    for index in reversed(range(len(specs))):
+        spec = specs[index]
+        key = (spec.group, spec.dtype, spec.device) if spec.group is not None else None
+        if key is not None and key in groups:
+            groups[key].append(index)
+            continue
+        order.append([index])
+        if key is not None:
+            groups[key] = order[-1]
+    return [tuple(unit) for unit in order]
+
+
+def padded(spec: Spec) -> int:
+    """Bytes of a parameter's slot."""
+    return -(-spec.length * np.dtype(spec.dtype).itemsize // ALIGN) * ALIGN
+
+
+def lay_out(specs: Sequence[Spec], filled: Sequence[Sequence[int]]) -> BucketPlan:
+    """Give each bucket its place in its device's arena, and each parameter its place in its bucket."""
+    slots: dict[int, Slot] = {}
+    buckets: list[Bucket] = []
+    ends: dict[str, int] = {}
+    for number, members in enumerate(filled):
+        dtype, device = np.dtype(specs[members[0]].dtype), specs[members[0]].device
+        offset = 0
+        for index in members:
+            slots[index] = Slot(number, offset // dtype.itemsize, specs[index].length)
+            offset += padded(specs[index])
+        start = ends.get(device, 0)
+        buckets.append(Bucket(dtype, device, start, offset // dtype.itemsize, tuple(members)))
+        ends[device] = start + offset
+    return BucketPlan(tuple(specs), tuple(slots[index] for index in range(len(specs))), tuple(buckets))

@@ -1,0 +1,110 @@
+"""All settings in one frozen object, and the only reader of the environment.
+
+`HVDLITE_X` wins over Horovod's `HOROVOD_X`. A value that cannot be read is an error that names the variable:
+a setting that is silently ignored is worse than none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+MB = 1024 * 1024
+ALGORITHMS = ("auto", "ring", "halving_doubling", "shared", "native")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run, read once by `init()`. Sizes in bytes, times in seconds."""
+
+    algorithm: str = "auto"
+    """One of ALGORITHMS; `HVDLITE_ALGORITHM`. `shared` falls back to `ring` where ranks share no memory."""
+    bucket_bytes: int = 25 * MB
+    """Gradients are sent in buckets of this size; `HVDLITE_BUCKET_MB`, `HOROVOD_FUSION_THRESHOLD` (bytes)."""
+    first_bucket_bytes: int = 1 * MB
+    """The first bucket is small, so that communication starts early."""
+    overlap: str = "auto"
+    """`1`: buckets leave during backward; `0`: all at its end; `auto`: where it hides time. `HVDLITE_OVERLAP`."""
+    shared_memory: bool = True
+    """Whether ranks of one host may share memory; `HVDLITE_SHARED_MEMORY=0` turns it off."""
+    verbose: bool = False
+    """Say decisions (algorithm, memory) once on stderr; `HVDLITE_VERBOSE`."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
+        """Read the environment. Raises ValueError naming a variable whose value cannot be read."""
+        env = os.environ if env is None else env
+        bucket = read(env, "HVDLITE_BUCKET_MB", lambda text: int(float(text) * MB))
+        if bucket is None:
+            bucket = read(env, "HVDLITE_FUSION_THRESHOLD", int)
+        if bucket is None:
+            bucket = read(env, "HOROVOD_FUSION_THRESHOLD", int)
+        bucket = cls.bucket_bytes if bucket is None else max(bucket, 1)
+        return cls(
+            algorithm=read(env, "HVDLITE_ALGORITHM", one_of(*ALGORITHMS)) or cls.algorithm,
+            bucket_bytes=bucket,
+            first_bucket_bytes=min(cls.first_bucket_bytes, bucket),
+            overlap=read(env, "HVDLITE_OVERLAP", one_of("auto", "0", "1")) or cls.overlap,
+            shared_memory=read(env, "HVDLITE_SHARED_MEMORY", one_of("0", "1")) != "0",
+            verbose=bool(read(env, "HVDLITE_VERBOSE", one_of("0", "1")) == "1"),
+        )
+
+
+def read(env: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
+    """The variable's value, parsed; None when unset or empty. Raises ValueError naming the variable."""
+    text = env.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"the environment variable {name} has the value {text!r}: {error}") from None
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """A parser that accepts only these words."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text.lower()
+
+    return parse
+
+
+# A launcher that started this process announces the number of ranks in one of these.
+ANNOUNCED_SIZE = {
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
+    "PMI_SIZE": "an MPICH-like mpiexec (Hydra) or Slurm's PMI",
+    "MPI_LOCALNRANKS": "an MPICH-like mpiexec (Hydra)",
+    "SLURM_STEP_NUM_TASKS": "Slurm's srun",
+    "MV2_COMM_WORLD_SIZE": "MVAPICH's launcher",
+    "JSM_NAMESPACE_SIZE": "LSF's jsrun",
+    "FLUX_JOB_SIZE": "Flux",
+}
+# Their presence alone says that a launcher is there.
+LAUNCHED = ("PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT", "PALS_RANKID", "OMPI_COMM_WORLD_RANK", "ALPS_APP_PE")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher says of itself in the environment: its name and the size it announces, if any."""
+
+    by: str
+    size: int | None
+
+
+def launched(env: Mapping[str, str] | None = None) -> Launched | None:
+    """Which launcher started this process; None when none did, so that the job is one of one process."""
+    env = os.environ if env is None else env
+    for name, launcher in ANNOUNCED_SIZE.items():
+        if name == "SLURM_STEP_NUM_TASKS" and "SLURM_PROCID" not in env:
+            continue
+        if env.get(name, "").isdigit():
+            return Launched(launcher, None if name == "MPI_LOCALNRANKS" else int(env[name]))
+    if any(name in env for name in LAUNCHED):
+        return Launched("an MPI launcher", None)
+    return None

@@ -1,0 +1,183 @@
+"""Lanes: a private communicator, and one request after another on it, in the order they were submitted.
+
+Each attached optimizer has a lane; eager calls have one per process set. Requests run on the lane's thread, or, since
+handing over to a thread costs ~50 us, in the caller's own when the lane is idle and the caller waits anyway.
+
+Horovod matches calls by name, not by order. So when a roll call finds different requests, all ranks of the lane go
+into common rounds: they exchange what each has queued, run what all have, in rank 0's order, and report as an error
+on all ranks what all have under one name but with different facts. They leave together, once all queues are empty.
+The ordinary path pays nothing for this.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from hvdlite import rollcall
+from hvdlite.algorithms import Place
+from hvdlite.errors import HvdliteError, ShutdownError
+from hvdlite.matching import match
+from hvdlite.memory import Workspace
+from hvdlite.requests import LEAVE, Handle, Request
+from hvdlite.transports import Transport
+
+SWITCH_SECONDS = 0.0005  # a lane's thread waits this long for the GIL after each MPI call while Python code runs
+SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.01
+
+
+class Lane:
+    """Runs requests over `transport`, which it owns. `submit` and `run` may be called from any thread."""
+
+    def __init__(self, transport: Transport, place: Place) -> None:
+        self.transport, self.place = transport, place
+        self.workspace = Workspace()
+        self.changed = threading.Condition()
+        self.queue: deque[Request] = deque()
+        self.names: set[str] = set()
+        self.busy = False  # a request is under way, in the lane's thread or a caller's
+        self.disagreed = False  # the first request in the queue has been called and differed
+        self.closed: HvdliteError | None = None
+        self.thread: threading.Thread | None = None
+
+    def submit(self, request: Request) -> Handle:
+        """Queue a request; returns at once. Raises ValueError when its name is in flight already."""
+        with self.changed:
+            self.admit(request)
+            self.queue.append(request)
+            self.wake()
+        return request.handle
+
+    def run(self, request: Request) -> Any:
+        """Queue a request and wait for its result."""
+        with self.changed:
+            self.admit(request)
+            inline = not self.busy and not self.queue
+            if inline:
+                self.busy = True
+            else:
+                self.queue.append(request)
+                self.wake()
+        if inline:
+            self.run_here(request)
+        return request.handle.wait()
+
+    def admit(self, request: Request) -> None:
+        if self.closed:
+            raise self.closed
+        key = request.signature.key
+        if key in self.names:
+            raise ValueError(
+                f"{key} is in flight already: wait for it (synchronize), or give this one another name."
+            )
+        self.names.add(key)
+        request.handle = Handle(self.changed)
+
+    def wake(self) -> None:
+        if self.thread is None:
+            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
+            self.thread = threading.Thread(target=self.main, name="hvdlite-lane", daemon=True)
+            self.thread.start()
+        self.changed.notify_all()
+
+    def run_here(self, request: Request) -> None:
+        """Run a request in the caller's thread; where it cannot run yet, leave it to the lane's."""
+        try:
+            common = self.attempt(request)
+        except BaseException:  # Ctrl-C while waiting: nothing can follow on this communicator
+            self.close(HvdliteError("an earlier operation was interrupted; this process can no longer communicate"))
+            raise
+        with self.changed:
+            if not common:
+                self.queue.appendleft(request)
+                self.disagreed = True
+            self.busy = False
+            if self.queue:
+                self.wake()
+
+    def main(self) -> None:
+        """The lane's thread."""
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.closed or (self.queue and not self.busy))
+                if self.closed:
+                    return
+                self.busy = True
+                request, disagreed, self.disagreed = self.queue[0], self.disagreed, False
+                if not disagreed:
+                    self.queue.popleft()
+            if disagreed:
+                self.rounds()
+            elif not self.attempt(request):
+                with self.changed:
+                    self.queue.appendleft(request)
+                self.rounds()
+            with self.changed:
+                self.busy = False
+
+    def attempt(self, request: Request) -> bool:
+        """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
+        if self.transport.size > 1 and not rollcall.agreed(self.transport, request):
+            return False
+        self.execute(request)
+        return True
+
+    def execute(self, request: Request) -> None:
+        """Do the work of a request that all ranks have agreed on; what it raises is its handle's error."""
+        try:
+            request.ready.wait()
+            result = request.work(self)
+        except Exception as error:
+            self.settle(request, error=error)
+        else:
+            self.settle(request, result)
+        if request.signature == LEAVE:
+            self.close(ShutdownError("hvdlite has been shut down: call hvd.init() again first."))
+
+    def settle(self, request: Request, result: Any = None, error: BaseException | None = None) -> None:
+        with self.changed:
+            self.names.discard(request.signature.key)
+        request.handle.finish(result, error)
+
+    def rounds(self) -> None:
+        """Match requests by name until the queues of all ranks are empty at once. Collective."""
+        nap = SHORTEST_NAP
+        while not self.closed:
+            with self.changed:
+                mine = list(self.queue)
+            everyone = self.transport.allgather_object([request.signature for request in mine])
+            if not any(everyone):
+                return
+            verdicts = match(everyone)
+            for request in mine:
+                found = verdicts.get(request.signature.key)
+                if found is None:
+                    continue
+                with self.changed:
+                    self.queue.remove(request)
+                if found.error:
+                    self.settle(request, error=found.error)
+            for key, found in verdicts.items():
+                if not found.error:
+                    self.execute(next(request for request in mine if request.signature.key == key))
+            nap = SHORTEST_NAP if verdicts else min(2 * nap, LONGEST_NAP)
+            if not verdicts:
+                time.sleep(nap)
+
+    def close(self, reason: HvdliteError) -> None:
+        """Fail all that is queued, now and later, with `reason`."""
+        with self.changed:
+            self.closed = reason
+            waiting, self.queue = list(self.queue), deque()
+            self.changed.notify_all()
+        for request in waiting:
+            self.settle(request, error=reason)
+
+    def leave(self) -> None:
+        """Agree with all ranks that no request follows, and release the communicator. Collective; waits for all."""
+        if self.closed is None:
+            self.run(Request(LEAVE, lambda lane: None))
+            self.transport.close()

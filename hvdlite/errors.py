@@ -1,0 +1,25 @@
+"""The exceptions users see, in one small tree.
+
+Everything that reaches a user from the core is an `HvdliteError` (a `RuntimeError`, as Horovod's
+`HorovodInternalError` was) or a plain `ValueError` for what the caller alone did wrong. The message is a letter:
+which rank, which tensor, what each side said, what to do.
+"""
+
+
+class HvdliteError(RuntimeError):
+    """Something went wrong between the ranks. Horovod's name for it is `HorovodInternalError`."""
+
+
+class MismatchError(HvdliteError):
+    """Ranks disagree about one operation or plan. Raised on every rank of the set; the job stays usable."""
+
+
+class ShutdownError(HvdliteError):
+    """Another rank has shut down, so this operation can never complete."""
+
+
+class NotInitializedError(HvdliteError, ValueError):
+    """`hvd.init()` was not called, or `hvd.shutdown()` was. A ValueError too, as in Horovod."""
+
+    def __init__(self, what: str = "hvdlite") -> None:
+        super().__init__(f"{what} was used before hvd.init() or after hvd.shutdown(): call hvd.init() first.")

@@ -1,0 +1,40 @@
+"""Which framework an object belongs to, found from its class without importing any; and that framework's adapter."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+ADAPTERS = {"torch": "hvdlite.torch", "numpy": "hvdlite.numpy", "cupy": "hvdlite.numpy"}
+
+
+def family(obj: Any) -> str:
+    """'torch', 'numpy', ...: the first package in the class's ancestry that there is an adapter for.
+
+    Collections are judged by their first element. Raises TypeError, naming the type, for anything else.
+    """
+    for kind in type(obj).__mro__:
+        root = kind.__module__.partition(".")[0]
+        if root in ADAPTERS:
+            return root
+    if isinstance(obj, Mapping) and obj:
+        return family(next(iter(obj.values())))
+    if isinstance(obj, (list, tuple)) and obj:
+        return family(obj[-1])
+    if isinstance(obj, (int, float, complex, bool)):
+        return "numpy"
+    raise TypeError(
+        f"hvdlite does not know {type(obj).__module__}.{type(obj).__qualname__}: it serves torch tensors, modules and "
+        "optimizers, and NumPy and CuPy arrays"
+    )
+
+
+def adapter(obj: Any) -> Any:
+    """The module with this object's collectives."""
+    return importlib.import_module(ADAPTERS[family(obj)])
+
+
+def materialized(obj: Any) -> Any:
+    """A generator (model.parameters()) as a list, so that it can be looked at; anything else as it is."""
+    return list(obj) if isinstance(obj, Iterable) and not hasattr(obj, "__len__") and hasattr(obj, "__next__") else obj

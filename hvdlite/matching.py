@@ -1,0 +1,101 @@
+"""Who has what: matching the ranks' queued requests by name, and saying how they differ. Pure functions.
+
+Only reached when a roll call found different requests; all ranks compute the same verdicts from the same lists.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
+from hvdlite.requests import LEAVE, Signature
+
+CURES = {
+    "shape": "Every rank must pass the same shape; pad, or use allgather where sizes differ.",
+    "dtype": "Every rank must pass the same dtype; cast before the call.",
+    "operation": "Every rank must ask for the same reduction.",
+    "root rank": "Every rank must name the same root_rank.",
+    "parameters": "Build the same model with the same optimizer groups on every rank.",
+    "kind": "Every rank must call the same function under one name; give different operations different names.",
+}
+LONGEST_DIFF = 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Run the request (error None), or fail it with this error."""
+
+    error: HvdliteError | None = None
+
+
+def match(everyone: Sequence[Sequence[Signature]]) -> dict[str, Verdict]:
+    """Verdicts by request key, in the order in which to run them. everyone: each rank's queue, in rank order.
+
+    A request that some rank lacks gets no verdict: it waits, unless that rank has shut down.
+    """
+    verdicts: dict[str, Verdict] = {}
+    for wanted in everyone[0]:
+        found = [find(queue, wanted) for queue in everyone]
+        if all(signature is not None for signature in found):
+            signatures = [signature for signature in found if signature is not None]
+            error = None if len(set(signatures)) == 1 else MismatchError(explain(signatures))
+            verdicts.update({signature.key: Verdict(error) for signature in signatures})
+    gone = [rank for rank, queue in enumerate(everyone) if LEAVE in queue]
+    if gone and not verdicts:
+        for queue in everyone:
+            for signature in queue:
+                if signature != LEAVE:
+                    verdicts[signature.key] = Verdict(ShutdownError(
+                        f"{signature.key}: {ranks(gone)} shut down (or ended) without calling it. "
+                        "Every rank must call the same collectives before it ends."
+                    ))
+    return verdicts
+
+
+def find(queue: Sequence[Signature], wanted: Signature) -> Signature | None:
+    """The queue's request of this kind and name, else of this name."""
+    same_name = [signature for signature in queue if signature.name == wanted.name]
+    return next((s for s in same_name if s.kind == wanted.kind), same_name[0] if same_name else None)
+
+
+def explain(signatures: Sequence[Signature]) -> str:
+    """What each side said, and the cure. signatures: one per rank, for one name."""
+    first = signatures[0]
+    facts = [{"kind": s.kind, **dict(s.facts)} for s in signatures]
+    what = next(
+        (w for w in facts[0] if any(f.get(w) != facts[0][w] for f in facts)),
+        "arguments",
+    )
+    values = [f.get(what) for f in facts]
+    if what == "parameters":
+        said = "\n" + difference(values)
+    else:
+        said = ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in sides(values))
+    return f"{first.kind} '{first.name}': {what} differs: {said}. {CURES.get(what, 'Every rank must pass the same.')}"
+
+
+def sides(values: Sequence[Any]) -> list[tuple[Any, list[int]]]:
+    """The different values and the ranks that have each, the smallest group first."""
+    groups: dict[Any, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value, []).append(rank)
+    return sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))
+
+
+def difference(values: Sequence[Any]) -> str:
+    """The lists of the first rank and of the first that differs from it, as a diff."""
+    other = next(rank for rank, value in enumerate(values) if value != values[0])
+    lines = list(difflib.unified_diff(values[0], values[other], "rank 0", f"rank {other}", lineterm="", n=0))
+    more = [f"... and {len(lines) - LONGEST_DIFF} more lines"] if len(lines) > LONGEST_DIFF else []
+    return "\n".join(lines[:LONGEST_DIFF] + more)
+
+
+def ranks(members: Sequence[int]) -> str:
+    """'rank 3', 'ranks 0-2', 'ranks 0, 2'."""
+    if len(members) == 1:
+        return f"rank {members[0]}"
+    run = list(members) == list(range(members[0], members[-1] + 1))
+    return f"ranks {members[0]}-{members[-1]}" if run else "ranks " + ", ".join(map(str, members))

@@ -1,0 +1,144 @@
+"""Memory that the ranks of one host share, and scratch space.
+
+An *arena* is one anonymous memory file (memfd) per rank, mapped by every rank of the host: gradients are views into
+it, and a reduction reads and writes the peers' gradients where they lie. Our own mappings, not `MPI.Win`: they are
+owned by the arrays that look into them, so they outlive `shutdown()` (a view on a freed window crashes the process)
+and a replaced communicator, and leave no file behind however the process dies. Being anonymous they do not count
+against a container's small /dev/shm. Peers open them through /proc/<pid>/fd; a token in the first bytes proves that
+it is the right file (process numbers mean something else in another container).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hvdlite.arrays import Array, module
+from hvdlite.transports import Transport
+
+HEADER = 64  # bytes: the token, padded so that what follows is aligned
+STAGING_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Bytes of this rank (`own`), and of every rank in rank order (`peers`; None where memory is not shared)."""
+
+    own: Array
+    peers: tuple[Array, ...] | None
+
+    def view(self, offset: int, length: int, dtype: Any) -> Array:
+        """A flat typed view of this rank's bytes from `offset`."""
+        return typed(self.own, offset, length, dtype)
+
+    def peer_views(self, offset: int, length: int, dtype: Any) -> list[Array] | None:
+        """The same view of every rank, in rank order; None where memory is not shared."""
+        return None if self.peers is None else [typed(peer, offset, length, dtype) for peer in self.peers]
+
+
+def typed(memory: Array, offset: int, length: int, dtype: Any) -> Array:
+    kind = np.dtype(dtype)
+    return memory[offset : offset + length * kind.itemsize].view(kind)
+
+
+def allocate(transport: Transport, nbytes: int, share: bool) -> Arena:
+    """An arena of nbytes zeros on every rank, shared when `share` and every rank managed to. Collective.
+
+    share: agreed by all ranks. Where any rank has no room or may not look into a peer's, all get private memory.
+    """
+    if not share or transport.size == 1:
+        return Arena(np.zeros(nbytes, np.uint8), None)
+    mine = SharedFile.create(nbytes)
+    cards = transport.allgather_object(mine.card if mine else None)
+    maps = [mine.map if mine and rank == transport.rank else attach(card) for rank, card in enumerate(cards)]
+    agreed = transport.allgather_object(all(found is not None for found in maps))
+    if mine:
+        os.close(mine.card.descriptor)  # after the second exchange: every peer has opened it
+    if not all(agreed):
+        return Arena(np.zeros(nbytes, np.uint8), None)
+    peers = tuple(np.frombuffer(found, np.uint8)[HEADER:] for found in maps if found is not None)
+    return Arena(peers[transport.rank], peers)
+
+
+@dataclass(frozen=True)
+class Card:
+    """How a peer finds a shared file: the owner's process, its descriptor there, its length, and the proof."""
+
+    process: int
+    descriptor: int
+    nbytes: int
+    token: bytes
+
+
+@dataclass(frozen=True)
+class SharedFile:
+    card: Card
+    map: mmap.mmap
+
+    @classmethod
+    def create(cls, nbytes: int) -> SharedFile | None:
+        """A new anonymous file with its memory claimed; None where there is no room (or no memfd)."""
+        descriptor = -1
+        try:
+            descriptor = os.memfd_create("hvdlite")
+            os.posix_fallocate(descriptor, 0, HEADER + nbytes)  # claimed now: no bus error later
+            found = map_file(descriptor, HEADER + nbytes)
+        except (OSError, AttributeError):
+            if descriptor >= 0:
+                os.close(descriptor)
+            return None
+        token = secrets.token_bytes(16)
+        found[:16] = token
+        return cls(Card(os.getpid(), descriptor, HEADER + nbytes, token), found)
+
+
+def attach(card: Card | None) -> mmap.mmap | None:
+    """A peer's file, mapped; None where it cannot be opened or is not the one meant."""
+    if card is None:
+        return None
+    try:
+        descriptor = os.open(f"/proc/{card.process}/fd/{card.descriptor}", os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        if os.fstat(descriptor).st_size != card.nbytes:
+            return None
+        found = map_file(descriptor, card.nbytes)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(descriptor)
+    return found if found[:16] == card.token else None
+
+
+def map_file(descriptor: int, nbytes: int) -> mmap.mmap:
+    """Map the whole file, its pages present (a first touch costs more than the sum that it belongs to)."""
+    return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+
+
+class Workspace:
+    """Scratch arrays of one lane, grown when needed and kept, and its staging arena."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Array] = {}
+        self.stage: Arena | None = None
+
+    def scratch(self, like: Array, length: int) -> Array:
+        """A flat array of `length` elements with like's dtype, on like's device; its contents are anything."""
+        key = module(like).__name__
+        nbytes = length * like.dtype.itemsize
+        have = self.buffers.get(key)
+        if have is None or have.size < nbytes:
+            have = self.buffers[key] = module(like).empty(nbytes, np.uint8)
+        return have[:nbytes].view(like.dtype)
+
+    def staging(self, transport: Transport) -> Arena:
+        """A shared arena of STAGING_BYTES, made at the first call. Collective that once."""
+        if self.stage is None:
+            self.stage = allocate(transport, STAGING_BYTES, share=True)
+        return self.stage

@@ -1,0 +1,48 @@
+"""Process sets: groups of ranks that communicate among themselves. The names are Horovod's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+class ProcessSet:
+    """Ranks that take part in a collective. Unregistered until given to `init()` or `add_process_set()`."""
+
+    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
+        self.process_set_id: int | None = None
+        self.mpi_comm: Any = None
+        self.ranks: list[int] | None = None
+        if hasattr(ranks_or_comm, "Get_group"):
+            self.mpi_comm = ranks_or_comm
+            return
+        ranks = list(ranks_or_comm)
+        if not all(isinstance(rank, int) for rank in ranks):
+            raise ValueError(f"a ProcessSet is made of ranks (integers), not {ranks!r}")
+        self.ranks = sorted(ranks)
+
+    def size(self) -> int | None:
+        """The number of members; None while unregistered."""
+        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This process' rank within the set; None while unregistered. ValueError when it is no member."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        from hvdlite import runtime
+
+        if runtime.rank() not in self.ranks:
+            raise ValueError(f"rank {runtime.rank()} is not a member of {self}")
+        return self.ranks.index(runtime.rank())
+
+    def included(self) -> bool | None:
+        """Whether this process is a member; None where the members are not known yet."""
+        from hvdlite import runtime
+
+        return None if self.ranks is None else runtime.rank() in self.ranks
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+
+global_process_set = ProcessSet([])

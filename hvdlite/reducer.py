@@ -1,0 +1,125 @@
+"""The reducer: replays a bucket plan, one round per backward.
+
+    mark_ready(i)     gradient i lies in its slot; a bucket that is full, and whose predecessors have left, may leave
+    finish_round()    what is missing is loaded, every bucket leaves, all are waited for
+
+When buckets leave early (`overlap`), communication hides behind the rest of backward; on one host, where the ranks'
+cores all compute gradients, a helper thread would only take a core from them, so all leave at the end, in the
+caller's thread. Either way the order is the plan's, and the sums are the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+import numpy as np
+
+from hvdlite.algorithms import Place, allreduce
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import NOTHING_PENDING, Array, mark
+from hvdlite.buckets import BucketPlan
+from hvdlite.engine import Lane
+from hvdlite.memory import Arena, allocate
+from hvdlite.requests import Handle, Request, Signature
+
+
+class Use(IntEnum):
+    """What a rank has for a parameter in a round; ranks agree on the largest."""
+
+    UNUSED = 0
+    DENSE = 1
+    SPARSE = 2
+
+
+class Reducer:
+    """Averages (or otherwise reduces) the gradients of one plan over the lane's ranks. Not thread-safe.
+
+    Creating one is collective: the ranks compare plans. Raises MismatchError with a diff, on every rank, where they
+    differ. plan: with host devices only, so far.
+    """
+
+    def __init__(self, lane: Lane, plan: BucketPlan, how: Reduction, name: str, overlap: bool) -> None:
+        self.lane, self.plan, self.how, self.name, self.overlap = lane, plan, how, name, overlap
+        arena = lane.run(Request(
+            Signature("plan", name, (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))),
+            lambda lane: allocate(lane.transport, plan.nbytes("host"), lane.place.shares_memory),
+        ))
+        self.buffers = [arena.view(b.start, b.length, b.dtype) for b in plan.buckets]
+        self.peers = [arena.peer_views(b.start, b.length, b.dtype) for b in plan.buckets]
+        self.views = [
+            self.buffers[slot.bucket][slot.offset : slot.offset + slot.length].reshape(spec.shape)
+            for spec, slot in zip(plan.specs, plan.slots, strict=True)
+        ]
+        self.arena: Arena = arena
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        self.uses = np.zeros(len(self.plan.specs), np.uint8)
+        self.missing = [len(bucket.members) for bucket in self.plan.buckets]
+        self.sent: list[tuple[Request, Handle]] = []
+        self.tag: tuple[int, ...] = ()
+
+    def mark_ready(self, index: int, tag: tuple[int, ...]) -> None:
+        """Gradient `index` lies in its view. tag: names this round on all ranks. Never waits; a second mark of the
+        same parameter in a round does nothing."""
+        if self.uses[index] != Use.UNUSED:
+            return
+        self.uses[index] = Use.DENSE
+        self.missing[self.plan.slots[index].bucket] -= 1
+        if self.overlap:
+            while len(self.sent) < len(self.missing) and self.missing[len(self.sent)] == 0:
+                request = self.request(len(self.sent), tag)
+                self.sent.append((request, self.lane.submit(request)))
+
+    def finish_round(self, load: Callable[[int], Use], tag: tuple[int, ...]) -> list[Use]:
+        """Complete the round; returns each parameter's use, the largest over all ranks. Blocks until all ranks did.
+
+        load: called for each parameter not marked; puts what gradient there is into the view, else zeros, and says
+        which. Afterwards the views hold the result; those of parameters used on no rank hold zeros.
+        """
+        try:
+            for index in np.flatnonzero(self.uses == Use.UNUSED):
+                self.uses[index] = load(int(index))
+            odd = int(np.any(self.uses != Use.DENSE))
+            last = len(self.plan.buckets) - 1
+            for number in range(len(self.sent), last + 1):
+                request = self.request(number, tag, flag=odd if number == last else 0)
+                self.sent.append((request, self.send(request)))
+            for _, handle in self.sent:
+                handle.wait()
+            if self.sent and self.sent[-1][0].flag:
+                self.agree_on_uses(tag)
+            return [Use(int(use)) for use in self.uses]
+        finally:
+            self.begin_round()
+
+    def send(self, request: Request) -> Handle:
+        if self.overlap:
+            return self.lane.submit(request)
+        self.lane.run(request)
+        return request.handle
+
+    def request(self, number: int, tag: tuple[int, ...], flag: int = 0) -> Request:
+        buffer, peers = self.buffers[number], self.peers[number]
+
+        def work(lane: Lane) -> None:
+            allreduce(lane.transport, lane.workspace, lane.place, buffer, self.how, peers)
+
+        ready = NOTHING_PENDING if peers is not None else mark(buffer)
+        return Request(Signature("gradients", f"{self.name} bucket {number}", (("round", tag),)), work, ready, flag)
+
+    def agree_on_uses(self, tag: tuple[int, ...]) -> None:
+        """The largest use over ranks, for each parameter. Only when some rank has something other than DENSE."""
+
+        def work(lane: Lane) -> None:
+            allreduce(lane.transport, lane.workspace, lane.place, self.uses, Reduction("max"))
+
+        self.lane.run(Request(Signature("uses", self.name, (("round", tag),)), work))
+
+
+def overlap_pays(setting: str, place: Place) -> bool:
+    """Whether buckets leave during backward. setting: '0', '1', or 'auto': over a network, not on one host."""
+    if setting != "auto":
+        return setting == "1"
+    return not place.shares_memory

@@ -1,0 +1,83 @@
+"""What ranks must agree on before they communicate, and what is done once they have.
+
+A `Signature` is everything that must be equal on all ranks: kind, name, dtype, shape, operation, factors, root,
+placement. Its digest is what the roll call compares; the signature itself is exchanged only when digests differ.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from hvdlite.arrays import NOTHING_PENDING, Mark
+
+if TYPE_CHECKING:
+    from hvdlite.engine import Lane
+
+
+@dataclass(frozen=True)
+class Signature:
+    """kind: 'allreduce', ...; name: the tensor's or plan's; facts: pairs of what and its value, in a fixed order."""
+
+    kind: str
+    name: str
+    facts: tuple[tuple[str, Any], ...] = ()
+
+    @cached_property
+    def digest(self) -> int:
+        """62 bits that are equal in all processes for equal signatures. (Python's hash() differs per process.)"""
+        text = repr((self.kind, self.name, self.facts)).encode()
+        return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 2
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind} '{self.name}'"
+
+
+LEAVE = Signature("shutdown", "all")
+
+
+class Handle:
+    """The promise of a request's result."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        self.changed = changed
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def poll(self) -> bool:
+        """Whether `wait` would return (or raise) at once."""
+        return self.done
+
+    def wait(self) -> Any:
+        """Block until done. Returns the result, or raises the request's error (again at each call)."""
+        if not self.done:
+            with self.changed:
+                self.changed.wait_for(lambda: self.done)
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        with self.changed:
+            self.result, self.error, self.done = result, error, True
+            self.changed.notify_all()
+
+
+@dataclass
+class Request:
+    """One collective operation: the signature to agree on, and the work that follows."""
+
+    signature: Signature
+    work: Callable[[Lane], Any]
+    """Runs on the lane once all ranks have agreed; its return value becomes the handle's result."""
+    ready: Mark = NOTHING_PENDING
+    """Waited for before `work` touches the arrays."""
+    flag: int = 0
+    """Any small number; after the roll call the largest of all ranks'."""
+    handle: Handle = field(init=False)

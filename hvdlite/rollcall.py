@@ -1,0 +1,43 @@
+"""The roll call: before each request the ranks agree, with one tiny all-reduce, that it is the same one everywhere.
+
+MAX over four 64-bit integers, `[rank, h, -h, flag]`, where h digests the request's signature: all equal exactly when
+max(h) == -max(-h). It doubles as the entry barrier of the shared-memory algorithms. Non-blocking and tested in a loop
+that gives up the core, so that a waiting rank takes Ctrl-C and lets others compute. Rejected: a coordinator
+(Horovod), which costs a cycle time per operation and traffic when idle; and no agreement at all (DDP), which hangs or
+adds apples to pears when ranks differ.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+from hvdlite.requests import Request
+from hvdlite.transports import Pending, Transport
+
+SPIN_SECONDS = 0.002  # a longer wait means that a peer computes: stop burning the core
+LONGEST_NAP = 0.001
+
+
+def wait(pending: Pending) -> None:
+    """Wait for an agreement: spinning politely at first, then in naps of at most a twentieth of the time waited."""
+    if pending.test():
+        return
+    began = time.monotonic()
+    while not pending.test():
+        waited = time.monotonic() - began
+        if waited < SPIN_SECONDS:
+            os.sched_yield()
+        else:
+            time.sleep(min(LONGEST_NAP, waited / 20))
+
+
+def agreed(transport: Transport, request: Request) -> bool:
+    """True when all ranks called with the same request; sets request.flag to the largest one. Collective."""
+    digest = request.signature.digest
+    values = np.array([transport.rank, digest, -digest, request.flag], np.int64)
+    wait(transport.start_max(values))
+    request.flag = int(values[3])
+    return bool(values[1] == -values[2])

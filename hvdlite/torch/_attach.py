@@ -1,0 +1,240 @@
+"""Attaching to a torch optimizer: hooks on its parameters, nothing wrapped.
+
+    backward():  each parameter's gradient is copied once into its slot of the arena, and `p.grad` becomes that view;
+                 an end-of-backward callback completes the round, so that clipping, unscaling and closures all see
+                 reduced gradients
+    step():      nothing is left to do; for gradients set by hand, a hook before the step completes a round
+
+The optimizer stays the same object: schedulers, isinstance, state_dict, deepcopy and pickling go on working. Rejected:
+communicating in the step hook alone (GradScaler unscales before it, LBFGS calls it before its closure's backward).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdlite import ops, runtime
+from hvdlite.buckets import Spec, plan
+from hvdlite.ops import Op
+from hvdlite.reducer import Reducer, Use, overlap_pays
+from hvdlite.torch._sparse import reduce_sparse
+from hvdlite.torch._tensors import device_name, dtype_name, to_tensor
+
+Parameter = torch.nn.Parameter
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for; see DistributedOptimizer."""
+
+    names: dict[int, str]
+    """Parameter names by id()."""
+    groups: dict[int, int]
+    """Bucket group by id(), where the user grouped parameters."""
+    op: Op
+    predivide: float
+    wire: torch.dtype | None
+    """Gradients travel in this dtype; None: their own."""
+    sparse_as_dense: bool
+
+
+class Attachment:
+    """One optimizer's gradients, reduced. Lives as long as the runtime that it was made under."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:
+        self.optimizer, self.settings, self.passes_per_step = optimizer, settings, passes_per_step
+        self.runtime = runtime.current()
+        self.name = f"optimizer.{self.runtime.serial('optimizer')}"
+        self.parameters: list[Parameter] = []
+        self.sparse: dict[int, Parameter] = {}
+        self.hooks: dict[int, Any] = {}
+        self.paused = runtime.size() == 1  # then there is nothing to reduce
+        self.skipping = self.reducing = False
+        self.passes = self.rounds = self.steps = 0
+        self.graph = -1  # the autograd run under way
+        if not self.paused:
+            self.lane = self.runtime.new_lane(self.name)
+            self.prepare()
+        self.step_hook = optimizer.register_step_pre_hook(self.before_step)
+
+    @property
+    def alive(self) -> bool:
+        return runtime.is_initialized() and runtime.current() is self.runtime
+
+    def trainable(self) -> list[Parameter]:
+        groups = self.optimizer.param_groups
+        return [p for group in groups for p in group["params"] if p.requires_grad and id(p) not in self.sparse]
+
+    # The plan, made anew when the set of parameters changed
+
+    def prepare(self) -> None:
+        """Plan, if there is none for the parameters as they are now. Collective when it plans."""
+        now = self.trainable()
+        if len(now) == len(self.parameters) and all(a is b for a, b in zip(now, self.parameters, strict=True)):
+            return
+        scale = self.settings.predivide
+        how = ops.reduction(self.settings.op, runtime.size(), 1.0 / scale, scale)
+        config = self.runtime.config
+        layout = plan((self.spec(i, p) for i, p in enumerate(now)), config.bucket_bytes, config.first_bucket_bytes)
+        overlap = overlap_pays(config.overlap, self.lane.place)
+        self.reducer = Reducer(self.lane, layout, how, self.name, overlap)
+        self.parameters = now
+        self.views = [to_tensor(view) for view in self.reducer.views]
+        self.index = {id(p): i for i, p in enumerate(now)}
+        for p in now:
+            if id(p) not in self.hooks:
+                self.hooks[id(p)] = p.register_post_accumulate_grad_hook(self.on_gradient)
+
+    def spec(self, index: int, p: Parameter) -> Spec:
+        dtype = p if self.settings.wire is None or not p.is_floating_point() else p.new_empty(0, dtype=self.settings.wire)
+        name = self.settings.names.get(id(p), f"parameter.{index}")
+        return Spec(name, tuple(p.shape), dtype_name(dtype), device_name(p), self.settings.groups.get(id(p)))
+
+    # One backward
+
+    def on_gradient(self, p: torch.Tensor) -> None:
+        """Autograd has accumulated into p.grad."""
+        if self.paused or not self.alive:
+            return
+        if self.graph != (graph := torch._C._current_graph_task_id()):
+            self.begin_backward(graph)
+        if not self.reducing or (index := self.index.get(id(p))) is None:
+            return
+        if self.take(index) is Use.DENSE:
+            self.reducer.mark_ready(index, self.tag)
+
+    def begin_backward(self, graph: int) -> None:
+        """The first gradient of a backward (an earlier one that raised left marks behind: forget them)."""
+        self.graph = graph
+        self.passes += 1
+        self.reducing = self.passes >= self.passes_per_step
+        if self.reducing:
+            self.reducer.begin_round()
+            self.prepare()
+        torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+
+    def end_backward(self) -> None:
+        self.graph = -1
+        if self.reducing:
+            self.finish_round()
+
+    @property
+    def tag(self) -> tuple[int, ...]:
+        return (self.steps, self.rounds)
+
+    def take(self, index: int) -> Use:
+        """Put the parameter's gradient into its view, and the view in the gradient's place."""
+        p, view = self.parameters[index], self.views[index]
+        grad = p.grad
+        if grad is None:
+            view.zero_()
+            return Use.UNUSED
+        if grad.layout != torch.strided:
+            if not self.settings.sparse_as_dense:
+                view.zero_()
+                return Use.SPARSE
+            grad = grad.to_dense()
+        if grad.data_ptr() == view.data_ptr() and grad.dtype == view.dtype:
+            self.refuse_accumulated_sum()
+            return Use.DENSE
+        view.copy_(grad)
+        if view.dtype == p.dtype and p.grad.layout == torch.strided:  # type: ignore[union-attr]
+            p.grad = view
+        return Use.DENSE
+
+    def refuse_accumulated_sum(self) -> None:
+        if self.rounds and self.settings.op is not ops.Average:
+            raise RuntimeError(
+                f"a second backward() before step() with op={self.settings.op.name} would reduce the first one's result "
+                "again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between, or op=Average."
+            )
+
+    def finish_round(self) -> None:
+        """Reduce what is left, and hand out the results. Waits for all ranks."""
+        self.reducing = False
+        uses = self.reducer.finish_round(self.take, self.tag)
+        self.rounds += 1
+        self.passes = 0
+        for p, view, use in zip(self.parameters, self.views, uses, strict=True):
+            if use is Use.DENSE:
+                self.give(p, view)
+            elif use is Use.SPARSE:
+                self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
+        for p in self.sparse.values():
+            reduce_sparse(p, self.settings.op)
+
+    def give(self, p: Parameter, view: torch.Tensor) -> None:
+        """The reduced gradient becomes p.grad."""
+        if p.grad is not None and p.grad.layout != torch.strided:
+            p.grad = view.to(p.dtype).to_sparse(p.grad.sparse_dim())
+        elif view.dtype == p.dtype:
+            p.grad = view
+        else:
+            p.grad = view.to(p.dtype)
+
+    # Around the step
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Complete a round for gradients that no backward has reduced; a closure's backward will do its own."""
+        if not self.alive:
+            self.require_no_successor()
+            return
+        closure = kwargs.get("closure") or (args[0] if args and callable(args[0]) else None)
+        if not self.skipping and closure is None:
+            self.synchronize()
+        self.steps, self.rounds = self.steps + 1, 0
+
+    def synchronize(self) -> None:
+        """Complete the round under way, if gradients are still unreduced. Waits for all ranks."""
+        if self.alive and not self.paused and (self.rounds == 0 or self.passes > 0):
+            self.reducer.begin_round()
+            self.prepare()
+            self.finish_round()
+
+    def require_no_successor(self) -> None:
+        if runtime.is_initialized() and runtime.size() > 1:
+            raise RuntimeError(
+                "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again "
+                "after hvd.init(), or its gradients would not be reduced."
+            )
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only accumulate locally; the next one outside reduces the sum."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """step() inside does not synchronize: the user has, with optimizer.synchronize()."""
+        before, self.skipping = self.skipping, True
+        try:
+            yield
+        finally:
+            self.skipping = before
+
+    def set_passes(self, passes: int) -> None:
+        self.passes_per_step, self.passes = passes, 0
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        self.step_hook.remove()
+        for hook in self.hooks.values():
+            hook.remove()
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """What users call on the optimizer."""
+        return {
+            "synchronize": self.synchronize,
+            "skip_synchronize": self.skip_synchronize,
+            "no_sync": self.no_sync,
+            "set_backward_passes_per_step": self.set_passes,
+        }

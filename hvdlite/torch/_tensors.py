@@ -1,0 +1,48 @@
+"""Torch tensors and the core's arrays: two views of one memory, in both directions, without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdlite.arrays import Array, bfloat16
+
+DTYPES = {
+    torch.float32: "float32", torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16",
+    torch.uint8: "uint8", torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64",
+    torch.bool: "bool",
+}  # fmt: skip
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The dtype's name in the core. Raises ValueError for dtypes that cannot be communicated."""
+    try:
+        return DTYPES[tensor.dtype]
+    except KeyError:
+        raise ValueError(f"hvdlite cannot communicate {tensor.dtype} tensors ({tensor.type()}); cast it first") from None
+
+
+def device_name(tensor: torch.Tensor) -> str:
+    return "host" if tensor.device.type == "cpu" else str(tensor.device)
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    """The tensor's memory as an array. Raises ValueError where it is not contiguous or of a foreign dtype."""
+    name = dtype_name(tensor)
+    if not tensor.is_contiguous():
+        raise ValueError("the tensor is not contiguous: call .contiguous() first (in-place operations need its memory)")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"a tensor on {tensor.device}: only CPU tensors are supported so far")
+    tensor = tensor.detach()
+    if name == "bfloat16":
+        return tensor.view(torch.int16).numpy().view(bfloat16)
+    return tensor.numpy()
+
+
+def to_tensor(array: Any) -> torch.Tensor:
+    """The array's memory as a tensor."""
+    if array.dtype == bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

@@ -1,0 +1,54 @@
+"""Starting alike: parameters and optimizer state of one rank, given to all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from hvdlite import objects, ops, runtime
+from hvdlite.torch._tensors import to_array
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[torch.Tensor | tuple[str, torch.Tensor]], root_rank: int
+) -> None:
+    """Overwrite tensors with root_rank's, in place. params: `model.state_dict()`, `model.named_parameters()`, a list
+    of tensors or of (name, tensor) pairs; what is no tensor is left alone. Waits for all ranks.
+    """
+    if isinstance(params, Mapping):
+        pairs = sorted(params.items())
+    else:
+        pairs = [p if isinstance(p, tuple) else (f"parameter.{i}", p) for i, p in enumerate(params)]
+    tensors = [(name, value) for name, value in pairs if isinstance(value, torch.Tensor)]
+    copies = [(name, tensor, tensor.detach().contiguous()) for name, tensor in tensors]
+    handles = [ops.broadcast_(to_array(copy), root_rank, f"parameter {name}", wait=False) for name, _, copy in copies]
+    for (_, tensor, copy), handle in zip(copies, handles, strict=True):
+        handle.wait()
+        if copy.data_ptr() != tensor.data_ptr():
+            with torch.no_grad():
+                tensor.copy_(copy)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+    """Give every rank root_rank's optimizer state and options (learning rates, ...), through `load_state_dict`.
+
+    The ranks that have no state yet get it from the root: no step is taken to create it, so parameters do not move.
+    model: accepted for Horovod's sake. Raises ValueError for LBFGS, whose state is not tensors by parameter.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("broadcast_optimizer_state cannot serve torch.optim.LBFGS")
+    state = objects.broadcast_object(optimizer.state_dict(), root_rank)
+    if runtime.rank() != root_rank:
+        optimizer.load_state_dict(state)
+
+
+def broadcast_variables(variables: Any, root_rank: int = 0) -> None:
+    """Give every rank root_rank's weights (a module, tensors in a dict or sequence) or optimizer state."""
+    if isinstance(variables, torch.optim.Optimizer):
+        broadcast_optimizer_state(variables, root_rank)
+    elif isinstance(variables, torch.nn.Module):
+        broadcast_parameters(variables.state_dict(), root_rank)
+    else:
+        broadcast_parameters([variables] if isinstance(variables, torch.Tensor) else variables, root_rank)

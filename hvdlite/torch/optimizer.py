@@ -1,0 +1,115 @@
+"""`DistributedOptimizer`: Horovod's name and arguments for attaching to a torch optimizer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from hvdlite import runtime
+from hvdlite.ops import Adasum, Average, Op
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.torch._attach import Attachment, Settings
+from hvdlite.torch.compression import Compression, wire_dtype
+
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+
+
+def DistributedOptimizer(
+    optimizer: OptimizerT,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Op | int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> OptimizerT:
+    """Make every backward() end with gradients averaged over all ranks. Returns the same optimizer object.
+
+    After `loss.backward()`, `p.grad` of every parameter of the optimizer is the ranks' average: clip it, unscale it,
+    step. The optimizer gains `synchronize()`, `skip_synchronize()`, `no_sync()`, `set_backward_passes_per_step()`.
+    Collective: every rank attaches the same optimizer to the same model; a difference raises MismatchError with a
+    diff on every rank before any gradient moves. In a job of one rank nothing is attached but these methods.
+
+    named_parameters: `model.named_parameters()`, for names in messages; by default parameters are numbered.
+    compression: `Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel.
+    backward_passes_per_step: gradients are summed locally over that many backward() and reduced at the last.
+    op: Average or Sum (Min, Max, Product where they make sense). gradient_predivide_factor: f divides before the
+    sum and multiplies after; with Average only. groups: a number of buckets-mates lists or lists of parameters that
+    are to travel together; num_groups: deprecated name for the number. sparse_as_dense: sparse gradients travel dense.
+    process_set: the global one.
+
+    Raises ValueError for arguments that cannot be right, RuntimeError where the optimizer is attached already.
+    """
+    op = Op(op)
+    attached: Attachment | None = optimizer.__dict__.get("_hvdlite")
+    if attached is not None and attached.alive:
+        raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
+    if attached is not None:
+        attached.detach()
+    check(op, backward_passes_per_step, gradient_predivide_factor)
+    runtime.set_of(process_set)
+    if num_groups:
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    settings = Settings(
+        names=names_of(parameters, named_parameters),
+        groups=groups_of(parameters, groups),
+        op=op,
+        predivide=gradient_predivide_factor,
+        wire=wire_dtype(compression),
+        sparse_as_dense=sparse_as_dense,
+    )
+    attachment = Attachment(optimizer, settings, backward_passes_per_step)
+    optimizer.__dict__.update(attachment.methods(), _hvdlite=attachment)
+    return optimizer
+
+
+def check(op: Op, passes: int, predivide: float) -> None:
+    if op is Adasum:
+        raise NotImplementedError("DistributedOptimizer(op=Adasum) is not supported yet; use op=Average")
+    if predivide != 1.0 and op is not Average:
+        raise ValueError("gradient_predivide_factor is for op=Average only")
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be at least 1, not {passes}")
+
+
+def names_of(
+    parameters: Sequence[torch.nn.Parameter], named: Iterable[tuple[str, torch.nn.Parameter]] | None
+) -> dict[int, str]:
+    """Parameter names by id(). Raises ValueError for what are no pairs, repeated names, or parameters left out."""
+    if named is None:
+        return {}
+    pairs = list(named)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ValueError("named_parameters must be (name, parameter) pairs: pass model.named_parameters()")
+    names = [name for name, _ in pairs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"named_parameters has repeated names: {', '.join(twice)}")
+    by_id = {id(p): name for name, p in pairs}
+    if missing := sum(id(p) not in by_id for p in parameters):
+        raise ValueError(f"named_parameters leaves out {missing} of the optimizer's parameters")
+    return by_id
+
+
+def groups_of(parameters: Sequence[torch.nn.Parameter], groups: Any) -> dict[int, int]:
+    """Group numbers by id(). Raises ValueError for numbers below 1, members that are no tensors, or repeated ones."""
+    if groups is None:
+        return {}
+    trainable = [p for p in parameters if p.requires_grad]
+    if isinstance(groups, int):
+        if groups < 1:
+            raise ValueError(f"groups must be at least 1, not {groups}")
+        return {id(p): index * groups // len(trainable) for index, p in enumerate(trainable)}
+    members = [(number, p) for number, group in enumerate(groups) for p in group]
+    if any(not isinstance(p, torch.Tensor) for _, p in members):
+        raise ValueError("groups must be a number or lists of parameters")
+    if len({id(p) for _, p in members}) < len(members):
+        raise ValueError("groups names a parameter twice")
+    return {id(p): number for number, p in members}

@@ -1,0 +1,59 @@
+"""How ranks reach each other. `Transport` is the seam: algorithms and lanes know it and nothing of MPI.
+
+A transport is one private communicator: messages on one never meet messages on another. Two exist: `mpi` (the real
+one) and `threads` (p ranks as p threads of one process: unit tests, and p = 1 for a job without a launcher).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from hvdlite.arrays import Array
+
+
+class Pending(Protocol):
+    """A non-blocking agreement under way."""
+
+    def test(self) -> bool:
+        """True once complete; never blocks, and makes progress."""
+        ...
+
+
+class Transport(Protocol):
+    """Point-to-point bytes and a few agreements among `size` ranks. Arrays are contiguous; no call copies them."""
+
+    rank: int
+    size: int
+
+    def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
+        """Send one array and receive another at the same time; blocks until both are done."""
+        ...
+
+    def send(self, array: Array, dest: int) -> None: ...
+
+    def receive(self, array: Array, source: int) -> None: ...
+
+    def barrier(self) -> None: ...
+
+    def start_max(self, values: Array) -> Pending:
+        """Begin an element-wise MAX all-reduce of int64s, in place."""
+        ...
+
+    def native_allreduce(self, array: Array, op: str) -> None:
+        """The library's own all-reduce, in place; raises NotImplementedError where dtype or op is foreign to it."""
+        ...
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Every rank's (small, pickled) value, in rank order."""
+        ...
+
+    def duplicate(self) -> Transport:
+        """A private copy of this transport. Collective."""
+        ...
+
+    def subset(self, ranks: Sequence[int]) -> Transport | None:
+        """A transport of these ranks in this order; None on the others. Collective over this transport."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,101 @@
+"""Bytes over MPI through mpi4py. With `runtime`, the only module that imports mpi4py.
+
+Everything travels as bytes: MPI needs to know no dtype, so float16 and bfloat16 work on every MPI, and the
+arithmetic is ours. Messages above 1 GiB go in pieces, since counts are C ints in many MPIs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hvdlite.arrays import Array, as_bytes, finish
+from hvdlite.transports import Pending
+
+PIECE = 1 << 30
+TAG = 7
+NATIVE_OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
+NATIVE_DTYPES = frozenset(np.dtype(name) for name in ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
+
+
+class MpiPending:
+    """An Iallreduce under way; keeps its buffers alive."""
+
+    def __init__(self, request: MPI.Request, values: Array) -> None:
+        self.request, self.values = request, values
+
+    def test(self) -> bool:
+        return bool(self.request.Test())
+
+
+class MpiTransport:
+    """A Transport over one mpi4py communicator, which it owns."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.comm = comm
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+
+    def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
+        finish(send)  # MPI ignores streams, so what is sent must have been computed
+        if send.nbytes <= PIECE and receive.nbytes <= PIECE:
+            self.comm.Sendrecv([send, MPI.BYTE], dest, TAG, [receive, MPI.BYTE], source, TAG)
+            return
+        requests = [self.comm.Irecv([piece, MPI.BYTE], source, TAG) for piece in pieces(receive)]
+        requests += [self.comm.Isend([piece, MPI.BYTE], dest, TAG) for piece in pieces(send)]
+        MPI.Request.Waitall(requests)
+
+    def send(self, array: Array, dest: int) -> None:
+        finish(array)
+        for piece in pieces(array):
+            self.comm.Send([piece, MPI.BYTE], dest, TAG)
+
+    def receive(self, array: Array, source: int) -> None:
+        for piece in pieces(array):
+            self.comm.Recv([piece, MPI.BYTE], source, TAG)
+
+    def barrier(self) -> None:
+        self.comm.Barrier()
+
+    def start_max(self, values: Array) -> Pending:
+        return MpiPending(self.comm.Iallreduce(MPI.IN_PLACE, values, MPI.MAX), values)
+
+    def native_allreduce(self, array: Array, op: str) -> None:
+        if op not in NATIVE_OPS or array.dtype not in NATIVE_DTYPES:
+            raise NotImplementedError(f"this MPI has no all-reduce {op} of {array.dtype}")
+        finish(array)
+        flat, step = array.reshape(-1), PIECE // array.itemsize
+        for start in range(0, flat.size, step):
+            self.comm.Allreduce(MPI.IN_PLACE, flat[start : start + step], NATIVE_OPS[op])
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        return list(self.comm.allgather(value))
+
+    def duplicate(self) -> MpiTransport:
+        return MpiTransport(self.comm.Dup())
+
+    def subset(self, ranks: Sequence[int]) -> MpiTransport | None:
+        key = ranks.index(self.rank) if self.rank in ranks else 0
+        part = self.comm.Split(0 if self.rank in ranks else MPI.UNDEFINED, key)
+        return None if part == MPI.COMM_NULL else MpiTransport(part)
+
+    def close(self) -> None:
+        if self.comm != MPI.COMM_NULL and not MPI.Is_finalized():
+            self.comm.Free()
+
+
+def pieces(array: Array) -> list[Array]:
+    """The array's bytes in pieces MPI can count; one (empty) piece for an empty array."""
+    flat = as_bytes(array)
+    return [flat[start : start + PIECE] for start in range(0, max(flat.size, 1), PIECE)]
+
+
+def host_leaders(comm: MPI.Comm) -> list[int]:
+    """For each rank, the lowest rank that shares memory with it. Collective."""
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    leader = host.bcast(comm.Get_rank(), root=0)
+    host.Free()
+    return list(comm.allgather(leader))

@@ -1,0 +1,131 @@
+"""p ranks as p threads of one process, without MPI.
+
+For two uses: unit tests run every algorithm and the whole engine here in seconds, at any number of ranks; and a job
+of one (no launcher) runs on `alone()`, so that size 1 needs no special path and never touches MPI.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hvdlite.arrays import Array, as_bytes
+from hvdlite.transports import Pending
+
+T = TypeVar("T")
+PATIENCE = 60.0  # seconds until a receive that nobody answers fails: a test must not hang
+
+
+class Board:
+    """What the ranks of one communicator share: a mailbox per pair, a barrier, a table of slots."""
+
+    def __init__(self, size: int) -> None:
+        self.mail: dict[tuple[int, int], queue.SimpleQueue[Array]] = {
+            (a, b): queue.SimpleQueue() for a in range(size) for b in range(size)
+        }
+        self.gate = threading.Barrier(size, timeout=PATIENCE)
+        self.slots: list[Any] = [None] * size
+        self.maxima: dict[int, list[Array]] = {}
+        self.lock = threading.Lock()
+
+
+class ThreadPending:
+    """A MAX all-reduce: complete once every rank has put its values on the board."""
+
+    def __init__(self, board: Board, serial: int, size: int, values: Array) -> None:
+        self.board, self.serial, self.size, self.values = board, serial, size, values
+
+    def test(self) -> bool:
+        with self.board.lock:
+            given = self.board.maxima[self.serial]
+            if len(given) < self.size:
+                return False
+        self.values[:] = np.max(given, axis=0)
+        return True
+
+
+class ThreadTransport:
+    """A Transport among threads. Sends copy into a mailbox, so they never block."""
+
+    def __init__(self, board: Board, rank: int, size: int) -> None:
+        self.board, self.rank, self.size = board, rank, size
+        self.serial = 0
+
+    def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
+        self.send(send, dest)
+        self.receive(receive, source)
+
+    def send(self, array: Array, dest: int) -> None:
+        self.board.mail[self.rank, dest].put(as_bytes(array).copy())
+
+    def receive(self, array: Array, source: int) -> None:
+        message = self.board.mail[source, self.rank].get(timeout=PATIENCE)
+        assert message.size == array.nbytes, f"sent {message.size} bytes, expected {array.nbytes}"
+        as_bytes(array)[:] = message
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            self.board.gate.wait()
+
+    def start_max(self, values: Array) -> Pending:
+        with self.board.lock:
+            self.board.maxima.setdefault(self.serial, []).append(values.copy())
+            self.board.maxima.pop(self.serial - 8, None)
+        pending = ThreadPending(self.board, self.serial, self.size, values)
+        self.serial += 1
+        return pending
+
+    def native_allreduce(self, array: Array, op: str) -> None:
+        raise NotImplementedError("threads have no native all-reduce")
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        self.board.slots[self.rank] = value
+        self.barrier()
+        values = list(self.board.slots)
+        self.barrier()
+        return values
+
+    def duplicate(self) -> ThreadTransport:
+        boards = self.allgather_object(Board(self.size))
+        return ThreadTransport(boards[0], self.rank, self.size)
+
+    def subset(self, ranks: Sequence[int]) -> ThreadTransport | None:
+        boards = self.allgather_object(Board(len(ranks)))
+        if self.rank not in ranks:
+            return None
+        return ThreadTransport(boards[ranks[0]], ranks.index(self.rank), len(ranks))
+
+    def close(self) -> None:
+        pass
+
+
+def alone() -> ThreadTransport:
+    """The transport of a job of one process."""
+    return ThreadTransport(Board(1), 0, 1)
+
+
+def run_ranks(size: int, function: Callable[[ThreadTransport], T]) -> list[T]:
+    """Run function(transport) on `size` ranks at once; their results in rank order. Raises the first error."""
+    board = Board(size)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def main(rank: int) -> None:
+        try:
+            results[rank] = function(ThreadTransport(board, rank, size))
+        except BaseException as error:
+            errors.append(error)
+            board.gate.abort()
+
+    threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    return results

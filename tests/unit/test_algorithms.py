@@ -1,0 +1,123 @@
+"""Every algorithm at 1-9 ranks and odd lengths, on threads: right sums, and the same bits on every rank."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from hvdlite.algorithms import MESSAGES, movement
+from hvdlite.algorithms.reduction import Reduction, scale
+from hvdlite.algorithms.shared import shared
+from hvdlite.transports.threads import run_ranks
+
+SIZES = range(1, 10)
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8")
+# Half a unit in the last place, relative: what one rounding costs.
+EPSILON = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def lengths(size: int) -> list[int]:
+    return sorted({0, 1, size - 1, size, size + 1, 1000})
+
+
+def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.ndarray]:
+    """The algorithm on copies of the arrays, one per rank."""
+    buffers = [array.copy() for array in arrays]
+
+    def rank_main(transport) -> None:
+        if name == "shared":
+            transport.barrier()
+            shared(transport, buffers, reduction)
+        else:
+            buffer = buffers[transport.rank]
+            MESSAGES[name](transport, buffer, np.empty_like(buffer), reduction)
+
+    run_ranks(len(arrays), rank_main)
+    return buffers
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "shared"])
+def test_integers_sum_exactly(name: str, size: int) -> None:
+    """p ranks that hold r + i give p(p-1)/2 + p i, in every dtype that can hold it."""
+    for length in lengths(size):
+        for dtype in ("float32", "int64", "float16"):
+            arrays = [(np.arange(length) % 7 + rank).astype(dtype) for rank in range(size)]
+            expected = (np.arange(length) % 7 * size + size * (size - 1) // 2).astype(dtype)
+            for result in run(name, arrays, Reduction("sum")):
+                np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "shared"])
+def test_all_ranks_end_with_the_same_bits(name: str, dtype: str) -> None:
+    """Averages of random numbers: bit-equal on all ranks, and within the error that the additions allow."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype) if dtype == "bfloat16" else dtype)
+    for size in (2, 3, 5, 8):
+        rng = np.random.default_rng(size)
+        exact = [rng.uniform(-8, 8, 1000) for _ in range(size)]
+        arrays = [np.abs(a).astype(kind) if kind.kind == "u" else a.astype(kind) for a in exact]
+        results = run(name, arrays, Reduction("sum", divisor=size))
+        assert len({result.tobytes() for result in results}) == 1
+        total = sum(a.astype(np.float64) for a in arrays)
+        if kind.kind in "iu":
+            wrapped = sum((a for a in arrays[1:]), arrays[0])
+            np.testing.assert_array_equal(results[0], np.trunc(wrapped / size).astype(kind))
+        else:
+            # size-1 additions and a scaling, each off by at most EPSILON of the largest partial sum.
+            bound = EPSILON[dtype] * 8 * size * (size + 1) / size
+            assert np.max(np.abs(results[0].astype(np.float64) - total / size)) <= bound
+
+
+@pytest.mark.parametrize("operation,expected", [("min", 2.0), ("max", 5.0), ("product", 120.0)])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "shared"])
+def test_other_operations(name: str, operation: str, expected: float) -> None:
+    arrays = [np.full(5, 2.0 + rank, np.float32) for rank in range(4)]
+    for result in run(name, arrays, Reduction(operation)):
+        np.testing.assert_array_equal(result, np.float32(expected))
+
+
+@pytest.mark.parametrize("operation", ["sum", "min", "max", "product"])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "shared"])
+def test_nan_on_one_rank_reaches_all(name: str, operation: str) -> None:
+    for poisoned in range(3):
+        arrays = [np.ones(4, np.float32) for _ in range(3)]
+        arrays[poisoned][2] = np.nan
+        for result in run(name, arrays, Reduction(operation)):
+            assert np.isnan(result).tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "shared"])
+def test_scaling_before_and_after(name: str) -> None:
+    arrays = [np.full(3, 8.0, np.float32) for _ in range(2)]
+    for result in run(name, arrays, Reduction("sum", before=0.25, after=3.0)):
+        np.testing.assert_array_equal(result, np.float32(8 * 0.25 * 2 * 3))
+
+
+def test_small_floats_are_summed_in_float32_by_the_two_shot() -> None:
+    """1024 + 8 times 0.4 in float16: each 0.4 alone would be rounded away."""
+    arrays = [np.array([1024.0], np.float16)] + [np.array([0.4], np.float16)] * 8
+    assert run("shared", arrays, Reduction("sum"))[0][0] == np.float16(1024 + 8 * np.float32(np.float16(0.4)))
+
+
+def test_integer_averages_are_exact_and_truncate_toward_zero() -> None:
+    values = np.array([49, 50, -49, -50, 2**62], np.int64)
+    scale(values, 1.0, 49)
+    assert values.tolist() == [1, 1, -1, -1, 2**62 // 49]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_broadcast_and_allgather(size: int) -> None:
+    def rank_main(transport):
+        got = []
+        for root in range(size):
+            array = np.full(3, transport.rank)
+            movement.broadcast(transport, array, root)
+            got.append(array.tolist() == [root] * 3)
+        pieces = [np.full(r, -1) for r in range(size)]
+        pieces[transport.rank][:] = transport.rank
+        movement.allgather(transport, pieces)
+        return all(got) and all((piece == r).all() for r, piece in enumerate(pieces))
+
+    assert all(run_ranks(size, rank_main))
