@@ -140,7 +140,7 @@ class Lane:
     def settle(self, request: Request, result: Any = None, error: BaseException | None = None) -> None:
         with self.changed:
             self.names.discard(request.signature.key)
-        request.handle.finish(result, error)
+            request.handle.finish(result, error)
 
     def rounds(self) -> None:
         """Match requests by name until the queues of all ranks are empty at once. Collective."""

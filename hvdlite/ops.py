@@ -62,8 +62,9 @@ def reduction_facts(op: Op, how: Reduction, array: Array) -> tuple[tuple[str, An
 
 def array_facts(array: Array, skip: int = 0) -> tuple[tuple[str, Any], ...]:
     """dtype, shape (from dimension `skip` on) and placement of an array."""
-    shape = ("shape", tuple(array.shape)) if skip == 0 else ("shape after the first dimension", tuple(array.shape[skip:]))
-    return (("dtype", dtype_name(array.dtype)), shape, ("device", "host" if is_host(array) else "device"))
+    what = "shape" if skip == 0 else "shape after the first dimension"
+    device = "host" if is_host(array) else "device"
+    return (("dtype", dtype_name(array.dtype)), (what, array.shape[skip:]), ("device", device))
 
 
 def submit(kind: str, name: str | None, facts: Any, work: Callable[[Lane], Any], array: Array, wait: bool) -> Any:

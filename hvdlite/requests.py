@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +26,9 @@ class Signature:
     name: str
     facts: tuple[tuple[str, Any], ...] = ()
 
-    @cached_property
     def digest(self) -> int:
         """62 bits that are equal in all processes for equal signatures. (Python's hash() differs per process.)"""
-        text = repr((self.kind, self.name, self.facts)).encode()
+        text = f"{self.kind} {self.name} {self.facts}".encode()
         return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 2
 
     @property
@@ -64,9 +62,9 @@ class Handle:
         return self.result
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        with self.changed:
-            self.result, self.error, self.done = result, error, True
-            self.changed.notify_all()
+        """Called with the lane's lock held."""
+        self.result, self.error, self.done = result, error, True
+        self.changed.notify_all()
 
 
 @dataclass

@@ -36,7 +36,7 @@ def wait(pending: Pending) -> None:
 
 def agreed(transport: Transport, request: Request) -> bool:
     """True when all ranks called with the same request; sets request.flag to the largest one. Collective."""
-    digest = request.signature.digest
+    digest = request.signature.digest()
     values = np.array([transport.rank, digest, -digest, request.flag], np.int64)
     wait(transport.start_max(values))
     request.flag = int(values[3])

@@ -13,21 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite.algorithms.halving_doubling import halving_doubling
+from hvdlite.algorithms.halving_doubling import doubling, halving_doubling
 from hvdlite.algorithms.native import native
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import ring
 from hvdlite.algorithms.shared import shared
-from hvdlite.arrays import SMALL_FLOATS, Array
+from hvdlite.arrays import Array, is_small_float
 from hvdlite.memory import STAGING_BYTES, Workspace
 from hvdlite.transports import Transport
 
 MESSAGES: dict[str, Callable[[Transport, Array, Array, Reduction], None]] = {
     "ring": ring,
     "halving_doubling": halving_doubling,
+    "doubling": doubling,
     "native": native,
 }
-SMALL_BYTES = 8 * 1024  # below it the number of steps counts, not the bytes (measured: see `hvdlite.bench allreduce`)
+TINY_BYTES, SMALL_BYTES = 2 * 1024, 8 * 1024  # below these the number of steps counts, not the bytes
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ class Place:
     forced: str = "auto"
 
 
-def choose(place: Place, nbytes: int, dtype: Any, in_arena: bool) -> str:
+def choose(place: Place, nbytes: int, dtype: np.dtype[Any], in_arena: bool) -> str:
     """The algorithm for one all-reduce of nbytes, by name.
 
     in_arena: whether every rank's buffer lies where its peers can reach it. Elsewhere the two-shot pays for a copy in
     and a copy out, and is worth it only while these stay in the cache.
     """
     can_share = in_arena or (place.shares_memory and nbytes <= STAGING_BYTES)
-    if place.forced == "native" and (np.dtype(dtype) in SMALL_FLOATS or np.dtype(dtype) == np.bool_):
+    if place.forced == "native" and (is_small_float(dtype) or dtype.kind == "b"):
         return "ring"
     if place.forced == "shared":
         return "shared" if can_share else "ring"
@@ -54,6 +55,8 @@ def choose(place: Place, nbytes: int, dtype: Any, in_arena: bool) -> str:
         return place.forced
     if in_arena:
         return "shared"
+    if nbytes <= TINY_BYTES:
+        return "doubling"
     if nbytes <= SMALL_BYTES:
         return "halving_doubling"
     return "shared" if can_share else "ring"
@@ -78,7 +81,7 @@ def allreduce(
         return "alone"
     name = choose(place, buffer.nbytes, buffer.dtype, peers is not None)
     if name != "shared":
-        length = buffer.size if name == "halving_doubling" else -(-buffer.size // transport.size)
+        length = buffer.size if "doubling" in name else -(-buffer.size // transport.size)
         MESSAGES[name](transport, buffer, workspace.scratch(buffer, length), reduction)
     elif peers is not None:
         shared(transport, peers, reduction)

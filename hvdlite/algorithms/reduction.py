@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite.arrays import SMALL_FLOATS, Array, is_float, module
+from hvdlite.arrays import Array, is_float, is_small_float, module
 
-OPERATIONS = ("sum", "min", "max", "product")
+FUNCTIONS = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multiply"}
+BOOLEAN_FUNCTIONS = {"sum": "logical_or", "min": "logical_and", "max": "logical_or", "product": "logical_and"}
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """result = reduce(input * before) * after / divisor, with reduce one of OPERATIONS."""
+    """result = reduce(input * before) * after / divisor, with reduce one of FUNCTIONS."""
 
     operation: str = "sum"
     before: float = 1.0
@@ -27,20 +28,17 @@ class Reduction:
 
     def combine(self, total: Array, other: Array) -> None:
         """total = total (op) other, in place; small floats in float32. NaN on either side gives NaN."""
-        xp = module(total)
-        if total.dtype == np.bool_:
-            function = xp.logical_or if self.operation in ("sum", "max") else xp.logical_and
-        else:
-            name = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multiply"}[self.operation]
-            function = getattr(xp, name)
-        if total.dtype in SMALL_FLOATS:
+        names = BOOLEAN_FUNCTIONS if total.dtype.kind == "b" else FUNCTIONS
+        function = getattr(module(total), names[self.operation])
+        if is_small_float(total.dtype):
             total[...] = function(total.astype(np.float32), other.astype(np.float32))
         else:
             function(total, other, out=total)
 
     def prescale(self, array: Array) -> None:
         """Apply `before`, in place."""
-        scale(array, self.before, 1)
+        if self.before != 1.0:
+            scale(array, self.before, 1)
 
     def postscale(self, array: Array) -> None:
         """Apply `after` and `divisor`, in place. Called once per element, by the rank that finished its sum."""
@@ -54,7 +52,7 @@ def scale(array: Array, factor: float, divisor: int) -> None:
     xp = module(array)
     if not is_float(array.dtype):
         array[...] = scaled_integers(array, factor, divisor)
-    elif array.dtype in SMALL_FLOATS:
+    elif is_small_float(array.dtype):
         array[...] = array.astype(np.float32) * np.float32(factor / divisor)
     elif divisor & (divisor - 1) == 0:  # dividing by a power of two is exact either way, and multiplying faster
         xp.multiply(array, array.dtype.type(factor / divisor), out=array)
@@ -73,6 +71,6 @@ def scaled_integers(array: Array, factor: float, divisor: int) -> Any:
     return quotient + ((array < 0) & (quotient * divisor != array))
 
 
-def accumulator(dtype: Any) -> np.dtype[Any]:
+def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which sums of `dtype` are computed."""
-    return np.dtype(np.float32) if np.dtype(dtype) in SMALL_FLOATS else np.dtype(dtype)
+    return np.dtype(np.float32) if is_small_float(dtype) else dtype

@@ -38,7 +38,7 @@ def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.nd
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "shared"])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared"])
 def test_integers_sum_exactly(name: str, size: int) -> None:
     """p ranks that hold r + i give p(p-1)/2 + p i, in every dtype that can hold it."""
     for length in lengths(size):
@@ -50,7 +50,7 @@ def test_integers_sum_exactly(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "shared"])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared"])
 def test_all_ranks_end_with_the_same_bits(name: str, dtype: str) -> None:
     """Averages of random numbers: bit-equal on all ranks, and within the error that the additions allow."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype) if dtype == "bfloat16" else dtype)
@@ -71,7 +71,7 @@ def test_all_ranks_end_with_the_same_bits(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("operation,expected", [("min", 2.0), ("max", 5.0), ("product", 120.0)])
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "shared"])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared"])
 def test_other_operations(name: str, operation: str, expected: float) -> None:
     arrays = [np.full(5, 2.0 + rank, np.float32) for rank in range(4)]
     for result in run(name, arrays, Reduction(operation)):
@@ -79,7 +79,7 @@ def test_other_operations(name: str, operation: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize("operation", ["sum", "min", "max", "product"])
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "shared"])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared"])
 def test_nan_on_one_rank_reaches_all(name: str, operation: str) -> None:
     for poisoned in range(3):
         arrays = [np.ones(4, np.float32) for _ in range(3)]
@@ -88,7 +88,7 @@ def test_nan_on_one_rank_reaches_all(name: str, operation: str) -> None:
             assert np.isnan(result).tolist() == [False, False, True, False]
 
 
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "shared"])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared"])
 def test_scaling_before_and_after(name: str) -> None:
     arrays = [np.full(3, 8.0, np.float32) for _ in range(2)]
     for result in run(name, arrays, Reduction("sum", before=0.25, after=3.0)):
