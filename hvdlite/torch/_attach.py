@@ -88,7 +88,8 @@ class Attachment:
         self.index = {id(p): i for i, p in enumerate(now)}
         for p in now:
             if id(p) not in self.hooks:
-                self.hooks[id(p)] = p.register_post_accumulate_grad_hook(self.on_gradient)
+                hook = p.register_post_accumulate_grad_hook(self.on_gradient)  # type: ignore[no-untyped-call]
+                self.hooks[id(p)] = hook
 
     def spec(self, index: int, p: Parameter) -> Spec:
         dtype = p if self.settings.wire is None or not p.is_floating_point() else p.new_empty(0, dtype=self.settings.wire)

@@ -1,0 +1,93 @@
+"""Train on MNIST from local files, on any number of processes.
+
+    hvdliterun -np 2 python examples/torch_mnist.py --data ~/mnist
+
+--data: a folder with the four idx files, as distributed (train-images-idx3-ubyte, train-labels-idx1-ubyte and the two
+t10k ones; .gz is fine). Nothing is downloaded. torch_digits.py needs no files at all.
+"""
+
+import argparse
+import gzip
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import hvdlite.torch as hvd
+
+
+def read_idx(folder: Path, name: str) -> torch.Tensor:
+    """One idx file: two zero bytes, a type, the number of dimensions, each as a big-endian int, then the bytes."""
+    for path, opener in ((folder / name, open), (folder / f"{name}.gz", gzip.open)):
+        if path.exists():
+            with opener(path, "rb") as file:
+                data = file.read()
+            if data[:3] != b"\0\0\x08":
+                sys.exit(f"{path} is no idx file of bytes")
+            shape = np.frombuffer(data, ">i4", data[3], 4)
+            return torch.from_numpy(np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape).copy())
+    sys.exit(
+        f"no {name}[.gz] in {folder}: put MNIST's four idx files there, or run examples/torch_digits.py, "
+        "which brings its data along"
+    )
+
+
+def mnist(folder: Path, part: str) -> TensorDataset:
+    images = read_idx(folder, f"{part}-images-idx3-ubyte").float().unsqueeze(1) / 255
+    return TensorDataset(images, read_idx(folder, f"{part}-labels-idx1-ubyte").long())
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 49, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+def accuracy(model: nn.Module, data: TensorDataset) -> float:
+    images, labels = data[hvd.rank() :: hvd.size()]
+    with torch.no_grad():
+        right = sum((model(i).argmax(1) == t).sum() for i, t in zip(images.split(500), labels.split(500), strict=True))
+    sums = hvd.allreduce(torch.tensor([float(right), len(labels)], dtype=torch.float64), op=hvd.Sum)
+    return (sums[0] / sums[1]).item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
+    options = parser.parse_args()
+    train, test = mnist(options.data, "train"), mnist(options.data, "t10k")
+
+    hvd.init()
+    torch.manual_seed(0)
+    sampler = DistributedSampler(train, hvd.size(), hvd.rank())
+    loader = DataLoader(train, options.batch_size, sampler=sampler)
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3 * hvd.size() ** 0.5)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    began = time.perf_counter()
+    for epoch in range(options.epochs):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        right = accuracy(model, test)
+        if hvd.rank() == 0:
+            seconds = time.perf_counter() - began
+            images_per_second = len(train) * (epoch + 1) / seconds
+            print(f"epoch {epoch + 1}: held-out accuracy {right:.2%}, {images_per_second:.0f} images/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

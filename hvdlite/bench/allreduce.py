@@ -1,0 +1,143 @@
+"""The all-reduce benchmark: sizes from bytes to hundreds of megabytes, all contenders in one interleaved run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hvdlite import ops
+from hvdlite.bench.contenders import ITEM, Contender, Trial, contenders
+from hvdlite.bench.timing import interleaved, rounds_for
+from hvdlite.errors import HvdliteError
+
+SMALL = 64 * 1024  # below this a turn is several calls: one is too short to time alone
+CALLS_PER_SMALL_TURN = 10
+LATENCY_ROUNDS = 200
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size: bytes, float32 elements, and the median seconds of each contender by key."""
+
+    nbytes: int
+    count: int
+    rounds: int
+    seconds: dict[str, float]
+
+    def algbw(self, key: str) -> float:
+        """GB/s as the caller sees it: bytes over time."""
+        return self.nbytes / self.seconds[key] / 1e9
+
+    def busbw(self, key: str, size: int) -> float:
+        """GB/s that each rank's link must carry, nccl-tests' measure: algbw * 2(p-1)/p."""
+        return self.algbw(key) * 2 * (size - 1) / size
+
+
+@dataclass
+class Sweep:
+    """What one run of the benchmark found. latency: seconds of a synchronous call on one scalar, by function."""
+
+    size: int
+    titles: dict[str, str]
+    rows: list[Row] = field(default_factory=list)
+    latency: dict[str, float] = field(default_factory=dict)
+
+
+def sizes(least: int, most: int, step: int) -> list[int]:
+    """Bytes: least, least * step, ... up to most."""
+    found = [max(least, ITEM.itemsize)]
+    while found[-1] * step <= most:
+        found.append(found[-1] * step)
+    return found
+
+
+def sweep(
+    comm: MPI.Comm, keys: list[str], nbytes: Sequence[int], rounds: int | None, seconds: float, progress: Any
+) -> Sweep:
+    """Run the benchmark. Collective. rounds: per size, or None for as many as fit into `seconds` per size.
+
+    progress: called with (done, total, text). Raises HvdliteError where a contender's sum is wrong.
+    """
+    field_of = contenders(keys, max(nbytes), comm)
+    result = Sweep(comm.Get_size(), {contender.key: contender.title for contender in field_of})
+    for done, size in enumerate(nbytes):
+        progress(done, len(nbytes), readable(size))
+        result.rows.append(measure(comm, field_of, size, rounds, seconds))
+    progress(len(nbytes), len(nbytes), "one scalar")
+    result.latency = scalar_latency(comm)
+    return result
+
+
+def measure(comm: MPI.Comm, field_of: Sequence[Contender], nbytes: int, rounds: int | None, seconds: float) -> Row:
+    """One size: verify every contender's sum, then time them in turns."""
+    count = nbytes // ITEM.itemsize
+    trials = {c.key: c.prepare(count) for c in field_of if c.most_bytes is None or nbytes <= c.most_bytes}
+    for key, trial in trials.items():
+        verify(key, trial, comm)
+    actions = {key: trial.call for key, trial in trials.items()}
+    calls = CALLS_PER_SMALL_TURN if nbytes <= SMALL else 1
+    rounds = rounds or rounds_for(actions, comm, seconds, calls)
+    return Row(nbytes, count, rounds, interleaved(actions, comm, rounds, calls))
+
+
+def verify(key: str, trial: Trial, comm: MPI.Comm) -> None:
+    """Reduce i % 7 + rank once: p ranks give p (i % 7) + p(p-1)/2, exactly. Leaves zeros, which stay zeros."""
+    if trial.array is None:
+        return
+    size, pattern = comm.Get_size(), (np.arange(trial.array.size) % 7).astype(ITEM)
+    trial.array[:] = pattern + comm.Get_rank()
+    comm.Barrier()
+    trial.call()
+    wrong = np.flatnonzero(trial.array != size * pattern + size * (size - 1) // 2)
+    if wrong.size:
+        raise HvdliteError(
+            f"{key}: rank {comm.Get_rank()} has a wrong sum of {trial.array.size} elements: {wrong.size} differ, the "
+            f"first at {wrong[0]}. This is a bug in the contender; nothing was timed."
+        )
+    comm.Barrier()
+    trial.array[:] = 0
+
+
+def scalar_latency(comm: MPI.Comm) -> dict[str, float]:
+    """Median seconds of synchronous all-reduces of one float32: NumPy's, torch's, and both once the lane has a thread.
+
+    A lane's thread starts with the first asynchronous call and stays: the second half shows what it costs the others.
+    """
+    actions: dict[str, Any] = {"hvdlite.ops.allreduce_": scalar_numpy()}
+    try:
+        actions |= scalar_torch()
+    except ImportError:
+        pass
+    first = interleaved(actions, comm, LATENCY_ROUNDS, CALLS_PER_SMALL_TURN)
+    ops.allreduce_(np.ones(1, ITEM), wait=False).wait()
+    later = interleaved(actions, comm, LATENCY_ROUNDS, CALLS_PER_SMALL_TURN)
+    return first | {f"{name}, after an asynchronous call": time for name, time in later.items()}
+
+
+def scalar_numpy() -> Any:
+    one = np.ones(1, ITEM)
+    return lambda: ops.allreduce_(one)
+
+
+def scalar_torch() -> dict[str, Any]:
+    import torch
+
+    import hvdlite.torch as hvd_torch
+
+    one = torch.ones(1)
+    return {
+        "hvdlite.torch.allreduce_": lambda: hvd_torch.allreduce_(one),
+        "hvdlite.torch.allreduce": lambda: hvd_torch.allreduce(one),
+    }
+
+
+def readable(nbytes: int) -> str:
+    """'4 B', '64 KiB', '16 MiB'."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale and nbytes % scale == 0:
+            return f"{nbytes // scale} {unit}"
+    return f"{nbytes} B"

@@ -1,0 +1,163 @@
+"""The contenders of the all-reduce benchmark: hvdlite's algorithms, and what they are compared with.
+
+A contender is a function of an element count that gives the array it reduces and the call that reduces it, in place.
+hvdlite's all go through a lane, roll call included: what a user gets, not what the inner loop could do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import hvdlite as hvd
+from hvdlite import memory, ops, runtime
+from hvdlite.algorithms import Place, allreduce
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.engine import Lane
+from hvdlite.requests import Request, Signature
+
+TITLES = {
+    "arena": "shared (arena)",
+    "tensor": "shared (tensor)",
+    "ring": "ring",
+    "halving_doubling": "halving- doubling",
+    "auto": "allreduce_ (auto)",
+    "mpi": "MPI_ Allreduce",
+    "gloo": "gloo",
+    "memcpy": "memcpy",
+}
+ITEM = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """array: what is reduced, in place (None: nothing is, as in memcpy). call: reduces it once."""
+
+    array: Any
+    call: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Contender:
+    key: str
+    prepare: Callable[[int], Trial]
+    """From the number of float32 elements to the trial."""
+    most_bytes: int | None = None
+    """It does not take part above this size."""
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.key]
+
+
+def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contender]:
+    """The contenders named, for arrays up to most_bytes. Collective. gloo is left out where torch is missing."""
+    buffer, other = np.zeros(most_bytes // ITEM.itemsize, ITEM), np.ones(most_bytes // ITEM.itemsize, ITEM)
+    lane = runtime.current().new_lane("bench")
+    made: dict[str, Callable[[], Contender]] = {
+        "arena": lambda: Contender("arena", in_arena(lane, most_bytes)),
+        "tensor": lambda: Contender("tensor", forced(lane, buffer, "shared"), memory.STAGING_BYTES),
+        "ring": lambda: Contender("ring", forced(lane, buffer, "ring")),
+        "halving_doubling": lambda: Contender("halving_doubling", forced(lane, buffer, "halving_doubling")),
+        "auto": lambda: Contender("auto", as_users_call(buffer)),
+        "mpi": lambda: Contender("mpi", native(comm, buffer)),
+        "gloo": lambda: Contender("gloo", gloo(buffer)),
+        "memcpy": lambda: Contender("memcpy", copying(buffer, other)),
+    }
+    able = [key for key in keys if key != "gloo" or importlib.util.find_spec("torch")]
+    return [made[key]() for key in able]
+
+
+def in_arena(lane: Lane, most_bytes: int) -> Callable[[int], Trial]:
+    """The gradients' path: a buffer that the peers can reach, as in `Reducer`. Collective."""
+    arena = lane.run(Request(
+        Signature("bench arena", str(most_bytes)),
+        lambda lane: memory.allocate(lane.transport, most_bytes, lane.place.shares_memory),
+    ))  # fmt: skip
+
+    def prepare(count: int) -> Trial:
+        buffer, peers = arena.view(0, count, ITEM), arena.peer_views(0, count, ITEM)
+
+        def work(lane: Lane) -> None:
+            allreduce(lane.transport, lane.workspace, lane.place, buffer, Reduction("sum"), peers)
+
+        return Trial(buffer, lambda: lane.run(Request(Signature("bench", "arena"), work)))
+
+    return prepare
+
+
+def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
+    """One algorithm on an ordinary array."""
+    place = Place(lane.place.size, lane.place.shares_memory, algorithm)
+
+    def prepare(count: int) -> Trial:
+        array = buffer[:count]
+
+        def work(lane: Lane) -> None:
+            allreduce(lane.transport, lane.workspace, place, array, Reduction("sum"))
+
+        return Trial(array, lambda: lane.run(Request(Signature("bench", algorithm), work)))
+
+    return prepare
+
+
+def as_users_call(buffer: Any) -> Callable[[int], Trial]:
+    """The public in-place all-reduce, which chooses by itself."""
+
+    def prepare(count: int) -> Trial:
+        array = buffer[:count]
+        return Trial(array, lambda: ops.allreduce_(array, ops.Sum))
+
+    return prepare
+
+
+def native(comm: MPI.Comm, buffer: Any) -> Callable[[int], Trial]:
+    """The MPI library's own, in place."""
+
+    def prepare(count: int) -> Trial:
+        array = buffer[:count]
+        return Trial(array, lambda: comm.Allreduce(MPI.IN_PLACE, array, MPI.SUM))
+
+    return prepare
+
+
+def gloo(buffer: Any) -> Callable[[int], Trial]:
+    """torch.distributed's all_reduce on CPU tensors. Collective."""
+    import torch
+
+    distributed = start_gloo()
+
+    def prepare(count: int) -> Trial:
+        tensor = torch.from_numpy(buffer[:count])
+        return Trial(buffer[:count], lambda: distributed.all_reduce(tensor))
+
+    return prepare
+
+
+def start_gloo() -> Any:
+    """torch.distributed, initialized with gloo over a store that rank 0 opens. Collective; once per process."""
+    import torch.distributed as distributed
+
+    if distributed.is_initialized():
+        return distributed
+    host = "127.0.0.1" if runtime.current().topology.one_host else MPI.Get_processor_name()
+    store = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False) if hvd.rank() == 0 else None
+    host, port = hvd.broadcast_object((host, store.port if store else 0))
+    store = store or distributed.TCPStore(host, port, is_master=False)
+    distributed.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=hvd.size())
+    return distributed
+
+
+def copying(buffer: Any, other: Any) -> Callable[[int], Trial]:
+    """A copy of the same bytes from one warm buffer to another, on all ranks at once: what memory could do."""
+
+    def prepare(count: int) -> Trial:
+        source, target = buffer[:count], other[:count]
+        return Trial(None, lambda: np.copyto(target, source))
+
+    return prepare

@@ -1,0 +1,218 @@
+"""The guard in each process: one rank that fails ends the whole job, with that rank's exit code.
+
+Under MPI a rank that dies of an exception leaves the others waiting in a collective for ever: it
+blocks in MPI_Finalize, and nobody is told. So, while installed,
+
+- an uncaught exception, in the main thread or any other, is reported once, named by rank, and aborts
+  the job with code 1; KeyboardInterrupt aborts quietly with 130;
+- `sys.exit(n)` and `raise SystemExit(n)` that reach the top of the main thread abort with n, if n is
+  not 0 (a message counts as 1). Nothing in Python's exit path calls out for SystemExit, but CPython
+  reads the exception's `code` there, with no Python frame left: `SystemExit.code` is replaced by a
+  property that notices. Tried: `atexit` (the code is no longer known), wrapping `sys.exit` (misses
+  `raise`), tracing (slows everything), not finalizing MPI (Open MPI then fails codes of 0 too);
+- the kernel kills this process when its parent (mpirun) dies, however it dies;
+- the shared-memory files through which MPI's processes have found each other are unlinked, since all
+  are attached: no death whatsoever, nor one of mpirun, leaves a file behind.
+
+Signals and `os._exit(n)` are noticed by mpirun itself. Not covered: a SystemExit in a thread other
+than the main one, which Python ignores by design; interactive sessions, where an exception is no end;
+and SystemExit outside CPython. Under `hvdliterun` the ranks agree through the job's folder whose
+failure came first: only that one is told, and its code is the job's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+_PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
+_SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.")
+_PR_SET_PDEATHSIG = 1
+
+_guard: _Guard | None = None
+
+
+def install(abort: Callable[[int], object], rank: int) -> None:
+    """Guard this process, from its main thread or another, until `uninstall()`.
+
+    abort: ends all processes of the job with the given code, e.g. `MPI.COMM_WORLD.Abort`.
+    Call it when the processes of this host have met after MPI's initialization (a barrier or
+    `Dup()` is enough), with more than one process. Installing again replaces the guard.
+    """
+    global _guard
+    uninstall()
+    _guard = _Guard(abort, rank)
+    _guard.attach()
+    die_with_parent()
+    unlink_segments()
+
+
+def uninstall() -> None:
+    """Put back what `install` replaced. The process goes on dying with its parent."""
+    global _guard
+    if _guard is not None:
+        _guard.detach()
+        _guard = None
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies (Linux; elsewhere nothing happens)."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel knew our wish
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def unlink_segments() -> None:
+    """Remove the names of the MPI's shared-memory files that this process has mapped; the memory stays."""
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        paths = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if "/dev/shm/" in line}
+        for path in paths:
+            if os.path.basename(path).startswith(_SEGMENTS):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+
+class _Guard:
+    """The hooks of one installation, and what they replaced."""
+
+    def __init__(self, abort: Callable[[int], object], rank: int) -> None:
+        self._abort = abort
+        self._rank = rank
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._excepthook = sys.excepthook
+        self._threadhook = threading.excepthook
+        self._exit = sys.exit
+        self._code = SystemExit.__dict__["code"]
+
+    def attach(self) -> None:
+        # Kept in variables: each access to a method makes a new object, and detach compares.
+        self._my_excepthook, self._my_threadhook = self._on_exception, self._on_thread
+        sys.excepthook, threading.excepthook, sys.exit = self._my_excepthook, self._my_threadhook, _exit
+        _replace_in_main(self._exit, _exit)
+        _set_code(property(self._read_code, self._code.__set__, self._code.__delete__))
+
+    def detach(self) -> None:
+        _set_code(self._code)
+        _replace_in_main(_exit, self._exit)
+        if sys.exit is _exit:
+            sys.exit = self._exit
+        if threading.excepthook is self._my_threadhook:
+            threading.excepthook = self._threadhook
+        if sys.excepthook is self._my_excepthook:
+            sys.excepthook = self._excepthook
+
+    def _applies(self) -> bool:
+        """Whether the end of this code is the end of a rank: not in a forked child, not at a prompt."""
+        return os.getpid() == self._pid and not (hasattr(sys, "ps1") or sys.flags.interactive)
+
+    def _on_exception(
+        self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None
+    ) -> None:
+        if not self._applies():
+            self._excepthook(kind, value, traceback)
+        elif issubclass(kind, KeyboardInterrupt):
+            self._end(128 + signal.SIGINT)
+        else:
+            self._fail(1, f"{kind.__name__}", lambda: self._excepthook(kind, value, traceback))
+
+    def _on_thread(self, args: threading.ExceptHookArgs) -> None:
+        if not self._applies() or issubclass(args.exc_type, SystemExit):
+            self._threadhook(args)
+        elif issubclass(args.exc_type, KeyboardInterrupt):
+            self._end(128 + signal.SIGINT)
+        else:
+            where = f"{args.exc_type.__name__} in thread {args.thread.name if args.thread else '?'}"
+            self._fail(1, where, lambda: self._threadhook(args))
+
+    def _read_code(self, error: SystemExit) -> Any:
+        code = self._code.__get__(error)
+        try:
+            sys._getframe(1)
+        except ValueError:  # no Python frame reads it: the interpreter is on its way out
+            if threading.current_thread() is threading.main_thread() and self._applies():
+                self._on_exit(code)
+        return code
+
+    def _on_exit(self, code: object) -> None:
+        number = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+        if number == 0:
+            return
+        message = "" if isinstance(code, int) else f"{code}\n"
+        self._fail(number, f"exit code {number}", lambda: sys.stderr.write(message))
+
+    def _fail(self, code: int, what: str, tell: Callable[[], object]) -> NoReturn:
+        with self._lock:  # a second thread that fails waits here until the process ends
+            if not _claim(self._rank, code):
+                time.sleep(_PATIENCE / 2)  # another rank's failure is being told; its abort ends us
+                self._end(code)
+            with contextlib.suppress(Exception):
+                print(f"hvdlite: rank {self._rank} failed: {what}", file=sys.stderr)
+                tell()
+            self._end(code)
+
+    def _end(self, code: int) -> NoReturn:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        with contextlib.suppress(Exception):  # an abort that blocks must not keep the job alive
+            last_resort = threading.Timer(_PATIENCE, os._exit, (code,))
+            last_resort.daemon = True
+            last_resort.start()
+        # Under MPICH's Hydra an abort leaves a file in /tmp for good. Just going ends the job as well there,
+        # but with anybody's exit code, so only hvdliterun, which knows the code, allows it.
+        if not {"HYDI_CONTROL_FD", "HVDLITE_JOB_DIR"} <= os.environ.keys():
+            with contextlib.suppress(Exception):
+                self._abort(code)
+        os._exit(code)
+
+
+def _exit(status: object = None, /) -> NoReturn:
+    """`sys.exit`, but raising from Python: until 3.11 the C one leaves a bare code, which nobody reads."""
+    raise SystemExit(status)
+
+
+def _replace_in_main(old: object, new: object) -> None:
+    """Follow `from sys import exit` in the script."""
+    names = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
+    for name in [name for name, value in names.items() if value is old]:
+        names[name] = new
+
+
+def _set_code(descriptor: object) -> None:
+    """Set `SystemExit.code`, which the type itself refuses, through the dictionary behind it."""
+    behind = gc.get_referents(SystemExit.__dict__)
+    if behind and isinstance(behind[0], dict) and "code" in behind[0]:
+        behind[0]["code"] = descriptor
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+
+
+def _claim(rank: int, code: int) -> bool:
+    """Whether this failure is the job's first: the first to create the file in the job's folder wins.
+
+    Without such a folder (plain mpirun) every rank believes so, and tells its own.
+    """
+    folder = os.environ.get("HVDLITE_JOB_DIR")
+    if not folder:
+        return True
+    try:
+        with open(os.path.join(folder, "failed"), "x", encoding="ascii") as file:
+            file.write(f"{rank} {code} 0\n")
+    except FileExistsError:
+        return False
+    except OSError:
+        return True  # the folder is on another host
+    return True

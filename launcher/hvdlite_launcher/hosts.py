@@ -1,0 +1,80 @@
+"""Which hosts, and how many ranks each may hold: `-H a:4,b:2` and hostfiles become `Host`s.
+
+Pure parsing, apart from asking this machine's name. Both hostfile dialects are read, Horovod's and
+Open MPI's `name slots=4` and MPICH's `name:4`, so that a file written for another tool serves.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_ENTRY = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[\w.-]+)(?::(?P<slots>\d+))?")
+_SLOTS = re.compile(r"\s+slots\s*=\s*(\d+)\s*$")
+
+
+class HostsError(ValueError):
+    """A host list that cannot be used; the text is meant for the user."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine and the number of ranks that it may hold."""
+
+    name: str
+    slots: int
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Read `name[:slots],...`; a name without slots holds one rank.
+
+    Raises HostsError on an empty list, a malformed entry, zero slots or a repeated name.
+    """
+    return _checked(_parse_entry(entry) for entry in text.split(","))
+
+
+def parse_hostfile(path: str) -> tuple[Host, ...]:
+    """Read one host per line (`name`, `name:4` or `name slots=4`); `#` starts a comment.
+
+    Raises HostsError on an unreadable file and on whatever `parse_hosts` refuses.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.split("#")[0].strip() for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostsError(f"cannot read the hostfile {path!r}: {getattr(error, 'strerror', error)}") from error
+    return _checked(_parse_entry(_SLOTS.sub(r":\1", line)) for line in lines if line)
+
+
+def is_local(name: str) -> bool:
+    """Whether `name` is this machine: localhost, a loopback address or its own name."""
+    own = socket.gethostname()
+    return name in ("localhost", "127.0.0.1", "[::1]", own, own.split(".")[0])
+
+
+def total_slots(hosts: Sequence[Host]) -> int:
+    """The number of ranks that all hosts together may hold."""
+    return sum(host.slots for host in hosts)
+
+
+def _parse_entry(entry: str) -> Host:
+    match = _ENTRY.fullmatch(entry.strip())
+    if match is None:
+        raise HostsError(f"cannot read the host {entry!r}: write name:slots, as in localhost:4")
+    slots = int(match["slots"] or 1)
+    if slots < 1:
+        raise HostsError(f"host {match['name']}: needs at least 1 slot, not {slots}")
+    return Host(match["name"], slots)
+
+
+def _checked(entries: Iterable[Host]) -> tuple[Host, ...]:
+    hosts = tuple(entries)
+    if not hosts:
+        raise HostsError("the host list is empty")
+    names = [host.name for host in hosts]
+    for name in names:
+        if names.count(name) > 1:
+            raise HostsError(f"host {name} appears more than once: name it once, with all its slots")
+    return hosts

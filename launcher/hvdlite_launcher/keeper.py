@@ -1,0 +1,111 @@
+"""Stands between the MPI's launcher and the command, one per rank: `python keeper.py COMMAND...`.
+
+MPIs differ in how they forward output and in what they tell of a death (Open MPI: 137, MPICH: 9). The
+keeper is the parent of the command, so it knows exactly; it connects the command's output to the pipes
+of `hvdliterun`, notes the first failure in the job's folder, and exits with 128 + signal, the same
+under every MPI. The price is some 20 ms at the start and 10 MB per rank. Rejected: reading MPIs' banners,
+which change with every version and cannot tell about output lost on the way.
+
+Runs as a script, isolated from the user's Python settings, and imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1
+
+
+def main(command: Sequence[str]) -> int:
+    """Run the command as this rank; returns its exit code, 128 + n for a signal n."""
+    rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
+    folder = os.environ["HVDLITE_JOB_DIR"]
+    prctl = ctypes.CDLL(None).prctl
+    _die_with_parent(prctl, os.getppid())
+    _connect(folder, rank)
+    keeper = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # none may be lost between fork and handlers
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+        _die_with_parent(prctl, keeper)
+        _become(command)
+    _forward_signals(child)
+    _note(os.path.join(folder, f"pid.{rank}"), str(child))
+    _close_stdio()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    number = -code if code < 0 else 0
+    result = 128 + number if number else code
+    if result:
+        _note(os.path.join(folder, "failed"), f"{rank} {result} {number}\n")
+    return result
+
+
+def _die_with_parent(prctl: ctypes._NamedFuncPointer, parent: int) -> None:
+    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def _connect(folder: str, rank: str) -> None:
+    """Replace stdout and stderr by the pipes to hvdliterun; on another host there are none.
+
+    stdin is for rank 0, as MPI has it: under MPICH the others would wait for an end that never comes.
+    """
+    if rank != "0":
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+    with contextlib.suppress(FileNotFoundError):
+        for number, name in ((1, "out"), (2, "err")):
+            pipe = os.open(os.path.join(folder, f"{name}.{rank}"), os.O_WRONLY)
+            os.dup2(pipe, number)
+            os.close(pipe)
+
+
+def _become(command: Sequence[str]) -> NoReturn:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; the command need not
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _forward_signals(child: int) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+
+
+def _close_stdio() -> None:
+    """Let go of the command's stdin and output: only the command itself keeps them open."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    os.close(null)
+
+
+def _note(path: str, text: str) -> None:
+    """Write a note unless there is one: of several ranks that fail, the first is the one that is told."""
+    with contextlib.suppress(OSError), open(path, "x", encoding="ascii") as file:
+        file.write(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

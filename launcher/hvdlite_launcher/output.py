@@ -1,0 +1,96 @@
+"""Carries the ranks' output to the terminal, each line under its rank: `[2]<stdout>:text`, as Horovod does.
+
+One process writes everything, so lines of different ranks never mix. A line not yet ended (a progress
+bar, a prompt) shows after a short wait; `\\r` ends a line as `\\n` does, so that a bar stays in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import time
+from dataclasses import dataclass, field
+
+_SEGMENT = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=.)|\r?\Z)", re.DOTALL)  # a last \r may still become \r\n
+PARTIAL_WAIT = 0.1  # seconds that an unfinished line is held back
+CHUNK = 65536
+
+
+@dataclass
+class Source:
+    """One stream of one rank. rest: what has come since the last line's end, at `since`."""
+
+    label: bytes
+    destination: int
+    rest: bytes = b""
+    since: float = 0.0
+
+
+@dataclass
+class Printer:
+    """Writes whole lines of many sources to stdout and stderr.
+
+    prefix: whether lines carry their label. _open: per destination, the source whose line was left
+    unfinished there, so that nobody else's text is glued to it.
+    """
+
+    prefix: bool
+    _open: dict[int, Source | None] = field(default_factory=dict)
+    _alias: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        same = _same_file(1, 2)
+        self._alias = {1: 1, 2: 1 if same else 2}
+
+    def feed(self, source: Source, data: bytes) -> None:
+        """Take what a source has written, and print all lines that it completes."""
+        if not self.prefix:
+            write_all(source.destination, data)
+            return
+        text = source.rest + data
+        segments = [segment for segment in _SEGMENT.findall(text) if segment]
+        source.rest = b"" if segments[-1].endswith(b"\n") else segments.pop()
+        source.since = time.monotonic()
+        if segments:
+            self._print(source, segments)
+
+    def flush(self, source: Source, older_than: float = 0.0) -> None:
+        """Print the unfinished line of a source, if it has waited for that many seconds."""
+        if source.rest and time.monotonic() - source.since >= older_than:
+            rest, source.rest = source.rest, b""
+            self._print(source, [rest])
+
+    def end_lines(self) -> None:
+        """End the lines left unfinished, so that what follows starts on its own."""
+        for destination, source in self._open.items():
+            if source is not None:
+                write_all(destination, b"\n")
+        self._open.clear()
+
+    def _print(self, source: Source, segments: list[bytes]) -> None:
+        place = self._alias[source.destination]
+        unfinished = self._open.get(place)
+        text = b"\n" if unfinished is not None and unfinished is not source else b""
+        fresh = unfinished is not source
+        for segment in segments:
+            text += source.label + segment if fresh and segment != b"\r" else segment
+            fresh = segment.endswith((b"\n", b"\r"))
+        self._open[place] = None if fresh else source
+        write_all(source.destination, text)
+
+
+def write_all(destination: int, data: bytes) -> None:
+    """Write everything, waiting where the destination takes no more. Raises BrokenPipeError."""
+    while data:
+        try:
+            data = data[os.write(destination, data) :]
+        except BlockingIOError:
+            select.select([], [destination], [])
+
+
+def _same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(one), os.fstat(other))
+    except OSError:
+        return False

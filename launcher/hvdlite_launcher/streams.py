@@ -1,0 +1,134 @@
+"""The pipes of one job: each rank's stdout and stderr, and what mpirun itself has to say.
+
+The ranks write into named pipes in the job's folder and not through mpirun, so both MPIs look alike and
+no last line is lost when an MPI ends a job. mpirun's own messages are held back for a while, since most
+come with a rank's death, which is told in one line.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hvdlite_launcher.command import Place
+from hvdlite_launcher.notices import without_deaths
+from hvdlite_launcher.output import PARTIAL_WAIT, Printer, Source, write_all
+
+_CHUNK = 65536
+_TICK = 0.25  # seconds that a wait may last
+_NOTICES_HELD = 5.0  # seconds
+
+
+@dataclass
+class Notices:
+    """mpirun's messages that have not been shown yet; the oldest came at `since`."""
+
+    text: bytes = b""
+    since: float = 0.0
+
+    def take(self) -> str:
+        """All that is held, once."""
+        text, self.text = self.text.decode(errors="replace"), b""
+        return text
+
+
+@dataclass
+class Streams:
+    """Reads all pipes of a job and prints them.
+
+    verbose: show every message of mpirun, at once.
+    first_output: the monotonic time of the first output of a rank, or None.
+    broken: nobody reads our output any more.
+    """
+
+    printer: Printer
+    verbose: bool = False
+    first_output: float | None = None
+    broken: bool = False
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _notices: Notices = field(default_factory=Notices)
+
+    def open_ranks(self, place: Place, ranks: int) -> None:
+        """Make the named pipes of all ranks."""
+        for rank in range(ranks):
+            for destination, name, stream in ((1, "out", "stdout"), (2, "err", "stderr")):
+                path = os.path.join(place.folder, f"{name}.{rank}")
+                os.mkfifo(path, 0o600)
+                # For writing too: a pipe without a writer would count as ended before the rank opens it.
+                pipe = os.open(path, os.O_RDWR)
+                self.add(pipe, Source(f"[{rank}]<{stream}>:".encode(), destination))
+
+    def open_notices(self) -> int:
+        """Make the pipe for mpirun's own stdout and stderr; returns the end to write to."""
+        pipe, end = os.pipe()
+        self.add(pipe, self._notices)
+        return end
+
+    def add(self, pipe: int, target: Source | Notices | None) -> None:
+        """Read this pipe too: into a source, into the notices, or only to wake from `wait` (None)."""
+        os.set_blocking(pipe, False)
+        self._selector.register(pipe, selectors.EVENT_READ, target)
+
+    def wait(self) -> None:
+        """Print what has come; returns at once after output or a signal, and in any case soon."""
+        timeout = PARTIAL_WAIT / 2 if any(source.rest for source in self._sources()) else _TICK
+        for key, _ in self._selector.select(timeout):
+            self._read(key)
+        self._guarded(self._flush_old)
+
+    def drain(self) -> None:
+        """Print all that is left, and close. To be called when the job's processes are gone."""
+        for key in list(self._selector.get_map().values()):
+            while self._read(key):
+                pass
+        self._guarded(self._flush_all)
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
+        self._selector.close()
+
+    def _sources(self) -> list[Source]:
+        return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Source)]
+
+    def _read(self, key: selectors.SelectorKey) -> bool:
+        """Take one chunk; False when there is none."""
+        try:
+            data = os.read(key.fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(key.fileobj)
+            os.close(key.fd)
+        elif isinstance(key.data, Source):
+            self.first_output = self.first_output or time.monotonic()
+            self._guarded(lambda: self.printer.feed(key.data, data))
+        elif isinstance(key.data, Notices):
+            self._notices.since = self._notices.since if self._notices.text else time.monotonic()
+            self._notices.text += data
+        return bool(data)
+
+    def _flush_old(self) -> None:
+        for source in self._sources():
+            self.printer.flush(source, PARTIAL_WAIT)
+        if self._notices.text and (self.verbose or time.monotonic() - self._notices.since > _NOTICES_HELD):
+            self._tell(self._notices.take())
+
+    def _flush_all(self) -> None:
+        for source in self._sources():
+            self.printer.flush(source)
+        self.printer.end_lines()
+        text = self._notices.take()
+        self._tell(text if self.verbose else without_deaths(text))
+
+    def _tell(self, text: str) -> None:
+        self.printer.end_lines()
+        write_all(2, text.encode())
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        if not self.broken:
+            try:
+                act()
+            except OSError:  # EPIPE, or a closed stdout
+                self.broken = True

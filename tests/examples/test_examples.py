@@ -1,0 +1,78 @@
+"""The examples run as the README says, and reach what they promise."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = [sys.executable, "-m", "hvdlite_launcher.cli", "--no-prefix", "-np", "2", sys.executable]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LAUNCH, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"},
+    )
+
+
+def test_digits_reach_97_percent_and_only_rank_0_prints() -> None:
+    done = run("examples/torch_digits.py")
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.strip().splitlines()[-1]
+    found = re.fullmatch(r"2 processes: held-out accuracy ([\d.]+)%, [\d.]+ s, \d+ images/s", last)
+    assert found, done.stdout
+    assert float(found[1]) >= 97
+    assert len(re.findall(r"^epoch  1/", done.stdout, re.MULTILINE)) == 1
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+    with gzip.open(path, "wb") as file:
+        file.write(header + array.astype(np.uint8).tobytes())
+
+
+def test_mnist_trains_on_local_files(tmp_path: Path) -> None:
+    """Files in MNIST's format: images whose brightest row tells the class."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 640), ("t10k", 100)):
+        labels = rng.integers(0, 10, count)
+        images = rng.integers(0, 60, (count, 28, 28))
+        images[np.arange(count), 2 * labels + 4] = 255
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", images)
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
+    done = run("examples/torch_mnist.py", "--data", str(tmp_path), "--epochs", "5")
+    assert done.returncode == 0, done.stderr
+    assert float(re.findall(r"accuracy ([\d.]+)%", done.stdout)[-1]) >= 90, done.stdout
+
+
+def test_mnist_without_files_says_what_to_do(tmp_path: Path) -> None:
+    done = run("examples/torch_mnist.py", "--data", str(tmp_path))
+    assert done.returncode == 1
+    assert "put MNIST's four idx files there" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_wheel_is_pure_and_installs_no_stray_module(tmp_path: Path) -> None:
+    """Built from a copy of the tree: only hvdlite, hvdlite_launcher, and no compiled file."""
+    source = tmp_path / "source"
+    left_out = shutil.ignore_patterns(".*", "build", "*.egg-info")  # what an earlier build left would get in
+    shutil.copytree(ROOT, source, ignore=left_out)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(source)],
+        check=True, timeout=120,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"hvdlite", "hvdlite_launcher"}
+    assert not [name for name in names if name.endswith((".so", ".pyd", ".c"))]

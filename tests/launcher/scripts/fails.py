@@ -1,0 +1,68 @@
+"""Rank 1 of a guarded job ends as the argument says, or rank 2 too; the others wait for it in a barrier.
+
+The guard is loaded from its file: these tests are about it and the launcher, not about the package.
+"""
+
+import importlib.util
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from mpi4py import MPI
+
+spec = importlib.util.spec_from_file_location("exits", Path(__file__).parents[3] / "hvdlite" / "exits.py")
+exits = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(exits)
+
+WORLD = MPI.COMM_WORLD
+with open("/proc/self/maps") as maps:
+    SEGMENTS = {line.split()[5] for line in maps if "/dev/shm/" in line and "(deleted)" not in line}
+WORLD.Barrier()
+exits.install(WORLD.Abort, WORLD.rank)
+
+
+def fail() -> None:
+    raise ValueError("no such luck")
+
+
+def end(how: str) -> None:
+    if how == "exception":
+        fail()
+    elif how == "thread":
+        threading.Thread(target=fail).start()
+    elif how == "exit":
+        sys.exit(7)
+    elif how == "exit-message":
+        sys.exit("farewell")
+    elif how == "raise":
+        raise SystemExit(7)
+    elif how == "caught":
+        try:
+            sys.exit(7)
+        except SystemExit as error:
+            assert error.code == 7
+    elif how.startswith("signal"):
+        os.kill(os.getpid(), int(how.removeprefix("signal")))
+    elif how == "uninstalled":
+        exits.uninstall()
+        assert SystemExit(3).code == 3
+        assert type(sys.exit).__name__ == "builtin_function_or_method"
+
+
+ends, how = (1,), sys.argv[1]
+if how == "wait":
+    WORLD.Barrier()
+    if WORLD.rank == 0:
+        print("waiting", *SEGMENTS, flush=True)
+    time.sleep(60)
+else:
+    if how.startswith("all-"):
+        ends, how = range(WORLD.size), how.removeprefix("all-")
+    if WORLD.rank in ends:
+        print("last words")
+        end(how)
+    WORLD.Barrier()
+    if how == "zero":
+        sys.exit(0)

@@ -1,0 +1,119 @@
+"""Composition is pure: the same settings give the same lists on any machine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hvdlite_launcher.command import Place, Settings, compose
+from hvdlite_launcher.hosts import Host
+from hvdlite_launcher.probe import Family, Mpi, identify
+
+PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
+SETTINGS = Settings(4, (Host("localhost", 4),), ("python", "train.py", "--np", "3"), cores=8)
+OPEN_MPI_5 = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11), "/mpi/lib/libmpi.so.40", wheel=True)
+OPEN_MPI_4 = Mpi("/usr/bin/mpirun", Family.OPEN_MPI, (4, 1, 4))
+MPICH = Mpi("/mpich/bin/mpiexec", Family.MPICH, (5, 0, 2), "/mpich/lib/libmpi.so.12")
+INTEL = Mpi("/intel/bin/mpiexec", Family.INTEL_MPI, (2021, 13))
+
+TAIL = ("keep", "python", "train.py", "--np", "3")
+OPEN_MPI_OPTIONS = ("--host", "localhost:4", "--oversubscribe", "--bind-to", "none")
+COMMON = {
+    "HVDLITE_JOB_ID": "job",
+    "HVDLITE_JOB_DIR": "/tmp/job",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_NUM_THREADS": "2",
+}
+
+
+def test_open_mpi_5_from_the_wheel() -> None:
+    command = compose(SETTINGS, OPEN_MPI_5, PLACE, {})
+    assert command.argv == ("/mpi/bin/mpirun", "-np", "4", *OPEN_MPI_OPTIONS, *TAIL)
+    assert command.env == {
+        **COMMON,
+        "MPI4PY_LIBMPI": "/mpi/lib/libmpi.so.40",
+        "OMPI_MCA_osc": "^ucx",
+        "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_btl": "self,sm,tcp",
+        "OMPI_MCA_btl_sm_backing_directory": "/dev/shm/job",
+        "OMPI_MCA_osc_sm_backing_directory": "/dev/shm/job",
+        "PRTE_MCA_prte_tmpdir_base": "/tmp/job",
+    }
+
+
+def test_open_mpi_4_gets_its_own_names_and_no_fast_start() -> None:
+    command = compose(SETTINGS, OPEN_MPI_4, PLACE, {})
+    assert command.argv == ("/usr/bin/mpirun", "-np", "4", *OPEN_MPI_OPTIONS, *TAIL)
+    assert command.env == {
+        **COMMON,
+        "OMPI_MCA_osc": "^ucx",
+        "OMPI_MCA_btl_vader_backing_directory": "/dev/shm/job",
+        "OMPI_MCA_osc_sm_backing_directory": "/dev/shm/job",
+        "OMPI_MCA_orte_tmpdir_base": "/tmp/job",
+    }
+
+
+def test_an_open_mpi_5_of_the_cluster_keeps_its_fabrics() -> None:
+    command = compose(SETTINGS, dataclasses.replace(OPEN_MPI_5, wheel=False), PLACE, {})
+    assert not {"OMPI_MCA_pml", "OMPI_MCA_btl"} & command.env.keys()
+
+
+@pytest.mark.parametrize("mpi", [MPICH, INTEL])
+def test_hydra(mpi: Mpi) -> None:
+    command = compose(SETTINGS, mpi, PLACE, {})
+    assert command.argv == (mpi.launcher, "-n", "4", "-hosts", "localhost:4", *TAIL)
+    library = {"MPI4PY_LIBMPI": mpi.library} if mpi.library else {}
+    assert command.env == COMMON | library
+
+
+def test_root_must_be_allowed_by_open_mpi() -> None:
+    root = dataclasses.replace(SETTINGS, root=True)
+    assert "--allow-run-as-root" in compose(root, OPEN_MPI_5, PLACE, {}).argv
+    assert "--allow-run-as-root" not in compose(SETTINGS, OPEN_MPI_5, PLACE, {}).argv
+    assert compose(root, MPICH, PLACE, {}).argv == compose(SETTINGS, MPICH, PLACE, {}).argv
+
+
+@pytest.mark.parametrize(("cores", "threads", "yields"), [(2, "1", True), (4, "1", True), (5, "1", False)])
+def test_crowded_cores_are_shared(cores: int, threads: str, yields: bool) -> None:
+    env = compose(dataclasses.replace(SETTINGS, cores=cores), OPEN_MPI_5, PLACE, {}).env
+    assert env["OMP_NUM_THREADS"] == threads
+    assert ("OMPI_MCA_mpi_yield_when_idle" in env) == yields
+
+
+def test_what_the_user_has_set_is_not_touched() -> None:
+    environ = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_osc": "rdma", "OMP_NUM_THREADS": "7", "MPI4PY_LIBMPI": "x"}
+    env = compose(SETTINGS, OPEN_MPI_5, PLACE, environ).env
+    assert not environ.keys() & env.keys()
+    assert "OMPI_MCA_pml" not in env
+
+
+def test_variables_of_the_command_line_win() -> None:
+    settings = dataclasses.replace(SETTINGS, env={"OMP_NUM_THREADS": "3", "LR": "0.1"})
+    env = compose(settings, MPICH, PLACE, {"OMP_NUM_THREADS": "7"}).env
+    assert (env["OMP_NUM_THREADS"], env["LR"]) == ("3", "0.1")
+
+
+@pytest.mark.parametrize("mpi", [OPEN_MPI_5, MPICH])
+def test_mpi_args_stand_behind_ours_and_before_the_command(mpi: Mpi) -> None:
+    argv = compose(dataclasses.replace(SETTINGS, mpi_args=("--mca", "btl", "tcp")), mpi, PLACE, {}).argv
+    assert argv[-len(TAIL) - 3 :] == ("--mca", "btl", "tcp", *TAIL)
+
+
+def test_without_shared_memory_the_mpi_chooses() -> None:
+    env = compose(SETTINGS, OPEN_MPI_5, dataclasses.replace(PLACE, shared=None), {}).env
+    assert not [name for name in env if "backing" in name]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs", (Family.OPEN_MPI, (5, 0, 11))),
+        ("mpirun (Open MPI) 4.1.4\n", (Family.OPEN_MPI, (4, 1, 4))),
+        ("HYDRA build details:\n    Version:                5.0.2\n", (Family.MPICH, (5, 0, 2))),
+        ("HYDRA build details:\n    Version:     4.3.0b1\n", (Family.MPICH, (4, 3, 0))),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 2", (Family.INTEL_MPI, (2021, 13))),
+        ("mpirun: command of some other tool 1.0", None),
+    ],
+)
+def test_an_mpi_is_known_by_what_it_says(text: str, found: object) -> None:
+    assert identify(text) == found

@@ -1,0 +1,111 @@
+"""However a job is ended, no process, folder or shared-memory file is left, within two or three seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.conftest import SCRIPTS, Runner, wait_until
+
+SLEEPS = (sys.executable, str(SCRIPTS / "sleeps.py"))
+
+
+@dataclass
+class Running:
+    """A job whose ranks sleep. traces: what must be gone when it has ended."""
+
+    process: subprocess.Popen[str]
+    traces: list[Path]
+
+    @property
+    def mpirun(self) -> int:
+        """The MPI's launcher: the child of hvdliterun that has the job's mark."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        environs = {int(pid): Path(f"/proc/{pid}/environ").read_bytes() for pid in children}
+        return next(pid for pid, environ in environs.items() if b"HVDLITE_JOB_ID=" in environ)
+
+    def kept(self) -> list[Path]:
+        return [path for path in self.traces if path.exists()]
+
+
+def start(runner: Runner, *arguments: str) -> Running:
+    process = runner.start("-np", "2", "--no-prefix", *SLEEPS, *arguments)
+    assert process.stdout is not None
+    word, folder, *segments = process.stdout.readline().split()
+    assert word == "ready"
+    traces = [Path(folder), Path("/dev/shm", Path(folder).name), *map(Path, segments)]
+    assert segments and all(path.exists() for path in traces)
+    return Running(process, traces)
+
+
+def end(runner: Runner, job: Running) -> int:
+    job.process.communicate(timeout=4.0)
+    assert runner.wait_gone(), "processes are left"
+    assert wait_until(lambda: not job.kept(), 2.0), f"left: {job.kept()}"
+    return job.process.returncode
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
+def test_a_signal_to_hvdliterun(runner: Runner, number: int, code: int) -> None:
+    job = start(runner)
+    job.process.send_signal(number)
+    assert end(runner, job) == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ranks_that_do_not_listen_are_killed(runner: Runner, number: int) -> None:
+    job = start(runner, "deaf")
+    job.process.send_signal(number)
+    assert end(runner, job) == 128 + number
+
+
+def test_a_second_ctrl_c_does_not_wait(runner: Runner) -> None:
+    job = start(runner, "deaf")
+    job.process.send_signal(signal.SIGINT)
+    assert not wait_until(lambda: job.process.poll() is not None, 0.3)
+    job.process.send_signal(signal.SIGINT)
+    assert wait_until(lambda: job.process.poll() is not None, 0.7)
+    assert end(runner, job) == 130
+
+
+def test_mpirun_is_killed(runner: Runner) -> None:
+    job = start(runner)
+    os.kill(job.mpirun, signal.SIGKILL)
+    assert end(runner, job) == 137
+
+
+def test_a_rank_is_killed(runner: Runner) -> None:
+    job = start(runner)
+    rank = int(Path(job.traces[0], "pid.1").read_text())
+    os.kill(rank, signal.SIGKILL)
+    assert end(runner, job) == 137
+
+
+def test_nobody_reads_our_output(runner: Runner) -> None:
+    job = runner.start("-np", "2", "yes")
+    assert job.stdout is not None
+    job.stdout.readline()
+    job.stdout.close()
+    assert job.wait(timeout=4.0) == 128 + signal.SIGPIPE
+    assert runner.wait_gone()
+
+
+def test_plain_mpirun_is_killed_and_guarded_ranks_die(runner: Runner) -> None:
+    """The guard's own work: the ranks die with mpirun, and the segments' names are gone before."""
+    argv, env = runner.plain_command(2, sys.executable, str(SCRIPTS / "fails.py"), "wait")
+    mpirun = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    assert mpirun.stdout is not None
+    word, *segments = mpirun.stdout.readline().split()
+    assert word == "waiting" and segments
+    mpirun.kill()
+    mpirun.communicate()
+    assert runner.wait_gone()
+    assert [path for path in segments if os.path.exists(path)] == []

@@ -1,0 +1,96 @@
+"""What reaches the terminal: labels, unfinished lines, and the MPIs' messages that do not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hvdlite_launcher.notices import without_deaths
+from hvdlite_launcher.output import Printer, Source
+
+ZERO, ONE = b"[0]<stdout>:", b"[1]<stdout>:"
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """All that is written, as one growing list."""
+    texts: list[bytes] = []
+
+    def write(destination: int, data: bytes) -> int:
+        texts.append(data)
+        return len(data)
+
+    monkeypatch.setattr(os, "write", write)
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("chunks", "shown"),
+    [
+        ([b"a\nb\n"], ZERO + b"a\n" + ZERO + b"b\n"),
+        ([b"a", b"b\n"], ZERO + b"ab\n"),
+        ([b"\n\n"], ZERO + b"\n" + ZERO + b"\n"),
+        ([b"a\r", b"\nb\r\n"], ZERO + b"a\r\n" + ZERO + b"b\r\n"),
+        ([b"10%\r20%\r30%\n"], ZERO + b"10%\r" + ZERO + b"20%\r" + ZERO + b"30%\n"),
+        ([b"\r10%", b"\r20%\n"], b"\r" + ZERO + b"10%\r" + ZERO + b"20%\n"),
+        ([b"\xff\x00\n"], ZERO + b"\xff\x00\n"),
+    ],
+)
+def test_every_line_carries_its_label(written: list[bytes], chunks: list[bytes], shown: bytes) -> None:
+    printer, source = Printer(prefix=True), Source(ZERO, 1)
+    for chunk in chunks:
+        printer.feed(source, chunk)
+    assert b"".join(written) == shown
+
+
+def test_an_unfinished_line_shows_after_a_while_and_goes_on(written: list[bytes]) -> None:
+    printer, source = Printer(prefix=True), Source(ZERO, 1)
+    printer.feed(source, b"loading")
+    printer.flush(source, older_than=10.0)
+    assert written == []
+    printer.flush(source)
+    printer.feed(source, b" done\n")
+    assert b"".join(written) == ZERO + b"loading done\n"
+
+
+def test_nobody_writes_into_the_unfinished_line_of_another(written: list[bytes]) -> None:
+    printer, zero, one = Printer(prefix=True), Source(ZERO, 1), Source(ONE, 1)
+    printer.feed(zero, b"loading")
+    printer.flush(zero)
+    printer.feed(one, b"hello\n")
+    printer.feed(zero, b" done\n")
+    assert b"".join(written) == ZERO + b"loading\n" + ONE + b"hello\n" + ZERO + b" done\n"
+
+
+def test_without_prefix_bytes_pass_unchanged(written: list[bytes]) -> None:
+    printer, source = Printer(prefix=False), Source(ZERO, 1)
+    for chunk in (b"a\rb", b"c\n\n"):
+        printer.feed(source, chunk)
+    assert b"".join(written) == b"a\rbc\n\n"
+
+
+RULE = "-" * 74 + "\n"
+DEATH = f"{RULE}prterun noticed that process rank 1 with PID 3160 on node vm exited on\nsignal 9 (Killed).\n{RULE}"
+WARNING = f"{RULE}There are not enough slots available in the system\n{RULE}"
+HYDRA = (
+    f"\n{'=' * 83}\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   EXIT CODE: 9\n{'=' * 83}\n"
+    "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
+    "This typically refers to a problem with your application.\n"
+    "Please see the FAQ page for debugging suggestions\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (DEATH, ""),
+        (HYDRA, ""),
+        (WARNING, WARNING),
+        (DEATH + WARNING, WARNING),
+        (WARNING + DEATH, WARNING),
+        ("mpirun: unknown option\n", "mpirun: unknown option\n"),
+        ("[warn] Epoll MOD(1) on fd 20 failed. Bad file descriptor\n\0", ""),
+    ],
+)
+def test_only_reports_of_deaths_are_left_out(text: str, kept: str) -> None:
+    assert without_deaths(text) == kept

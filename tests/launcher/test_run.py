@@ -1,0 +1,117 @@
+"""Real jobs: exit codes, who is told to have failed, output. The same with every MPI."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+
+import pytest
+
+from tests.launcher.conftest import SCRIPTS, Runner
+
+FAILS = (sys.executable, str(SCRIPTS / "fails.py"))
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "told"),
+    [
+        ("exception", 1, "rank 1 ended the job with exit code 1"),
+        ("thread", 1, "rank 1 ended the job with exit code 1"),
+        ("exit", 7, "rank 1 ended the job with exit code 7"),
+        ("exit-message", 1, "rank 1 ended the job with exit code 1"),
+        ("raise", 7, "rank 1 ended the job with exit code 7"),
+        ("signal9", 137, "rank 1 was killed by SIGKILL (signal 9)"),
+        ("signal11", 139, "rank 1 was killed by SIGSEGV (signal 11)"),
+        ("signal2", 130, "rank 1 ended the job with exit code 130"),
+    ],
+)
+def test_one_rank_that_fails_ends_the_job_with_its_code(
+    runner: Runner, how: str, code: int, told: str
+) -> None:
+    begun = time.monotonic()
+    job = runner.run("-np", "3", *FAILS, how)
+    assert time.monotonic() - begun < 5.0  # MPI's start and the two seconds that an end may take
+    assert job.returncode == code, job.stderr
+    assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
+    assert "[1]<stdout>:last words\n" in job.stdout
+    assert job.stderr.count("Traceback") == (1 if how in ("exception", "thread") else 0)
+    assert ("farewell" in job.stderr) == (how == "exit-message")
+    assert not re.search("MPI_ABORT|noticed|BAD TERMINATION|Abort\\(", job.stderr)
+    assert runner.leftovers() == []
+
+
+def test_of_all_ranks_that_fail_one_is_told(runner: Runner) -> None:
+    job = runner.run("-np", "3", *FAILS, "all-exception")
+    assert job.returncode == 1
+    assert job.stderr.count("Traceback") == job.stderr.count("ValueError: no such luck") == 1
+    rank = re.search(r"hvdlite: rank (\d) failed: ValueError\n", job.stderr)
+    assert rank and f"hvdliterun: rank {rank[1]} ended the job with exit code 1\n" in job.stderr
+
+
+@pytest.mark.parametrize("how", ["nothing", "zero", "caught", "uninstalled"])
+def test_what_is_no_failure_ends_well(runner: Runner, how: str) -> None:
+    job = runner.run("-np", "2", *FAILS, how)
+    assert (job.returncode, job.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("exception", 1), ("thread", 1), ("exit", 7), ("raise", 7), ("zero", 0), ("signal2", 130)]
+)
+def test_the_guard_alone_under_plain_mpirun(runner: Runner, how: str, code: int) -> None:
+    job = runner.plain(2, *FAILS, how)
+    assert job.returncode == code, job.stderr
+    assert job.stderr.count("Traceback") == (1 if how in ("exception", "thread") else 0)
+    if how not in ("zero", "signal2"):
+        assert "hvdlite: rank 1 failed" in job.stderr
+    assert runner.wait_gone()
+
+
+def test_lines_carry_rank_and_stream(runner: Runner) -> None:
+    code = "import sys; print('out'); print('err', file=sys.stderr)"
+    job = runner.run("-np", "2", sys.executable, "-c", code)
+    assert job.returncode == 0
+    assert sorted(job.stdout.splitlines()) == ["[0]<stdout>:out", "[1]<stdout>:out"]
+    assert sorted(job.stderr.splitlines()) == ["[0]<stderr>:err", "[1]<stderr>:err"]
+
+
+def test_no_prefix(runner: Runner) -> None:
+    job = runner.run("-np", "2", "--no-prefix", "echo", "plain")
+    assert (job.returncode, job.stdout, job.stderr) == (0, "plain\nplain\n", "")
+
+
+def test_no_line_is_lost_when_a_rank_goes_at_once(runner: Runner) -> None:
+    code = "import os; os.write(1, b'line\\n' * 20000); os.write(1, b'end'); os._exit(5)"
+    job = runner.run("-np", "1", sys.executable, "-c", code)
+    assert job.returncode == 5
+    assert job.stdout == "[0]<stdout>:line\n" * 20000 + "[0]<stdout>:end\n"
+
+
+def test_an_unfinished_line_shows_while_the_job_runs(runner: Runner) -> None:
+    code = "import time; print('\\r10%', end='', flush=True); time.sleep(30)"
+    job = runner.start("-np", "1", sys.executable, "-c", code)
+    assert job.stdout is not None
+    assert job.stdout.read(len("\n[0]<stdout>:10%")) == "\n[0]<stdout>:10%"  # text mode reads \r as \n
+    job.terminate()
+    job.communicate(timeout=5)
+    assert job.returncode == 143
+
+
+def test_rank_0_reads_stdin(runner: Runner) -> None:
+    job = runner.run("-np", "2", "cat", text="first\nsecond\n")
+    assert (job.returncode, job.stdout) == (0, "[0]<stdout>:first\n[0]<stdout>:second\n")
+
+
+def test_variables_and_threads(runner: Runner) -> None:
+    variables = ("-x", "LR=0.1", "-x", "OMP_NUM_THREADS=3")
+    job = runner.run("-np", "1", *variables, "sh", "-c", "echo $LR $OMP_NUM_THREADS")
+    assert job.stdout == "[0]<stdout>:0.1 3\n"
+
+
+def test_verbose_tells_the_command_the_library_and_the_times(runner: Runner) -> None:
+    job = runner.run("-v", "-np", "1", "echo", "hello")
+    assert job.stdout == "[0]<stdout>:hello\n"
+    assert f"MPI: {runner.mpi}" in job.stderr
+    assert re.search(rf"libmpi: {runner.mpi.family.value}", job.stderr)
+    assert re.search(r"command: .*keeper.py echo hello\n", job.stderr)
+    assert re.search(r"start-up: find MPI \d+ ms, .* first output after \d+ ms\n", job.stderr)

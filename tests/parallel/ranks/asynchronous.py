@@ -1,0 +1,105 @@
+"""Handles: submitted in any order under names, matched by name, delivered once."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite import ops
+
+
+def check_submission_in_different_orders() -> None:
+    """Each rank submits the same 20 names in an order of its own, again and again; every sum is its name's."""
+    p, r = hvd.size(), hvd.rank()
+    shuffled = random.Random(r)
+    for _ in range(5):
+        names = list(range(20))
+        shuffled.shuffle(names)
+        handles = {}
+        for n in names:
+            mine = np.full(n * 37 + 1, n + r, np.float64)
+            handles[n] = ops.allreduce_(mine, ops.Sum, f"item {n}", wait=False)
+        for n, handle in handles.items():
+            assert (handle.wait() == n * p + p * (p - 1) // 2).all()
+
+
+def check_kinds_in_different_orders() -> None:
+    """All-reduce, all-gather and broadcast, reversed on odd ranks."""
+    p, r = hvd.size(), hvd.rank()
+    calls = [
+        lambda: ops.allreduce_(np.full(3, r), ops.Max, "largest", wait=False),
+        lambda: ops.allgather(np.full(r, r), "rows", wait=False),
+        lambda: ops.broadcast_(np.full(2, r), p - 1, "from the last", wait=False),
+    ]
+    expected = [[p - 1] * 3, np.repeat(np.arange(p), np.arange(p)).tolist(), [p - 1] * 2]
+    order = [2, 1, 0] if r % 2 else [0, 1, 2]
+    handles = {i: calls[i]() for i in order}
+    for i, handle in handles.items():
+        assert handle.wait().tolist() == expected[i]
+
+
+def check_synchronous_calls_from_threads_in_different_orders() -> None:
+    """Two threads per rank call under their own names; the first call of one rank is the second of another."""
+    p, r = hvd.size(), hvd.rank()
+    results = {}
+
+    def call(name: str) -> None:
+        for turn in range(10):
+            results[name, turn] = hvd.allreduce(np.full(100, turn + r), op=hvd.Sum, name=f"{name} {turn}")
+
+    threads = [threading.Thread(target=call, args=(name,)) for name in ("a", "b")]
+    for thread in reversed(threads) if r % 2 else threads:
+        thread.start()
+        time.sleep(0.002)
+    for thread in threads:
+        thread.join()
+    for (_, turn), value in results.items():
+        assert (value == turn * p + p * (p - 1) // 2).all()
+    assert len(results) == 20
+
+
+def check_poll_and_late_ranks() -> None:
+    """With one rank late, a handle is not done before; polling never blocks; the result is there afterwards."""
+    p, r = hvd.size(), hvd.rank()
+    hvd.barrier()
+    if p > 1 and r == 0:
+        time.sleep(0.3)
+    handle = ops.allreduce_(np.full(10, r), ops.Sum, wait=False)
+    if p > 1 and r != 0:
+        began = time.perf_counter()
+        assert not handle.poll() and time.perf_counter() - began < 0.1
+    assert (handle.wait() == p * (p - 1) // 2).all() and handle.poll()
+    assert handle.wait() is handle.wait()
+
+
+def check_same_name_in_flight_twice() -> None:
+    """The second is refused at once on the rank that does it; the first is not harmed; then the name is free."""
+    p, r = hvd.size(), hvd.rank()
+    hvd.barrier()
+    if r != 0:
+        time.sleep(0.2)  # so that rank 0's first one cannot be done before its second
+    first = ops.allreduce_(np.full(5, 1), ops.Sum, "twice", wait=False)
+    if r == 0 and p > 1:
+        for wait in (False, True):
+            try:
+                ops.allreduce_(np.full(5, 100), ops.Sum, "twice", wait=wait)
+            except ValueError as error:
+                assert "twice" in str(error) and "in flight" in str(error)
+            else:
+                raise AssertionError("a name in flight was accepted again")
+    assert (first.wait() == p).all()
+    assert (hvd.allreduce(np.full(5, 2), op=hvd.Sum, name="twice") == 2 * p).all()
+
+
+def check_synchronous_call_behind_asynchronous_ones() -> None:
+    """A call that waits takes its place behind what was submitted before."""
+    p, r = hvd.size(), hvd.rank()
+    handles = [ops.allreduce_(np.full(50_000, i + r), ops.Sum, wait=False) for i in range(10)]
+    assert hvd.allreduce(np.float64(1), op=hvd.Sum) == p
+    assert all(handle.poll() for handle in handles)
+    for i, handle in enumerate(handles):
+        assert (handle.wait() == i * p + p * (p - 1) // 2).all()

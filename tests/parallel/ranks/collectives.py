@@ -1,0 +1,256 @@
+"""Collectives on NumPy arrays: right by arithmetic from rank and size, and the same bits on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite import ops
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+MIB = 1 << 20
+
+
+def kind(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def lengths() -> list[int]:
+    p = hvd.size()
+    return sorted({0, 1, p - 1, p, p + 1, 1000})
+
+
+def require_same_bits(array: Any) -> None:
+    """All ranks hold the same bytes."""
+    digests = hvd.allgather_object(hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest())
+    assert len(set(digests)) == 1, f"bits differ between ranks: {digests}"
+
+
+def check_ranks_and_sizes() -> None:
+    """On one host local is global, and every rank is alone in its cross set."""
+    assert 0 <= hvd.rank() < hvd.size()
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
+    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
+    assert hvd.is_homogeneous() and hvd.is_initialized()
+    assert hvd.global_process_set.ranks == list(range(hvd.size()))
+    assert (hvd.global_process_set.rank(), hvd.global_process_set.size()) == (hvd.rank(), hvd.size())
+
+
+def check_sum_of_every_dtype_and_length() -> None:
+    """p ranks that hold i%7 + r give p (i%7) + p(p-1)/2, small enough to be exact in every dtype."""
+    p, r = hvd.size(), hvd.rank()
+    for name in (*FLOATS, *INTEGERS):
+        for length in lengths():
+            base = np.arange(length) % 7
+            result = hvd.allreduce((base + r).astype(kind(name)), op=hvd.Sum)
+            np.testing.assert_array_equal(result, (base * p + p * (p - 1) // 2).astype(kind(name)))
+            assert result.dtype == kind(name)
+
+
+def check_booleans() -> None:
+    """Max is or, Min is and; for Sum and Product likewise."""
+    p, r = hvd.size(), hvd.rank()
+    mine = np.array([True, False, r == 0, r != 0])
+    some, every = [True, False, True, p > 1], [True, False, p == 1, False]
+    for op, expected in ((hvd.Max, some), (hvd.Min, every), (hvd.Sum, some), (hvd.Product, every)):
+        result = hvd.allreduce(mine, op=op)
+        assert result.dtype == bool and result.tolist() == expected, (op, result)
+
+
+def check_every_operation() -> None:
+    p, r = hvd.size(), hvd.rank()
+    ranks = np.arange(p, dtype=np.float64)
+    mine = np.full(5, r + 1.0, np.float32)
+    expected = {hvd.Average: (ranks + 1).mean(), hvd.Sum: (ranks + 1).sum(), hvd.Min: 1.0, hvd.Max: p,
+                hvd.Product: (ranks + 1).prod()}  # fmt: skip
+    for op, value in expected.items():
+        np.testing.assert_array_equal(hvd.allreduce(mine, op=op), np.full(5, value, np.float32))
+    np.testing.assert_array_equal(mine, np.full(5, r + 1.0, np.float32))  # the argument is untouched
+    try:
+        hvd.allreduce(mine, op=hvd.Adasum)
+    except NotImplementedError as error:
+        assert "Average" in str(error)
+    else:
+        raise AssertionError("Adasum was accepted")
+
+
+def check_integer_average_truncates_toward_zero() -> None:
+    """Rank r holds 7 and -7 plus r: sums p*(+-7) + p(p-1)/2, divided exactly, without a detour over floats."""
+    p, r = hvd.size(), hvd.rank()
+    for name in ("int8", "int32", "int64"):
+        sums = [7 * p + p * (p - 1) // 2, -7 * p + p * (p - 1) // 2]
+        result = hvd.allreduce(np.array([7 + r, -7 + r], name))
+        assert result.tolist() == [sums[0] // p, -(-sums[1] // p)], (name, result)
+
+
+def check_scaling() -> None:
+    """2 (before) and 3 (after): exact in small integers. Average divides last."""
+    p, r = hvd.size(), hvd.rank()
+    total = p * (p + 1) // 2
+    for name in (*FLOATS, "int32"):
+        mine = np.full(10, r + 1, kind(name))
+        result = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0)
+        np.testing.assert_array_equal(result, np.full(10, 6 * total, kind(name)))
+    average = hvd.allreduce(np.full(10, r + 1.0), prescale_factor=0.5, postscale_factor=4.0)
+    # Two roundings at most, half a unit each.
+    np.testing.assert_allclose(average, 2.0 * total / p, rtol=2 * 2.0**-53)
+
+
+def check_random_averages_at_every_path() -> None:
+    """Against a float64 sum, at sizes of all algorithms: p-1 additions and one scaling, in float32 for small floats.
+
+    Each addition errs by at most eps times the sum of magnitudes, in the dtype in which partial sums are kept:
+    the ring and the doublings round 16-bit floats after every step.
+    """
+    p = hvd.size()
+    epsilon = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+    for name in FLOATS:
+        for nbytes in (400, 2048, 4096, 100_000, MIB + 64, 3 * MIB):
+            length = nbytes // kind(name).itemsize
+            everyone = [np.random.default_rng(rank).uniform(-8, 8, length).astype(kind(name)) for rank in range(p)]
+            exact = np.mean([a.astype(np.float64) for a in everyone], axis=0)
+            magnitude = np.sum([np.abs(a.astype(np.float64)) for a in everyone], axis=0)
+            result = hvd.allreduce(everyone[hvd.rank()])
+            bound = epsilon[name] * (magnitude * p / p + np.abs(exact)) + np.finfo(np.float32).tiny
+            assert np.all(np.abs(result.astype(np.float64) - exact) <= bound), (name, nbytes)
+            require_same_bits(result)
+
+
+def check_ring_length() -> None:
+    """300000 and a prime number of elements, above the staging buffer: integers exactly."""
+    p, r = hvd.size(), hvd.rank()
+    for length in (300_000, 400_009):
+        base = np.arange(length, dtype=np.float32) % 1024
+        np.testing.assert_array_equal(hvd.allreduce(base + r, op=hvd.Sum), base * p + p * (p - 1) // 2)
+
+
+def check_nan_and_infinity_reach_all() -> None:
+    """A NaN on one rank is a NaN on every rank, at its place only, for every operation and path."""
+    p, r = hvd.size(), hvd.rank()
+    for name in FLOATS:
+        for length in (3, 3000, 600_000):
+            mine = np.ones(length, kind(name))
+            if r == p - 1:
+                mine[1], mine[2] = np.nan, np.inf
+            for op in (hvd.Average, hvd.Min, hvd.Max):
+                result = hvd.allreduce(mine, op=op).astype(np.float32)
+                assert np.isnan(result[1]) and not np.isnan(result[0]), (name, length, op)
+                assert np.isinf(result[2]) == (op != hvd.Min or p == 1)
+                require_same_bits(result)
+
+
+def check_determinism() -> None:
+    """The same call gives the same bits again."""
+    for length in (5, 700, 3000, 50_000, 500_000):
+        mine = np.random.default_rng(hvd.rank()).standard_normal(length).astype(np.float32)
+        first = hvd.allreduce(mine)
+        assert all(hvd.allreduce(mine).tobytes() == first.tobytes() for _ in range(3))
+
+
+def check_shapes_and_scalars() -> None:
+    """The result has the argument's shape; plain numbers work; non-contiguous arguments too."""
+    p, r = hvd.size(), hvd.rank()
+    total = p * (p - 1) // 2
+    for shape in ((), (1,), (2, 3), (4, 0, 2), (2, 1, 3)):
+        result = hvd.allreduce(np.full(shape, r, np.float32), op=hvd.Sum)
+        assert result.shape == shape and (result == total).all()
+    assert hvd.allreduce(r, op=hvd.Sum) == total
+    assert hvd.allreduce(float(r)) == total / p
+    strided = np.arange(12, dtype=np.float64).reshape(3, 4).T[::2]
+    np.testing.assert_array_equal(hvd.allreduce(strided, op=hvd.Sum), strided * p)
+
+
+def check_grouped() -> None:
+    """Several arrays, of different shapes and dtypes, in one operation."""
+    p, r = hvd.size(), hvd.rank()
+    arrays = [np.full((2, 2), r, np.float32), np.full(3, r, np.int64), np.full(0, r, np.float16)]
+    result = ops.grouped_allreduce_(arrays, ops.Sum)
+    assert all((a == p * (p - 1) // 2).all() for a in arrays) and len(result) == 3
+
+
+def check_allgather() -> None:
+    """Rank r gives r rows of the number r: uneven first dimensions, zero among them."""
+    p, r = hvd.size(), hvd.rank()
+    for name in (*FLOATS, "int8", "int64", "bool"):
+        for rest in ((), (3,), (2, 0)):
+            result = hvd.allgather(np.full((r, *rest), r, kind(name)))
+            assert result.shape == (p * (p - 1) // 2, *rest) and result.dtype == kind(name)
+            expected = np.repeat(np.arange(p), np.arange(p)).astype(kind(name))
+            assert (result == expected.reshape(-1, *(1 for _ in rest))).all()
+    assert hvd.allgather(np.empty((0, 4))).shape == (0, 4)
+    large = hvd.allgather(np.full(MIB, r, np.float32))
+    np.testing.assert_array_equal(large[::MIB], np.arange(p))
+    try:
+        hvd.allgather(np.float32(1))
+    except ValueError as error:
+        assert "dimension" in str(error)
+    else:
+        raise AssertionError("a scalar was gathered")
+
+
+def check_broadcast_from_each_root() -> None:
+    p, r = hvd.size(), hvd.rank()
+    for root in range(p):
+        for name in (*FLOATS, "int8", "uint64", "bool"):
+            for length in (0, 1, 1000, 2 * MIB):
+                mine = np.full(length, r % 2 if name == "bool" else r + 1, kind(name))
+                result = hvd.broadcast(mine, root)
+                assert (result == (root % 2 if name == "bool" else root + 1)).all()
+    for wrong in (-1, p):
+        try:
+            hvd.broadcast(np.ones(1), wrong)
+        except ValueError as error:
+            assert str(wrong) in str(error)
+        else:
+            raise AssertionError("a root that does not exist was accepted")
+
+
+def check_broadcast_variables() -> None:
+    """Arrays in a dict or a list are overwritten in place."""
+    p, r = hvd.size(), hvd.rank()
+    held = {"w": np.full((2, 3), r, np.float32), "b": np.full(4, r, np.int64).reshape(2, 2).T}
+    hvd.broadcast_variables(held, root_rank=p - 1)
+    assert all((a == p - 1).all() for a in held.values())
+    listed = [np.full(2, float(r))]
+    hvd.broadcast_variables(listed)
+    assert (listed[0] == 0).all()
+
+
+def check_objects() -> None:
+    """Objects of different types and sizes per rank; a lambda among them."""
+    p, r = hvd.size(), hvd.rank()
+    for root in range(p):
+        got = hvd.broadcast_object({"rank": r, "data": [r] * 10} if r % 2 == 0 else ("odd", r), root)
+        assert got == ({"rank": root, "data": [root] * 10} if root % 2 == 0 else ("odd", root))
+    assert hvd.broadcast_object(lambda x: x + 1, 0)(1) == 2
+    everyone = hvd.allgather_object("x" * (1000 * r) if r else None)
+    assert everyone == [None, *("x" * (1000 * other) for other in range(1, p))]
+
+
+def check_barrier() -> None:
+    """Nobody leaves before the last has come."""
+    import time
+
+    hvd.barrier()
+    came = time.time()
+    if hvd.rank() == hvd.size() - 1:
+        time.sleep(0.3)
+        came = time.time()
+    hvd.barrier()
+    left = time.time()
+    assert max(hvd.allgather_object(came)) <= left + 0.05  # one machine, one clock
+
+
+def check_other_process_sets_are_refused() -> None:
+    try:
+        ops.allreduce_(np.ones(1), process_set=hvd.ProcessSet([0]))
+    except ValueError as error:
+        assert "not registered" in str(error)
+    else:
+        raise AssertionError("an unregistered process set was accepted")

@@ -1,0 +1,124 @@
+"""Ranks that disagree: the same MismatchError on every rank, naming both sides, and the job goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite import ops
+
+SIZES = (2, 3, 4)
+
+
+def require_mismatch(call: Callable[[], Any], *words: str) -> str:
+    """Every rank gets a MismatchError with these words, all the same text; an all-reduce afterwards works."""
+    try:
+        call()
+    except hvd.MismatchError as error:
+        text = str(error)
+    else:
+        raise AssertionError("no MismatchError")
+    for word in words:
+        assert word in text, f"{word!r} is not in: {text}"
+    assert len(set(hvd.allgather_object(text))) == 1
+    assert (hvd.allreduce(np.ones(3), op=hvd.Sum) == hvd.size()).all()
+    return text
+
+
+def others() -> str:
+    """Ranks 0 to p-2, as messages name them."""
+    return "rank 0" if hvd.size() == 2 else f"ranks 0-{hvd.size() - 2}"
+
+
+def last() -> bool:
+    return hvd.rank() == hvd.size() - 1
+
+
+def check_shape() -> None:
+    length = 10 if last() else 1
+    require_mismatch(lambda: hvd.allreduce(np.ones(length), name="loss"), "allreduce 'loss'", "shape differs",
+                     f"rank {hvd.size() - 1} has (10,)", f"{others()} ha", "(1,)", "pad, or use allgather")
+
+
+def check_same_element_count_is_not_enough() -> None:
+    shape = (2, 3) if last() else (3, 2)
+    require_mismatch(lambda: hvd.allreduce(np.ones(shape), name="matrix"), "shape differs", "(2, 3)", "(3, 2)")
+    shape = (6,) if last() else (6, 1)
+    require_mismatch(lambda: hvd.broadcast(np.ones(shape), 0, name="vector"), "shape differs", "(6,)", "(6, 1)")
+
+
+def check_dtype() -> None:
+    dtype = np.float32 if last() else np.float64
+    for call in (lambda: hvd.allreduce(np.ones(4, dtype), name="w"), lambda: hvd.broadcast(np.ones(4, dtype), 0, name="w"),
+                 lambda: hvd.allgather(np.ones(4, dtype), name="w")):
+        require_mismatch(call, "dtype differs", f"rank {hvd.size() - 1} has float32", "float64", "cast")
+
+
+def check_operation_and_factors() -> None:
+    op = hvd.Sum if last() else hvd.Average
+    require_mismatch(lambda: hvd.allreduce(np.ones(4), op=op, name="w"), "operation differs", "Sum", "Average")
+    factor = 2.0 if last() else 1.0
+    require_mismatch(lambda: hvd.allreduce(np.ones(4), prescale_factor=factor, name="w"), "prescale_factor differs",
+                     f"rank {hvd.size() - 1} has 2.0", "1.0")
+    require_mismatch(lambda: hvd.allreduce(np.ones(4), postscale_factor=factor, name="w"), "postscale_factor differs")
+
+
+def check_root() -> None:
+    root = 1 if last() else 0
+    require_mismatch(lambda: hvd.broadcast(np.ones(4), root, name="w"), "root rank differs",
+                     f"rank {hvd.size() - 1} has 1", "root_rank")
+
+
+def check_kind() -> None:
+    """Different functions under one name."""
+    call = hvd.allgather if last() else hvd.allreduce
+    require_mismatch(lambda: call(np.ones(4), name="thing"), "kind differs", "allgather", "allreduce")
+
+
+def check_rows_of_allgather_may_differ_only_in_number() -> None:
+    shape = (2, 4) if last() else (2, 3)
+    require_mismatch(lambda: hvd.allgather(np.ones(shape), name="rows"), "shape after the first dimension differs",
+                     "(4,)", "(3,)")
+    shape = (2, 3, 1) if last() else (2, 3)
+    require_mismatch(lambda: hvd.allgather(np.ones(shape), name="rows"), "(3, 1)", "(3,)")
+
+
+def check_groups() -> None:
+    """A group of another length or with another member."""
+    arrays = [np.ones(2), np.ones(3)]
+    if last():
+        arrays.append(np.ones(1))
+    require_mismatch(lambda: ops.grouped_allreduce_(arrays, name="group"), "grouped_allreduce 'group'", "tensor 2")
+    arrays = [np.ones(2), np.ones(3 + last())]
+    require_mismatch(lambda: ops.grouped_allreduce_(arrays, name="group"), "shape of tensor 1", "(3,)", "(4,)")
+
+
+def check_unnamed_calls() -> None:
+    """Without names calls are matched by their number."""
+    require_mismatch(lambda: hvd.allreduce(np.ones(4 + last())), "noname", "shape differs")
+
+
+def check_agreeing_requests_around_a_mismatch_succeed() -> None:
+    """One wrong name among ten in flight: nine right results, one error."""
+    p, r = hvd.size(), hvd.rank()
+    handles = [ops.allreduce_(np.full(5 + (last() and i == 4), i + r), ops.Sum, f"item {i}", wait=False)
+               for i in range(10)]  # fmt: skip
+    for i, handle in enumerate(handles):
+        if i == 4:
+            require_mismatch(handle.wait, "item 4")
+        else:
+            assert (handle.wait() == i * p + p * (p - 1) // 2).all()
+
+
+def check_objects_with_different_roots() -> None:
+    require_mismatch(lambda: hvd.broadcast_object("x", 1 if last() else 0, name="thing"), "root rank differs")
+
+
+def check_memory_after_a_mismatch_is_untouched() -> None:
+    """What could not be reduced keeps its values."""
+    mine = np.full(4 + last(), 7.0)
+    require_mismatch(lambda: ops.allreduce_(mine, name="kept"), "kept")
+    assert (mine == 7.0).all()
