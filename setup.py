@@ -6,5 +6,4 @@ setup(
     packages=[*find_packages(include=["hvdlite", "hvdlite.*"]), *find_packages("launcher")],
     package_dir={"": ".", "hvdlite_launcher": "launcher/hvdlite_launcher"},
     package_data={"hvdlite": ["py.typed"], "hvdlite_launcher": ["py.typed"]},
-    entry_points={"console_scripts": ["hvdliterun = hvdlite_launcher.cli:main"]},
 )

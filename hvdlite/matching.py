@@ -45,18 +45,19 @@ def match(everyone: Sequence[Sequence[Signature]]) -> dict[str, Verdict]:
             verdicts.update({signature.key: Verdict(error) for signature in signatures})
     gone = [rank for rank, queue in enumerate(everyone) if LEAVE in queue]
     if gone and not verdicts:
-        for queue in everyone:
-            for signature in queue:
-                if signature != LEAVE:
-                    verdicts[signature.key] = Verdict(ShutdownError(
-                        f"{signature.key}: {ranks(gone)} shut down (or ended) without calling it. "
-                        "Every rank must call the same collectives before it ends."
-                    ))
+        for signature in (signature for queue in everyone for signature in queue if signature != LEAVE):
+            if lacking := [rank for rank in gone if find(everyone[rank], signature) is None]:
+                verdicts[signature.key] = Verdict(ShutdownError(
+                    f"{signature.key}: {ranks(lacking)} shut down (or ended) without calling it. "
+                    "Every rank must call the same collectives before it ends."
+                ))
     return verdicts
 
 
 def find(queue: Sequence[Signature], wanted: Signature) -> Signature | None:
-    """The queue's request of this kind and name, else of this name."""
+    """The queue's request of this kind and name, else of this name. LEAVE is found only by itself."""
+    if LEAVE in (wanted, *queue):
+        queue = [signature for signature in queue if (signature == LEAVE) == (wanted == LEAVE)]
     same_name = [signature for signature in queue if signature.name == wanted.name]
     return next((s for s in same_name if s.kind == wanted.kind), same_name[0] if same_name else None)
 
@@ -65,16 +66,15 @@ def explain(signatures: Sequence[Signature]) -> str:
     """What each side said, and the cure. signatures: one per rank, for one name."""
     first = signatures[0]
     facts = [{"kind": s.kind, **dict(s.facts)} for s in signatures]
-    what = next(
-        (w for w in facts[0] if any(f.get(w) != facts[0][w] for f in facts)),
-        "arguments",
-    )
-    values = [f.get(what) for f in facts]
+    named = dict.fromkeys(name for fact in facts for name in fact)  # in order; some ranks may lack some
+    what = next((name for name in named if any(f.get(name) != facts[0].get(name) for f in facts)), "arguments")
+    values = [f.get(what, "none") for f in facts]
     if what == "parameters":
         said = "\n" + difference(values)
     else:
         said = ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in sides(values))
-    return f"{first.kind} '{first.name}': {what} differs: {said}. {CURES.get(what, 'Every rank must pass the same.')}"
+    cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
+    return f"{first.kind} '{first.name}': {what} differs: {said}. {cure}"
 
 
 def sides(values: Sequence[Any]) -> list[tuple[Any, list[int]]]:

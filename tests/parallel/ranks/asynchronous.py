@@ -99,7 +99,7 @@ def check_synchronous_call_behind_asynchronous_ones() -> None:
     """A call that waits takes its place behind what was submitted before."""
     p, r = hvd.size(), hvd.rank()
     handles = [ops.allreduce_(np.full(50_000, i + r), ops.Sum, wait=False) for i in range(10)]
-    assert hvd.allreduce(np.float64(1), op=hvd.Sum) == p
+    assert hvd.allreduce(np.ones(()), op=hvd.Sum) == p
     assert all(handle.poll() for handle in handles)
     for i, handle in enumerate(handles):
         assert (handle.wait() == i * p + p * (p - 1) // 2).all()

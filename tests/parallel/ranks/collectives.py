@@ -254,3 +254,10 @@ def check_other_process_sets_are_refused() -> None:
         assert "not registered" in str(error)
     else:
         raise AssertionError("an unregistered process set was accepted")
+
+
+def check_numpy_scalars() -> None:
+    """A NumPy scalar (what array[i] or array.mean() gives) is no array, but a number that can be reduced."""
+    p, r = hvd.size(), hvd.rank()
+    assert hvd.allreduce(np.float64(r), op=hvd.Sum) == p * (p - 1) // 2
+    assert hvd.broadcast(np.float32(r), p - 1) == p - 1
