@@ -92,7 +92,8 @@ def main() -> None:
         seen += count * hvd.size()
         loss_of_all, right = averaged(total, count), accuracy(model, test)
         if hvd.rank() == 0:
-            print(f"epoch {epoch + 1:2}/{options.epochs}  loss {loss_of_all:.4f}  held-out accuracy {right:.2%}", flush=True)
+            line = f"epoch {epoch + 1:2}/{options.epochs}  loss {loss_of_all:.4f}  held-out accuracy {right:.2%}"
+            print(line, flush=True)
     seconds = time.perf_counter() - began
     if hvd.rank() == 0:
         print(f"{hvd.size()} processes: held-out accuracy {right:.2%}, {seconds:.1f} s, {seen / seconds:.0f} images/s")

@@ -15,7 +15,8 @@ from hvdlite.process_sets import ProcessSet
 
 def contiguous_copy(value: Any) -> Array:
     """value as a new contiguous array; plain numbers become 0-dimensional ones."""
-    return value.copy(order="C") if hasattr(value, "copy") and hasattr(value, "dtype") else np.array(value)
+    on_device = hasattr(value, "__cuda_array_interface__")
+    return value.copy(order="C") if on_device else np.array(value, order="C")
 
 
 def allreduce(

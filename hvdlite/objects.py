@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,4 +41,4 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     lengths = ops.allgather(np.array([data.size], np.int64), f"{name}.sz", process_set)
     everything = ops.allgather(data, f"{name}.t", process_set)
     bounds = np.cumsum([0, *lengths])
-    return [pickle.loads(everything[start:stop].tobytes()) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [pickle.loads(everything[start:stop].tobytes()) for start, stop in pairwise(bounds)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, dtype_name, is_host, mark, module
 from hvdlite.engine import Lane
 from hvdlite.process_sets import ProcessSet
-from hvdlite.requests import Handle, Request, Signature
+from hvdlite.requests import Request, Signature
 
 
 class Op(IntEnum):
@@ -57,7 +58,8 @@ def reduction(op: Op, size: int, prescale: float = 1.0, postscale: float = 1.0) 
 
 def reduction_facts(op: Op, how: Reduction, array: Array) -> tuple[tuple[str, Any], ...]:
     """What ranks must agree on for a reduction of this array."""
-    return (*array_facts(array), ("operation", op.name), ("prescale_factor", how.before), ("postscale_factor", how.after))
+    scaling = (("prescale_factor", how.before), ("postscale_factor", how.after))
+    return (*array_facts(array), ("operation", op.name), *scaling)
 
 
 def array_facts(array: Array, skip: int = 0) -> tuple[tuple[str, Any], ...]:
@@ -146,7 +148,7 @@ def allgather(array: Array, name: str | None = None, process_set: ProcessSet | N
         movement.allgather(transport, counts)
         bounds = np.cumsum([0, *(int(count[0]) for count in counts)])
         result = xp.empty((int(bounds[-1]), *array.shape[1:]), array.dtype)
-        pieces = [result[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+        pieces = [result[start:stop] for start, stop in pairwise(bounds)]
         pieces[transport.rank][...] = array
         movement.allgather(transport, pieces)
         return result

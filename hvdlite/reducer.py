@@ -17,7 +17,7 @@ import numpy as np
 
 from hvdlite.algorithms import Place, allreduce
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import NOTHING_PENDING, Array, mark
+from hvdlite.arrays import NOTHING_PENDING, mark
 from hvdlite.buckets import BucketPlan
 from hvdlite.engine import Lane
 from hvdlite.memory import Arena, allocate

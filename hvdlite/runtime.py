@@ -32,6 +32,8 @@ class Runtime:
         self.facts = agree_on(world, place, settings)
         self.eager = Lane(world.duplicate(), self.facts)
         self.lanes = [self.eager]
+        self.attachments: list[Any] = []
+        """Optimizers attached under this runtime, in order; the adapters keep it."""
         self.serials: dict[str, int] = {}
 
     def new_lane(self, name: str) -> Lane:

@@ -8,6 +8,8 @@ Bandwidth-optimal on any number of ranks; its p-1 steps per half make it slow fo
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
 from hvdlite.transports import Transport
@@ -17,7 +19,7 @@ def parts(buffer: Array, count: int) -> list[Array]:
     """The flat buffer in `count` contiguous parts of nearly equal length; the first ones are longer by one."""
     length, longer = divmod(buffer.size, count)
     bounds = [index * length + min(index, longer) for index in range(count + 1)]
-    return [buffer[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [buffer[start:stop] for start, stop in pairwise(bounds)]
 
 
 def reduce_scatter(transport: Transport, pieces: list[Array], scratch: Array, reduction: Reduction) -> None:

@@ -141,3 +141,8 @@ def readable(nbytes: int) -> str:
         if nbytes >= scale and nbytes % scale == 0:
             return f"{nbytes // scale} {unit}"
     return f"{nbytes} B"
+
+
+def one_line(title: str) -> str:
+    """A title that breaks in tables, unbroken."""
+    return title.replace("-\n", "-").replace("_\n", "_").replace("\n", " ")

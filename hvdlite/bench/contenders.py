@@ -22,12 +22,12 @@ from hvdlite.engine import Lane
 from hvdlite.requests import Request, Signature
 
 TITLES = {
-    "arena": "shared (arena)",
-    "tensor": "shared (tensor)",
+    "arena": "shared\n(arena)",
+    "tensor": "shared\n(tensor)",
     "ring": "ring",
-    "halving_doubling": "halving- doubling",
-    "auto": "allreduce_ (auto)",
-    "mpi": "MPI_ Allreduce",
+    "halving_doubling": "halving-\ndoubling",
+    "auto": "allreduce_\n(auto)",
+    "mpi": "MPI_\nAllreduce",
     "gloo": "gloo",
     "memcpy": "memcpy",
 }

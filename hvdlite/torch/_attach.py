@@ -54,17 +54,26 @@ class Attachment:
         self.sparse: dict[int, Parameter] = {}
         self.hooks: dict[int, Any] = {}
         self.paused = runtime.size() == 1  # then there is nothing to reduce
-        self.skipping = self.reducing = False
+        self.skipping = self.reducing = self.detached = False
         self.passes = self.rounds = self.steps = 0
         self.graph = -1  # the autograd run under way
         if not self.paused:
+            self.take_over()
             self.lane = self.runtime.new_lane(self.name)
             self.prepare()
         self.step_hook = optimizer.register_step_pre_hook(self.before_step)
 
+    def take_over(self) -> None:
+        """Detach earlier optimizers whose parameters are all among this one's: they were discarded, or share them, and
+        one reduction serves both."""
+        mine = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        for other in [other for other in self.runtime.attachments if set(other.hooks) <= mine]:
+            other.detach()
+        self.runtime.attachments.append(self)
+
     @property
     def alive(self) -> bool:
-        return runtime.is_initialized() and runtime.current() is self.runtime
+        return not self.detached and runtime.is_initialized() and runtime.current() is self.runtime
 
     def trainable(self) -> list[Parameter]:
         groups = self.optimizer.param_groups
@@ -92,7 +101,8 @@ class Attachment:
                 self.hooks[id(p)] = hook
 
     def spec(self, index: int, p: Parameter) -> Spec:
-        dtype = p if self.settings.wire is None or not p.is_floating_point() else p.new_empty(0, dtype=self.settings.wire)
+        wire = self.settings.wire
+        dtype = p if wire is None or not p.is_floating_point() else p.new_empty(0, dtype=wire)
         name = self.settings.names.get(id(p), f"parameter.{index}")
         return Spec(name, tuple(p.shape), dtype_name(dtype), device_name(p), self.settings.groups.get(id(p)))
 
@@ -151,8 +161,9 @@ class Attachment:
     def refuse_accumulated_sum(self) -> None:
         if self.rounds and self.settings.op is not ops.Average:
             raise RuntimeError(
-                f"a second backward() before step() with op={self.settings.op.name} would reduce the first one's result "
-                "again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between, or op=Average."
+                f"a second backward() before step() with op={self.settings.op.name} would reduce the first one's "
+                "result again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between, or "
+                "op=Average."
             )
 
     def finish_round(self) -> None:
@@ -227,6 +238,9 @@ class Attachment:
 
     def detach(self) -> None:
         """Take the hooks off."""
+        self.detached = True
+        if self in self.runtime.attachments:
+            self.runtime.attachments.remove(self)
         self.step_hook.remove()
         for hook in self.hooks.values():
             hook.remove()

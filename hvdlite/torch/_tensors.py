@@ -21,7 +21,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
     try:
         return DTYPES[tensor.dtype]
     except KeyError:
-        raise ValueError(f"hvdlite cannot communicate {tensor.dtype} tensors ({tensor.type()}); cast it first") from None
+        raise ValueError(f"hvdlite cannot communicate {tensor.dtype} tensors: cast it first") from None
 
 
 def device_name(tensor: torch.Tensor) -> str:

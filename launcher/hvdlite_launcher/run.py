@@ -2,7 +2,7 @@
 
 One thread, one loop, woken by output, by a signal to hvdliterun, and by the end of mpirun. mpirun has a
 session of its own, so that a terminal's Ctrl-C reaches hvdliterun alone, which then ends the job in
-steps: the ranks get the signal itself (in Python: KeyboardInterrupt), a second later mpirun gets SIGTERM,
+steps: the ranks get the signal itself (SIGINT: in Python, KeyboardInterrupt), a second later mpirun gets SIGTERM,
 and soon after the janitor kills what is left. The last two steps follow a rank's failure too, should
 mpirun not end the others by itself.
 """
@@ -25,8 +25,8 @@ from hvdlite_launcher.output import Printer
 from hvdlite_launcher.place import Failure, a_place, first_failure, rank_processes
 from hvdlite_launcher.streams import Streams
 
-RANKS_GRACE = 1.0  # seconds that the ranks have to end by themselves
-MPIRUN_GRACE = 0.5  # seconds that mpirun then has to end them
+RANKS_GRACE = 0.9  # seconds that the ranks have to end by themselves
+MPIRUN_GRACE = 0.4  # seconds that mpirun then has to end them
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class Ending:
         if self.since is None:
             if self.signal:
                 self.since = now
-                self._told_mpirun = not _send(rank_processes(place), self.signal)
+                # Not SIGHUP, which UCX takes as a wish for its debug log; SIGPIPE is our own affair.
+                number = signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM
+                self._told_mpirun = not _send(rank_processes(place), number)
                 if self._told_mpirun:  # no rank has started yet
                     _send([mpirun.pid], signal.SIGTERM)
             elif first_failure(place):
@@ -128,7 +130,7 @@ def _send(processes: Sequence[int], number: int) -> bool:
     """Send a signal to all; whether there was any process."""
     for process in processes:
         with contextlib.suppress(OSError):
-            os.kill(process, signal.SIGTERM if number == signal.SIGPIPE else number)
+            os.kill(process, number)
     return bool(processes)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +9,7 @@ import numpy as np
 
 import hvdlite as hvd
 from hvdlite import ops
+from tests.parallel.common import require_same_bits
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -23,12 +23,6 @@ def kind(name: str) -> np.dtype[Any]:
 def lengths() -> list[int]:
     p = hvd.size()
     return sorted({0, 1, p - 1, p, p + 1, 1000})
-
-
-def require_same_bits(array: Any) -> None:
-    """All ranks hold the same bytes."""
-    digests = hvd.allgather_object(hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest())
-    assert len(set(digests)) == 1, f"bits differ between ranks: {digests}"
 
 
 def check_ranks_and_sizes() -> None:

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 import hvdlite as hvd
 from hvdlite import ops
+from tests.parallel.common import last, require_mismatch
 
 SIZES = (2, 3, 4)
-
-
-def require_mismatch(call: Callable[[], Any], *words: str) -> str:
-    """Every rank gets a MismatchError with these words, all the same text; an all-reduce afterwards works."""
-    try:
-        call()
-    except hvd.MismatchError as error:
-        text = str(error)
-    else:
-        raise AssertionError("no MismatchError")
-    for word in words:
-        assert word in text, f"{word!r} is not in: {text}"
-    assert len(set(hvd.allgather_object(text))) == 1
-    assert (hvd.allreduce(np.ones(3), op=hvd.Sum) == hvd.size()).all()
-    return text
 
 
 def others() -> str:
     """Ranks 0 to p-2, as messages name them."""
     return "rank 0" if hvd.size() == 2 else f"ranks 0-{hvd.size() - 2}"
-
-
-def last() -> bool:
-    return hvd.rank() == hvd.size() - 1
 
 
 def check_shape() -> None:

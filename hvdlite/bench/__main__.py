@@ -1,0 +1,132 @@
+"""`python -m hvdlite.bench allreduce | step`, under hvdliterun with at least two ranks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mpi4py import MPI
+from rich.console import Console
+from rich.progress import Progress
+
+import hvdlite as hvd
+from hvdlite.bench import allreduce, plot, report
+from hvdlite.bench.contenders import TITLES
+from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS
+
+UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+EXAMPLES = """examples:
+  hvdliterun -np 2 python -m hvdlite.bench allreduce
+  hvdliterun -np 4 python -m hvdlite.bench allreduce --min 1M --max 64M --algorithms arena,mpi --json out.json
+  hvdliterun -np 2 python -m hvdlite.bench step --plot steps.png
+"""
+
+
+def nbytes(text: str) -> int:
+    """'4', '64K', '1MiB' in bytes."""
+    number = text.lower().removesuffix("ib").rstrip("kmgb")
+    unit = text.lower()[len(number) :].removesuffix("ib") or "b"
+    try:
+        return int(number) * UNITS[unit]
+    except (ValueError, KeyError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: say 4, 64K, 1M or 1GiB") from None
+
+
+def names(text: str) -> list[str]:
+    found = text.split(",")
+    if unknown := [name for name in found if name not in TITLES]:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(TITLES)}")
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m hvdlite.bench", description="Time hvdlite beside what it is compared with, in interleaved runs.",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    commands = top.add_subparsers(dest="command", required=True)
+    reduce = commands.add_parser("allreduce", help="all-reduce from bytes to hundreds of megabytes")
+    reduce.add_argument("--min", type=nbytes, default=4, metavar="SIZE", help="smallest size (default 4 bytes)")
+    reduce.add_argument("--max", type=nbytes, default=256 << 20, metavar="SIZE", help="largest size (default 256M)")
+    reduce.add_argument("--step", type=int, choices=(2, 4), default=4, help="ratio of sizes (default 4)")
+    reduce.add_argument("--iters", type=int, metavar="N", help="turns per contender and size (default: by --seconds)")
+    reduce.add_argument(
+        "--seconds", type=float, default=3.0, metavar="S",
+        help=f"time per size, within {FEWEST_ROUNDS} to {MOST_ROUNDS} turns per contender (default 3)",
+    )  # fmt: skip
+    reduce.add_argument(
+        "--algorithms", type=names, default=list(TITLES), metavar="A,B,...", help=f"any of {', '.join(TITLES)}"
+    )
+    step = commands.add_parser("step", help="training steps of three models, beside torch DDP on gloo")
+    step.add_argument("--steps", type=int, default=25, metavar="N", help="timed steps per contender (default 25)")
+    for command in (reduce, step):
+        command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
+        command.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
+    return top
+
+
+@contextmanager
+def progress(out: Console) -> Iterator[Callable[[int, int, str], None]]:
+    """A function (done, total, text) that draws a bar on rank 0's terminal, and nothing elsewhere."""
+    if hvd.rank() != 0 or not out.is_terminal:
+        yield lambda done, total, text: None
+        return
+    with Progress(console=out, transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+
+
+def run_allreduce(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
+    with progress(out) as show:
+        sizes = allreduce.sizes(args.min, args.max, args.step)
+        found = allreduce.sweep(comm, args.algorithms, sizes, args.iters, args.seconds, show)
+    facts = report.machine(comm)
+    if hvd.rank() == 0:
+        report.print_sweep(out, found)
+        finish(args, out, facts, report.sweep_json(found, facts), lambda path, line: plot.plot_sweep(path, found, line))
+
+
+def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
+    from hvdlite.bench import step
+
+    with progress(out) as show:
+        found = step.compare(comm, args.steps, show)
+    facts = report.machine(comm)
+    if hvd.rank() == 0:
+        report.print_steps(out, found)
+        finish(args, out, facts, report.steps_json(found, facts), lambda path, line: plot.plot_steps(path, found, line))
+
+
+def finish(
+    args: argparse.Namespace, out: Console, facts: dict[str, Any], content: dict[str, Any],
+    draw: Callable[[str, str], None],
+) -> None:  # fmt: skip
+    """Write what was asked for, and say where it was measured."""
+    line = report.machine_line(facts)
+    out.print(line, highlight=False, style="dim")
+    if args.json:
+        report.save_json(args.json, content)
+    if args.plot and plot.available():
+        draw(args.plot, line)
+    elif args.plot:
+        out.print("no plot: matplotlib is not installed (pip install hvdlite[bench])")
+
+
+def main() -> int:
+    args = parser().parse_args()
+    hvd.init()
+    if hvd.size() < 2:
+        print("The benchmarks need at least two ranks: hvdliterun -np 2 python -m hvdlite.bench ...", file=sys.stderr)
+        return 2
+    comm = MPI.COMM_WORLD.Dup()
+    {"allreduce": run_allreduce, "step": run_step}[args.command](args, comm, report.console())
+    comm.Free()
+    hvd.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Pictures of the results, with matplotlib where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from hvdlite.bench.allreduce import Sweep, one_line, readable
+from hvdlite.bench.step import Result
+
+OURS = ("arena", "tensor", "ring", "halving_doubling", "auto")
+
+
+def available() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def canvas(columns: int) -> tuple[Any, Any]:
+    """A figure of `columns` plots side by side that needs no display."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, columns, figsize=(7 * columns, 5.5), layout="constrained")
+    return figure, axes
+
+
+def plot_sweep(path: str, sweep: Sweep, caption: str) -> None:
+    """Time and bandwidth against size, log-log; ours in full lines, the others dashed."""
+    figure, (times, bandwidths) = canvas(2)
+    for key, title in sweep.titles.items():
+        rows = [row for row in sweep.rows if key in row.seconds]
+        label, line = one_line(title), "-" if key in OURS else "--"
+        nbytes = [row.nbytes for row in rows]
+        times.plot(nbytes, [row.seconds[key] * 1e6 for row in rows], line, marker="o", ms=3, label=label)
+        bandwidths.plot(nbytes, [row.algbw(key) for row in rows], line, marker="o", ms=3, label=label)
+    for axis, what in ((times, "time in us"), (bandwidths, "algbw in GB/s")):
+        axis.set(xscale="log", yscale="log", xlabel="size", ylabel=what)
+        ticks = [row.nbytes for row in sweep.rows][:: max(len(sweep.rows) // 8, 1)]
+        axis.set_xticks(ticks, [readable(tick) for tick in ticks], rotation=30)
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.suptitle(f"All-reduce, float32, in place\n{caption}", fontsize=9)
+    figure.savefig(path, dpi=120)
+
+
+def plot_steps(path: str, results: Sequence[Result], caption: str) -> None:
+    """Bars: milliseconds per step of each model and contender."""
+    figure, axis = canvas(1)
+    for offset, (key, label) in enumerate({"none": "no communication", "hvdlite": "hvdlite", "ddp": "DDP gloo"}.items()):
+        places = [index + 0.27 * (offset - 1) for index in range(len(results))]
+        bars = axis.bar(places, [r.seconds[key] * 1e3 for r in results], 0.25, label=label)
+        axis.bar_label(bars, fmt="%.1f", fontsize=8)
+    axis.set_xticks(range(len(results)), [r.name for r in results])
+    axis.set_ylabel("ms per step")
+    axis.legend()
+    figure.suptitle(f"Training step\n{caption}", fontsize=9)
+    figure.savefig(path, dpi=120)

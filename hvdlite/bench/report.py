@@ -1,0 +1,187 @@
+"""What the benchmarks found, for people and for programs: tables, JSON, and a picture."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mpi4py import MPI
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hvdlite.bench.allreduce import Row, Sweep, one_line, readable
+from hvdlite.bench.step import Result
+
+WIDTH = 120
+
+
+def console() -> Console:
+    """Standard output; plain text of 120 columns where it is no terminal that a person looks at.
+
+    Open MPI gives ranks a pseudo-terminal without a size, whatever its own output goes to.
+    """
+    try:
+        real = os.get_terminal_size(sys.__stdout__.fileno()).columns > 0 if sys.__stdout__ else False
+    except OSError:
+        real = False
+    return Console() if real else Console(width=WIDTH, force_terminal=False, color_system=None)
+
+
+def machine(comm: MPI.Comm) -> dict[str, Any]:
+    """Where the numbers come from: processor, cores, ranks, libraries, date."""
+    packages = ("hvdlite", "mpi4py", "numpy", "torch")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "ranks": comm.Get_size(),
+        "hosts": len(set(comm.allgather(platform.node()))),
+        "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 ,"),
+        "python": platform.python_version(),
+        "versions": {name: found for name in packages if (found := version(name))},
+    }
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def machine_line(facts: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    return f"{facts['ranks']} ranks on {facts['hosts']} host(s) with {facts['cores']} cores ({facts['cpu']}); " \
+           f"{facts['mpi']}; Python {facts['python']}, {versions}"  # fmt: skip
+
+
+# All-reduce
+
+
+def print_sweep(out: Console, sweep: Sweep) -> None:
+    """Times, bandwidths, ratios and the scalar latency."""
+    out.print(times_table(sweep))
+    out.print(bandwidth_table(sweep))
+    if ratios := ratio_table(sweep):
+        out.print(ratios)
+    for name, seconds in sweep.latency.items():
+        out.print(f"one scalar, synchronous: {seconds * 1e6:6.1f} us  {name}", highlight=False)
+
+
+def new_table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1))
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
+
+
+def times_table(sweep: Sweep) -> Table:
+    table = new_table(
+        "all-reduce, float32, sum, in place: time in us (median over calls of the slowest rank)",
+        ["size", "count", *sweep.titles.values()],
+    )
+    for row in sweep.rows:
+        times = (significant(row.seconds[k] * 1e6) if k in row.seconds else "-" for k in sweep.titles)
+        table.add_row(readable(row.nbytes), str(row.count), *times)
+    return table
+
+
+def bandwidth_table(sweep: Sweep) -> Table:
+    table = new_table(
+        "algbw and busbw in GB/s: size / time, and that times 2(p-1)/p (memcpy: algbw only)",
+        ["size", *sweep.titles.values()],
+    )
+    for row in sweep.rows:
+        table.add_row(readable(row.nbytes), *(bandwidths(row, key, sweep.size) for key in sweep.titles))
+    return table
+
+
+def bandwidths(row: Row, key: str, size: int) -> str:
+    if key not in row.seconds:
+        return "-"
+    algbw = significant(row.algbw(key))
+    return algbw if key == "memcpy" else f"{algbw} {significant(row.busbw(key, size))}"
+
+
+RATIOS = {
+    "MPI / arena": ("mpi", "arena"),
+    "gloo / arena": ("gloo", "arena"),
+    "arena / memcpy": ("arena", "memcpy"),
+    "ring / MPI": ("ring", "mpi"),
+    "allreduce_ / MPI": ("auto", "mpi"),
+}
+
+
+def ratio_table(sweep: Sweep) -> Table | None:
+    """Times over times; None where the contenders for it did not take part."""
+    pairs = {title: pair for title, pair in RATIOS.items() if set(pair) <= set(sweep.titles)}
+    if not pairs:
+        return None
+    table = new_table("ratios of times", ["size", *pairs])
+    for row in sweep.rows:
+        values = (significant(row.seconds[a] / row.seconds[b]) for a, b in pairs.values())
+        table.add_row(readable(row.nbytes), *values)
+    return table
+
+
+def significant(number: float) -> str:
+    """Three significant digits, without exponents: 0.0123, 1.23, 12.3, 123, 12345."""
+    if number >= 100 or number == 0:
+        return f"{number:.0f}"
+    places = 2 if number >= 1 else 3
+    return f"{number:.1f}" if number >= 10 else f"{number:.{places}f}"
+
+
+def sweep_json(sweep: Sweep, facts: dict[str, Any]) -> dict[str, Any]:
+    """Everything in seconds, bytes and GB/s."""
+    rows = [
+        asdict(row) | {"algbw": {k: row.algbw(k) for k in row.seconds},
+                       "busbw": {k: row.busbw(k, sweep.size) for k in row.seconds if k != "memcpy"}}
+        for row in sweep.rows
+    ]  # fmt: skip
+    titles = {key: one_line(title) for key, title in sweep.titles.items()}
+    return {"benchmark": "allreduce", "machine": facts, "contenders": titles, "rows": rows,
+            "scalar_latency": sweep.latency}  # fmt: skip
+
+
+# Training steps
+
+
+def print_steps(out: Console, results: Sequence[Result]) -> None:
+    table = new_table(
+        "training step: time in ms (median over steps of the slowest rank); overhead = time above no communication",
+        ["model", "parameters", "tensors", "no comm.", "hvdlite", "DDP gloo", "hvdlite overhead", "DDP overhead",
+         "overhead ratio"],
+    )  # fmt: skip
+    for r in results:
+        times = [r.seconds["none"], r.seconds["hvdlite"], r.seconds["ddp"], r.overhead("hvdlite"), r.overhead("ddp")]
+        table.add_row(r.name, f"{r.parameters:,}", str(r.tensors), *(f"{t * 1e3:.2f}" for t in times), f"{r.ratio:.2f}")
+    out.print(table)
+
+
+def steps_json(results: Sequence[Result], facts: dict[str, Any]) -> dict[str, Any]:
+    rows = [
+        asdict(r) | {"overhead": {k: r.overhead(k) for k in ("hvdlite", "ddp")}, "ratio": r.ratio} for r in results
+    ]
+    return {"benchmark": "step", "machine": facts, "rows": rows}
+
+
+def save_json(path: str, content: dict[str, Any]) -> None:
+    Path(path).write_text(json.dumps(content, indent=1) + "\n")

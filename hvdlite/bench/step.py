@@ -1,0 +1,145 @@
+"""The training-step benchmark: what distribution costs per step, beside torch's DistributedDataParallel on gloo.
+
+Three copies of each model take turns: one without communication, one with `hvdlite.torch.DistributedOptimizer`, one
+in DDP. The overhead is the step's time less that of the copy without communication. One thread per rank, random
+data, plain SGD. Afterwards hvdlite's and DDP's weights must agree: they did the same arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import nn
+
+import hvdlite.torch as hvd
+from hvdlite.bench.contenders import start_gloo
+from hvdlite.bench.timing import interleaved
+from hvdlite.errors import HvdliteError
+
+WARM_UP = 4  # steps: DDP rebuilds its buckets after the first
+LEARNING_RATE = 0.001
+TOLERANCE = 1e-3  # relative; the two sum in different orders and round differently, over some 30 small steps
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and one fixed batch for it."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    batch: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Median seconds per step by contender: 'none', 'hvdlite', 'ddp'."""
+
+    name: str
+    parameters: int
+    tensors: int
+    seconds: dict[str, float]
+
+    def overhead(self, key: str) -> float:
+        """Seconds per step that `key` costs more than no communication."""
+        return self.seconds[key] - self.seconds["none"]
+
+    @property
+    def ratio(self) -> float:
+        """hvdlite's overhead in units of DDP's."""
+        return self.overhead("hvdlite") / self.overhead("ddp")
+
+
+def mlp() -> nn.Module:
+    """10.5 million parameters in few large tensors."""
+    return nn.Sequential(
+        nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(),
+        nn.Linear(2048, 10),
+    )  # fmt: skip
+
+
+def cnn() -> nn.Module:
+    """8 convolutions, few parameters, much arithmetic."""
+    layers: list[nn.Module] = []
+    for index, (inputs, outputs) in enumerate([(3, 16), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64), (64, 64)]):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1, stride=1 + index % 2), nn.ReLU()]
+    layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    return nn.Sequential(*layers)
+
+
+def transformer() -> nn.Module:
+    """6 encoder layers of width 256: 4.7 million parameters in 74 tensors."""
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    return nn.Sequential(encoder, nn.Flatten(), nn.Linear(32 * 256, 10))
+
+
+def classes(count: int) -> torch.Tensor:
+    return torch.randint(0, 10, (count,))
+
+
+TASKS = (
+    Task("MLP", mlp, lambda: (torch.randn(32, 1024), classes(32))),
+    Task("CNN, 8 conv layers", cnn, lambda: (torch.randn(16, 3, 48, 48), classes(16))),
+    Task("transformer, 6 layers", transformer, lambda: (torch.randn(4, 32, 256), classes(4))),
+)
+
+
+def compare(comm: MPI.Comm, steps: int, progress: Any) -> list[Result]:
+    """Run all tasks. Collective. progress: called with (done, total, text). Raises HvdliteError on wrong weights."""
+    torch.set_num_threads(1)
+    start_gloo()
+    results = []
+    for done, task in enumerate(TASKS):
+        progress(done, len(TASKS), task.name)
+        results.append(run(task, comm, steps))
+    return results
+
+
+def run(task: Task, comm: MPI.Comm, steps: int) -> Result:
+    """Train the three copies in turns."""
+    copies = {key: copy_of(task) for key in ("none", "hvdlite", "ddp")}
+    torch.manual_seed(1 + comm.Get_rank())
+    batch = task.batch()
+    optimizers = {key: torch.optim.SGD(model.parameters(), LEARNING_RATE) for key, model in copies.items()}
+    hvd.DistributedOptimizer(optimizers["hvdlite"], copies["hvdlite"].named_parameters())
+    wrapped = copies | {"ddp": nn.parallel.DistributedDataParallel(copies["ddp"])}
+    actions = {key: stepper(wrapped[key], optimizers[key], batch) for key in copies}
+    interleaved(actions, comm, WARM_UP, warm=False)
+    seconds = interleaved(actions, comm, steps, warm=False)
+    same_weights(task.name, copies["hvdlite"], copies["ddp"])
+    parameters = list(copies["none"].parameters())
+    return Result(task.name, sum(p.numel() for p in parameters), len(parameters), seconds)
+
+
+def copy_of(task: Task) -> nn.Module:
+    """The model with the same weights on every rank and in every copy."""
+    torch.manual_seed(0)
+    return task.build()
+
+
+def stepper(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]
+) -> Callable[[], None]:
+    inputs, labels = batch
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def same_weights(name: str, ours: nn.Module, ddp: nn.Module) -> None:
+    """Raise HvdliteError where the two trained to different weights: then their times mean nothing."""
+    for (parameter, a), b in zip(ours.named_parameters(), ddp.parameters(), strict=True):
+        difference = float((a - b).norm() / b.norm().clamp(min=1e-12))
+        if not difference <= TOLERANCE:
+            raise HvdliteError(
+                f"{name}: after the same steps hvdlite's {parameter} differs from DDP's by {difference:.2g} (relative; "
+                f"{TOLERANCE} is allowed). This is a bug; the times were thrown away."
+            )

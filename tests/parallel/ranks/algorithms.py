@@ -1,0 +1,115 @@
+"""Every algorithm forced with HVDLITE_ALGORITHM: the same sums, whatever the path, and the same bits on every rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite import memory, runtime
+from hvdlite.config import ALGORITHMS
+from tests.parallel.common import require_same_bits, restart
+from tests.parallel.ranks.collectives import FLOATS, MIB, kind, lengths
+
+
+def require_right_sums() -> None:
+    """Integers exactly, in every dtype, at odd lengths and large ones; means of random numbers with equal bits."""
+    p, r = hvd.size(), hvd.rank()
+    for name in (*FLOATS, "int8", "int64"):
+        for length in (*lengths(), 30_000, *([MIB + 3] if name in ("float32", "float16") else [])):
+            base = np.arange(length) % 7
+            result = hvd.allreduce((base + r).astype(kind(name)), op=hvd.Sum)
+            np.testing.assert_array_equal(result, (base * p + p * (p - 1) // 2).astype(kind(name)))
+    for op, expected in ((hvd.Min, 1), (hvd.Max, p), (hvd.Product, np.prod(np.arange(p) + 1))):
+        np.testing.assert_array_equal(hvd.allreduce(np.full(100, r + 1.0), op=op), np.full(100, float(expected)))
+    assert hvd.allreduce(np.array([r == 0]), op=hvd.Max).all() and (p > 1) != hvd.allreduce(np.array([r == 0]), op=hvd.Min)
+    for length in (3, 3000, 300_000):
+        mine = np.random.default_rng(r).standard_normal(length).astype(np.float32)
+        everyone = [np.random.default_rng(other).standard_normal(length).astype(np.float32) for other in range(p)]
+        result = hvd.allreduce(mine, prescale_factor=0.5)
+        exact = np.mean(np.float64(everyone), axis=0) / 2
+        bound = 2.0**-24 * (np.sum(np.abs(everyone), axis=0) + np.abs(exact))  # p-1 additions, over p; one division
+        assert np.all(np.abs(result - exact) <= bound)
+        if runtime.current().config.algorithm != "native":  # the library's own does not promise it
+            require_same_bits(result)
+
+
+def check_every_algorithm() -> None:
+    for name in ALGORITHMS:
+        restart(ALGORITHM=name)
+        assert runtime.current().facts.forced == name
+        require_right_sums()
+    restart()
+
+
+def check_forced_algorithm_runs() -> None:
+    """The name reaches the function: the all-reduce of one array tells which it used."""
+    from hvdlite.algorithms import allreduce
+    from hvdlite.algorithms.reduction import Reduction
+    from hvdlite.requests import Request, Signature
+
+    for name in ALGORITHMS[1:]:
+        restart(ALGORITHM=name)
+        used = runtime.current().eager.run(Request(Signature("test", name), lambda lane: allreduce(
+            lane.transport, lane.workspace, lane.place, np.ones(1000), Reduction())))  # fmt: skip
+        assert used == (name if hvd.size() > 1 else "alone"), (name, used)
+    restart()
+
+
+def check_without_shared_memory() -> None:
+    restart(SHARED_MEMORY="0")
+    assert not runtime.current().facts.shares_memory
+    require_right_sums()
+    restart(SHARED_MEMORY="0", ALGORITHM="shared")  # falls back to the ring
+    require_right_sums()
+    restart()
+
+
+def check_shared_memory_turned_off_on_one_rank() -> None:
+    """Sharing needs all: one that does not want it makes none."""
+    restart(SHARED_MEMORY="0" if hvd.rank() == hvd.size() - 1 else "1")
+    assert not runtime.current().facts.shares_memory
+    require_right_sums()
+    restart()
+
+
+def check_shared_memory_refused_on_one_rank() -> None:
+    """One rank cannot open its peers' memory, or has no room for its own: all fall back to the ring together."""
+    attach, create = memory.attach, memory.SharedFile.create
+    for what in ("attach", "create"):
+        restart()
+        if hvd.rank() == hvd.size() - 1 and what == "attach":
+            memory.attach = lambda card: None
+        if hvd.rank() == hvd.size() - 1 and what == "create":
+            memory.SharedFile.create = classmethod(lambda cls, nbytes: None)
+        require_right_sums()
+        stage = runtime.current().eager.workspace.stage
+        assert hvd.size() == 1 or stage.peers is None
+        memory.attach, memory.SharedFile.create = attach, create
+    restart()
+    require_right_sums()
+    assert hvd.size() == 1 or len(runtime.current().eager.workspace.stage.peers) == hvd.size()
+
+
+def check_setting_that_differs_between_ranks() -> None:
+    """Another algorithm, or bucket size, on one rank: an error on all that says who has what; then init works."""
+    if hvd.size() == 1:
+        return
+    last = hvd.rank() == hvd.size() - 1
+    for name, one, two in (("ALGORITHM", "ring", "native"), ("BUCKET_MB", "1", "2")):
+        try:
+            restart(**{name: two if last else one})
+        except hvd.HvdliteError as error:
+            assert f"HVDLITE_{name}" in str(error) and "differs" in str(error), error
+        else:
+            raise AssertionError(f"ranks with different HVDLITE_{name} started")
+        assert not hvd.is_initialized()
+        restart()
+        assert (hvd.allreduce(np.ones(3), op=hvd.Sum) == hvd.size()).all()
+
+
+def check_bits_are_the_same_after_a_restart() -> None:
+    """Run-to-run determinism: with new communicators and new memory too."""
+    arrays = [np.random.default_rng(hvd.rank()).standard_normal(n).astype(np.float32) for n in (50, 1500, 40_000, 500_000)]
+    first = [hvd.allreduce(array).tobytes() for array in arrays]
+    restart()
+    assert [hvd.allreduce(array).tobytes() for array in arrays] == first

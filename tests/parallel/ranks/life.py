@@ -1,0 +1,157 @@
+"""Life and death: init and shutdown in any number, ranks that leave early, forked children, memory that stays."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite import memory, ops, runtime
+from hvdlite.requests import Request, Signature
+from tests.parallel.common import require_error
+
+
+def total() -> int:
+    """A round over all ranks: the sum of their numbers, found by communicating."""
+    return int(hvd.allreduce(np.array([hvd.rank()]), op=hvd.Sum)[0])
+
+
+def check_init_twice() -> None:
+    live = runtime.current()
+    hvd.init()
+    assert runtime.current() is live
+
+
+def check_shutdown_and_init_again() -> None:
+    """Ten lives, each with its own sums; between them everything says that init() is missing."""
+    p, r = hvd.size(), hvd.rank()
+    for _ in range(10):
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.cross_size, hvd.barrier, lambda: hvd.allreduce(1.0)):
+            require_error(hvd.NotInitializedError, call, "hvd.init()")
+            require_error(ValueError, call)  # Horovod's class
+        hvd.init()
+        assert (hvd.rank(), hvd.size()) == (r, p) and total() == p * (p - 1) // 2
+
+
+def check_init_with_a_communicator() -> None:
+    """A communicator in reverse order reverses the ranks; what is no communicator is refused."""
+    p, r = hvd.size(), hvd.rank()
+    from mpi4py import MPI
+
+    hvd.shutdown()
+    require_error(ValueError, lambda: hvd.init(comm=[0, 1]), "mpi4py communicator")
+    reverse = MPI.COMM_WORLD.Split(0, p - r)
+    hvd.init(comm=reverse)
+    assert (hvd.rank(), hvd.size()) == (p - 1 - r, p) and total() == p * (p - 1) // 2
+    hvd.shutdown()
+    assert reverse.Get_size() == p  # the user's is still there
+    reverse.Free()
+    hvd.init()
+
+
+def check_rank_that_shuts_down_early() -> None:
+    """Each rank in turn leaves; the others' collective says who did; then all can leave and start again."""
+    p, r = hvd.size(), hvd.rank()
+    for early in range(p if p > 1 else 0):
+        if r != early:
+            require_error(hvd.ShutdownError, lambda: hvd.allreduce(np.ones(3), name="loss"), "allreduce 'loss'",
+                          f"rank {early} shut down")
+            handle = ops.allreduce_(np.ones(3), wait=False)
+            require_error(hvd.ShutdownError, handle.wait, "shut down")
+        hvd.shutdown()
+        hvd.init()
+        assert total() == p * (p - 1) // 2
+
+
+def check_shutdown_completes_what_was_submitted() -> None:
+    """Handles that nobody waited for are done, and right, after shutdown()."""
+    p, r = hvd.size(), hvd.rank()
+    handles = [ops.allreduce_(np.full(1000, i + r), ops.Sum, wait=False) for i in range(5)]
+    hvd.shutdown()
+    for i, handle in enumerate(handles):
+        assert (handle.wait() == i * p + p * (p - 1) // 2).all()
+    hvd.init()
+
+
+def check_error_in_one_rank_of_a_set_of_arguments() -> None:
+    """What the caller alone did wrong raises at once, there alone, and harms no one."""
+    p, r = hvd.size(), hvd.rank()
+    if r == 0:
+        require_error(ValueError, lambda: hvd.broadcast(np.ones(1), root_rank=99), "99")
+        require_error(TypeError, lambda: hvd.allreduce("text"), "str")
+    assert total() == p * (p - 1) // 2
+
+
+def check_memory_outlives_shutdown() -> None:
+    """Views on an arena, own and peers', are ordinary memory for as long as somebody looks at them."""
+    p, r = hvd.size(), hvd.rank()
+    lane = runtime.current().eager
+    arena = lane.run(Request(Signature("test", "arena"), lambda lane: memory.allocate(
+        lane.transport, 1 << 16, lane.place.shares_memory)))  # fmt: skip
+    mine, peers = arena.view(128, 100, np.int32), arena.peer_views(128, 100, np.int32) or []
+    del arena
+    mine[:] = r
+    hvd.barrier()
+    hvd.shutdown()
+    assert (mine == r).all() and [int(view[99]) for view in peers] == (list(range(p)) if p > 1 else [])
+    hvd.init()
+    hvd.barrier()  # every rank has read
+    mine[:] = r + 100
+    hvd.barrier()
+    assert [int(view[0]) for view in peers] == ([100 + other for other in range(p)] if p > 1 else [])
+
+
+def check_shared_memory_leaves_no_file_and_no_descriptor() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    lane = runtime.current().eager
+    before = descriptors()
+    for i in range(5):
+        arena = lane.run(Request(Signature("test", f"arena {i}"), lambda lane: memory.allocate(
+            lane.transport, 1 << 16, lane.place.shares_memory)))  # fmt: skip
+        assert descriptors() <= before + hvd.size()  # the mappings of this one arena
+        del arena
+
+
+def check_forked_child_is_told() -> None:
+    """A forked child gets a clear error from every call, may call shutdown(), and exits; the parent goes on."""
+    p = hvd.size()
+    assert total() == p * (p - 1) // 2
+    if p == 1:
+        return
+    for round_ in range(2):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for call in (hvd.rank, lambda: hvd.allreduce(np.ones(3)), hvd.barrier):
+                    require_error(hvd.HvdliteError, call, "forked", "main process")
+                assert not hvd.is_initialized()
+                hvd.shutdown()
+                code = 17
+            finally:
+                os._exit(code)
+        deadline = time.monotonic() + 10
+        while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+            assert time.monotonic() < deadline, "the child hangs"
+            time.sleep(0.01)
+        assert os.waitstatus_to_exitcode(ended[1]) == 17, round_
+        assert total() == p * (p - 1) // 2
+
+
+def check_late_rank() -> None:
+    """Waiting for a rank that computes takes no core: the others sleep."""
+    hvd.barrier()
+    if hvd.rank() == 0:
+        time.sleep(1.0)
+    used, began = time.process_time(), time.monotonic()
+    hvd.barrier()
+    used, waited = time.process_time() - used, time.monotonic() - began
+    if hvd.rank() != 0:
+        assert used < 0.5 * waited, f"used {used:.2f} s of processor time in {waited:.2f} s of waiting"

@@ -1,0 +1,322 @@
+"""What p.grad holds after backward(), by arithmetic: rank r's loss is (r+1) * sum of all weights, so its gradients are
+r+1 everywhere, and their average over p ranks is (p+1)/2."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import hvdlite.torch as hvd
+from tests.parallel.common import last, require_error, require_same_bits, restart
+
+
+def weights(*shapes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes or ((3, 4), (5,), (), (2, 0), (40, 40))]
+
+
+def loss_of(params: Sequence[torch.Tensor], factor: float | None = None) -> torch.Tensor:
+    """Gradients of `factor` everywhere; r+1 by default."""
+    return sum((p.sum() for p in params), torch.zeros(())) * (hvd.rank() + 1 if factor is None else factor)
+
+
+def average() -> float:
+    return (hvd.size() + 1) / 2
+
+
+def attach(params: Sequence[torch.nn.Parameter], **how: Any) -> torch.optim.SGD:
+    return hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), **how)
+
+
+def require_grads(params: Sequence[torch.Tensor], value: float) -> None:
+    for i, p in enumerate(params):
+        assert p.grad is not None and (p.grad == value).all(), f"gradient {i} is {p.grad}, not {value}"
+
+
+def check_average_at_the_end_of_backward() -> None:
+    """Before step(), in the backward's own time; and the step takes it as it is."""
+    params = weights()
+    optimizer = attach(params)
+    for step in range(1, 4):
+        loss_of(params).backward()
+        require_grads(params, average())
+        optimizer.step()
+        assert all((p == -step * average()).all() for p in params)
+        optimizer.zero_grad()
+
+
+def check_every_operation() -> None:
+    p = hvd.size()
+    for op, value in ((hvd.Sum, p * (p + 1) / 2), (hvd.Min, 1), (hvd.Max, p), (hvd.Average, average())):
+        params = weights()
+        optimizer = attach(params, op=op)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            require_grads(params, value)
+            optimizer.step()
+
+
+def check_gradient_is_the_arena() -> None:
+    """p.grad is the view into the arena, whether zero_grad() sets None or zeros: there is no second copy."""
+    for set_to_none in (True, False):
+        params = weights()
+        optimizer = attach(params)
+        for _ in range(3):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            loss_of(params).backward()
+            require_grads(params, average())
+            if hvd.size() > 1:
+                attachment = optimizer._hvdlite
+                for p, view in zip(params, attachment.views, strict=True):
+                    assert p.grad.data_ptr() == view.data_ptr() and p.grad.shape == view.shape
+                    memory = attachment.reducer.arena.own
+                    start, stop = memory.ctypes.data, memory.ctypes.data + memory.nbytes
+                    assert start <= p.grad.data_ptr() <= stop
+            optimizer.step()
+
+
+def check_gradients_stay_readable_after_shutdown() -> None:
+    params = weights()
+    optimizer = attach(params)
+    loss_of(params).backward()
+    restart()
+    require_grads(params, average())
+    del optimizer
+
+
+def check_no_sync() -> None:
+    """Passes inside only accumulate; the one outside reduces the sum of all."""
+    params = weights()
+    optimizer = attach(params)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            loss_of(params).backward()
+            loss_of(params).backward()
+            require_grads(params, 2 * (hvd.rank() + 1))
+        loss_of(params).backward()
+        require_grads(params, 3 * average())
+        optimizer.step()
+
+
+def check_backward_passes_per_step() -> None:
+    """The local sum of two passes, reduced once; then three; fewer passes are reduced by step()."""
+    params = weights()
+    optimizer = attach(params, backward_passes_per_step=2)
+    for passes in (2, 3):
+        optimizer.set_backward_passes_per_step(passes)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for done in range(1, passes):
+                loss_of(params).backward()
+                require_grads(params, done * (hvd.rank() + 1))
+            loss_of(params).backward()
+            require_grads(params, passes * average())
+            optimizer.step()
+            require_grads(params, passes * average())
+    optimizer.zero_grad()
+    loss_of(params).backward()
+    optimizer.step()
+    require_grads(params, average())
+    for wrong in (0, -1):
+        require_error(ValueError, lambda: attach(weights(), backward_passes_per_step=wrong), str(wrong))  # noqa: B023
+
+
+def check_accumulation_equals_the_sum() -> None:
+    """Random gradients: two passes reduced once are the average of the local sums, in exact arithmetic of halves."""
+    generator = torch.Generator().manual_seed(hvd.rank())
+    parts = [torch.randint(-100, 100, (50,), generator=generator).float() for _ in range(2)]
+    w = torch.nn.Parameter(torch.zeros(50))
+    attach([w], backward_passes_per_step=2, op=hvd.Sum)
+    for part in parts:
+        (w * part).sum().backward()
+    assert torch.equal(w.grad, hvd.allreduce(parts[0] + parts[1], op=hvd.Sum))
+
+
+def check_two_backwards_before_a_step() -> None:
+    """With Average, gradients accumulate as in one process: the average of the sums."""
+    params = weights()
+    optimizer = attach(params)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for done in (1, 2, 3):
+            loss_of(params).backward()
+            require_grads(params, done * average())
+        optimizer.step()
+
+
+def check_two_backwards_with_sum() -> None:
+    """With Sum the second would add the first one's result again: an error that says what to do; then all goes on."""
+    p = hvd.size()
+    if p == 1:
+        return
+    params = weights()
+    optimizer = attach(params, op=hvd.Sum)
+    for _ in range(2):
+        loss_of(params).backward()
+        require_error(RuntimeError, lambda: loss_of(params).backward(), "op=Sum", "no_sync", "backward_passes_per_step")
+        optimizer.zero_grad()
+        loss_of(params).backward()
+        require_grads(params, p * (p + 1) / 2)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def check_clipping_both_ways() -> None:
+    """clip_grad_norm_ sees averages, whether synchronize() is called or not: n weights of (p+1)/2, clipped to norm 1."""
+    for drop_in in (False, True):
+        params = weights((3, 4), (4,))
+        optimizer = attach(params)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            if drop_in:
+                optimizer.synchronize()
+            norm = torch.nn.utils.clip_grad_norm_(params, 1.0)
+            # 4 (p+1)/2: float32 rounds a square root and a few sums; the cut divides by norm + 1e-6.
+            assert abs(norm.item() - 4 * average()) < 1e-5
+            before = [p.detach().clone() for p in params]
+            if drop_in:
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                optimizer.step()
+            for p, old in zip(params, before, strict=True):
+                assert (old - p - 0.25).abs().max() < 1e-5
+        require_same_bits(params)
+
+
+def check_synchronize_again_does_no_harm() -> None:
+    params = weights()
+    optimizer = attach(params)
+    loss_of(params).backward()
+    for _ in range(3):
+        optimizer.synchronize()
+        require_grads(params, average())
+    optimizer.step()
+    assert all((p == -average()).all() for p in params)
+
+
+def check_gradients_set_by_hand() -> None:
+    """Without any backward, synchronize() or step() reduces what lies in p.grad."""
+    for explicit in (True, False):
+        params = weights()
+        optimizer = attach(params)
+        for step in (1, 2):
+            for p in params:
+                p.grad = torch.full_like(p, hvd.rank() + 1)
+            if explicit:
+                optimizer.synchronize()
+                require_grads(params, average())
+            optimizer.step()
+            assert all((p == -step * average()).all() for p in params)
+
+
+def check_grad_scaler() -> None:
+    """unscale_ and clip see averages; an infinity on one rank makes all skip, and agree on the smaller scale."""
+    if hvd.size() == 1:
+        return
+    params = weights()
+    optimizer = attach(params)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000)
+    taken = 0
+    for step in range(6):
+        optimizer.zero_grad()
+        infinite = step in (1, 4)
+        loss = loss_of(params) * (float("inf") if infinite and last() else 1.0)
+        scaler.scale(loss).backward()
+        if step % 2:
+            scaler.unscale_(optimizer)
+            if not infinite:
+                require_grads(params, average())
+        scaler.step(optimizer)
+        scaler.update()
+        taken += not infinite
+        assert all((p == -taken * average()).all() for p in params), f"step {step}"
+        assert scaler.get_scale() == 64.0 / 2 ** ((step >= 1) + (step >= 4))
+        assert len(set(hvd.allgather_object(scaler.get_scale()))) == 1
+
+
+def check_grad_scaler_the_horovod_way() -> None:
+    params = weights()
+    optimizer = attach(params)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in (1, 2):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(params)).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        require_grads(params, average())
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        assert all((p == -step * average()).all() for p in params)
+
+
+def check_exception_in_backward() -> None:
+    """The user catches what a hook raised in the middle of a backward; the next backward is right."""
+    for overlap in ("0", "1"):
+        restart(OVERLAP=overlap, BUCKET_MB="0.001")
+        first, second = (torch.nn.Parameter(torch.ones(1000)) for _ in range(2))
+        optimizer = attach([first, second])
+        broken = [False]
+
+        def maybe(grad: torch.Tensor) -> None:
+            if broken[0]:  # noqa: B023
+                raise KeyError("in the middle")
+
+        for step in range(6):
+            broken[0] = step % 2 == 1
+            between = first * 1
+            between.register_hook(maybe)
+            loss = (between.sum() + second.sum()) * (hvd.rank() + 1)
+            optimizer.zero_grad()
+            if broken[0]:
+                require_error(KeyError, loss.backward, "in the middle")
+                continue
+            loss.backward()
+            require_grads([first, second], average())
+            optimizer.step()
+    restart()
+
+
+def check_backward_in_another_graph_and_autograd_grad() -> None:
+    """torch.autograd.grad and backwards of foreign weights do not communicate; double backward works."""
+    params = weights((3,))
+    attach(params)
+    if hvd.rank() == 0:  # alone: it must not wait for the others
+        (found,) = torch.autograd.grad((params[0] ** 2).sum(), params, create_graph=True)
+        assert (found == 0).all()
+        other = torch.ones(2, requires_grad=True)
+        (other * 2).sum().backward()
+        assert (other.grad == 2).all()
+    (penalty,) = torch.autograd.grad(((params[0] + 1) ** 2).sum() * (hvd.rank() + 1), params, create_graph=True)
+    penalty.sum().backward()  # d/dw of 2(w+1)(r+1) is 2(r+1)
+    require_grads(params, 2 * average())
+
+
+def check_reentrant_checkpoint() -> None:
+    """Reentrant activation checkpointing runs a backward inside a backward: one round, all gradients right."""
+    from torch.utils.checkpoint import checkpoint
+
+    for reentrant in (True, False):
+        params = weights((3,), (3,))
+        optimizer = attach(params)
+        for _ in range(2):
+            optimizer.zero_grad()
+            x = torch.ones(3, requires_grad=True)
+            inner = checkpoint(lambda x: x * (params[1] + 1), x * (params[0] + 1), use_reentrant=reentrant)  # noqa: B023
+            (inner.sum() * (hvd.rank() + 1)).backward()
+            require_grads(params, average())
+
+
+def check_copies_of_a_model_are_free() -> None:
+    """A deepcopy taken after attaching (an EMA, a frozen teacher) is not reduced."""
+    model = torch.nn.Linear(3, 2)
+    attach(list(model.parameters()))
+    ema = copy.deepcopy(model)
+    (sum(p.sum() for p in ema.parameters()) * (hvd.rank() + 1)).backward()
+    require_grads(list(ema.parameters()), hvd.rank() + 1)
