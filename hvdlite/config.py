@@ -30,8 +30,6 @@ class Config:
     """`1`: buckets leave during backward; `0`: all at its end; `auto`: where it hides time. `HVDLITE_OVERLAP`."""
     shared_memory: bool = True
     """Whether ranks of one host may share memory; `HVDLITE_SHARED_MEMORY=0` turns it off."""
-    verbose: bool = False
-    """Say decisions (algorithm, memory) once on stderr; `HVDLITE_VERBOSE`."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
@@ -49,7 +47,6 @@ class Config:
             first_bucket_bytes=min(cls.first_bucket_bytes, bucket),
             overlap=read(env, "HVDLITE_OVERLAP", one_of("auto", "0", "1")) or cls.overlap,
             shared_memory=read(env, "HVDLITE_SHARED_MEMORY", one_of("0", "1")) != "0",
-            verbose=bool(read(env, "HVDLITE_VERBOSE", one_of("0", "1")) == "1"),
         )
 
 
@@ -76,8 +73,9 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 # A launcher that started this process announces the number of ranks in one of these.
+OPEN_MPI = "Open MPI's mpirun"
 ANNOUNCED_SIZE = {
-    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
+    "OMPI_COMM_WORLD_SIZE": OPEN_MPI,
     "PMI_SIZE": "an MPICH-like mpiexec (Hydra) or Slurm's PMI",
     "MPI_LOCALNRANKS": "an MPICH-like mpiexec (Hydra)",
     "SLURM_STEP_NUM_TASKS": "Slurm's srun",

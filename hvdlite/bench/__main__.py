@@ -15,7 +15,7 @@ from rich.progress import Progress
 import hvdlite as hvd
 from hvdlite.bench import allreduce, plot, report
 from hvdlite.bench.contenders import TITLES
-from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS
+from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS, pin
 
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 EXAMPLES = """examples:
@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     step = commands.add_parser("step", help="training steps of three models, beside torch DDP on gloo")
     step.add_argument("--steps", type=int, default=25, metavar="N", help="timed steps per contender (default 25)")
     for command in (reduce, step):
+        command.add_argument("--pin", action="store_true", help="bind each rank to a core of its own while measuring")
         command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
         command.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
     return top
@@ -122,6 +123,8 @@ def main() -> int:
         print("The benchmarks need at least two ranks: hvdliterun -np 2 python -m hvdlite.bench ...", file=sys.stderr)
         return 2
     comm = MPI.COMM_WORLD.Dup()
+    if args.pin and not pin(comm) and hvd.rank() == 0:
+        print("--pin: there are fewer cores than ranks; nothing was bound", file=sys.stderr)
     {"allreduce": run_allreduce, "step": run_step}[args.command](args, comm, report.console())
     comm.Free()
     hvd.shutdown()

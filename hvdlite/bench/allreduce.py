@@ -21,12 +21,14 @@ LATENCY_ROUNDS = 200
 
 @dataclass(frozen=True)
 class Row:
-    """One size: bytes, float32 elements, and the median seconds of each contender by key."""
+    """One size: bytes, float32 elements, turns per contender, the median seconds of each contender by key, and the
+    part of the turns in which ranks shared a core."""
 
     nbytes: int
     count: int
     rounds: int
     seconds: dict[str, float]
+    crowded: float
 
     def algbw(self, key: str) -> float:
         """GB/s as the caller sees it: bytes over time."""
@@ -81,7 +83,8 @@ def measure(comm: MPI.Comm, field_of: Sequence[Contender], nbytes: int, rounds: 
     actions = {key: trial.call for key, trial in trials.items()}
     calls = CALLS_PER_SMALL_TURN if nbytes <= SMALL else 1
     rounds = rounds or rounds_for(actions, comm, seconds, calls)
-    return Row(nbytes, count, rounds, interleaved(actions, comm, rounds, calls))
+    timing = interleaved(actions, comm, rounds, calls)
+    return Row(nbytes, count, rounds, timing.seconds, timing.crowded)
 
 
 def verify(key: str, trial: Trial, comm: MPI.Comm) -> None:
@@ -115,7 +118,7 @@ def scalar_latency(comm: MPI.Comm) -> dict[str, float]:
     first = interleaved(actions, comm, LATENCY_ROUNDS, CALLS_PER_SMALL_TURN)
     ops.allreduce_(np.ones(1, ITEM), wait=False).wait()
     later = interleaved(actions, comm, LATENCY_ROUNDS, CALLS_PER_SMALL_TURN)
-    return first | {f"{name}, after an asynchronous call": time for name, time in later.items()}
+    return first.seconds | {f"{name}, after an asynchronous call": time for name, time in later.seconds.items()}
 
 
 def scalar_numpy() -> Any:

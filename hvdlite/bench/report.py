@@ -22,6 +22,7 @@ from hvdlite.bench.allreduce import Row, Sweep, one_line, readable
 from hvdlite.bench.step import Result
 
 WIDTH = 120
+CROWDED = 0.05
 
 
 def console() -> Console:
@@ -72,6 +73,15 @@ def machine_line(facts: dict[str, Any]) -> str:
            f"{facts['mpi']}; Python {facts['python']}, {versions}"  # fmt: skip
 
 
+def warn_of_crowding(out: Console, part: float) -> None:
+    """Say when ranks were not alone on their cores: the times are then those of a smaller machine."""
+    if part > CROWDED:
+        out.print(
+            f"In up to {part:.0%} of the turns two ranks were on one core: other programs were running, or there are "
+            "more ranks than cores. Try again, or with --pin.", style="bold", highlight=False,
+        )  # fmt: skip
+
+
 # All-reduce
 
 
@@ -81,6 +91,7 @@ def print_sweep(out: Console, sweep: Sweep) -> None:
     out.print(bandwidth_table(sweep))
     if ratios := ratio_table(sweep):
         out.print(ratios)
+    warn_of_crowding(out, max(row.crowded for row in sweep.rows))
     for name, seconds in sweep.latency.items():
         out.print(f"one scalar, synchronous: {seconds * 1e6:6.1f} us  {name}", highlight=False)
 
@@ -174,6 +185,7 @@ def print_steps(out: Console, results: Sequence[Result]) -> None:
         times = [r.seconds["none"], r.seconds["hvdlite"], r.seconds["ddp"], r.overhead("hvdlite"), r.overhead("ddp")]
         table.add_row(r.name, f"{r.parameters:,}", str(r.tensors), *(f"{t * 1e3:.2f}" for t in times), f"{r.ratio:.2f}")
     out.print(table)
+    warn_of_crowding(out, max(r.crowded for r in results))
 
 
 def steps_json(results: Sequence[Result], facts: dict[str, Any]) -> dict[str, Any]:

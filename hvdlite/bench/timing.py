@@ -7,9 +7,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,16 @@ from mpi4py import MPI
 
 Action = Callable[[], Any]
 FEWEST_ROUNDS, MOST_ROUNDS = 7, 300
+LIBC = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """seconds: median per call, by action. crowded: the part of the turns (0 to 1) that two ranks of a host began on
+    one core. Where it is large, other programs were running, and the times are those of half a machine."""
+
+    seconds: dict[str, float]
+    crowded: float
 
 
 def interleaved(
@@ -25,21 +38,20 @@ def interleaved(
     rounds: int,
     calls: int = 1,
     warm: bool = True,
-    after_round: Action | None = None,
-) -> dict[str, float]:
-    """Median seconds per call of each action, over `rounds` turns of `calls` calls. Collective over comm.
+) -> Timing:
+    """Time each action in `rounds` turns of `calls` calls. Collective over comm.
 
     warm: each turn begins with a call that is not timed, so that its buffers are in whatever cache they fit.
     """
     times = {name: np.empty((rounds, calls)) for name in actions}
+    cores = np.empty(rounds * len(actions), np.int64)
     order, shuffled = list(actions), random.Random(0)  # the same seed, and so the same order, on every rank
     for round_ in range(rounds):
         shuffled.shuffle(order)
-        for name in order:
+        for place, name in enumerate(order):
             turn(actions[name], comm, times[name][round_], warm)
-        if after_round:
-            after_round()
-    return {name: slowest_median(comm, times[name]) for name in actions}
+            cores[round_ * len(order) + place] = LIBC.sched_getcpu()
+    return Timing({name: slowest_median(comm, times[name]) for name in actions}, crowding(comm, cores))
 
 
 def turn(action: Action, comm: MPI.Comm, times: Any, warm: bool) -> None:
@@ -61,8 +73,27 @@ def slowest_median(comm: MPI.Comm, times: Any) -> float:
     return float(np.median(slowest))
 
 
+def crowding(comm: MPI.Comm, cores: Any) -> float:
+    """The part of the turns in which two ranks of this host were on one core. cores: this rank's, one per turn."""
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    everyone = np.sort(np.array(host.allgather(cores)), axis=0)
+    host.Free()
+    return float(comm.allreduce(np.mean(np.any(everyone[1:] == everyone[:-1], axis=0)), MPI.MAX))
+
+
+def pin(comm: MPI.Comm) -> bool:
+    """Give each rank of a host a core of its own, where there are enough; whether there were. Collective."""
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    cores = sorted(os.sched_getaffinity(0))
+    enough = bool(comm.allreduce(len(cores) >= host.Get_size(), MPI.LAND))
+    if enough:
+        os.sched_setaffinity(0, {cores[host.Get_rank()]})
+    host.Free()
+    return enough
+
+
 def rounds_for(actions: Mapping[str, Action], comm: MPI.Comm, seconds: float, calls: int) -> int:
     """How many rounds fit into `seconds`, from one trial round; equal on all ranks, within sensible limits."""
     trial = interleaved(actions, comm, 1, calls)
-    one_round = sum(trial.values()) * (calls + 1)
+    one_round = sum(trial.seconds.values()) * (calls + 1)
     return min(max(int(seconds / max(one_round, 1e-9)), FEWEST_ROUNDS), MOST_ROUNDS)

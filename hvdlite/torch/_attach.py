@@ -53,9 +53,10 @@ class Attachment:
         self.parameters: list[Parameter] = []
         self.sparse: dict[int, Parameter] = {}
         self.hooks: dict[int, Any] = {}
+        self.given: dict[int, torch.Tensor | None] = {}
         self.paused = runtime.size() == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.detached = False
-        self.passes = self.rounds = self.steps = 0
+        self.passes = self.rounds = self.retries = self.steps = 0
         self.graph = -1  # the autograd run under way
         if not self.paused:
             self.take_over()
@@ -125,9 +126,13 @@ class Attachment:
         self.passes += 1
         self.reducing = self.passes >= self.passes_per_step
         if self.reducing:
-            self.reducer.begin_round()
-            self.prepare()
+            self.begin_round()
         torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+
+    def begin_round(self) -> None:
+        # A retry on one rank must not be added to what the other ranks have begun: the tag tells them apart.
+        self.retries += self.reducer.abandon_round()
+        self.prepare()
 
     def end_backward(self) -> None:
         self.graph = -1
@@ -136,7 +141,7 @@ class Attachment:
 
     @property
     def tag(self) -> tuple[int, ...]:
-        return (self.steps, self.rounds)
+        return (self.steps, self.rounds, self.retries)
 
     def take(self, index: int) -> Use:
         """Put the parameter's gradient into its view, and the view in the gradient's place."""
@@ -145,21 +150,22 @@ class Attachment:
         if grad is None:
             view.zero_()
             return Use.UNUSED
+        self.refuse_accumulated(p)
         if grad.layout != torch.strided:
             if not self.settings.sparse_as_dense:
                 view.zero_()
                 return Use.SPARSE
             grad = grad.to_dense()
         if grad.data_ptr() == view.data_ptr() and grad.dtype == view.dtype:
-            self.refuse_accumulated_sum()
             return Use.DENSE
         view.copy_(grad)
         if view.dtype == p.dtype and p.grad.layout == torch.strided:  # type: ignore[union-attr]
             p.grad = view
         return Use.DENSE
 
-    def refuse_accumulated_sum(self) -> None:
-        if self.rounds and self.settings.op is not ops.Average:
+    def refuse_accumulated(self, p: Parameter) -> None:
+        """Raise where p.grad is a result that backward has added to, and reducing it again would be wrong."""
+        if self.rounds and p.grad is not None and p.grad is self.given.get(id(p)):
             raise RuntimeError(
                 f"a second backward() before step() with op={self.settings.op.name} would reduce the first one's "
                 "result again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between, or "
@@ -169,9 +175,11 @@ class Attachment:
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.reducing = False
+        for p in self.sparse.values():
+            self.refuse_accumulated(p)
         uses = self.reducer.finish_round(self.take, self.tag)
         self.rounds += 1
-        self.passes = 0
+        self.passes = self.retries = 0
         for p, view, use in zip(self.parameters, self.views, uses, strict=True):
             if use is Use.DENSE:
                 self.give(p, view)
@@ -179,6 +187,8 @@ class Attachment:
                 self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
         for p in self.sparse.values():
             reduce_sparse(p, self.settings.op)
+        if self.settings.op is not ops.Average:  # the average of equal gradients is themselves: it may be taken again
+            self.given = {id(p): p.grad for p in (*self.parameters, *self.sparse.values())}
 
     def give(self, p: Parameter, view: torch.Tensor) -> None:
         """The reduced gradient becomes p.grad."""
@@ -204,8 +214,7 @@ class Attachment:
     def synchronize(self) -> None:
         """Complete the round under way, if gradients are still unreduced. Waits for all ranks."""
         if self.alive and not self.paused and (self.rounds == 0 or self.passes > 0):
-            self.reducer.begin_round()
-            self.prepare()
+            self.begin_round()
             self.finish_round()
 
     def require_no_successor(self) -> None:

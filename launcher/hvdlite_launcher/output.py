@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 _SEGMENT = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=.)|\r?\Z)", re.DOTALL)  # a last \r may still become \r\n
 PARTIAL_WAIT = 0.1  # seconds that an unfinished line is held back
-CHUNK = 65536
 
 
 @dataclass
@@ -71,20 +70,21 @@ class Printer:
     def _print(self, source: Source, segments: list[bytes]) -> None:
         place = self._alias[source.destination]
         unfinished = self._open.get(place)
-        text = b"\n" if unfinished is not None and unfinished is not source else b""
+        parts = [b"\n"] if unfinished is not None and unfinished is not source else []
         fresh = unfinished is not source
         for segment in segments:
-            text += source.label + segment if fresh and segment != b"\r" else segment
+            parts.append(source.label + segment if fresh and segment != b"\r" else segment)
             fresh = segment.endswith((b"\n", b"\r"))
         self._open[place] = None if fresh else source
-        write_all(source.destination, text)
+        write_all(source.destination, b"".join(parts))
 
 
 def write_all(destination: int, data: bytes) -> None:
     """Write everything, waiting where the destination takes no more. Raises BrokenPipeError."""
-    while data:
+    view = memoryview(data)
+    while view:
         try:
-            data = data[os.write(destination, data) :]
+            view = view[os.write(destination, view) :]
         except BlockingIOError:
             select.select([], [destination], [])
 

@@ -16,8 +16,8 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """All that is written, as one growing list."""
     texts: list[bytes] = []
 
-    def write(destination: int, data: bytes) -> int:
-        texts.append(data)
+    def write(destination: int, data: memoryview) -> int:
+        texts.append(bytes(data))
         return len(data)
 
     monkeypatch.setattr(os, "write", write)
