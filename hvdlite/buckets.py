@@ -35,6 +35,11 @@ class Spec:
     def length(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
+    @property
+    def line(self) -> str:
+        """The parameter as text, for comparing models."""
+        return f"{self.name}: {self.dtype}{list(self.shape)} on {self.device}"
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -68,7 +73,7 @@ class BucketPlan:
     @cached_property
     def lines(self) -> tuple[str, ...]:
         """The plan as text, one line per parameter: equal on all ranks, or the ranks' models differ."""
-        return tuple(f"{s.name}: {s.dtype}{list(s.shape)} on {s.device}" for s in self.specs)
+        return tuple(spec.line for spec in self.specs)
 
     def nbytes(self, device: str) -> int:
         """The size of the device's arena."""

@@ -74,6 +74,8 @@ def explain(signatures: Sequence[Signature]) -> str:
     else:
         said = ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in sides(values))
     cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
+    if what == "kind" and set(values) == {"plan", "gradients"}:
+        cure = "The parameters changed (add_param_group, requires_grad) on some ranks only: change them on every rank."
     return f"{first.kind} '{first.name}': {what} differs: {said}. {cure}"
 
 

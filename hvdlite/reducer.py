@@ -44,7 +44,8 @@ class Reducer:
     def __init__(self, lane: Lane, plan: BucketPlan, how: Reduction, name: str, overlap: bool) -> None:
         self.lane, self.plan, self.how, self.name, self.overlap = lane, plan, how, name, overlap
         arena = lane.run(Request(
-            Signature("plan", name, (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))),
+            # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, no wait.
+            Signature("plan", f"{name} bucket 0", (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))),
             lambda lane: allocate(lane.transport, plan.nbytes("host"), lane.place.shares_memory),
         ))
         self.buffers = [arena.view(b.start, b.length, b.dtype) for b in plan.buckets]
@@ -64,13 +65,13 @@ class Reducer:
 
     def abandon_round(self) -> bool:
         """Forget a round that was begun and not finished (its backward raised). Waits for the buckets that have left;
-        True when there were any."""
+        True when any of them was reduced."""
         left = [handle for _, handle in self.sent]
         for handle in left:
             with contextlib.suppress(HvdliteError):
                 handle.wait()
         self.begin_round()
-        return bool(left)
+        return any(handle.error is None for handle in left)
 
     def mark_ready(self, index: int, tag: tuple[int, ...]) -> None:
         """Gradient `index` lies in its view. tag: names this round on all ranks. Never waits; a second mark of the
@@ -88,8 +89,8 @@ class Reducer:
         """Complete the round; returns each parameter's use, the largest over all ranks. Blocks until all ranks did.
 
         load: called for each parameter not marked; puts what gradient there is into the view, else zeros, and says
-        which. Afterwards the views hold the result; those of parameters used on no rank hold zeros. Where it raises, the
-        round is left as it is: `abandon_round` before the next.
+        which. Afterwards the views hold the result; those of parameters used on no rank hold zeros. Where it raises,
+        the round is left as it is: `abandon_round` before the next.
         """
         for index in np.flatnonzero(self.uses == Use.UNUSED):
             self.uses[index] = load(int(index))

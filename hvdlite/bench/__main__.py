@@ -17,6 +17,7 @@ from hvdlite.bench import allreduce, plot, report
 from hvdlite.bench.contenders import TITLES
 from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS, pin
 
+MODELS = ("mlp", "cnn", "transformer")  # here as well as in step.py, which imports torch
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
@@ -35,18 +36,25 @@ def nbytes(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no size: say 4, 64K, 1M or 1GiB") from None
 
 
-def names(text: str) -> list[str]:
-    found = text.split(",")
-    if unknown := [name for name in found if name not in TITLES]:
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(TITLES)}")
-    return found
+def names(*known: str) -> Callable[[str], list[str]]:
+    """A parser of comma-separated names, each one of these."""
+
+    def parse(text: str) -> list[str]:
+        found = text.split(",")
+        if unknown := [name for name in found if name not in known]:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+        return found
+
+    return parse
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        prog="python -m hvdlite.bench", description="Time hvdlite beside what it is compared with, in interleaved runs.",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        prog="python -m hvdlite.bench",
+        description="Time hvdlite beside what it is compared with, taking turns in one run.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = top.add_subparsers(dest="command", required=True)
     reduce = commands.add_parser("allreduce", help="all-reduce from bytes to hundreds of megabytes")
     reduce.add_argument("--min", type=nbytes, default=4, metavar="SIZE", help="smallest size (default 4 bytes)")
@@ -58,10 +66,13 @@ def parser() -> argparse.ArgumentParser:
         help=f"time per size, within {FEWEST_ROUNDS} to {MOST_ROUNDS} turns per contender (default 3)",
     )  # fmt: skip
     reduce.add_argument(
-        "--algorithms", type=names, default=list(TITLES), metavar="A,B,...", help=f"any of {', '.join(TITLES)}"
+        "--algorithms", type=names(*TITLES), default=list(TITLES), metavar="A,B,...", help=f"any of {', '.join(TITLES)}"
     )
     step = commands.add_parser("step", help="training steps of three models, beside torch DDP on gloo")
     step.add_argument("--steps", type=int, default=25, metavar="N", help="timed steps per contender (default 25)")
+    step.add_argument(
+        "--models", type=names(*MODELS), default=list(MODELS), metavar="A,B,...", help=f"any of {', '.join(MODELS)}"
+    )
     for command in (reduce, step):
         command.add_argument("--pin", action="store_true", help="bind each rank to a core of its own while measuring")
         command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
@@ -94,7 +105,7 @@ def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
     from hvdlite.bench import step
 
     with progress(out) as show:
-        found = step.compare(comm, args.steps, show)
+        found = step.compare(comm, args.models, args.steps, show)
     facts = report.machine(comm)
     if hvd.rank() == 0:
         report.print_steps(out, found)

@@ -141,8 +141,9 @@ def gloo(buffer: Any) -> Callable[[int], Trial]:
 
 def start_gloo() -> Any:
     """torch.distributed, initialized with gloo over a store that rank 0 opens. Collective; once per process."""
-    import torch.distributed as distributed
+    import torch.distributed
 
+    distributed: Any = torch.distributed  # its own types leave TCPStore out
     if distributed.is_initialized():
         return distributed
     host = "127.0.0.1" if runtime.current().topology.one_host else MPI.Get_processor_name()

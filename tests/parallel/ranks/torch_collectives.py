@@ -1,0 +1,205 @@
+"""Collectives on torch tensors: Horovod's names and handles, and gradients by analytic expectation."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+import hvdlite
+import hvdlite.torch as hvd
+from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32,
+          torch.int64, torch.uint8)  # fmt: skip
+
+
+def triangle() -> int:
+    """The sum of all ranks' numbers."""
+    return hvd.size() * (hvd.size() - 1) // 2
+
+
+def check_allreduce_in_every_way() -> None:
+    """allreduce, allreduce_, and both asynchronously; what is not in place leaves its argument alone."""
+    for dtype in DTYPES:
+        for shape in ((), (0,), (3,), (2, 3), (5, 1, 2)):
+            mine = torch.full(shape, hvd.rank(), dtype=dtype)
+            for result in (hvd.allreduce(mine, op=hvd.Sum), hvd.synchronize(hvd.allreduce_async(mine, op=hvd.Sum))):
+                assert result.dtype == dtype and result.shape == shape and (result == triangle()).all()
+            assert (mine == hvd.rank()).all()
+            for call in (hvd.allreduce_, lambda t, op: hvd.synchronize(hvd.allreduce_async_(t, op=op))):
+                changed = mine.clone()
+                assert call(changed, op=hvd.Sum) is changed and (changed == triangle()).all()
+    assert hvd.allreduce(torch.tensor([hvd.rank() > 0, True]), op=hvd.Min).tolist() == [False, True]
+
+
+def check_operations_and_factors() -> None:
+    p, r = hvd.size(), hvd.rank()
+    mine = torch.tensor([r + 1.0])
+    for op, value in ((hvd.Average, (p + 1) / 2), (hvd.Sum, p * (p + 1) / 2), (hvd.Min, 1), (hvd.Max, p)):
+        assert hvd.allreduce(mine, op=op) == value
+    assert hvd.allreduce(mine) == (p + 1) / 2
+    assert hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2, postscale_factor=4) == 4 * p * (p + 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert hvd.allreduce(mine, average=False) == p * (p + 1) / 2 and hvd.allreduce(mine, average=True) == (p + 1) / 2
+    assert {w.category for w in caught} == {DeprecationWarning}
+    require_error(ValueError, lambda: hvd.allreduce(mine, average=True, op=hvd.Sum), "not both")
+
+
+def check_parameters_in_place() -> None:
+    """allreduce_ and broadcast_ change leaf parameters without no_grad()."""
+    w = torch.nn.Parameter(torch.full((3,), float(hvd.rank())))
+    assert hvd.broadcast_(w, hvd.size() - 1) is w and (w == hvd.size() - 1).all() and w.requires_grad
+    assert hvd.allreduce_(w, op=hvd.Sum) is w and (w == hvd.size() * (hvd.size() - 1)).all()
+
+
+def check_handles() -> None:
+    """Plain numbers; poll, wait, in any order; twice is None; unknown ones are refused."""
+    handles = {i: hvd.allreduce_async(torch.full((i + 1,), float(hvd.rank())), op=hvd.Sum, name=f"item {i}")
+               for i in (range(10) if hvd.rank() % 2 else reversed(range(10)))}  # fmt: skip
+    assert all(isinstance(handle, int) for handle in handles.values())
+    for i in range(10):
+        assert hvd.poll(handles[i]) in (True, False)
+        assert (hvd.synchronize(handles[i]) == triangle()).all()
+        assert hvd.synchronize(handles[i]) is None
+        require_error(ValueError, lambda: hvd.poll(handles[i]), "not a pending handle")  # noqa: B023
+    require_error(ValueError, lambda: hvd.poll(-5), "-5")
+
+
+def check_error_of_a_handle() -> None:
+    if hvd.size() == 1:
+        return
+    handle = hvd.allreduce_async(torch.ones(2 + last()), name="loss")
+    require_mismatch(lambda: hvd.synchronize(handle), "loss")
+    assert issubclass(hvdlite.MismatchError, hvd.HorovodInternalError)
+
+
+def check_grouped() -> None:
+    """Shapes and dtypes may differ within a group."""
+    r = hvd.rank()
+    group = [torch.full((2, 2), float(r)), torch.full((3,), r), torch.full((), r, dtype=torch.bfloat16)]
+    for result in (hvd.grouped_allreduce(group, op=hvd.Sum), hvd.synchronize(hvd.grouped_allreduce_async(group, op=hvd.Sum))):
+        assert len(result) == 3 and all((t == triangle()).all() for t in result)
+    assert all((t == r).all() for t in group)
+    result = hvd.grouped_allreduce_(group, op=hvd.Sum, name="group")
+    assert all(a is b and (a == triangle()).all() for a, b in zip(result, group, strict=True))
+    again = [torch.ones(2), torch.ones(3)]
+    assert all((t == hvd.size()).all() for t in hvd.synchronize(hvd.grouped_allreduce_async_(again, op=hvd.Sum)))
+    require_error(ValueError, lambda: hvd.grouped_allreduce([]), "at least one")
+
+
+def check_compression() -> None:
+    """Rounded on the way, the dtype kept; integers are left alone."""
+    r = hvd.rank()
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        for dtype in (torch.float32, torch.float64, torch.int64):
+            result = hvd.allreduce(torch.full((3,), r, dtype=dtype), op=hvd.Sum, compression=compression)
+            assert result.dtype == dtype and (result == triangle()).all()
+        results = hvd.grouped_allreduce([torch.ones(2), torch.ones(1)], op=hvd.Sum, compression=compression)
+        assert all(t.dtype == torch.float32 and (t == hvd.size()).all() for t in results)
+    rounded = hvd.allreduce(torch.tensor([1 + 2.0**-12]), op=hvd.Max, compression=hvd.Compression.fp16)
+    assert rounded == 1.0
+
+
+def check_allgather() -> None:
+    p, r = hvd.size(), hvd.rank()
+    expected = torch.repeat_interleave(torch.arange(p), torch.arange(p))
+    for dtype in (*DTYPES, torch.bool):
+        for rest in ((), (2,)):
+            mine = torch.full((r, *rest), r, dtype=dtype)
+            for result in (hvd.allgather(mine), hvd.synchronize(hvd.allgather_async(mine, name="rows"))):
+                assert result.dtype == dtype and result.shape == (triangle(), *rest)
+                assert (result == expected.to(dtype).reshape(-1, *(1 for _ in rest))).all()
+    assert hvd.allgather(torch.ones(4, 2).t()).shape == (2 * p, 4)  # not contiguous
+    require_error(ValueError, lambda: hvd.allgather(torch.tensor(1.0)), "dimension")
+
+
+def check_broadcast() -> None:
+    p, r = hvd.size(), hvd.rank()
+    for root in range(p):
+        for dtype in (*DTYPES, torch.bool):
+            mine = torch.full((2, 3), r, dtype=dtype)
+            wanted = torch.full((2, 3), root, dtype=dtype)
+            assert torch.equal(hvd.broadcast(mine, root), wanted)
+            assert torch.equal(hvd.synchronize(hvd.broadcast_async(mine, root)), wanted)
+            assert torch.equal(mine, torch.full((2, 3), r, dtype=dtype))
+            assert hvd.synchronize(hvd.broadcast_async_(mine, root, name="b")) is mine and torch.equal(mine, wanted)
+
+
+def check_refusals() -> None:
+    """What cannot be communicated is refused where it is called, and harms no one."""
+    if hvd.rank() == 0:
+        require_error(ValueError, lambda: hvd.allreduce_(torch.ones(3, 4).t()), "contiguous")
+        require_error(ValueError, lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)), "complex64")
+        require_error(ValueError, lambda: hvd.broadcast(torch.ones(2), hvd.size()), "root_rank")
+    hvd.barrier()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
+
+
+def check_gradient_of_allreduce() -> None:
+    """The gradient of an all-reduce is the same all-reduce of the gradients: r+1 from each rank."""
+    p, r = hvd.size(), hvd.rank()
+    for op, value in ((hvd.Average, (p + 1) / 2), (hvd.Sum, p * (p + 1) / 2)):
+        x = torch.ones(3, requires_grad=True)
+        (hvd.allreduce(x, op=op) * (r + 1)).sum().backward()
+        assert (x.grad == value).all()
+    x = torch.ones(3, requires_grad=True)
+    (hvd.allreduce(x, op=hvd.Sum, prescale_factor=2, postscale_factor=3) * (r + 1)).sum().backward()
+    assert (x.grad == 6 * p * (p + 1) / 2).all()
+
+
+def check_second_derivative_of_allreduce() -> None:
+    """The sum s over ranks of x: d/dx of s^2 is 2ps; d/dx of that is 2p^2 (each rank's loss taken into account)."""
+    p = hvd.size()
+    x = torch.full((1,), 1.0, dtype=torch.float64, requires_grad=True)
+    s = hvd.allreduce(x, op=hvd.Sum)
+    (first,) = torch.autograd.grad((s**2).sum(), x, create_graph=True)
+    assert first == 2 * p * p
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert second == 2 * p * p
+
+
+def check_gradient_of_allgather() -> None:
+    """The average of the ranks' gradients, at the rows that this rank contributed: row k has gradient (k+1)(r+1)."""
+    p, r = hvd.size(), hvd.rank()
+    x = torch.ones(r + 1, 2, requires_grad=True)
+    rows = p * (p + 1) // 2
+    factors = (torch.arange(rows) + 1.0)[:, None]
+    (hvd.allgather(x) * factors * (r + 1)).sum().backward()
+    start = r * (r + 1) // 2
+    assert torch.equal(x.grad, (factors * (p + 1) / 2)[start : start + r + 1].expand(-1, 2))
+    empty = torch.ones(0 if r == 0 else 1, 2, requires_grad=True)
+    hvd.allgather(empty).sum().backward()
+    assert empty.grad.shape == empty.shape and (empty.grad == 1).all()
+
+
+def check_gradient_of_broadcast() -> None:
+    """The average at the root, zero elsewhere."""
+    p, r = hvd.size(), hvd.rank()
+    for root in range(p):
+        x = torch.ones(3, requires_grad=True)
+        (hvd.broadcast(x, root) * (r + 1)).sum().backward()
+        assert (x.grad == ((p + 1) / 2 if r == root else 0)).all()
+
+
+def check_gradient_of_grouped_allreduce() -> None:
+    p, r = hvd.size(), hvd.rank()
+    group = [torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)]
+    sums = hvd.grouped_allreduce(group, op=hvd.Sum)
+    (sum(t.sum() for t in sums) * (r + 1)).backward()
+    assert all((t.grad == p * (p + 1) / 2).all() for t in group)
+
+
+def check_gradient_through_compression() -> None:
+    x = torch.ones(3, requires_grad=True)
+    (hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16) * (hvd.rank() + 1)).sum().backward()
+    assert x.grad.dtype == torch.float32 and (x.grad == hvd.size() * (hvd.size() + 1) / 2).all()
+
+
+def check_neutral_front() -> None:
+    """hvdlite's own functions find torch from the tensor."""
+    mine = torch.full((2,), float(hvd.rank()))
+    assert torch.equal(hvdlite.allreduce(mine, op=hvdlite.Sum), torch.full((2,), float(triangle())))
+    assert hvdlite.allgather(mine).shape == (2 * hvd.size(),) and (hvdlite.broadcast(mine, 0) == 0).all()
+    require_same_bits(hvdlite.allreduce(torch.randn(1000)))

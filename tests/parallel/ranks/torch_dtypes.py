@@ -1,0 +1,135 @@
+"""Gradients in every precision and memory layout, and compressed on the way."""
+
+from __future__ import annotations
+
+import torch
+
+import hvdlite.torch as hvd
+from tests.parallel.common import require_error, require_same_bits, restart
+from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
+
+EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+
+
+def gradient(rank: int, length: int = 1000) -> torch.Tensor:
+    """Rank's gradient, in double: known to all ranks."""
+    return torch.rand(length, generator=torch.Generator().manual_seed(rank), dtype=torch.float64) * 2 - 1
+
+
+def require_average(grad: torch.Tensor, wire: torch.dtype, own: torch.dtype) -> None:
+    """The average of all ranks' gradients as rounded to the wire, within the bound of p-1 roundings of partial sums
+    (the ring's; shared memory rounds once), one of the scaling and one into the parameter's own dtype."""
+    p = hvd.size()
+    everyone = torch.stack([gradient(r).to(own).to(wire).double() for r in range(p)])
+    exact, magnitude = everyone.mean(0), everyone.abs().sum(0)
+    bound = EPSILON[wire] * (magnitude * (p - 1) / p + exact.abs()) * 1.01 + EPSILON[own] * exact.abs() + 2.0**-24
+    error = (grad.double() - exact).abs()
+    assert (error <= bound).all(), (error / bound).max()
+
+
+def run(own: torch.dtype, compression: type = hvd.Compression.none, wire: torch.dtype | None = None) -> None:
+    w = torch.nn.Parameter(torch.zeros(1000, dtype=own))
+    optimizer = attach([w], compression=compression)
+    for _ in range(2):
+        optimizer.zero_grad()
+        w.backward(gradient(hvd.rank()).to(own))
+        assert w.grad.dtype == own
+        require_average(w.grad, (wire or own) if hvd.size() > 1 else own, own)
+        require_same_bits(w.grad)
+        optimizer.step()
+
+
+def check_every_precision() -> None:
+    for settings in ({}, {"SHARED_MEMORY": "0"}, {"ALGORITHM": "ring"}):
+        restart(**settings)
+        for dtype in EPSILON:
+            run(dtype)
+    restart()
+
+
+def check_compression() -> None:
+    """float16 or bfloat16 on the wire: p.grad keeps its dtype."""
+    for compression, wire in ((hvd.Compression.fp16, torch.float16), (hvd.Compression.bf16, torch.bfloat16)):
+        for dtype in (torch.float32, torch.float64):
+            run(dtype, compression, wire)
+        params = weights()
+        optimizer = attach(params, compression=compression)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            require_grads(params, average())
+            optimizer.step()
+    require_error(ValueError, lambda: attach(weights(), compression=object), "Compression")
+
+
+def check_mixed_precisions() -> None:
+    """One model in four dtypes: each has buckets of its own."""
+    params = [torch.nn.Parameter(torch.zeros(n, dtype=dtype)) for n, dtype in enumerate(list(EPSILON) * 2, 1)]
+    optimizer = attach(params)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (sum(p.double().sum() for p in params) * (hvd.rank() + 1)).backward()
+        require_grads(params, average())
+        assert all(p.grad.dtype == p.dtype for p in params)
+        optimizer.step()
+
+
+def check_autocast() -> None:
+    """bfloat16 activations, float32 weights and gradients."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = attach(list(model.parameters()))
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.full((2, 4), hvd.rank() + 1.0)).sum()
+        loss.backward()
+        assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+        require_same_bits([p.grad for p in model.parameters()])
+        optimizer.step()
+    require_same_bits(list(model.parameters()))
+
+
+def check_channels_last() -> None:
+    """Weights in another memory order: the gradient's numbers are at the right places."""
+    p, r = hvd.size(), hvd.rank()
+    plain = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
+    w = torch.nn.Parameter(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    optimizer = attach([w])
+    for step in (1, 2):
+        optimizer.zero_grad(set_to_none=step == 2)
+        (w * plain * (r + 1)).sum().backward()
+        assert torch.equal(w.grad.contiguous(), plain * average())
+        optimizer.step()
+        assert torch.equal(w.detach().contiguous(), -step * plain * average())
+    conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    hvd.broadcast_parameters(conv.state_dict(), 0)
+    optimizer = attach(list(conv.parameters()))
+    whole = torch.randn(2 * p, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    conv(whole[2 * r : 2 * r + 2].to(memory_format=torch.channels_last)).pow(2).mean().backward()
+    reference = torch.nn.Conv2d(3, 4, 3)
+    reference.load_state_dict(conv.state_dict())
+    reference(whole).pow(2).mean().backward()
+    # Sums of 2p * 36 terms of size below 1, in another order.
+    assert (conv.weight.grad - reference.weight.grad).abs().max() < 72 * p * 2.0**-24
+    require_same_bits(conv.weight.grad)
+
+
+def check_transposed_parameter() -> None:
+    """A parameter that is not contiguous at all."""
+    plain = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    w = torch.nn.Parameter(torch.zeros(4, 3).t())
+    assert not w.is_contiguous()
+    optimizer = attach([w])
+    for step in (1, 2):
+        optimizer.zero_grad()
+        (w * plain * (hvd.rank() + 1)).sum().backward()
+        assert torch.equal(w.grad, plain * average())
+        optimizer.step()
+        assert torch.equal(w.detach(), -step * plain * average())
+
+
+def check_foreign_dtype_is_refused() -> None:
+    if hvd.size() > 1:
+        w = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+        require_error(ValueError, lambda: attach([w]), "complex64")

@@ -1,0 +1,340 @@
+"""Which parameters take part: other models, added, frozen, unfrozen, unused, tied, grouped, sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+import hvdlite.torch as hvd
+from tests.parallel.common import digest, last, require_error, require_mismatch, require_same_bits, restart
+from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
+
+
+def model(*layers: tuple[int, int], dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(*shape, dtype=dtype) for shape in layers))
+
+
+def require_usable() -> None:
+    """After an error: another optimizer on this job averages."""
+    params = weights((3,), (2, 2))
+    attach(params)
+    loss_of(params).backward()
+    require_grads(params, average())
+
+
+def check_models_that_differ() -> None:
+    """Shape, dtype, order or number of the last rank's layers: a diff on every rank, before any gradient moves."""
+    if hvd.size() == 1:
+        return
+    cases: list[tuple[str, Callable[[], torch.nn.Sequential], tuple[str, ...]]] = [
+        ("shape", lambda: model((4, 3), (3, 3)), ("-1.weight: float32[2, 3]", "+1.weight: float32[3, 3]")),
+        ("dtype", lambda: model((4, 3), (3, 2), dtype=torch.float64), ("-0.weight: float32", "+0.weight: float64")),
+        ("missing", lambda: model((4, 3)), ("-1.weight", "-1.bias")),
+        ("more", lambda: model((4, 3), (3, 2), (2, 2)), ("+2.weight: float32[2, 2]",)),
+    ]
+    for what, other, words in cases:
+        net = other() if last() else model((4, 3), (3, 2))
+        before = digest(list(net.parameters()))
+        text = require_mismatch(
+            lambda: hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters()),  # noqa: B023
+            "parameters differs", "rank 0", f"rank {hvd.size() - 1}", "Build the same model", *words)  # fmt: skip
+        assert "0.bias" not in text or what == "dtype", "the diff shows what is equal"
+        assert digest(list(net.parameters())) == before
+        require_usable()
+
+
+def check_same_layers_in_another_order() -> None:
+    if hvd.size() == 1:
+        return
+    net = model((3, 3), (3, 3))
+    pairs = list(net.named_parameters())
+    if last():
+        pairs.reverse()
+    require_mismatch(lambda: hvd.DistributedOptimizer(torch.optim.SGD([p for _, p in pairs], lr=1.0), pairs),
+                     "parameters differs", "1.weight")  # fmt: skip
+    require_usable()
+
+
+def check_model_that_failed_can_be_attached_when_repaired() -> None:
+    if hvd.size() == 1:
+        return
+    net = model((4, 3 + last()))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    require_mismatch(lambda: hvd.DistributedOptimizer(optimizer), "parameters differs")
+    net = model((4, 3))
+    optimizer.param_groups[0]["params"] = list(net.parameters())
+    hvd.DistributedOptimizer(optimizer)
+    loss_of(list(net.parameters())).backward()
+    require_grads(list(net.parameters()), average())
+
+
+def check_added_parameters() -> None:
+    """add_param_group after attaching: the next backward's round includes them."""
+    old, new = weights((3,), (4,)), weights((2, 2), (5,))
+    optimizer = attach(old)
+    for params in (old, [*old, *new]):
+        if params is not old:
+            optimizer.add_param_group({"params": new, "lr": 2.0})
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            require_grads(params, average())
+            optimizer.step()
+    require_same_bits([*old, *new])
+
+
+def check_frozen_and_unfrozen() -> None:
+    """Frozen parameters are left out; from the moment they are unfrozen they take part; refrozen they do not."""
+    params = weights((3,), (4,), (2,))
+    params[1].requires_grad_(False)
+    optimizer = attach(params)
+    for frozen in (True, False, True):
+        params[1].requires_grad_(not frozen)
+        params[1].grad = None
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            require_grads([params[0], params[2]], average())
+            if frozen:
+                assert params[1].grad is None
+            else:
+                require_grads([params[1]], average())
+            optimizer.step()
+    assert (params[0] == -6 * average()).all() and (params[1] == -2 * average()).all()
+
+
+def check_change_on_one_rank_only() -> None:
+    """One rank unfreezes a parameter and the others do not: an error on all, no hang; undone, all goes on."""
+    if hvd.size() == 1:
+        return
+    for overlap in ("0", "1"):
+        restart(OVERLAP=overlap)
+        params = weights((3,), (4,))
+        params[1].requires_grad_(False)
+        optimizer = attach(params)
+        loss_of(params).backward()
+        optimizer.step()
+        for _ in range(2):
+            params[1].requires_grad_(last())
+            optimizer.zero_grad()
+            require_mismatch(lambda: loss_of(params).backward(), "kind differs", f"rank {hvd.size() - 1} has plan",  # noqa: B023
+                             "add_param_group")  # fmt: skip
+            params[1].requires_grad_(False)
+            params[1].grad = None
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            require_grads(params[:1], average())
+            optimizer.step()
+    restart()
+
+
+def check_optimizer_whose_parameters_are_all_frozen() -> None:
+    """It waits for its time, also when other optimizers are attached meanwhile."""
+    sleeping, others = weights((3,), (4,)), weights((2,))
+    for p in sleeping:
+        p.requires_grad_(False)
+    optimizer = attach(sleeping)
+    attach(others)
+    for p in sleeping:
+        p.requires_grad_(True)
+    for step in range(1, 3):
+        optimizer.zero_grad()
+        loss_of(sleeping).backward()
+        optimizer.step()
+        require_grads(sleeping, average())
+        assert all((p == -step * average()).all() for p in sleeping)
+
+
+def check_unused_on_all_ranks() -> None:
+    """No gradient anywhere: grad stays None, and weight decay does not move the parameter."""
+    params = [torch.nn.Parameter(torch.ones(n)) for n in (3, 4, 5)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.5, weight_decay=0.5, momentum=0.5))
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of([params[0], params[2]]).backward()
+        assert params[1].grad is None
+        optimizer.step()
+    assert (params[1] == 1).all() and (params[0] != 1).all()
+
+
+def check_unused_on_some_ranks() -> None:
+    """The others' gradients averaged with zeros, on every rank; differently in every step."""
+    p, r = hvd.size(), hvd.rank()
+    for overlap in ("0", "1"):
+        restart(OVERLAP=overlap, BUCKET_MB="0.001")
+        params = weights((300,), (400,), (500,))
+        optimizer = attach(params)
+        for step in range(4):
+            optimizer.zero_grad()
+            used_by = step % p
+            loss_of(params if r == used_by else [params[0], params[2]]).backward()
+            require_grads([params[0], params[2]], average())
+            require_grads([params[1]], (used_by + 1) / p)
+            optimizer.step()
+        require_same_bits(params)
+    restart()
+
+
+def check_rank_whose_loss_uses_nothing_else() -> None:
+    """Disjoint halves: each parameter used by exactly one rank."""
+    p, r = hvd.size(), hvd.rank()
+    params = weights(*((n + 2,) for n in range(p)))
+    optimizer = attach(params)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of([params[r]]).backward()
+        for owner, w in enumerate(params):
+            require_grads([w], (owner + 1) / p)
+        optimizer.step()
+
+
+def check_set_to_none_after_use() -> None:
+    """A parameter that was used once and not again: no stale gradient comes back from the arena."""
+    params = weights((3,), (4,))
+    optimizer = attach(params)
+    loss_of(params).backward()
+    optimizer.zero_grad()
+    loss_of(params[:1]).backward()
+    assert params[1].grad is None
+    optimizer.zero_grad()
+    loss_of(params if hvd.rank() == 0 else params[:1]).backward()
+    require_grads(params[1:], 1 / hvd.size())
+
+
+def check_tied_weights() -> None:
+    """One weight at two places: its gradient is the sum of both, averaged once."""
+    tied = torch.nn.Parameter(torch.zeros(4, 4))
+    other = torch.nn.Parameter(torch.zeros(4))
+    optimizer = attach([tied, other])
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of([tied, tied, other, tied.t()]).backward()
+        require_grads([tied], 3 * average())
+        require_grads([other], average())
+        optimizer.step()
+
+
+def check_groups() -> None:
+    """A number of groups or lists of parameters: right gradients, and the members share a bucket."""
+    for how in (2, 5, "lists"):
+        params = weights(*((100 * n,) for n in range(1, 6)))
+        groups = [[params[0], params[4]], [params[2]]] if how == "lists" else how
+        restart(BUCKET_MB="0.001")
+        optimizer = attach(params, groups=groups)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            require_grads(params, average())
+        if hvd.size() > 1 and how == "lists":
+            slots = optimizer._hvdlite.reducer.plan.slots
+            assert slots[0].bucket == slots[4].bucket != slots[2].bucket
+        if hvd.size() > 1 and how == 2:
+            slots = optimizer._hvdlite.reducer.plan.slots
+            assert len({slot.bucket for slot in slots}) == 2
+    restart()
+    params = weights((2,), (3,))
+    for wrong in (0, -1, [[params[0], params[0]]], [["name"]]):
+        require_error(ValueError, lambda: attach(params, groups=wrong), "groups")  # noqa: B023
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        attach(params, num_groups=2)
+    assert [w.category for w in caught] == [DeprecationWarning]
+    loss_of(params).backward()
+    require_grads(params, average())
+
+
+def check_predivide_factor() -> None:
+    """f divides before the sum and multiplies after: nothing changes but rounding, none here for powers of two."""
+    for factor in (2.0, 0.5, 1024.0):
+        params = weights()
+        attach(params, gradient_predivide_factor=factor)
+        loss_of(params).backward()
+        require_grads(params, average())
+    require_error(ValueError, lambda: attach(weights(), gradient_predivide_factor=2.0, op=hvd.Sum), "Average")
+
+
+def embed(sparse: bool, rows: int = 10) -> torch.nn.Embedding:
+    torch.manual_seed(3)
+    return torch.nn.Embedding(rows, 3, sparse=sparse)
+
+
+def rows_of(step: int) -> torch.Tensor:
+    """What this rank looks up: some rows twice, other rows on other ranks; on the last rank of several none."""
+    r = hvd.rank()
+    return torch.tensor([] if last() else [r, r + 1, r, (r + step) % 10], dtype=torch.int64)
+
+
+def run_embedding(sparse: bool, make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer], **how: object) -> torch.Tensor:
+    """Four steps; odd ones use no embedding at all on the last rank (not even an empty lookup)."""
+    table, dense = embed(sparse), torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(make([table.weight, dense]), **how)  # type: ignore[arg-type]
+    for step in range(4):
+        optimizer.zero_grad()
+        if last() and step % 2:
+            loss = dense.sum()
+        else:
+            loss = (table(rows_of(step)) * dense).sum() * (hvd.rank() + 1)
+        loss.backward()
+        if hvd.size() > 1 or sparse:
+            assert table.weight.grad is not None
+            assert table.weight.grad.is_sparse == sparse, (step, table.weight.grad)
+        optimizer.step()
+    require_same_bits([table.weight.detach(), dense])
+    return table.weight.detach()
+
+
+def check_sparse_gradients_equal_dense() -> None:
+    """SGD on a sparse embedding, also densified for the way, ends where the dense one does (a few float32 sums apart)."""
+    sgd = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
+    dense = run_embedding(False, sgd)
+    # Four steps, each of up to 4 * p products of size below 100: 16 p additions of eps * 100.
+    bound = 16 * hvd.size() * 100 * 2.0**-24
+    for how in ({}, {"sparse_as_dense": True}, {"op": hvd.Average}):
+        found = run_embedding(True, sgd, **how)
+        assert (found - dense).abs().max() <= bound, how
+
+
+def check_sparse_sum() -> None:
+    """op=Sum: row i looked up by rank r adds r+1."""
+    p = hvd.size()
+    table = embed(True)
+    attach([table.weight], op=hvd.Sum)
+    (table(torch.tensor([0, hvd.rank()])).sum() * (hvd.rank() + 1)).backward()
+    expected = torch.zeros(10, 3)
+    expected[0] += p * (p + 1) / 2
+    for r in range(p):
+        expected[r] += r + 1
+    assert torch.equal(table.weight.grad.to_dense(), expected)
+
+
+def check_sparse_adam() -> None:
+    """An embedding alone, with the optimizer that takes sparse gradients only; equal weights on all ranks."""
+    table = embed(True)
+    before = table.weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam(table.parameters(), lr=0.1))
+    for _ in range(3):
+        optimizer.zero_grad()
+        table(torch.tensor([hvd.rank(), hvd.rank() + 1])).sum().backward()
+        optimizer.step()
+    moved = (table.weight != before).any(1)
+    assert moved[: hvd.size() + 1].all() and not moved[hvd.size() + 1 :].any()
+    require_same_bits(table.weight)
+
+
+def check_sparse_sum_twice_is_refused() -> None:
+    if hvd.size() == 1:
+        return
+    table = embed(True)
+    optimizer = attach([table.weight], op=hvd.Sum)
+    for _ in range(2):
+        table(torch.tensor([1])).sum().backward()
+        require_error(RuntimeError, lambda: table(torch.tensor([1])).sum().backward(), "op=Sum")  # noqa: B023
+        optimizer.zero_grad()
+        table(torch.tensor([1])).sum().backward()
+        assert (table.weight.grad.to_dense()[1] == hvd.size()).all()
+        optimizer.step()
+        optimizer.zero_grad()

@@ -1,0 +1,134 @@
+"""Starting alike: weights, optimizer state and objects of one rank, on all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import hvdlite
+import hvdlite.torch as hvd
+from tests.parallel.common import digest, last, require_error, require_same_bits
+from tests.parallel.ranks.torch_gradients import loss_of
+
+
+def build(seed: int) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    net[1].num_batches_tracked.fill_(seed)
+    return net.to(memory_format=torch.channels_last)
+
+
+def check_broadcast_parameters() -> None:
+    """From every root, given as a state_dict, a generator, a list of tensors or of pairs; integer and scalar buffers
+    and other memory orders too."""
+    for root in range(hvd.size()):
+        for form in ("state_dict", "generator", "pairs", "tensors", "neutral"):
+            net, expected = build(hvd.rank()), build(root)
+            if form == "state_dict":
+                hvd.broadcast_parameters(net.state_dict(), root_rank=root)
+            elif form == "generator":
+                hvd.broadcast_parameters(net.named_parameters(), root_rank=root)
+            elif form == "pairs":
+                hvd.broadcast_parameters(list(net.state_dict().items()), root_rank=root)
+            elif form == "tensors":
+                hvd.broadcast_parameters(list(net.parameters()), root_rank=root)
+            else:
+                hvdlite.broadcast_variables(net, root_rank=root)
+            pairs = zip(net.state_dict().items(), expected.state_dict().values(), strict=True)
+            for (name, found), wanted in pairs:
+                if form in ("state_dict", "pairs", "neutral") or name in dict(net.named_parameters()):
+                    assert torch.equal(found, wanted), (form, name)
+
+
+def check_broadcast_parameters_ignores_what_is_no_tensor() -> None:
+    held = {"w": torch.full((2,), float(hvd.rank())), "note": f"of rank {hvd.rank()}"}
+    hvd.broadcast_parameters(held, root_rank=0)
+    assert (held["w"] == 0).all() and held["note"] == f"of rank {hvd.rank()}"
+
+
+def check_models_that_differ() -> None:
+    if hvd.size() > 1:
+        require_error(hvdlite.MismatchError, lambda: hvd.broadcast_parameters({"w": torch.ones(2 + last())}, 0),
+                      "'parameter w'", "shape differs")  # fmt: skip
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
+
+
+def trained(rank: int, steps: int) -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+    """A model of its own on each rank, with some Adam steps behind it."""
+    torch.manual_seed(rank)
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1 * (rank + 1), weight_decay=0.1)
+    for step in range(steps):
+        loss_of(list(net.parameters()), float(rank + step + 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return net, optimizer
+
+
+def require_equal_state(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["param_groups"] == expected["param_groups"]
+    assert found["state"].keys() == expected["state"].keys()
+    for key, state in expected["state"].items():
+        assert all(torch.equal(torch.as_tensor(found["state"][key][name]), torch.as_tensor(value))
+                   for name, value in state.items())  # fmt: skip
+
+
+def check_broadcast_optimizer_state() -> None:
+    """Every rank gets the root's state and options; the weights do not move (weight decay or not); grads are untouched."""
+    for root in range(hvd.size()):
+        net, optimizer = trained(hvd.rank(), 3)
+        before = digest(list(net.parameters()))
+        hvd.broadcast_optimizer_state(optimizer, root_rank=root)
+        assert digest(list(net.parameters())) == before
+        assert all(p.grad is None for p in net.parameters())
+        require_equal_state(optimizer.state_dict(), trained(root, 3)[1].state_dict())
+
+
+def check_resuming_on_one_rank() -> None:
+    """Only the root has loaded a checkpoint; the others have no state yet: afterwards all train on alike."""
+    net, optimizer = trained(0, 3) if hvd.rank() == 0 else trained(hvd.rank(), 0)
+    before = digest(list(net.parameters()))
+    optimizer = hvd.DistributedOptimizer(optimizer)
+    hvdlite.broadcast_variables(optimizer, root_rank=0)
+    assert digest(list(net.parameters())) == before
+    hvdlite.broadcast_variables(net, root_rank=0)
+    assert optimizer.state_dict()["state"][0]["step"] == 3
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(list(net.parameters())).backward()
+        optimizer.step()
+    require_same_bits(list(net.parameters()))
+    require_same_bits([state["exp_avg"] for state in optimizer.state.values()])
+
+
+def check_fresh_optimizers() -> None:
+    """Nobody has state: nothing is invented, options are the root's."""
+    net, optimizer = trained(hvd.rank(), 0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=hvd.size() - 1)
+    assert optimizer.state_dict()["state"] == {} and optimizer.param_groups[0]["lr"] == 0.1 * hvd.size()
+    plain = torch.optim.SGD(net.parameters(), lr=hvd.rank() + 1.0)
+    hvd.broadcast_optimizer_state(plain, root_rank=0)
+    assert plain.param_groups[0]["lr"] == 1.0
+
+
+def check_state_is_no_longer_shared_with_the_root() -> None:
+    """Each rank owns its state: training on after a broadcast moves the weights."""
+    net, optimizer = trained(hvd.rank(), 1)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    before = digest(list(net.parameters()))
+    loss_of(list(net.parameters())).backward()
+    optimizer.step()
+    assert digest(list(net.parameters())) != before
+
+
+def check_lbfgs_is_refused() -> None:
+    optimizer = torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))])
+    require_error(ValueError, lambda: hvd.broadcast_optimizer_state(optimizer, 0), "LBFGS")
+
+
+def check_objects() -> None:
+    r, p = hvd.rank(), hvd.size()
+    assert hvd.broadcast_object({"epoch": r, "best": torch.tensor(r)}, root_rank=p - 1) == {"epoch": p - 1, "best": p - 1}
+    assert [item["rank"] for item in hvd.allgather_object({"rank": r, "pad": "x" * 100 * r})] == list(range(p))
+    assert hvd.broadcast_object("named" if r == 0 else None, root_rank=0, name="thing") == "named"

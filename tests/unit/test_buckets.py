@@ -1,0 +1,138 @@
+"""The bucket plan keeps its promises for any list of parameters."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from hvdlite.buckets import ALIGN, BucketPlan, Spec, plan
+
+KB = 1024
+
+
+def specs(seed: int, count: int = 60, groups: bool = False, devices: bool = False) -> list[Spec]:
+    """Parameters of all kinds and sizes: scalars, empty ones, larger than a bucket."""
+    rng = random.Random(seed)
+    shapes = [(), (0,), (3, 0), (1,), (7,), (16, 16), (100, 3), (64, 64), (200, 50)]
+    return [
+        Spec(
+            f"p{i}", rng.choice(shapes), rng.choice(["float32", "float32", "float16", "bfloat16", "float64"]),
+            rng.choice(["host", "cuda:0"]) if devices else "host", rng.choice([None, 0, 1, 2]) if groups else None,
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def variants() -> list[tuple[int, bool, bool]]:
+    return [(seed, groups, devices) for seed in range(4) for groups in (False, True) for devices in (False, True)]
+
+
+def size_of(made: BucketPlan, number: int) -> int:
+    return made.buckets[number].length * made.buckets[number].dtype.itemsize
+
+
+@pytest.mark.parametrize(("seed", "groups", "devices"), variants())
+def test_every_parameter_has_one_slot(seed: int, groups: bool, devices: bool) -> None:
+    given = specs(seed, groups=groups, devices=devices)
+    made = plan(given, 8 * KB, 1 * KB)
+    members = [index for bucket in made.buckets for index in bucket.members]
+    assert sorted(members) == list(range(len(given)))
+    assert made.specs == tuple(given) and len(made.slots) == len(given)
+    for index, (spec, slot) in enumerate(zip(given, made.slots, strict=True)):
+        assert index in made.buckets[slot.bucket].members
+        assert slot.length == int(np.prod(spec.shape))
+
+
+@pytest.mark.parametrize(("seed", "groups", "devices"), variants())
+def test_slots_are_aligned_and_do_not_overlap(seed: int, groups: bool, devices: bool) -> None:
+    made = plan(specs(seed, groups=groups, devices=devices), 8 * KB, 1 * KB)
+    for bucket in made.buckets:
+        assert bucket.start % ALIGN == 0
+        end = 0
+        for slot in sorted((made.slots[i] for i in bucket.members), key=lambda slot: (slot.offset, slot.length)):
+            assert slot.offset >= end and slot.offset * bucket.dtype.itemsize % ALIGN == 0
+            end = slot.offset + slot.length
+        assert end <= bucket.length
+    for device in made.devices:
+        end = 0
+        for bucket in sorted((b for b in made.buckets if b.device == device), key=lambda b: b.start):
+            assert bucket.start >= end
+            end = bucket.start + bucket.length * bucket.dtype.itemsize
+        assert made.nbytes(device) == end
+
+
+@pytest.mark.parametrize(("seed", "groups", "devices"), variants())
+def test_a_bucket_has_one_dtype_and_device(seed: int, groups: bool, devices: bool) -> None:
+    made = plan(specs(seed, groups=groups, devices=devices), 8 * KB, 1 * KB)
+    for bucket in made.buckets:
+        for index in bucket.members:
+            assert (np.dtype(made.specs[index].dtype), made.specs[index].device) == (bucket.dtype, bucket.device)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_last_parameters_come_first(seed: int) -> None:
+    """Within a bucket, and among the buckets of a kind, members go from the last parameter to the first."""
+    made = plan(specs(seed), 8 * KB, 1 * KB)
+    for kind in {bucket.dtype for bucket in made.buckets}:
+        members = [index for bucket in made.buckets if bucket.dtype == kind for index in bucket.members]
+        assert members == sorted(members, reverse=True)
+    firsts = [bucket.members[0] for bucket in made.buckets]
+    assert firsts == sorted(firsts, reverse=True)  # buckets are sent in the order in which they begin to fill
+    for bucket in made.buckets:
+        offsets = [made.slots[index].offset for index in bucket.members]
+        assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sizes(seed: int) -> None:
+    """No bucket above its limit, except for a parameter that is larger alone; the first of each dtype is small."""
+    made = plan(specs(seed), 8 * KB, 1 * KB)
+    seen = set()
+    for number, bucket in enumerate(made.buckets):
+        most = 8 * KB if bucket.dtype in seen else 1 * KB
+        seen.add(bucket.dtype)
+        assert size_of(made, number) <= most or len([i for i in bucket.members if made.slots[i].length]) == 1
+
+
+def test_the_first_bucket_is_small_and_the_rest_are_full() -> None:
+    """40 parameters of 1 KB: a first bucket of 2, then buckets of 8."""
+    made = plan([Spec(f"p{i}", (256,), "float32") for i in range(40)], 8 * KB, 2 * KB)
+    assert [len(bucket.members) for bucket in made.buckets] == [2, 8, 8, 8, 8, 6]
+
+
+def test_groups_travel_together() -> None:
+    """Also when their members lie far apart, and when together they are larger than a bucket."""
+    given = [Spec(f"p{i}", (256,), "float32", group=0 if i in (0, 7, 19) else 1 if i % 2 else None) for i in range(20)]
+    made = plan(given, 4 * KB, 1 * KB)
+    for group in (0, 1):
+        assert len({made.slots[i].bucket for i, spec in enumerate(given) if spec.group == group}) == 1
+
+
+def test_a_group_of_two_dtypes_is_split_by_dtype() -> None:
+    given = [Spec("a", (4,), "float32", group=0), Spec("b", (4,), "float16", group=0), Spec("c", (4,), "float32", group=0)]
+    made = plan(given, 8 * KB, 1 * KB)
+    assert made.slots[0].bucket == made.slots[2].bucket != made.slots[1].bucket
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_input_gives_equal_plans(seed: int) -> None:
+    """Also from an iterator; another shape, dtype or name gives other lines."""
+    given = specs(seed, groups=True)
+    assert plan(iter(given), 8 * KB, 1 * KB) == plan(list(given), 8 * KB, 1 * KB)
+    lines = plan(given, 8 * KB, 1 * KB).lines
+    assert len(lines) == len(given)
+    for change in (Spec("p5", (9, 9), "float32"), Spec("p5", given[5].shape, "int8"), Spec("x", given[5].shape, given[5].dtype)):
+        other = plan([*given[:5], change, *given[6:]], 8 * KB, 1 * KB).lines
+        assert [a != b for a, b in zip(lines, other, strict=True)] == [i == 5 for i in range(len(given))]
+
+
+def test_nothing_to_plan() -> None:
+    made = plan([], 8 * KB, 1 * KB)
+    assert made.buckets == () and made.slots == () and made.lines == () and made.nbytes("host") == 0
+
+
+def test_only_empty_parameters() -> None:
+    made = plan([Spec("a", (0,), "float32"), Spec("b", (2, 0), "float32")], 8 * KB, 1 * KB)
+    assert [slot.length for slot in made.slots] == [0, 0] and made.nbytes("host") == 0

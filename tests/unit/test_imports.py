@@ -1,0 +1,155 @@
+"""Who may import whom, read from the source; and what a fresh `import hvdlite` leaves alone."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ADAPTERS = ("torch", "tensorflow", "keras", "numpy")
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy")
+# Each module of the core and the modules it may import, besides those on lower lines that these may: a layer sees
+# only what is below it.
+LAYERS = [
+    {"errors", "config", "topology"},
+    {"arrays"},
+    {"transports"},
+    {"requests", "memory"},
+    {"rollcall", "matching", "buckets", "exits"},
+    {"algorithms"},
+    {"engine"},
+    {"process_sets"},
+    {"runtime"},
+    {"ops"},
+    {"objects", "reducer"},
+]
+
+
+def modules(package: str = "hvdlite") -> dict[str, Path]:
+    """All modules of the package by dotted name."""
+    base = ROOT if package == "hvdlite" else ROOT / "launcher"
+    found = {}
+    for path in sorted((base / package).rglob("*.py")):
+        parts = path.relative_to(base).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, everywhere: bool = True) -> Iterator[str]:
+    """The dotted names that a module imports: at its top only, or everywhere. `if TYPE_CHECKING` is left out."""
+    nodes: list[ast.AST] = list(ast.parse(path.read_text()).body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        elif everywhere or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            nodes.extend(ast.iter_child_nodes(node))
+
+
+def area(module: str) -> str:
+    """'hvdlite.transports.mpi' lies in 'transports'; 'hvdlite' itself in ''."""
+    return ".".join(module.split(".")[1:2])
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+@pytest.mark.parametrize("layer", range(len(LAYERS)))
+def test_layers(layer: int) -> None:
+    """A module's imports at its top lie in its own layer's module or below."""
+    below = set().union(*LAYERS[:layer])
+    for module, path in modules().items():
+        if area(module) in LAYERS[layer]:
+            used = {area(name) for name in imports(path, everywhere=False) if within(name, "hvdlite") and area(name)}
+            used = {name for name in used if any(name == area(known) for known in modules())}
+            allowed = below | {area(module)}
+            assert used <= allowed, f"{module} imports {sorted(used - allowed)}"
+
+
+def test_only_runtime_and_the_transport_import_mpi() -> None:
+    for module, path in modules().items():
+        if module not in ("hvdlite.runtime", "hvdlite.transports.mpi") and area(module) != "bench":
+            assert not [name for name in imports(path) if within(name, "mpi4py")], module
+
+
+def test_runtime_imports_mpi_only_when_called() -> None:
+    for module in ("hvdlite.runtime", "hvdlite"):
+        path = modules()[module]
+        assert not [n for n in imports(path, everywhere=False) if within(n, "mpi4py", "hvdlite.transports.mpi")], module
+
+
+def test_only_adapters_import_their_framework() -> None:
+    """torch/ imports torch, and so on; the core none, and CuPy's arrays bring their module along."""
+    for module, path in modules().items():
+        if area(module) in ("bench", "check"):
+            continue
+        own = {"torch": ("torch",), "tensorflow": ("tensorflow", "keras"), "keras": ("keras", "tensorflow", "torch")}
+        foreign = [name for name in FRAMEWORKS if name not in own.get(area(module), ())]
+        assert not [name for name in imports(path) if within(name, *foreign)], module
+
+
+def test_the_core_imports_no_adapter() -> None:
+    """Adapters are found by name, lazily, in `frameworks`."""
+    packages = [f"hvdlite.{name}" for name in ADAPTERS]
+    for module, path in modules().items():
+        if area(module) not in (*ADAPTERS, "bench"):
+            assert not [name for name in imports(path) if within(name, *packages)], module
+
+
+def test_the_launcher_imports_nothing_of_hvdlite() -> None:
+    found = modules("hvdlite_launcher")
+    assert found
+    for module, path in found.items():
+        assert not [name for name in imports(path) if within(name, "hvdlite", "mpi4py", *FRAMEWORKS)], module
+
+
+def test_only_config_reads_the_environment() -> None:
+    """Settings are read in one place. (`exits` asks who launched it; `build` and `bench` tell of the environment.)"""
+    for module, path in modules().items():
+        if area(module) not in ("config", "exits", "bench", "build", "check"):
+            tree = ast.parse(path.read_text())
+            used = [ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")]
+            assert not used, f"{module}: {used}"
+
+
+def python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+def test_import_is_light() -> None:
+    """MPI is not initialized, no framework is there, nor what costs time: importing mpi4py.MPI calls MPI_Init."""
+    heavy = ["mpi4py.MPI", "torch", "tensorflow", "keras", "cupy", "rich", "cloudpickle"]
+    assert python(f"import hvdlite, sys; print([name for name in {heavy} if name in sys.modules])").strip() == "[]"
+
+
+def test_import_is_quick() -> None:
+    """Tens of milliseconds beyond NumPy's own; the best of five, with room for a busy machine."""
+    code = "import numpy, ml_dtypes, time; t = time.perf_counter(); import hvdlite; print(time.perf_counter() - t)"
+    assert min(float(python(code)) for _ in range(5)) < 0.1
+
+
+def test_a_job_of_one_needs_no_mpi() -> None:
+    """Without a launcher everything works, torch too, and MPI is never touched."""
+    code = """
+import sys, numpy as np
+import hvdlite as hvd
+hvd.init()
+assert (hvd.rank(), hvd.size(), hvd.local_size()) == (0, 1, 1)
+assert hvd.allreduce(np.arange(3.0), op=hvd.Sum).tolist() == [0, 1, 2]
+assert hvd.allgather(np.ones((2, 3))).shape == (2, 3) and hvd.broadcast_object("x") == "x"
+hvd.barrier(); hvd.shutdown()
+print("mpi4py.MPI" in sys.modules)
+"""
+    assert python(code).strip() == "False"
