@@ -31,7 +31,9 @@ class Use(IntEnum):
 
     UNUSED = 0
     DENSE = 1
-    SPARSE = 2
+    DENSIFIED = 2
+    """Sparse, but travelling dense: every rank gets a sparse one back."""
+    SPARSE = 3
 
 
 class Reducer:
@@ -43,9 +45,10 @@ class Reducer:
 
     def __init__(self, lane: Lane, plan: BucketPlan, how: Reduction, name: str, overlap: bool) -> None:
         self.lane, self.plan, self.how, self.name, self.overlap = lane, plan, how, name, overlap
+        facts = (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))
+        # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
         arena = lane.run(Request(
-            # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, no wait.
-            Signature("plan", f"{name} bucket 0", (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))),
+            Signature("plan", f"{name} bucket 0", facts),
             lambda lane: allocate(lane.transport, plan.nbytes("host"), lane.place.shares_memory),
         ))
         self.buffers = [arena.view(b.start, b.length, b.dtype) for b in plan.buckets]

@@ -52,6 +52,7 @@ class Attachment:
         self.name = f"optimizer.{self.runtime.serial('optimizer')}"
         self.parameters: list[Parameter] = []
         self.sparse: dict[int, Parameter] = {}
+        self.densified: set[int] = set()
         self.hooks: dict[int, Any] = {}
         self.given: dict[int, torch.Tensor | None] = {}
         self.paused = runtime.size() == 1  # then there is nothing to reduce
@@ -60,7 +61,7 @@ class Attachment:
         self.graph = -1  # the autograd run under way
         if not self.paused:
             self.lane = self.runtime.new_lane(self.name)
-            self.prepare()
+            self.make_plan(self.trainable())
             self.take_over()
         self.step_hook = optimizer.register_step_pre_hook(self.before_step)
 
@@ -87,10 +88,13 @@ class Attachment:
     # The plan, made anew when the set of parameters changed
 
     def prepare(self) -> None:
-        """Plan, if there is none for the parameters as they are now. Collective when it plans."""
+        """Plan anew if the parameters are not those of the plan. Collective when it plans."""
         now = self.trainable()
-        if len(now) == len(self.parameters) and all(a is b for a, b in zip(now, self.parameters, strict=True)):
-            return
+        if len(now) != len(self.parameters) or any(a is not b for a, b in zip(now, self.parameters, strict=True)):
+            self.make_plan(now)
+
+    def make_plan(self, now: list[Parameter]) -> None:
+        """Plan, allocate and hook for these parameters. Collective. Where it raises, the plan before stays."""
         scale = self.settings.predivide
         how = ops.reduction(self.settings.op, runtime.size(), 1.0 / scale, scale)
         config = self.runtime.config
@@ -159,6 +163,9 @@ class Attachment:
             if not self.settings.sparse_as_dense:
                 view.zero_()
                 return Use.SPARSE
+            if id(p) not in self.densified:
+                view.copy_(grad.to_dense())
+                return Use.DENSIFIED  # which makes it known to all
             grad = grad.to_dense()
         if grad.data_ptr() == view.data_ptr() and grad.dtype == view.dtype:
             return Use.DENSE
@@ -185,10 +192,11 @@ class Attachment:
         self.rounds += 1
         self.passes = self.retries = 0
         for p, view, use in zip(self.parameters, self.views, uses, strict=True):
-            if use is Use.DENSE:
-                self.give(p, view)
-            elif use is Use.SPARSE:
+            if use is Use.SPARSE:
                 self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
+            elif use is not Use.UNUSED:
+                self.densified.update([id(p)] if use is Use.DENSIFIED else [])
+                self.give(p, view)
         for p in self.sparse.values():
             reduce_sparse(p, self.settings.op)
         if self.settings.op is not ops.Average:  # the average of equal gradients is themselves: it may be taken again
@@ -196,8 +204,8 @@ class Attachment:
 
     def give(self, p: Parameter, view: torch.Tensor) -> None:
         """The reduced gradient becomes p.grad."""
-        if p.grad is not None and p.grad.layout != torch.strided:
-            p.grad = view.to(p.dtype).to_sparse(p.grad.sparse_dim())
+        if id(p) in self.densified:
+            p.grad = view.to(p.dtype).to_sparse(1)  # type: ignore[call-overload,no-untyped-call,unused-ignore]
         elif view.dtype == p.dtype:
             p.grad = view
         else:

@@ -25,7 +25,7 @@ def reduce_sparse(p: torch.nn.Parameter, op: Op) -> None:
         return
     if op is Average:
         all_values /= runtime.size()
-    p.grad = torch.sparse_coo_tensor(all_indices.t(), all_values, p.shape, dtype=p.dtype)
+    p.grad = torch.sparse_coo_tensor(all_indices.t(), all_values, p.shape, dtype=p.dtype, check_invariants=False)
 
 
 def coordinates(p: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
