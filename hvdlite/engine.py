@@ -127,15 +127,15 @@ class Lane:
 
     def execute(self, request: Request) -> None:
         """Do the work of a request that all ranks have agreed on; what it raises is its handle's error."""
+        result = error = None
         try:
             request.ready.wait()
             result = request.work(self)
-        except Exception as error:
-            self.settle(request, error=error)
-        else:
-            self.settle(request, result)
-        if request.signature == LEAVE:
+        except Exception as raised:
+            error = raised
+        if request.signature == LEAVE:  # closed before anyone learns of it, so that leaving twice is leaving once
             self.close(ShutdownError("hvdlite has been shut down: call hvd.init() again first."))
+        self.settle(request, result, error)
 
     def settle(self, request: Request, result: Any = None, error: BaseException | None = None) -> None:
         with self.changed:

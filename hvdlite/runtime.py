@@ -123,6 +123,7 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
         raise ValueError(f"init(comm=...) takes an mpi4py communicator, not {type(comm).__name__}")
     base = MPI.COMM_WORLD if comm is None else comm
     if comm is None and started and started.size not in (None, base.Get_size()):
+        exits.unlink_segments()  # the launcher will end us before that library tidies up
         seen = f" (it announces {started.size} processes, the library sees {base.Get_size()})"
         raise HvdliteError(strangers(started.by, library) + seen)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -131,9 +132,9 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
             "initialize MPI (import mpi4py.MPI later, or with mpi4py.rc.thread_level='multiple'), or use an MPI "
             "built with thread support."
         )
-    if base.Get_size() > 1:
-        exits.install(base.Abort, base.Get_rank())
     world = MpiTransport(base.Dup())
+    if world.size > 1:
+        exits.install(base.Abort, base.Get_rank())  # after Dup, in which all ranks of this host have met
     return world, topology.from_leaders(world.rank, host_leaders(world.comm))
 
 

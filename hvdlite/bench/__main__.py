@@ -15,7 +15,7 @@ from rich.progress import Progress
 import hvdlite as hvd
 from hvdlite.bench import allreduce, plot, report
 from hvdlite.bench.contenders import TITLES
-from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS, pin
+from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS
 
 MODELS = ("mlp", "cnn", "transformer")  # here as well as in step.py, which imports torch
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         "--models", type=names(*MODELS), default=list(MODELS), metavar="A,B,...", help=f"any of {', '.join(MODELS)}"
     )
     for command in (reduce, step):
-        command.add_argument("--pin", action="store_true", help="bind each rank to a core of its own while measuring")
+        command.add_argument("--no-pin", dest="pin", action="store_false", help="let ranks move between cores")
         command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
         command.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
     return top
@@ -94,7 +94,7 @@ def progress(out: Console) -> Iterator[Callable[[int, int, str], None]]:
 def run_allreduce(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
     with progress(out) as show:
         sizes = allreduce.sizes(args.min, args.max, args.step)
-        found = allreduce.sweep(comm, args.algorithms, sizes, args.iters, args.seconds, show)
+        found = allreduce.sweep(comm, args.algorithms, sizes, args.iters, args.seconds, args.pin, show)
     facts = report.machine(comm)
     if hvd.rank() == 0:
         report.print_sweep(out, found)
@@ -105,7 +105,7 @@ def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
     from hvdlite.bench import step
 
     with progress(out) as show:
-        found = step.compare(comm, args.models, args.steps, show)
+        found = step.compare(comm, args.models, args.steps, args.pin, show)
     facts = report.machine(comm)
     if hvd.rank() == 0:
         report.print_steps(out, found)
@@ -134,8 +134,6 @@ def main() -> int:
         print("The benchmarks need at least two ranks: hvdliterun -np 2 python -m hvdlite.bench ...", file=sys.stderr)
         return 2
     comm = MPI.COMM_WORLD.Dup()
-    if args.pin and not pin(comm) and hvd.rank() == 0:
-        print("--pin: there are fewer cores than ranks; nothing was bound", file=sys.stderr)
     {"allreduce": run_allreduce, "step": run_step}[args.command](args, comm, report.console())
     comm.Free()
     hvd.shutdown()

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from hvdlite import ops
 from hvdlite.bench.contenders import ITEM, Contender, Trial, contenders
-from hvdlite.bench.timing import interleaved, rounds_for
+from hvdlite.bench.timing import interleaved, pin, rounds_for
 from hvdlite.errors import HvdliteError
 
 SMALL = 64 * 1024  # below this a turn is several calls: one is too short to time alone
@@ -58,13 +58,17 @@ def sizes(least: int, most: int, step: int) -> list[int]:
 
 
 def sweep(
-    comm: MPI.Comm, keys: list[str], nbytes: Sequence[int], rounds: int | None, seconds: float, progress: Any
+    comm: MPI.Comm, keys: list[str], nbytes: Sequence[int], rounds: int | None, seconds: float, pinned: bool,
+    progress: Any,
 ) -> Sweep:
-    """Run the benchmark. Collective. rounds: per size, or None for as many as fit into `seconds` per size.
+    """Run the benchmark. Collective. rounds: per size, or None for as many as fit into `seconds` per size. pinned: each
+    rank on a core of its own. progress: called with (done, total, text).
 
-    progress: called with (done, total, text). Raises HvdliteError where a contender's sum is wrong.
+    Raises HvdliteError where a contender's sum is wrong.
     """
     field_of = contenders(keys, max(nbytes), comm)
+    if pinned:
+        pin(comm)
     result = Sweep(comm.Get_size(), {contender.key: contender.title for contender in field_of})
     for done, size in enumerate(nbytes):
         progress(done, len(nbytes), readable(size))

@@ -78,7 +78,7 @@ def warn_of_crowding(out: Console, part: float) -> None:
     if part > CROWDED:
         out.print(
             f"In up to {part:.0%} of the turns two ranks were on one core: other programs were running, or there are "
-            "more ranks than cores. Try again, or with --pin.", style="bold", highlight=False,
+            "more ranks than cores. The times are those of a smaller machine.", style="bold", highlight=False,
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite.bench.contenders import start_gloo
-from hvdlite.bench.timing import interleaved
+from hvdlite.bench.timing import interleaved, pin
 from hvdlite.errors import HvdliteError
 
 WARM_UP = 4  # steps: DDP rebuilds its buckets after the first
@@ -90,13 +90,15 @@ TASKS = {
 }
 
 
-def compare(comm: MPI.Comm, names: Sequence[str], steps: int, progress: Any) -> list[Result]:
-    """Run the named tasks. Collective. progress: called with (done, total, text).
+def compare(comm: MPI.Comm, names: Sequence[str], steps: int, pinned: bool, progress: Any) -> list[Result]:
+    """Run the named tasks. Collective. pinned: each rank on a core of its own.
 
-    Raises HvdliteError where hvdlite trained to other weights than DDP.
+    progress: called with (done, total, text). Raises HvdliteError where hvdlite trained to other weights than DDP.
     """
     torch.set_num_threads(1)
     start_gloo()
+    if pinned:
+        pin(comm)
     results = []
     for done, name in enumerate(names):
         progress(done, len(names), name)

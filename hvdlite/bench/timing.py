@@ -82,7 +82,12 @@ def crowding(comm: MPI.Comm, cores: Any) -> float:
 
 
 def pin(comm: MPI.Comm) -> bool:
-    """Give each rank of a host a core of its own, where there are enough; whether there were. Collective."""
+    """Give the calling thread of each rank a core of its own, where there are enough; whether there were. Collective.
+
+    Without it gloo, whose messages wake a peer on the sender's own core, draws two ranks onto one, and they stay
+    there: every contender that spins for a message then took four times as long (90 us instead of 20, at 4 bytes).
+    Threads that exist already, gloo's among them, stay free to run anywhere.
+    """
     host = comm.Split_type(MPI.COMM_TYPE_SHARED)
     cores = sorted(os.sched_getaffinity(0))
     enough = bool(comm.allreduce(len(cores) >= host.Get_size(), MPI.LAND))

@@ -7,6 +7,8 @@ other code that cleans up: the way that must work after a crash is the way of ev
 
 MPICH offers no choice of folder for its segment, and keeps the file for the life of the job. It is
 ours to remove if a process of this job maps it: looked up while the job runs, never by name alone.
+Not removed: the few KB of /tmp/hydra_hwloc_xmlfile_* that Hydra leaves when it is killed or told to
+abort, since nothing says whose they are.
 Runs as a script, in a session of its own, and imports nothing of this package.
 """
 

@@ -31,7 +31,7 @@ _LINES = re.compile(
 
 def without_deaths(text: str) -> str:
     """`text` less Open MPI's and Hydra's reports of a rank's end."""
-    text = _BLOCK.sub(_keep_block, text.replace("\0", ""))
+    text = _BLOCK.sub(_keep_block, text)
     text = _LINES.sub("", _HYDRA_DEATH.sub("", text))
     return text if text.strip() else ""
 

@@ -101,8 +101,9 @@ def run(
             mpirun = _spawn(command, environ, streams)
             spawned = time.monotonic() - started
             _watch(mpirun, place, streams, ending)
-            code, message = _explain(mpirun, ending.signal, first_failure(place))
-        streams.drain()
+            failure = first_failure(place)
+        streams.drain(explained=bool(ending.signal or failure))
+        code, message = _explain(mpirun, ending.signal, failure)
     first = streams.first_output
     waited = None if first is None else first - started
     return Outcome(code, message, started - begun, spawned, waited)

@@ -32,7 +32,7 @@ class Notices:
     def take(self) -> str:
         """All that is held, once."""
         text, self.text = self.text.decode(errors="replace"), b""
-        return text
+        return text.replace("\0", "")  # Open MPI ends some of its messages so
 
 
 @dataclass
@@ -79,12 +79,15 @@ class Streams:
             self._read(key)
         self._guarded(self._flush_old)
 
-    def drain(self) -> None:
-        """Print all that is left, and close. To be called when the job's processes are gone."""
+    def drain(self, explained: bool) -> None:
+        """Print all that is left, and close. To be called when the job's processes are gone.
+
+        explained: the end of the job is told in our own words, so mpirun need not report it.
+        """
         for key in list(self._selector.get_map().values()):
             while self._read(key):
                 pass
-        self._guarded(self._flush_all)
+        self._guarded(lambda: self._flush_all(explained and not self.verbose))
         for key in list(self._selector.get_map().values()):
             os.close(key.fd)
         self._selector.close()
@@ -115,12 +118,12 @@ class Streams:
         if self._notices.text and (self.verbose or time.monotonic() - self._notices.since > _NOTICES_HELD):
             self._tell(self._notices.take())
 
-    def _flush_all(self) -> None:
+    def _flush_all(self, without_reports: bool) -> None:
         for source in self._sources():
             self.printer.flush(source)
         self.printer.end_lines()
         text = self._notices.take()
-        self._tell(text if self.verbose else without_deaths(text))
+        self._tell(without_deaths(text) if without_reports else text)
 
     def _tell(self, text: str) -> None:
         self.printer.end_lines()

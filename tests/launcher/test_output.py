@@ -89,7 +89,7 @@ HYDRA = (
         (DEATH + WARNING, WARNING),
         (WARNING + DEATH, WARNING),
         ("mpirun: unknown option\n", "mpirun: unknown option\n"),
-        ("[warn] Epoll MOD(1) on fd 20 failed. Bad file descriptor\n\0", ""),
+        ("[warn] Epoll MOD(1) on fd 20 failed. Bad file descriptor\n", ""),
     ],
 )
 def test_only_reports_of_deaths_are_left_out(text: str, kept: str) -> None:

@@ -108,6 +108,12 @@ def test_variables_and_threads(runner: Runner) -> None:
     assert job.stdout == "[0]<stdout>:0.1 3\n"
 
 
+def test_what_the_mpi_refuses_is_shown(runner: Runner) -> None:
+    job = runner.run("-np", "1", "--mpi-args=--nonsense", "true")
+    assert job.returncode != 0
+    assert "nonsense" in job.stderr
+
+
 def test_verbose_tells_the_command_the_library_and_the_times(runner: Runner) -> None:
     job = runner.run("-v", "-np", "1", "echo", "hello")
     assert job.stdout == "[0]<stdout>:hello\n"

@@ -1,6 +1,7 @@
 """Starting test jobs from pytest, which never imports MPI itself.
 
-One mpiexec runs a whole module of checks at one world size; every check is a pytest outcome of its own.
+One mpiexec runs all checks of the modules with the same first word ("torch_...") at one world size, so that torch is
+imported once; every check is a pytest outcome of its own. After one that fails another job runs the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tests.parallel.runner import MARK
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = Path(__file__).parent / "ranks"
 SIZES = (1, 2, 3, 4)
-SECONDS = 120  # for one job
+SECONDS = 400  # for one job; the runner watches each check
+END = "end_of_job"
 POLITE = {  # for more ranks than cores, on one host, as root in a container
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -41,11 +43,6 @@ class Result:
 
     def passed(self) -> set[str]:
         return {who.split()[0] for who in self.told("passed")}
-
-    def under_way(self) -> str | None:
-        """The check that began and did not end."""
-        begun = self.told("begin")
-        return begun[-1] if begun and begun[-1] not in self.passed() else None
 
     def ended_well(self) -> bool:
         return self.code == 0 and bool(self.told("finished"))
@@ -98,9 +95,17 @@ def run(size: int, arguments: Sequence[str], extra: Mapping[str, str] | None = N
 
 
 @cache
-def run_checks(module: str, size: int, names: tuple[str, ...]) -> Result:
-    """The result of a job that runs these checks; each job runs once."""
-    return run(size, ["-m", "tests.parallel.runner", module, *names])
+def run_checks(size: int, names: tuple[str, ...]) -> dict[str, Result]:
+    """The job in which each of these checks, and END, ran. Checks share jobs; a failure starts a new one."""
+    found: dict[str, Result] = {}
+    rest = list(names)
+    while rest:
+        result = run(size, ["-m", "tests.parallel.runner", *rest])
+        failed = next((name for name in rest if name not in result.passed()), END)
+        ran = rest[: rest.index(failed) + 1] if failed != END else rest
+        found.update(dict.fromkeys((*ran, END), result))
+        rest = rest[len(ran) :]
+    return found
 
 
 def modules() -> list[str]:
@@ -126,9 +131,7 @@ def sizes(module: str) -> tuple[int, ...]:
 
 
 def explain(result: Result, check: str) -> str:
-    """Why this check has not passed, short where another one is to blame."""
-    culprit = result.under_way()
-    if culprit is not None and culprit != check:
-        return f"not run: {culprit} ended the job before"
+    """How the job in which this check failed ended, and what it printed, less what passed."""
     how = "was stopped for taking too long" if result.code is None else f"ended with code {result.code}"
-    return f"{check}: the job {how}\n{result.output}"
+    lines = [line for line in result.output.splitlines() if not line.startswith(MARK) or check in line]
+    return f"{check}: the job {how}\n" + "\n".join(lines)

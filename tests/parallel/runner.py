@@ -1,9 +1,9 @@
-"""One rank of a test job: `python -m tests.parallel.runner MODULE [CHECK ...]`, under mpiexec.
+"""One rank of a test job: `python -m tests.parallel.runner MODULE[.CHECK] ...`, under mpiexec.
 
-Runs the module's `check_*` functions in order on all ranks, with a barrier between them, on a communicator of its own
-(a check that leaves hvdlite in disorder is still told apart from the next). A check that fails prints its rank and
-traceback and ends the job, so nobody waits; one that hangs is ended by faulthandler, which prints every thread's
-stack. Rank 0 announces each check's begin and end on lines that start with MARK: the parent reads them.
+Runs `check_*` functions in order on all ranks, with a barrier between them, on a communicator of its own (a check that
+leaves hvdlite in disorder is still told apart from the next). A check that fails prints its rank and traceback and ends
+the job, so nobody waits; one that hangs is ended by faulthandler, which prints every thread's stack. Rank 0 announces
+each check's begin and end on lines that start with MARK: the parent reads them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
 MARK = "@check"
-SECONDS = 40  # for one check: ten times the longest, on a busy machine
+SECONDS = 60  # for one check: ten times the longest, on a busy machine
 
 
-def checks(module: ModuleType, names: Sequence[str]) -> list[Callable[[], None]]:
-    """The module's checks in its order; only the named ones where names are given."""
-    found = [value for name, value in vars(module).items() if name.startswith("check_")]
-    return [check for check in found if not names or check.__name__ in names]
+def checks(name: str) -> dict[str, Callable[[], None]]:
+    """The check of this name, or all of a module, in its order."""
+    module_name, _, wanted = name.partition(".")
+    module = importlib.import_module(f"tests.parallel.ranks.{module_name}")
+    names = [wanted] if wanted else [key for key in vars(module) if key.startswith("check_")]
+    return {f"{module_name}.{key}": getattr(module, key) for key in names}
 
 
-def main(module_name: str, names: Sequence[str]) -> None:
+def main(names: Sequence[str]) -> None:
     import hvdlite as hvd
 
     hvd.init()
@@ -36,21 +37,21 @@ def main(module_name: str, names: Sequence[str]) -> None:
         from mpi4py import MPI
 
         world = MPI.COMM_WORLD.Dup()
-    module = importlib.import_module(f"tests.parallel.ranks.{module_name}")
-    for check in checks(module, names):
+    for name, check in ((name, check) for given in names for name, check in checks(given).items()):
         faulthandler.dump_traceback_later(SECONDS, exit=True)
-        tell(rank, "begin", check.__name__)
+        tell(rank, "begin", name)
         began = time.perf_counter()
         try:
             check()
         except BaseException:
-            fail(rank, check.__name__)
+            fail(rank, name)
         if world is not None:
             world.Barrier()
-        tell(rank, "passed", f"{check.__name__} {time.perf_counter() - began:.2f}")
-    faulthandler.cancel_dump_traceback_later()
+        tell(rank, "passed", f"{name} {time.perf_counter() - began:.2f}")
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
     hvd.shutdown()
-    tell(rank, "finished", module_name)
+    faulthandler.cancel_dump_traceback_later()
+    tell(rank, "finished", "all")
 
 
 def tell(rank: int, what: str, who: str) -> None:
@@ -72,4 +73,4 @@ def fail(rank: int, check: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])

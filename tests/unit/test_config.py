@@ -1,0 +1,67 @@
+"""Settings from the environment: ours win over Horovod's, and what cannot be read is an error that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hvdlite.config import ALGORITHMS, MB, Config, launched
+
+
+def test_defaults() -> None:
+    made = Config.from_env({})
+    assert made == Config() and made.bucket_bytes == 25 * MB and made.algorithm == "auto" and made.shared_memory
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.algorithm = "ring"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("env", "nbytes"), [
+    ({"HVDLITE_BUCKET_MB": "4"}, 4 * MB),
+    ({"HVDLITE_BUCKET_MB": "0.5"}, MB // 2),
+    ({"HOROVOD_FUSION_THRESHOLD": "1000000"}, 1_000_000),
+    ({"HVDLITE_FUSION_THRESHOLD": "5", "HOROVOD_FUSION_THRESHOLD": "7"}, 5),
+    ({"HVDLITE_BUCKET_MB": "1", "HOROVOD_FUSION_THRESHOLD": "7"}, MB),
+    ({"HOROVOD_FUSION_THRESHOLD": "0"}, 1),  # Horovod: no fusion
+    ({"HVDLITE_BUCKET_MB": "", "HOROVOD_FUSION_THRESHOLD": " 9 "}, 9),
+])  # fmt: skip
+def test_bucket_size(env: dict[str, str], nbytes: int) -> None:
+    made = Config.from_env(env)
+    assert made.bucket_bytes == nbytes and made.first_bucket_bytes == min(MB, nbytes)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms(name: str) -> None:
+    assert Config.from_env({"HVDLITE_ALGORITHM": name.upper()}).algorithm == name
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("HVDLITE_ALGORITHM", "fastest"), ("HVDLITE_BUCKET_MB", "big"), ("HOROVOD_FUSION_THRESHOLD", "1e6"),
+    ("HVDLITE_OVERLAP", "yes"), ("HVDLITE_SHARED_MEMORY", "2"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_named(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} has the value '{value}'"):
+        Config.from_env({name: value})
+
+
+def test_switches() -> None:
+    made = Config.from_env({"HVDLITE_SHARED_MEMORY": "0", "HVDLITE_OVERLAP": "1"})
+    assert (made.shared_memory, made.overlap) == (False, "1")
+
+
+@pytest.mark.parametrize(("env", "size"), [
+    ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}, 4),
+    ({"PMI_SIZE": "2", "PMI_RANK": "0"}, 2),
+    ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, 8),
+    ({"MPI_LOCALNRANKS": "2"}, None),
+    ({"PMIX_RANK": "0"}, None),
+])  # fmt: skip
+def test_launchers_are_seen(env: dict[str, str], size: int | None) -> None:
+    found = launched(env)
+    assert found is not None and found.size == size
+
+
+def test_no_launcher() -> None:
+    """Nor is the shell of a Slurm allocation one: only a step has a process id."""
+    assert launched({}) is None
+    assert launched({"SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "1", "HOME": "/"}) is None

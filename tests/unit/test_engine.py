@@ -1,0 +1,256 @@
+"""Lanes on threads as ranks: order, matching by name, mismatches, leaving."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdlite.algorithms import Place, allreduce
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.engine import Lane
+from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
+from hvdlite.requests import Handle, Request, Signature
+from hvdlite.transports.threads import ThreadTransport, run_ranks
+
+SIZES = (1, 2, 3, 4)
+
+
+def on_lanes(size: int, function: Callable[[Lane], Any]) -> list[Any]:
+    """function(lane) on `size` ranks at once."""
+    return run_ranks(size, lambda transport: function(Lane(transport, Place(transport.size, False))))
+
+
+def total(name: str, value: int = 1, length: int = 3) -> Request:
+    """Sum `value` over the ranks."""
+    array = np.full(length, value)
+
+    def work(lane: Lane) -> int:
+        allreduce(lane.transport, lane.workspace, lane.place, array, Reduction())
+        return int(array[0]) if length else 0
+
+    return Request(Signature("allreduce", name, (("shape", (length,)),)), work)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_requests_run_in_order(size: int) -> None:
+    def rank_main(lane: Lane) -> None:
+        done: list[int] = []
+        handles = [lane.submit(Request(Signature("note", str(i)), lambda lane, i=i: done.append(i))) for i in range(50)]
+        for handle in handles:
+            handle.wait()
+        assert done == list(range(50))
+
+    on_lanes(size, rank_main)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_synchronous_request_runs_in_its_callers_thread(size: int) -> None:
+    """While the lane is idle there is no other thread; asynchronous ones start the lane's."""
+
+    def rank_main(lane: Lane) -> None:
+        who = Request(Signature("who", "a"), lambda lane: threading.current_thread())
+        assert lane.run(who) is threading.current_thread() and lane.thread is None
+        other = Request(Signature("who", "b"), lambda lane: threading.current_thread())
+        assert lane.submit(other).wait() is lane.thread
+
+    on_lanes(size, rank_main)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_inline_on_one_rank_and_in_a_thread_on_another(size: int) -> None:
+    def rank_main(lane: Lane) -> None:
+        for i in range(20):
+            request = total(str(i), lane.transport.rank)
+            found = lane.run(request) if (i + lane.transport.rank) % 2 else lane.submit(request).wait()
+            assert found == size * (size - 1) // 2
+
+    on_lanes(size, rank_main)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_different_orders_are_matched_by_name(size: int) -> None:
+    def rank_main(lane: Lane) -> None:
+        rank, names = lane.transport.rank, list(range(12))
+        for _ in range(5):
+            random.Random(rank).shuffle(names)
+            handles = {n: lane.submit(total(f"n{n}", n + rank)) for n in names}
+            for n, handle in handles.items():
+                assert handle.wait() == n * size + size * (size - 1) // 2
+
+    on_lanes(size, rank_main)
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_a_late_call_is_found(size: int) -> None:
+    """Rank 0 calls B first and A much later; the others A first."""
+
+    def rank_main(lane: Lane) -> None:
+        if lane.transport.rank == 0:
+            handles = [lane.submit(total("b"))]
+            time.sleep(0.05)
+            handles.append(lane.submit(total("a")))
+        else:
+            handles = [lane.submit(total("a")), lane.submit(total("b"))]
+        assert [handle.wait() for handle in handles] == [size, size]
+        assert lane.run(total("afterwards")) == size
+
+    on_lanes(size, rank_main)
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_mismatch_is_an_error_on_all_and_the_lane_goes_on(size: int, inline: bool) -> None:
+    def rank_main(lane: Lane) -> str:
+        for turn in range(3):
+            request = total("loss", length=4 if lane.transport.rank == size - 1 else 3)
+            with pytest.raises(MismatchError) as caught:
+                lane.run(request) if inline else lane.submit(request).wait()
+            assert lane.run(total(f"good {turn}")) == size
+        assert not lane.names and not lane.queue
+        return str(caught.value)
+
+    texts = set(on_lanes(size, rank_main))
+    assert len(texts) == 1 and "loss" in (text := texts.pop()) and "(4,)" in text and "(3,)" in text
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_name_in_flight_is_refused(size: int) -> None:
+    gate = threading.Event()
+
+    def rank_main(lane: Lane) -> None:
+        handle = lane.submit(Request(Signature("wait", "x"), lambda lane: gate.wait(10)))
+        for call in (lane.submit, lane.run):
+            with pytest.raises(ValueError, match="'x' is in flight already"):
+                call(Request(Signature("wait", "x"), lambda lane: None))
+        lane.transport.board.gate.wait()  # all have tried
+        gate.set()
+        assert handle.wait()
+        assert lane.run(total("x")) == size
+        lane.run(Request(Signature("wait", "x"), lambda lane: None))  # the name is free again
+
+    on_lanes(size, rank_main)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_work_raises_is_its_handles_error(size: int) -> None:
+    def rank_main(lane: Lane) -> None:
+        def work(lane: Lane) -> None:
+            raise KeyError("lost")
+
+        handle = lane.submit(Request(Signature("bad", "x"), work))
+        for _ in range(2):
+            with pytest.raises(KeyError, match="lost"):
+                handle.wait()
+        with pytest.raises(KeyError, match="lost"):
+            lane.run(Request(Signature("bad", "x"), work))
+        assert lane.run(total("afterwards")) == size
+
+    on_lanes(size, rank_main)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_leaving(size: int) -> None:
+    """All that was submitted is done; afterwards the lane says that it is closed."""
+
+    def rank_main(lane: Lane) -> None:
+        handles = [lane.submit(total(str(i))) for i in range(10)]
+        lane.leave()
+        assert [handle.wait() for handle in handles] == [size] * 10
+        lane.leave()
+        for call in (lane.submit, lane.run):
+            with pytest.raises(ShutdownError, match="init"):
+                call(total("late"))
+
+    on_lanes(size, rank_main)
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_rank_that_leaves_early_is_named(size: int, inline: bool) -> None:
+    def rank_main(lane: Lane) -> None:
+        if lane.transport.rank != 0:
+            for i in range(3):
+                with pytest.raises(ShutdownError, match="rank 0 shut down"):
+                    lane.run(total(f"n{i}")) if inline else lane.submit(total(f"n{i}")).wait()
+        lane.leave()
+
+    on_lanes(size, rank_main)
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_what_a_leaving_rank_has_called_still_runs(size: int) -> None:
+    """Rank 0 submits A and leaves at once; the others disagree about B first, and then call A."""
+
+    def rank_main(lane: Lane) -> None:
+        if lane.transport.rank == 0:
+            handle = lane.submit(total("a"))
+        else:
+            with pytest.raises(ShutdownError, match="'b': rank 0"):
+                lane.run(total("b"))
+            time.sleep(0.02)
+            handle = lane.submit(total("a"))
+        lane.leave()
+        assert handle.wait() == size
+
+    on_lanes(size, rank_main)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_flags_are_the_largest_of_all_ranks(size: int) -> None:
+    def rank_main(lane: Lane) -> None:
+        request = Request(Signature("flag", "x"), lambda lane: None, flag=lane.transport.rank)
+        lane.run(request)
+        assert request.flag == size - 1 or size == 1
+
+    on_lanes(size, rank_main)
+
+
+def test_requests_from_many_threads() -> None:
+    """Eight threads per rank, each with names of its own."""
+
+    def rank_main(lane: Lane) -> None:
+        results: list[int] = []
+
+        def call(number: int) -> None:
+            results.extend(lane.run(total(f"{number}.{i}")) for i in range(5))
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert results == [2] * 40
+
+    on_lanes(2, rank_main)
+
+
+def test_an_interrupted_wait_closes_the_lane() -> None:
+    """Ctrl-C while waiting for the others: it passes, and later calls say that this process is out."""
+
+    class Interrupted(ThreadTransport):
+        def start_max(self, values: Any) -> Any:
+            raise KeyboardInterrupt
+
+    def rank_main(transport: ThreadTransport) -> None:
+        lane = Lane(Interrupted(transport.board, transport.rank, transport.size), Place(2, False))
+        with pytest.raises(KeyboardInterrupt):
+            lane.run(total("x"))
+        with pytest.raises(HvdliteError, match="interrupted"):
+            lane.run(total("y"))
+
+    run_ranks(2, rank_main)
+
+
+def test_handles_poll() -> None:
+    changed = threading.Condition()
+    handle = Handle(changed)
+    assert not handle.poll()
+    with changed:
+        handle.finish("result")
+    assert handle.poll() and handle.wait() == "result"

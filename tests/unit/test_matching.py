@@ -1,0 +1,137 @@
+"""Verdicts and their words: pure functions of what every rank has queued."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdlite.errors import MismatchError, ShutdownError
+from hvdlite.matching import LONGEST_DIFF, match, ranks
+from hvdlite.requests import LEAVE, Signature
+
+
+def allreduce(name: str, shape: tuple[int, ...] = (3,), dtype: str = "float32", **more: object) -> Signature:
+    return Signature("allreduce", name, (("dtype", dtype), ("shape", shape), *more.items()))
+
+
+def gather(name: str) -> Signature:
+    return Signature("allgather", name, (("dtype", "float32"),))
+
+
+def broadcast(name: str, root: int) -> Signature:
+    return Signature("broadcast", name, (("root rank", root),))
+
+
+A, B, C = (allreduce(name) for name in "abc")
+
+
+def test_what_all_have_runs_in_the_order_of_rank_0() -> None:
+    verdicts = match([[C, A, B], [A, B, C], [B, C, A]])
+    assert list(verdicts) == [C.key, A.key, B.key]
+    assert all(verdict.error is None for verdict in verdicts.values())
+
+
+def test_what_one_lacks_waits() -> None:
+    assert list(match([[A, B], [B], [A, B]])) == [B.key]
+    assert match([[A], [B], []]) == {}
+    assert match([[], [], []]) == {}
+
+
+def test_one_name_for_two_kinds() -> None:
+    """Each rank's kinds find each other, whatever the order."""
+    verdicts = match([[allreduce("x"), gather("x")], [gather("x"), allreduce("x")]])
+    assert list(verdicts) == ["allreduce 'x'", "allgather 'x'"]
+    assert all(verdict.error is None for verdict in verdicts.values())
+
+
+def message(*signatures: Signature) -> str:
+    """The error that these ranks get under one name, which all of their keys have."""
+    verdicts = match([[signature] for signature in signatures])
+    assert {signature.key for signature in signatures} == set(verdicts)
+    errors = [verdict.error for verdict in verdicts.values()]
+    assert all(isinstance(error, MismatchError) for error in errors)
+    return str(errors[0])
+
+
+@pytest.mark.parametrize(("signatures", "words"), [
+    ([A, A, allreduce("a", (10,))],
+     "allreduce 'a': shape differs: rank 2 has (10,), ranks 0-1 have (3,). Every rank must pass the same shape; pad, or"),
+    ([allreduce("a", dtype="float16"), A, A, A],
+     "dtype differs: rank 0 has float16, ranks 1-3 have float32. Every rank must pass the same dtype; cast"),
+    ([A, allreduce("a", (1,)), A, allreduce("a", (1,))], "ranks 0, 2 have (3,), ranks 1, 3 have (1,)"),
+    ([broadcast("w", 0), broadcast("w", 1)], "broadcast 'w': root rank differs: rank 0 has 0, rank 1 has 1. Every rank must"),
+    ([A, gather("a")], "kind differs: rank 0 has allreduce, rank 1 has allgather. Every rank must call the same function"),
+    ([allreduce("a", operation="Sum"), allreduce("a", operation="Min")], "operation differs: rank 0 has Sum, rank 1 has Min"),
+    ([A, allreduce("a", (3,), **{"shape of tensor 1": (2,)})],
+     "shape of tensor 1 differs: rank 0 has none, rank 1 has (2,). Every rank must pass the same shape"),
+    ([allreduce("a", (3,), **{"shape of tensor 1": (2,)}), A], "rank 0 has (2,), rank 1 has none"),
+    ([allreduce("a", (3,), "int8"), allreduce("a", (3, 1), "int16")], "dtype differs"),
+])  # fmt: skip
+def test_messages_name_both_sides_and_the_cure(signatures: list[Signature], words: str) -> None:
+    assert words in message(*signatures)
+
+
+def plan(*lines: str) -> Signature:
+    return Signature("plan", "optimizer.1", (("parameters", lines),))
+
+
+def test_plans_differ_by_a_diff() -> None:
+    text = message(plan("w: f[3]", "b: f[1]"), plan("w: f[3]", "b: f[1]"), plan("w: f[3]", "b: f[2]"))
+    for words in ("--- rank 0", "+++ rank 2", "-b: f[1]", "+b: f[2]", "Build the same model"):
+        assert words in text
+    assert "w: f[3]" not in text
+
+
+def test_a_long_diff_is_cut() -> None:
+    text = message(plan(*(f"a{i}" for i in range(100))), plan(*(f"b{i}" for i in range(100))))
+    assert f"and {3 + 200 - LONGEST_DIFF} more lines" in text and len(text.splitlines()) < LONGEST_DIFF + 4
+
+
+def test_a_plan_against_a_round() -> None:
+    text = message(plan("w"), Signature("gradients", "optimizer.1", (("round", (1, 0)),)))
+    assert "rank 0 has plan, rank 1 has gradients" in text and "requires_grad" in text
+
+
+def test_leaving_alone_is_agreed_on() -> None:
+    assert match([[LEAVE], [LEAVE]])[LEAVE.key].error is None
+    assert match([[LEAVE], []]) == {}
+
+
+def test_what_a_leaving_rank_lacks_fails() -> None:
+    """On the ranks that have it; and the one that leaves goes on waiting for them to leave."""
+    verdicts = match([[A, B], [LEAVE], [B]])
+    assert set(verdicts) == {A.key, B.key}
+    for key, verdict in verdicts.items():
+        assert isinstance(verdict.error, ShutdownError)
+        assert f"{key}: rank 1 shut down" in str(verdict.error)
+
+
+def test_what_a_leaving_rank_has_waits_for_the_others() -> None:
+    """Rank 0 called A, did not wait, and leaves; rank 1 is about to call it."""
+    assert match([[A, LEAVE], [], [A]]) == {}
+    assert set(match([[A, LEAVE], [B], [A]])) == {B.key}
+    assert list(match([[A, LEAVE], [A], [A]])) == [A.key]
+
+
+def test_what_all_have_runs_before_anyone_leaves() -> None:
+    verdicts = match([[LEAVE, A], [A, LEAVE]])
+    assert verdicts[A.key].error is None
+
+
+def test_a_tensor_may_have_any_name() -> None:
+    """Also the one that leaving uses inside."""
+    impostor = allreduce(LEAVE.name)
+    verdicts = match([[impostor], [LEAVE]])
+    assert list(verdicts) == [impostor.key] and isinstance(verdicts[impostor.key].error, ShutdownError)
+
+
+@pytest.mark.parametrize(("members", "text"), [([3], "rank 3"), ([0, 1, 2], "ranks 0-2"), ([0, 2], "ranks 0, 2")])
+def test_names_of_ranks(members: list[int], text: str) -> None:
+    assert ranks(members) == text
+
+
+def test_digests() -> None:
+    """Equal for equal signatures, different for any difference, and within 62 bits, so that -h is one too."""
+    different = [A, B, allreduce("a", (4,)), allreduce("a", dtype="int8"), gather("a"), broadcast("a", 0), broadcast("a", 1), LEAVE]
+    digests = [signature.digest() for signature in different]
+    assert len(set(digests)) == len(different) and all(0 <= digest < 2**62 for digest in digests)
+    assert allreduce("a").digest() == A.digest()
