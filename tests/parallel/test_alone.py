@@ -1,0 +1,21 @@
+"""The checks of `ranks/` in one process without a launcher: size 1 needs no MPI."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parallel import jobs
+
+
+@pytest.mark.parametrize("module", ["collectives", "asynchronous", "torch_gradients", "torch_training", "torch_state"])
+def test_without_a_launcher(module: str) -> None:
+    result = jobs.run(0, ["-m", "tests.parallel.runner", module])
+    assert result.ended_well(), result.output
+    names = {f"{module}.{check}" for check in jobs.checks(module)}
+    assert result.passed() == names
+
+
+def test_a_check_that_fails_or_is_missing_is_no_success() -> None:
+    """The harness itself: nothing that did not run counts as passed."""
+    result = jobs.run(0, ["-m", "tests.parallel.runner", "collectives.check_nothing_of_this_name"])
+    assert not result.ended_well() and not result.passed()
