@@ -11,7 +11,7 @@ caller's thread. Either way the order is the plan's, and the sums are the same b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -58,13 +58,15 @@ class Reducer:
             for spec, slot in zip(plan.specs, plan.slots, strict=True)
         ]
         self.arena: Arena = arena
+        self.bucket_of = [slot.bucket for slot in plan.slots]
+        self.all_dense = [Use.DENSE] * len(plan.specs)
+        """What `finish_round` returns, this very list, where every rank had every gradient."""
         self.begin_round()
 
     def begin_round(self) -> None:
-        self.uses = np.zeros(len(self.plan.specs), np.uint8)
+        self.marked = bytearray(len(self.plan.specs))
         self.missing = [len(bucket.members) for bucket in self.plan.buckets]
         self.sent: list[tuple[Request, Handle]] = []
-        self.tag: tuple[int, ...] = ()
 
     def abandon_round(self) -> bool:
         """Forget a round that was begun and not finished (its backward raised). Waits for the buckets that have left;
@@ -79,11 +81,11 @@ class Reducer:
     def mark_ready(self, index: int, tag: tuple[int, ...]) -> None:
         """Gradient `index` lies in its view. tag: names this round on all ranks. Never waits; a second mark of the
         same parameter in a round does nothing."""
-        if self.uses[index] != Use.UNUSED:
+        if self.marked[index]:
             return
-        self.uses[index] = Use.DENSE
-        self.missing[self.plan.slots[index].bucket] -= 1
+        self.marked[index] = True
         if self.overlap:
+            self.missing[self.bucket_of[index]] -= 1
             while len(self.sent) < len(self.missing) and self.missing[len(self.sent)] == 0:
                 request = self.request(len(self.sent), tag)
                 self.sent.append((request, self.lane.submit(request)))
@@ -95,9 +97,10 @@ class Reducer:
         which. Afterwards the views hold the result; those of parameters used on no rank hold zeros. Where it raises,
         the round is left as it is: `abandon_round` before the next.
         """
-        for index in np.flatnonzero(self.uses == Use.UNUSED):
-            self.uses[index] = load(int(index))
-        odd = int(np.any(self.uses != Use.DENSE))
+        uses = self.all_dense
+        if 0 in self.marked:
+            uses = [Use.DENSE if marked else load(index) for index, marked in enumerate(self.marked)]
+        odd = int(uses != self.all_dense)
         last = len(self.plan.buckets) - 1
         for number in range(len(self.sent), last + 1):
             request = self.request(number, tag, flag=odd if number == last else 0)
@@ -105,8 +108,7 @@ class Reducer:
         for _, handle in self.sent:
             handle.wait()
         if self.sent and self.sent[-1][0].flag:
-            self.agree_on_uses(tag)
-        uses = [Use(int(use)) for use in self.uses]
+            uses = self.agreed_uses(uses, tag)
         self.begin_round()
         return uses
 
@@ -125,13 +127,15 @@ class Reducer:
         ready = NOTHING_PENDING if peers is not None else mark(buffer)
         return Request(Signature("gradients", f"{self.name} bucket {number}", (("round", tag),)), work, ready, flag)
 
-    def agree_on_uses(self, tag: tuple[int, ...]) -> None:
+    def agreed_uses(self, mine: Sequence[Use], tag: tuple[int, ...]) -> list[Use]:
         """The largest use over ranks, for each parameter. Only when some rank has something other than DENSE."""
+        uses = np.array(mine, np.uint8)
 
         def work(lane: Lane) -> None:
-            allreduce(lane.transport, lane.workspace, lane.place, self.uses, Reduction("max"))
+            allreduce(lane.transport, lane.workspace, lane.place, uses, Reduction("max"))
 
         self.lane.run(Request(Signature("uses", self.name, (("round", tag),)), work))
+        return [Use(int(use)) for use in uses]
 
 
 def overlap_pays(setting: str, place: Place) -> bool:

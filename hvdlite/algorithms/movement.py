@@ -1,4 +1,4 @@
-"""Moving data without arithmetic, over point-to-point messages: broadcast, all-gather. Any dtype, any length."""
+"""Moving data without arithmetic, over point-to-point messages: broadcast, all-gather, all-to-all. Any dtype, length."""
 
 from __future__ import annotations
 
@@ -35,3 +35,16 @@ def allgather(transport: Transport, pieces: Sequence[Array]) -> None:
     for step in range(size - 1):
         outgoing, incoming = pieces[(rank - step) % size], pieces[(rank - step - 1) % size]
         transport.exchange(outgoing, (rank + 1) % size, incoming, (rank - 1) % size)
+
+
+def alltoall(transport: Transport, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
+    """Each rank sends a piece of its own to each rank. p-1 steps; in step s to the rank s places on.
+
+    outgoing, incoming: one contiguous array per rank, rank a's outgoing[b] as long as rank b's incoming[a]; lengths
+    may be 0. This rank's own piece is copied.
+    """
+    rank, size = transport.rank, transport.size
+    incoming[rank][...] = outgoing[rank]
+    for step in range(1, size):
+        dest, source = (rank + step) % size, (rank - step) % size
+        transport.exchange(outgoing[dest], dest, incoming[source], source)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import is_not
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from hvdlite.torch._sparse import reduce_sparse
 from hvdlite.torch._tensors import device_name, dtype_name, to_tensor
 
 Parameter = torch.nn.Parameter
+current_graph = torch._C._current_graph_task_id
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Attachment:
         self.skipping = self.reducing = self.detached = False
         self.passes = self.rounds = self.retries = self.steps = 0
         self.graph = -1  # the autograd run under way
+        self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
         if not self.paused:
             self.lane = self.runtime.new_lane(self.name)
             self.make_plan(self.trainable())
@@ -90,7 +93,7 @@ class Attachment:
     def prepare(self) -> None:
         """Plan anew if the parameters are not those of the plan. Collective when it plans."""
         now = self.trainable()
-        if len(now) != len(self.parameters) or any(a is not b for a, b in zip(now, self.parameters, strict=True)):
+        if len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
             self.make_plan(now)
 
     def make_plan(self, now: list[Parameter]) -> None:
@@ -104,6 +107,7 @@ class Attachment:
         self.parameters = now
         self.views = [to_tensor(view) for view in self.reducer.views]
         self.index = {id(p): i for i, p in enumerate(now)}
+        self.cast = {i for i, (p, view) in enumerate(zip(now, self.views, strict=True)) if view.dtype != p.dtype}
         for p in now:
             if id(p) not in self.hooks:
                 hook = p.register_post_accumulate_grad_hook(self.on_gradient)  # type: ignore[no-untyped-call]
@@ -118,38 +122,35 @@ class Attachment:
     # One backward
 
     def on_gradient(self, p: torch.Tensor) -> None:
-        """Autograd has accumulated into p.grad."""
-        if self.paused or not self.alive:
-            return
-        if self.graph != (graph := torch._C._current_graph_task_id()):
+        """Autograd has accumulated into p.grad. Runs cold, once per parameter: every line here costs microseconds."""
+        if self.graph != (graph := current_graph()):
             self.begin_backward(graph)
-        if not self.reducing or (index := self.index.get(id(p))) is None:
-            return
-        if self.take(index) is Use.DENSE:
+        index = self.expected.get(id(p))
+        if index is not None and self.take(index) is Use.DENSE:
             self.reducer.mark_ready(index, self.tag)
 
     def begin_backward(self, graph: int) -> None:
         """The first gradient of a backward (an earlier one that raised left marks behind: forget them)."""
+        self.expected, self.reducing = {}, False
+        if self.paused or not self.alive:
+            return
         self.graph = graph
         self.passes += 1
-        self.reducing = self.passes >= self.passes_per_step
-        if self.reducing:
+        if self.passes >= self.passes_per_step:
             self.begin_round()
+            self.expected, self.reducing = self.index, True
         torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
 
     def begin_round(self) -> None:
         # A retry on one rank must not be added to what the other ranks have begun: the tag tells them apart.
         self.retries += self.reducer.abandon_round()
+        self.tag = (self.steps, self.rounds, self.retries)
         self.prepare()
 
     def end_backward(self) -> None:
         self.graph = -1
         if self.reducing:
             self.finish_round()
-
-    @property
-    def tag(self) -> tuple[int, ...]:
-        return (self.steps, self.rounds, self.retries)
 
     def take(self, index: int) -> Use:
         """Put the parameter's gradient into its view, and the view in the gradient's place."""
@@ -158,21 +159,23 @@ class Attachment:
         if grad is None:
             view.zero_()
             return Use.UNUSED
-        self.refuse_accumulated(p)
-        if grad.layout != torch.strided:
-            if not self.settings.sparse_as_dense:
-                view.zero_()
-                return Use.SPARSE
-            if id(p) not in self.densified:
-                view.copy_(grad.to_dense())
-                return Use.DENSIFIED  # which makes it known to all
-            grad = grad.to_dense()
-        if grad.data_ptr() == view.data_ptr() and grad.dtype == view.dtype:
-            return Use.DENSE
-        view.copy_(grad)
-        if view.dtype == p.dtype and p.grad.layout == torch.strided:  # type: ignore[union-attr]
-            p.grad = view
+        if self.given:
+            self.refuse_accumulated(p)
+        if grad.layout is not torch.strided:
+            return self.take_sparse(p, grad, view)
+        if grad is not view:
+            view.copy_(grad.detach() if grad.requires_grad else grad)  # it does after backward(create_graph=True)
+            if index not in self.cast:
+                p.grad = view
         return Use.DENSE
+
+    def take_sparse(self, p: Parameter, grad: torch.Tensor, view: torch.Tensor) -> Use:
+        """The same for a sparse gradient, which travels dense where the user wants that."""
+        if not self.settings.sparse_as_dense:
+            view.zero_()
+            return Use.SPARSE
+        view.copy_(grad.to_dense())
+        return Use.DENSE if id(p) in self.densified else Use.DENSIFIED  # which makes it known to all
 
     def refuse_accumulated(self, p: Parameter) -> None:
         """Raise where p.grad is a result that backward has added to, and reducing it again would be wrong."""
@@ -185,31 +188,28 @@ class Attachment:
 
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
-        self.reducing = False
+        self.expected, self.reducing = {}, False
         for p in self.sparse.values():
             self.refuse_accumulated(p)
         uses = self.reducer.finish_round(self.take, self.tag)
         self.rounds += 1
         self.passes = self.retries = 0
-        for p, view, use in zip(self.parameters, self.views, uses, strict=True):
-            if use is Use.SPARSE:
-                self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
-            elif use is not Use.UNUSED:
-                self.densified.update([id(p)] if use is Use.DENSIFIED else [])
-                self.give(p, view)
+        if uses is not self.reducer.all_dense or self.cast or self.densified:  # else the views are there already
+            for p, view, use in zip(self.parameters, self.views, uses, strict=True):
+                self.give(p, view, use)
         for p in self.sparse.values():
             reduce_sparse(p, self.settings.op)
         if self.settings.op is not ops.Average:  # the average of equal gradients is themselves: it may be taken again
             self.given = {id(p): p.grad for p in (*self.parameters, *self.sparse.values())}
 
-    def give(self, p: Parameter, view: torch.Tensor) -> None:
+    def give(self, p: Parameter, view: torch.Tensor, use: Use) -> None:
         """The reduced gradient becomes p.grad."""
-        if id(p) in self.densified:
-            p.grad = view.to(p.dtype).to_sparse(1)  # type: ignore[call-overload,no-untyped-call,unused-ignore]
-        elif view.dtype == p.dtype:
-            p.grad = view
-        else:
-            p.grad = view.to(p.dtype)
+        if use is Use.SPARSE:
+            self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
+        elif use is not Use.UNUSED:
+            self.densified.update([id(p)] if use is Use.DENSIFIED else [])
+            dense = view if view.dtype == p.dtype else view.to(p.dtype)
+            p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call]
 
     # Around the step
 

@@ -1,0 +1,75 @@
+"""Broadcast, all-gather, all-to-all and reduce-scatter on threads: odd numbers of ranks, uneven and empty pieces."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from hvdlite import ops
+from hvdlite.algorithms import Place, movement
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.engine import Lane
+from hvdlite.transports.threads import ThreadTransport, run_ranks
+
+SIZES = range(1, 8)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_everyone_has_the_roots_data(size: int) -> None:
+    for root in range(size):
+
+        def rank_main(transport: ThreadTransport, root: int = root) -> np.ndarray:
+            buffer = np.full(5, transport.rank)
+            movement.broadcast(transport, buffer, root)
+            return buffer
+
+        assert all((buffer == root).all() for buffer in run_ranks(size, rank_main))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rank_r_gives_r_rows_to_all(size: int) -> None:
+    """The gathered array holds r rows of r from each rank, none from rank 0."""
+
+    def rank_main(transport: ThreadTransport) -> np.ndarray:
+        lane = Lane(transport, Place(size, False))
+        return ops.gathered(lane, np.full((transport.rank, 2), transport.rank))
+
+    expected = np.repeat(np.repeat(range(size), range(size))[:, None], 2, axis=1)
+    for result in run_ranks(size, rank_main):
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_a_sends_to_b_is_what_b_has_from_a(size: int) -> None:
+    """Rank a sends a pieces of value 10 a + b to rank b: lengths differ, and rank 0 sends nothing."""
+
+    def rank_main(transport: ThreadTransport) -> list[np.ndarray]:
+        outgoing = [np.full(transport.rank, 10 * transport.rank + dest) for dest in range(size)]
+        incoming = [np.full(source, -1) for source in range(size)]
+        movement.alltoall(transport, outgoing, incoming)
+        return incoming
+
+    for rank, incoming in enumerate(run_ranks(size, rank_main)):
+        for source, piece in enumerate(incoming):
+            assert piece.tolist() == [10 * source + rank] * source
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "bfloat16"])
+@pytest.mark.parametrize("size", SIZES)
+def test_each_rank_has_its_rows_of_the_sum(size: int, dtype: str) -> None:
+    """Rows are dealt out evenly, the first ranks one more; rank r adds r to every element."""
+    kind = np.dtype(getattr(ml_dtypes, dtype)) if dtype == "bfloat16" else np.dtype(dtype)
+    for rows in (0, 1, size - 1, size, size + 1, 3 * size + 2):
+        base = np.arange(rows * 2).reshape(rows, 2) % 5
+
+        def rank_main(transport: ThreadTransport, base: np.ndarray = base) -> np.ndarray:
+            mine = (base + transport.rank).astype(kind)
+            result = ops.own_rows(Lane(transport, Place(size, False)), mine, Reduction("sum"))
+            np.testing.assert_array_equal(mine, (base + transport.rank).astype(kind))  # left as it was
+            return result
+
+        results = run_ranks(size, rank_main)
+        expected = (base * size + size * (size - 1) // 2).astype(kind)
+        np.testing.assert_array_equal(np.concatenate(results), expected)
+        assert [len(result) for result in results] == [rows // size + (r < rows % size) for r in range(size)]
