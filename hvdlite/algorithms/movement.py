@@ -1,4 +1,4 @@
-"""Moving data without arithmetic, over point-to-point messages: broadcast, all-gather, all-to-all. Any dtype, length."""
+"""Data moved without arithmetic, by messages: broadcast, all-gather, all-to-all. Any dtype, any length."""
 
 from __future__ import annotations
 
