@@ -1,0 +1,1 @@
+"""Tests that need several hosts, and the hosts."""
