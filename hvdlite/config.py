@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 MB = 1024 * 1024
-ALGORITHMS = ("auto", "ring", "halving_doubling", "shared", "native")
+ALGORITHMS = ("auto", "ring", "halving_doubling", "doubling", "shared", "hierarchical", "native")
 T = TypeVar("T")
 
 
@@ -21,7 +21,8 @@ class Config:
     """Settings of one run, read once by `init()`. Sizes in bytes, times in seconds."""
 
     algorithm: str = "auto"
-    """One of ALGORITHMS; `HVDLITE_ALGORITHM`. `shared` falls back to `ring` where ranks share no memory."""
+    """One of ALGORITHMS; `HVDLITE_ALGORITHM`. `shared` and `hierarchical` are one: in memory within a host, over
+    the network between hosts; `ring` instead where ranks share no memory."""
     bucket_bytes: int = 25 * MB
     """Gradients are sent in buckets of this size; `HVDLITE_BUCKET_MB`, `HOROVOD_FUSION_THRESHOLD` (bytes)."""
     first_bucket_bytes: int = 1 * MB

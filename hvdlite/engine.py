@@ -180,4 +180,5 @@ class Lane:
         """Agree with all ranks that no request follows, and release the communicator. Collective; waits for all."""
         if self.closed is None:
             self.run(Request(LEAVE, lambda lane: None))
+            self.workspace.close()
             self.transport.close()

@@ -14,22 +14,26 @@ import logging
 import mmap
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from hvdlite import levels
 from hvdlite.arrays import Array, module
+from hvdlite.levels import Levels
 from hvdlite.transports import Transport
 
 HEADER = 64  # bytes: the token, padded so that what follows is aligned
 STAGING_BYTES = 1 << 20
+NETWORK_STAGING_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class Arena:
-    """Bytes of this rank (`own`), and of every rank in rank order (`peers`; None where memory is not shared)."""
+    """Bytes of this rank (`own`), and of the host's ranks in order (`peers`; None where memory is not shared)."""
 
     own: Array
     peers: tuple[Array, ...] | None
@@ -39,7 +43,7 @@ class Arena:
         return typed(self.own, offset, length, dtype)
 
     def peer_views(self, offset: int, length: int, dtype: Any) -> list[Array] | None:
-        """The same view of every rank, in rank order; None where memory is not shared."""
+        """The same view of every rank of the host, in order; None where memory is not shared."""
         return None if self.peers is None else [typed(peer, offset, length, dtype) for peer in self.peers]
 
 
@@ -48,16 +52,18 @@ def typed(memory: Array, offset: int, length: int, dtype: Any) -> Array:
     return memory[offset : offset + length * kind.itemsize].view(kind)
 
 
-def allocate(transport: Transport, nbytes: int, share: bool) -> Arena:
+def allocate(transport: Transport, nbytes: int, share: bool, local: Transport | None = None) -> Arena:
     """An arena of nbytes zeros on every rank, shared when `share` and every rank managed to. Collective.
 
-    share: agreed by all ranks. Where any rank has no room or may not look into a peer's, all get private memory.
+    share: agreed by all ranks. local: the ranks of this host, who share; None where all do. Where any rank has no
+    room or may not look into a peer's, all get private memory.
     """
+    local = local or transport
     if not share or transport.size == 1:
         return Arena(np.zeros(nbytes, np.uint8), None)
     mine = SharedFile.create(nbytes)
-    cards = transport.allgather_object(mine.card if mine else None)
-    maps = [mine.map if mine and rank == transport.rank else attach(card) for rank, card in enumerate(cards)]
+    cards = local.allgather_object(mine.card if mine else None)
+    maps = [mine.map if mine and rank == local.rank else attach(card) for rank, card in enumerate(cards)]
     agreed = transport.allgather_object(all(found is not None for found in maps))
     if mine:
         os.close(mine.card.descriptor)  # after the second exchange: every peer has opened it
@@ -67,7 +73,7 @@ def allocate(transport: Transport, nbytes: int, share: bool) -> Arena:
                      "memory with their peers (no room, or another container): gradients travel as messages instead")
         return Arena(np.zeros(nbytes, np.uint8), None)
     peers = tuple(np.frombuffer(found, np.uint8)[HEADER:] for found in maps if found is not None)
-    return Arena(peers[transport.rank], peers)
+    return Arena(peers[local.rank], peers)
 
 
 @cache
@@ -132,11 +138,12 @@ def map_file(descriptor: int, nbytes: int) -> mmap.mmap:
 
 
 class Workspace:
-    """Scratch arrays of one lane, grown when needed and kept, and its staging arena."""
+    """What a lane makes when it first needs it, and keeps: scratch arrays, staging arena, the two levels."""
 
     def __init__(self) -> None:
         self.buffers: dict[str, Array] = {}
         self.stage: Arena | None = None
+        self.split: Levels | None = None
 
     def scratch(self, like: Array, length: int) -> Array:
         """A flat array of `length` elements with like's dtype, on like's device; its contents are anything."""
@@ -147,8 +154,26 @@ class Workspace:
             have = self.buffers[key] = module(like).empty(nbytes, np.uint8)
         return have[:nbytes].view(like.dtype)
 
-    def staging(self, transport: Transport) -> Arena:
-        """A shared arena of STAGING_BYTES, made at the first call. Collective that once."""
+    def staging(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Arena:
+        """A shared arena of staging_bytes(hosts), made at the first call. Collective that once."""
         if self.stage is None:
-            self.stage = allocate(transport, STAGING_BYTES, share=True)
+            local = self.levels(transport, hosts).local
+            self.stage = allocate(transport, staging_bytes(hosts), share=True, local=local)
         return self.stage
+
+    def levels(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Levels:
+        """The ranks of this host, and the drivers across hosts. Collective at the first call."""
+        if self.split is None:
+            self.split = levels.split(transport, hosts)
+        return self.split
+
+    def close(self) -> None:
+        """Release the communicators. Collective."""
+        if self.split is not None:
+            self.split.close()
+
+
+def staging_bytes(hosts: Sequence[Sequence[int]]) -> int:
+    """How much travels through staging at a time: on one host what stays in the cache, over a network what is long
+    enough for its latency not to matter."""
+    return STAGING_BYTES if len(hosts) < 2 else NETWORK_STAGING_BYTES

@@ -49,7 +49,7 @@ class Reducer:
         # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
         arena = lane.run(Request(
             Signature("plan", f"{name} bucket 0", facts),
-            lambda lane: allocate(lane.transport, plan.nbytes("host"), lane.place.shares_memory),
+            lambda lane: self.allocate(lane),
         ))
         self.buffers = [arena.view(b.start, b.length, b.dtype) for b in plan.buckets]
         self.peers = [arena.peer_views(b.start, b.length, b.dtype) for b in plan.buckets]
@@ -62,6 +62,10 @@ class Reducer:
         self.all_dense = [Use.DENSE] * len(plan.specs)
         """What `finish_round` returns, this very list, where every rank had every gradient."""
         self.begin_round()
+
+    def allocate(self, lane: Lane) -> Arena:
+        local = lane.workspace.levels(lane.transport, lane.place.hosts).local
+        return allocate(lane.transport, self.plan.nbytes("host"), lane.place.shares_memory, local)
 
     def begin_round(self) -> None:
         self.marked = bytearray(len(self.plan.specs))
@@ -142,4 +146,4 @@ def overlap_pays(setting: str, place: Place) -> bool:
     """Whether buckets leave during backward. setting: '0', '1', or 'auto': over a network, not on one host."""
     if setting != "auto":
         return setting == "1"
-    return not place.shares_memory
+    return not (place.one_host and place.shares_memory)

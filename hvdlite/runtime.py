@@ -64,7 +64,8 @@ def agree_on(world: Transport, place: topology.Topology, settings: Config) -> Pl
         if len(set(values)) > 1:
             raise HvdliteError(f"{what} differs between ranks: {dict(enumerate(values))}. Set it alike everywhere.")
     may_share = all(share for *_, share in said)
-    return Place(world.size, may_share and place.one_host and world.size > 1, settings.algorithm)
+    shares = may_share and any(len(ranks) > 1 for ranks in place.hosts)
+    return Place(world.size, shares, settings.algorithm, () if place.one_host else place.hosts)
 
 
 _current: Runtime | None = None

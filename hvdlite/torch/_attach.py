@@ -209,7 +209,7 @@ class Attachment:
         elif use is not Use.UNUSED:
             self.densified.update([id(p)] if use is Use.DENSIFIED else [])
             dense = view if view.dtype == p.dtype else view.to(p.dtype)
-            p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call]
+            p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call,unused-ignore]
 
     # Around the step
 

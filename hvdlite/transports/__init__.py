@@ -52,6 +52,10 @@ class Transport(Protocol):
         """A private copy of this transport. Collective."""
         ...
 
+    def split(self, color: int | None) -> Transport | None:
+        """A transport of the ranks with this color, in their order; None for color None. Collective."""
+        ...
+
     def subset(self, ranks: Sequence[int]) -> Transport | None:
         """A transport of these ranks in this order; None on the others. Collective over this transport."""
         ...

@@ -77,6 +77,10 @@ class MpiTransport:
     def duplicate(self) -> MpiTransport:
         return MpiTransport(self.comm.Dup())
 
+    def split(self, color: int | None) -> MpiTransport | None:
+        part = self.comm.Split(MPI.UNDEFINED if color is None else color, self.rank)
+        return None if part == MPI.COMM_NULL else MpiTransport(part)
+
     def subset(self, ranks: Sequence[int]) -> MpiTransport | None:
         key = ranks.index(self.rank) if self.rank in ranks else 0
         part = self.comm.Split(0 if self.rank in ranks else MPI.UNDEFINED, key)

@@ -93,6 +93,12 @@ class ThreadTransport:
         boards = self.allgather_object(Board(self.size))
         return ThreadTransport(boards[0], self.rank, self.size)
 
+    def split(self, color: int | None) -> ThreadTransport | None:
+        colors = self.allgather_object(color)
+        members = [rank for rank, other in enumerate(colors) if other == color]
+        boards = self.allgather_object(Board(len(members)))
+        return None if color is None else ThreadTransport(boards[members[0]], members.index(self.rank), len(members))
+
     def subset(self, ranks: Sequence[int]) -> ThreadTransport | None:
         boards = self.allgather_object(Board(len(ranks)))
         if self.rank not in ranks:

@@ -1,0 +1,46 @@
+"""Hierarchical all-reduce: in shared memory within each host, over the network between hosts, all drivers at once.
+
+    host A   0 [ a | b ]   1 [ a | b ]        1.  driver 0 of each host adds part a of its host's buffers, driver 1 b
+    host B   2 [ a | b ]   3 [ a | b ]        2.  0 and 2 all-reduce a over the network while 1 and 3 all-reduce b
+                                              3.  each writes its part into all its host's buffers
+
+Per host only 2S(h-1)/h bytes leave for S bytes and h hosts, the least possible; a flat ring over p ranks sends
+2S(p-1)/p through the same network cards. That every driver sends its own part keeps all queues of the card busy.
+Rejected: one leader per host (one core feeds the network while the others wait).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.algorithms.ring import parts
+from hvdlite.algorithms.shared import in_blocks, spread, summed
+from hvdlite.arrays import Array
+from hvdlite.levels import Levels
+from hvdlite.transports import Transport
+
+Between = Callable[[Transport, Array, Reduction], None]
+"""An all-reduce in place of a flat array over a transport's ranks."""
+
+
+def hierarchical(levels: Levels, buffers: Sequence[Array], reduction: Reduction, between: Between) -> None:
+    """Reduce-scatter in shared memory, `between` drivers of h hosts on a d-th of the buffer each, all-gather in memory.
+
+    2S(h-1)/h bytes sent per host (S bytes, d drivers per host), in the steps of `between` at h ranks; 1 local barrier.
+
+    buffers: this host's flat buffers, in local rank order, changed in place; every rank of the job has finished
+    writing its own before any calls this. The sum of each element takes one way and is copied: the same bits on all
+    ranks. 16-bit floats are rounded once per host besides what `between` does.
+    """
+    if levels.cross is not None:
+        rank = levels.local.rank
+        pieces = [parts(buffer, levels.drivers)[rank] for buffer in buffers]
+        mine, others = pieces[rank], pieces[:rank] + pieces[rank + 1 :]
+        for blocks in in_blocks([mine, *others]):
+            spread(summed(blocks, reduction), blocks[:1])
+        between(levels.cross, mine, replace(reduction, before=1.0))
+        for blocks in in_blocks([mine, *others]):
+            spread(blocks[0], blocks)
+    levels.local.barrier()  # as in the two-shot: nobody looks before all have written

@@ -1,0 +1,42 @@
+"""The two levels of a job on several hosts: the ranks of one host, and across hosts the ranks that stand for it.
+
+    host A   0 1 2 3        local: a row; what these exchange, they exchange in memory
+    host B   4 5 6 7        cross: a column of drivers; what these exchange crosses the network
+    host C   8 9            drivers: 2, as many as the smallest host has ranks, so that every column is complete
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdlite.transports import Transport
+
+
+@dataclass(frozen=True)
+class Levels:
+    """local: this host's ranks. cross: the drivers in this rank's column, one per host; None on a rank that is none.
+    drivers: how many ranks of each host are; those with the lowest local ranks."""
+
+    local: Transport
+    cross: Transport | None
+    drivers: int
+
+    def close(self) -> None:
+        """Release what `split` made."""
+        if self.drivers:
+            self.local.close()
+            if self.cross is not None:
+                self.cross.close()
+
+
+def split(transport: Transport, hosts: Sequence[Sequence[int]]) -> Levels:
+    """hosts: the transport's ranks on each host. Collective; one host needs no levels and makes none."""
+    if len(hosts) < 2:
+        return Levels(transport, None, 0)
+    number = next(number for number, ranks in enumerate(hosts) if transport.rank in ranks)
+    place, drivers = hosts[number].index(transport.rank), min(map(len, hosts))
+    local = transport.split(number)
+    cross = transport.split(place if place < drivers else None)
+    assert local is not None
+    return Levels(local, cross, drivers)
