@@ -118,7 +118,7 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
         if started and started.by == config.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
             raise HvdliteError(strangers(started.by, library))
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    from hvdlite.transports.mpi import MpiTransport, host_leaders
+    from hvdlite.transports.mpi import NETWORK_PIECE, PIECE, MpiTransport, host_leaders
 
     if comm is not None and not isinstance(comm, MPI.Comm):
         raise ValueError(f"init(comm=...) takes an mpi4py communicator, not {type(comm).__name__}")
@@ -133,10 +133,11 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
             "initialize MPI (import mpi4py.MPI later, or with mpi4py.rc.thread_level='multiple'), or use an MPI "
             "built with thread support."
         )
-    world = MpiTransport(base.Dup())
-    if world.size > 1:
+    own = base.Dup()
+    if own.Get_size() > 1:
         exits.install(base.Abort, base.Get_rank())  # after Dup, in which all ranks of this host have met
-    return world, topology.from_leaders(world.rank, host_leaders(world.comm))
+    place = topology.from_leaders(own.Get_rank(), host_leaders(own))
+    return MpiTransport(own, PIECE if place.one_host else NETWORK_PIECE), place
 
 
 def strangers(launcher: str, library: str) -> str:
