@@ -16,8 +16,9 @@ blocks in MPI_Finalize, and nobody is told. So, while installed,
 
 Signals and `os._exit(n)` are noticed by mpirun itself. Not covered: a SystemExit in a thread other
 than the main one, which Python ignores by design; interactive sessions, where an exception is no end;
-and SystemExit outside CPython. Under `hvdliterun` the ranks agree through the job's folder whose
-failure came first: only that one is told, and its code is the job's.
+and SystemExit outside CPython. Under `hvdliterun` the ranks agree through the job's folder, and on
+several hosts through hvdliterun itself, whose failure came first: only that one is told, and its code
+is the job's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import ctypes
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -156,11 +158,12 @@ class _Guard:
 
     def _fail(self, code: int, what: str, tell: Callable[[], object]) -> NoReturn:
         with self._lock:  # a second thread that fails waits here until the process ends
-            if not _claim(self._rank, code):
+            if not (_claim(self._rank, code) and _is_first(self._rank)):
                 time.sleep(_PATIENCE / 2)  # another rank's failure is being told; its abort ends us
                 self._end(code)
             with contextlib.suppress(Exception):
-                print(f"hvdlite: rank {self._rank} failed: {what}", file=sys.stderr)
+                host = f" on {socket.gethostname()}" if "HVDLITE_JOB_HOSTS" in os.environ else ""
+                print(f"hvdlite: rank {self._rank}{host} failed: {what}", file=sys.stderr)
                 tell()
             self._end(code)
 
@@ -210,9 +213,25 @@ def _claim(rank: int, code: int) -> bool:
         return True
     try:
         with open(os.path.join(folder, "failed"), "x", encoding="ascii") as file:
-            file.write(f"{rank} {code} 0\n")
+            file.write(f"{rank} {code} 0 {time.time()}\n")
     except FileExistsError:
         return False
     except OSError:
-        return True  # the folder is on another host
+        return True  # there is no such folder on this host: a scheduler started us
+    return True
+
+
+def _is_first(rank: int) -> bool:
+    """Whether this failure, the first of its host, is that of the whole job: hvdliterun decides between hosts.
+
+    Waits for its word, a second at most, and then believes so: better told twice than never.
+    """
+    if "HVDLITE_JOB_HOSTS" not in os.environ:
+        return True
+    word = os.path.join(os.environ["HVDLITE_JOB_DIR"], "told")
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), open(word, encoding="ascii") as file:
+            return file.read() == str(rank)
+        time.sleep(0.01)
     return True

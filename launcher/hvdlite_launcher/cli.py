@@ -17,10 +17,16 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import NoReturn
 
+from hvdlite_launcher import readiness
 from hvdlite_launcher.command import Command, Place, Settings, compose
-from hvdlite_launcher.hosts import Host, HostsError, is_local, parse_hostfile, parse_hosts, total_slots
+from hvdlite_launcher.environment import forwarded, kept
+from hvdlite_launcher.hosts import Host, HostsError, located, parse_hostfile, parse_hosts, total_slots
+from hvdlite_launcher.output import Printer
 from hvdlite_launcher.probe import Mpi, NoMpiError, find_mpi
+from hvdlite_launcher.readiness import NotReadyError
 from hvdlite_launcher.run import Outcome, run
+from hvdlite_launcher.ssh import SSH_AGENTS, Ssh
+from hvdlite_launcher.team import Reach
 
 _USAGE = "hvdliterun -np N [-H localhost:N] [options] python train.py [arguments]"
 _EXAMPLES = """\
@@ -77,9 +83,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots)")
-    add("-H", "--hosts", metavar="NAME:SLOTS,...", help="hosts and their slots (so far: this machine only)")
+    add("-H", "--hosts", metavar="NAME:SLOTS,...", help="hosts and their slots (default: this machine)")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, one host per line")
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="the other hosts' SSH port")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="the key to log in to other hosts with")
+    add("--start-timeout", type=float, default=10, metavar="SECONDS", help="for all hosts to be ready (10)")
+    add("--network-interfaces", metavar="NAME,...", help="networks to use between hosts (default: MPI's choice)")
+    add("--binding-args", metavar="ARGS", help="the MPI launcher's options for placing and binding ranks")
     add("--mpi-args", action="append", default=[], metavar="ARGS", help="more options for the MPI's launcher")
     add("--no-prefix", action="store_true", help="print the ranks' output as it is")
     add("-v", "--verbose", action="store_true", help="show the command, the MPI and where start-up time goes")
@@ -99,12 +110,23 @@ def _launch(options: argparse.Namespace) -> int:
     found = time.monotonic()
 
     def prepare(place: Place) -> Command:
-        command = compose(settings, mpi, place, os.environ)
+        command = compose(settings, mpi, place, environ)
         if options.verbose:
             _show_command(mpi, command, settings)
         return command
 
-    outcome = run(prepare, settings.ranks, os.environ, prefix=not options.no_prefix, verbose=options.verbose)
+    environ = {**kept(os.environ), **forwarded(os.environ)} if settings.several else os.environ
+    reach = _reach(settings, options.start_timeout) if settings.several else None
+    printer = Printer(not options.no_prefix)
+    try:
+        outcome = run(
+            prepare, settings.command, settings.ranks, environ, reach=reach, printer=printer, verbose=options.verbose
+        )
+    except NotReadyError as error:
+        bad = readiness.unready(error.states)
+        _say(f"nothing was started: {len(bad)} of {len(error.states)} hosts not ready")
+        readiness.show(error.states)
+        return 1
     if outcome.message:
         _say(outcome.message)
     if options.verbose:
@@ -118,9 +140,6 @@ def _settings(options: argparse.Namespace) -> Settings:
     ranks = _ranks(options.ranks, hosts)
     if not command:
         raise UsageError(f"no command given: {_USAGE}")
-    for host in hosts:
-        if not is_local(host.name):
-            raise UsageError(f"host {host.name} is not this machine: several hosts are not supported yet")
     _check_command(command[0])
     return Settings(
         ranks=ranks,
@@ -130,7 +149,27 @@ def _settings(options: argparse.Namespace) -> Settings:
         mpi_args=tuple(word for text in options.mpi_args for word in _words(text)),
         cores=len(os.sched_getaffinity(0)),
         root=os.geteuid() == 0,
+        ssh=_ssh(options),
+        interfaces=tuple(filter(None, (options.network_interfaces or "").split(","))),
+        binding_args=None if options.binding_args is None else tuple(_words(options.binding_args)),
     )
+
+
+def _ssh(options: argparse.Namespace) -> Ssh:
+    key = options.ssh_identity_file
+    if key is not None:
+        key = os.path.abspath(key)
+        if not os.path.isfile(key):
+            raise UsageError(f"--ssh-identity-file {key}: no such file")
+        if any(letter.isspace() for letter in key):  # MPIs take ssh's options as one text, cut at blanks
+            raise UsageError(f"--ssh-identity-file {key!r}: the MPI cannot be given a path with blanks")
+    agents = [os.environ[name] for name in SSH_AGENTS if os.environ.get(name)]
+    return Ssh(options.ssh_port, key, max(1, round(options.start_timeout)), agents[0] if agents else None)
+
+
+def _reach(settings: Settings, timeout: float) -> Reach:
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return Reach(settings.hosts, settings.ssh, sys.executable, package, timeout + 3)
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
@@ -138,8 +177,8 @@ def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
         raise UsageError("give either -H or --hostfile, not both")
     try:
         if options.hosts is not None:
-            return parse_hosts(options.hosts)
-        return parse_hostfile(options.hostfile) if options.hostfile is not None else ()
+            return located(parse_hosts(options.hosts))
+        return located(parse_hostfile(options.hostfile)) if options.hostfile is not None else ()
     except HostsError as error:
         raise UsageError(str(error)) from error
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hvdlite_launcher.hosts import Host, is_local
+from hvdlite_launcher.environment import LOGIN
+from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
+from hvdlite_launcher.ssh import Ssh
 
 _KEPT_BYTES = 1 << 30
 
@@ -25,7 +27,8 @@ class Settings:
     """What the user asked for, and what matters of the machine.
 
     ranks: ranks in all. env: variables given with -x. mpi_args: appended to the launcher's options.
-    cores: cores that this process may use. root: whether we run as root.
+    cores: cores that this process may use. root: whether we run as root. interfaces: networks to use, or all.
+    binding_args: instead of our own on placing and binding ranks, or None.
     """
 
     ranks: int
@@ -35,6 +38,19 @@ class Settings:
     mpi_args: tuple[str, ...] = ()
     cores: int = 1
     root: bool = False
+    ssh: Ssh = field(default_factory=Ssh)
+    interfaces: tuple[str, ...] = ()
+    binding_args: tuple[str, ...] | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether hosts other than this one take part."""
+        return any(not host.local for host in self.hosts)
+
+    @property
+    def most_slots(self) -> int:
+        """Ranks on the fullest host."""
+        return min(self.ranks, max(host.slots for host in self.hosts))
 
 
 @dataclass(frozen=True)
@@ -63,21 +79,24 @@ class Command:
 def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> Command:
     """The launcher's command line and the variables to add to `environ`; nothing set there is changed,
     but for those given with -x."""
-    options = _open_mpi_options if mpi.family is Family.OPEN_MPI else _hydra_options
-    argv = (mpi.launcher, *options(settings), *settings.mpi_args, *place.keeper, *settings.command)
+    open_mpi = mpi.family is Family.OPEN_MPI
     defaults = _common_env(settings, mpi) | _allocator_env(environ)
-    if mpi.family is Family.OPEN_MPI:
-        defaults |= _open_mpi_env(settings, mpi, place, environ)
-    env = {name: value for name, value in defaults.items() if name not in environ}
-    job = {"HVDLITE_JOB_ID": place.id, "HVDLITE_JOB_DIR": place.folder}
-    return Command(argv, env | dict(settings.env) | job)
+    defaults |= _open_mpi_env(settings, mpi, place, environ) if open_mpi else _hydra_env(settings)
+    env = {name: value for name, value in defaults.items() if name not in environ} | dict(settings.env)
+    env |= {"HVDLITE_JOB_ID": place.id, "HVDLITE_JOB_DIR": place.folder}
+    if settings.several:
+        env["HVDLITE_JOB_HOSTS"] = str(len(settings.hosts))
+    options = _open_mpi_options(settings, {**environ, **env}) if open_mpi else _hydra_options(settings)
+    return Command((mpi.launcher, *options, *settings.mpi_args, *place.keeper, *settings.command), env)
 
 
 def _common_env(settings: Settings, mpi: Mpi) -> dict[str, str]:
     env = {
         "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": str(max(1, settings.cores // settings.ranks)),
+        "OMP_NUM_THREADS": str(max(1, settings.cores // settings.most_slots)),
     }
+    if settings.interfaces:
+        env["NCCL_SOCKET_IFNAME"] = ",".join(settings.interfaces)
     if mpi.library:
         env["MPI4PY_LIBMPI"] = mpi.library  # several MPIs may share an environment: load the launcher's own
     return env
@@ -95,18 +114,24 @@ def _allocator_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _crowded(settings: Settings) -> bool:
-    return settings.ranks >= settings.cores
+    return settings.most_slots >= settings.cores
 
 
 def _host_list(settings: Settings) -> str:
-    names = ("localhost" if is_local(host.name) else host.name for host in settings.hosts)
+    names = (host.name if settings.several else "localhost" for host in settings.hosts)
     return ",".join(f"{name}:{host.slots}" for name, host in zip(names, settings.hosts, strict=True))
 
 
-def _open_mpi_options(settings: Settings) -> tuple[str, ...]:
+def _open_mpi_options(settings: Settings, env: Mapping[str, str]) -> tuple[str, ...]:
     root = ("--allow-run-as-root",) if settings.root else ()
-    placement = ("--host", _host_list(settings), "--oversubscribe", "--bind-to", "none")
-    return ("-np", str(settings.ranks), *root, *placement)
+    placement = ("--host", _host_list(settings), "--oversubscribe")
+    order = ("--map-by", "slot") if settings.several else ()
+    binding = ("--bind-to", "none", *order) if settings.binding_args is None else settings.binding_args
+    names = sorted(name for name in env if name not in LOGIN) if settings.several else ()
+    return (
+        *("-np", str(settings.ranks), *root, *placement, *binding),
+        *(word for name in names for word in ("-x", name)),
+    )
 
 
 def _open_mpi_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> dict[str, str]:
@@ -122,10 +147,36 @@ def _open_mpi_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[s
         env |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"}
     if mpi.launcher.endswith("prterun"):
         env |= {"PRTE_MCA_schizo_proxy": "ompi", "PRTE_PREFIX": mpi.launcher.rsplit("/", 2)[0]}
+    if settings.several:
+        env |= _open_mpi_ssh(settings, modern)
+    if settings.interfaces:
+        names = ",".join(settings.interfaces)
+        env |= {"OMPI_MCA_btl_tcp_if_include": names}
+        env["PRTE_MCA_prte_if_include" if modern else "OMPI_MCA_oob_tcp_if_include"] = names
+    return env
+
+
+def _open_mpi_ssh(settings: Settings, modern: bool) -> dict[str, str]:
+    """All daemons are started from here, as our own connections are: hosts need not reach each other by ssh."""
+    plm = "PRTE_MCA_plm_ssh" if modern else "OMPI_MCA_plm_rsh"
+    hosts = str(max(len(settings.hosts), 128))
+    return {
+        f"{plm}_args": " ".join(settings.ssh.options),
+        f"{plm}_no_tree_spawn": "1",
+        f"{plm}_num_concurrent": hosts,
+    }
+
+
+def _hydra_env(settings: Settings) -> dict[str, str]:
+    env = {"HYDRA_LAUNCHER_EXTRA_ARGS": " ".join(settings.ssh.options)} if settings.several else {}
+    if settings.interfaces:
+        env["FI_TCP_IFACE"] = settings.interfaces[0]
     return env
 
 
 def _hydra_options(settings: Settings) -> tuple[str, ...]:
     # No more: MPICH binds nothing by default, and yields a crowded core by itself (measured, 4 ranks on 2
     # cores, 32-byte all-reduce with ranks computing: 0.3 ms; with MPIR_CVAR_ENABLE_HEAVY_YIELD 0.7 ms).
-    return ("-n", str(settings.ranks), "-hosts", _host_list(settings))
+    interface = ("-iface", settings.interfaces[0]) if settings.interfaces else ()
+    options = ("-n", str(settings.ranks), "-hosts", _host_list(settings), *interface)
+    return options if settings.binding_args is None else (*options, *settings.binding_args)

@@ -1,17 +1,20 @@
 """Which hosts, and how many ranks each may hold: `-H a:4,b:2` and hostfiles become `Host`s.
 
-Pure parsing, apart from asking this machine's name. Both hostfile dialects are read, Horovod's and
-Open MPI's `name slots=4` and MPICH's `name:4`, so that a file written for another tool serves.
+Parsing is pure; which of them is this machine is asked of its name and addresses. Both hostfile dialects are
+read, Horovod's and Open MPI's `name slots=4` and MPICH's `name:4`, so that a file written for another tool serves.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _ENTRY = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[\w.-]+)(?::(?P<slots>\d+))?")
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _SLOTS = re.compile(r"\s+slots\s*=\s*(\d+)\s*$")
 
 
@@ -21,10 +24,11 @@ class HostsError(ValueError):
 
 @dataclass(frozen=True)
 class Host:
-    """One machine and the number of ranks that it may hold."""
+    """One machine and the number of ranks that it may hold. local: whether it is this one."""
 
     name: str
     slots: int
+    local: bool = True
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
@@ -48,15 +52,50 @@ def parse_hostfile(path: str) -> tuple[Host, ...]:
     return _checked(_parse_entry(_SLOTS.sub(r":\1", line)) for line in lines if line)
 
 
+def located(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """The hosts, each told whether it is this machine, which is called by its own name beside others.
+
+    Raises HostsError when this machine is there under several names.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(32) as lookups:  # a name that nobody knows may take seconds
+        local = lookups.map(is_local, [host.name for host in hosts])
+        found = tuple(dataclasses.replace(host, local=is_here) for host, is_here in zip(hosts, local, strict=True))
+    own = [host.name for host in found if host.local]
+    if len(own) > 1:
+        raise HostsError(f"{' and '.join(own)} are both this machine: name it once, with all its slots")
+    if len(found) == 1:
+        return found
+    here = socket.gethostname()
+    return tuple(dataclasses.replace(host, name=here) if host.name in _LOOPBACK else host for host in found)
+
+
 def is_local(name: str) -> bool:
-    """Whether `name` is this machine: localhost, a loopback address or its own name."""
+    """Whether `name` is this machine: localhost, its own name, or a name of an address that it has."""
     own = socket.gethostname()
-    return name in ("localhost", "127.0.0.1", "[::1]", own, own.split(".")[0])
+    if name in (*_LOOPBACK, own, own.split(".")[0]):
+        return True
+    try:
+        found = socket.getaddrinfo(name.strip("[]"), 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(_is_own(family, address) for family, _, _, _, address in found)
 
 
 def total_slots(hosts: Sequence[Host]) -> int:
     """The number of ranks that all hosts together may hold."""
     return sum(host.slots for host in hosts)
+
+
+def _is_own(family: int, address: Any) -> bool:
+    """Only an address of this machine can be bound to."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def _parse_entry(entry: str) -> Host:

@@ -34,10 +34,10 @@ def main(job: str, folder: str, shared: str) -> None:
     segments: set[str] = set()
     pause = 0.05
     while not select.select([0], [], [], pause)[0]:
-        segments |= _segments_of_ranks(folder)
+        segments |= segments_of_ranks(folder)
         pause = min(pause * 1.2, 5.0)
-    segments |= _segments_of_ranks(folder)
-    _kill_all(f"HVDLITE_JOB_ID={job}".encode())
+    segments |= segments_of_ranks(folder)
+    kill_all(f"HVDLITE_JOB_ID={job}".encode())
     for path in segments:
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -54,7 +54,8 @@ def marked(mark: bytes) -> Iterator[int]:
                     yield int(entry)
 
 
-def _kill_all(mark: bytes) -> None:
+def kill_all(mark: bytes) -> None:
+    """Kill every process that has `mark`, and wait until none is left."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         found = list(marked(mark))
@@ -66,8 +67,8 @@ def _kill_all(mark: bytes) -> None:
         time.sleep(0.01)
 
 
-def _segments_of_ranks(folder: str) -> set[str]:
-    """The segments that ranks of this job map now."""
+def segments_of_ranks(folder: str) -> set[str]:
+    """MPICH's segments that ranks of the job with this folder map now."""
     found: set[str] = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):

@@ -16,6 +16,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
@@ -47,7 +48,7 @@ def main(command: Sequence[str]) -> int:
     number = -code if code < 0 else 0
     result = 128 + number if number else code
     if result:
-        _note(os.path.join(folder, "failed"), f"{rank} {result} {number}\n")
+        _note(os.path.join(folder, "failed"), f"{rank} {result} {number} {time.time()}\n")
     return result
 
 
@@ -58,7 +59,8 @@ def _die_with_parent(prctl: ctypes._NamedFuncPointer, parent: int) -> None:
 
 
 def _connect(folder: str, rank: str) -> None:
-    """Replace stdout and stderr by the pipes to hvdliterun; on another host there are none.
+    """Replace stdout and stderr by the pipes to hvdliterun, or to its agent on another host, which reads those
+    that appear. Where there is neither, under a scheduler, they stay the MPI's.
 
     stdin is for rank 0, as MPI has it: under MPICH the others would wait for an end that never comes.
     """
@@ -66,11 +68,13 @@ def _connect(folder: str, rank: str) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-    with contextlib.suppress(FileNotFoundError):
-        for number, name in ((1, "out"), (2, "err")):
-            pipe = os.open(os.path.join(folder, f"{name}.{rank}"), os.O_WRONLY)
-            os.dup2(pipe, number)
-            os.close(pipe)
+    for number, name in ((1, "out"), (2, "err")) if os.path.isdir(folder) else ():
+        path = os.path.join(folder, f"{name}.{rank}")
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(path, 0o600)
+        pipe = os.open(path, os.O_WRONLY)
+        os.dup2(pipe, number)
+        os.close(pipe)
 
 
 def _become(command: Sequence[str]) -> NoReturn:

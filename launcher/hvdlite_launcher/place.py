@@ -14,29 +14,23 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from hvdlite_launcher.command import Place
+from hvdlite_launcher.failures import Failure, parse
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _SHARED_MEMORY = "/dev/shm"
 _PATIENCE = 5.0  # seconds for the janitor to end
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The job's first failure. signal: 0 unless the rank was killed by one."""
-
-    rank: int
-    code: int
-    signal: int
-
-
 @contextmanager
-def a_place() -> Iterator[Place]:
-    """A fresh `Place`; at the end all processes marked with its id are killed and its folders removed."""
+def a_place(several: bool = False) -> Iterator[Place]:
+    """A fresh `Place`; at the end all processes marked with its id are killed and its folders removed.
+
+    several: other hosts have it too, under the same names; so it must not be where TMPDIR says, which they may share.
+    """
     name = f"hvdlite-{secrets.token_hex(6)}"
-    folder = os.path.join(tempfile.gettempdir(), name)
+    folder = os.path.join("/tmp" if several else tempfile.gettempdir(), name)
     shared = os.path.join(_SHARED_MEMORY, name) if os.access(_SHARED_MEMORY, os.W_OK) else None
     janitor = subprocess.Popen(
         [*_script("janitor"), name, folder, shared or ""],
@@ -61,9 +55,18 @@ def first_failure(place: Place) -> Failure | None:
     """What the keepers or the ranks themselves have noted, if anything."""
     try:
         with open(os.path.join(place.folder, "failed"), encoding="ascii") as file:
-            return Failure(*map(int, file.read().split()))
-    except (OSError, ValueError, TypeError):
+            return parse(file.read())
+    except (OSError, ValueError):
         return None
+
+
+def tell_first(place: Place, rank: int) -> None:
+    """Let the ranks of this host know whose failure is the job's: all others keep silent about theirs."""
+    path = os.path.join(place.folder, "told")
+    with contextlib.suppress(OSError):
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write(str(rank))
+        os.rename(f"{path}.new", path)
 
 
 def rank_processes(place: Place) -> list[int]:

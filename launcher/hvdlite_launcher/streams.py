@@ -20,6 +20,7 @@ from hvdlite_launcher.output import PARTIAL_WAIT, Printer, Source, write_all
 _CHUNK = 65536
 _TICK = 0.25  # seconds that a wait may last
 _NOTICES_HELD = 5.0  # seconds
+Listener = Callable[[bytes], None]
 
 
 @dataclass
@@ -48,18 +49,19 @@ class Streams:
     verbose: bool = False
     first_output: float | None = None
     broken: bool = False
+    _ranks: dict[tuple[int, int], Source] = field(default_factory=dict)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _notices: Notices = field(default_factory=Notices)
 
     def open_ranks(self, place: Place, ranks: int) -> None:
         """Make the named pipes of all ranks."""
         for rank in range(ranks):
-            for destination, name, stream in ((1, "out", "stdout"), (2, "err", "stderr")):
+            for destination, name in ((1, "out"), (2, "err")):
                 path = os.path.join(place.folder, f"{name}.{rank}")
                 os.mkfifo(path, 0o600)
                 # For writing too: a pipe without a writer would count as ended before the rank opens it.
                 pipe = os.open(path, os.O_RDWR)
-                self.add(pipe, Source(f"[{rank}]<{stream}>:".encode(), destination))
+                self.add(pipe, self._source(rank, destination))
 
     def open_notices(self) -> int:
         """Make the pipe for mpirun's own stdout and stderr; returns the end to write to."""
@@ -67,14 +69,20 @@ class Streams:
         self.add(pipe, self._notices)
         return end
 
-    def add(self, pipe: int, target: Source | Notices | None) -> None:
-        """Read this pipe too: into a source, into the notices, or only to wake from `wait` (None)."""
+    def output(self, rank: int, destination: int, data: bytes) -> None:
+        """Print what a rank on another host has written. destination: 1 for its stdout, 2 for its stderr."""
+        self.first_output = self.first_output or time.monotonic()
+        self._guarded(lambda: self.printer.feed(self._source(rank, destination), data))
+
+    def add(self, pipe: int, target: Source | Notices | Listener | None) -> None:
+        """Read this pipe too: into a source, into the notices, to a function (which is given nothing at its end),
+        or only to wake from `wait` (None)."""
         os.set_blocking(pipe, False)
         self._selector.register(pipe, selectors.EVENT_READ, target)
 
     def wait(self) -> None:
         """Print what has come; returns at once after output or a signal, and in any case soon."""
-        timeout = PARTIAL_WAIT / 2 if any(source.rest for source in self._sources()) else _TICK
+        timeout = PARTIAL_WAIT / 2 if any(source.rest for source in self._ranks.values()) else _TICK
         for key, _ in self._selector.select(timeout):
             self._read(key)
         self._guarded(self._flush_old)
@@ -92,8 +100,9 @@ class Streams:
             os.close(key.fd)
         self._selector.close()
 
-    def _sources(self) -> list[Source]:
-        return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Source)]
+    def _source(self, rank: int, destination: int) -> Source:
+        label = f"[{rank}]<{'stdout' if destination == 1 else 'stderr'}>:".encode()
+        return self._ranks.setdefault((rank, destination), Source(label, destination))
 
     def _read(self, key: selectors.SelectorKey) -> bool:
         """Take one chunk; False when there is none."""
@@ -104,22 +113,26 @@ class Streams:
         if not data:
             self._selector.unregister(key.fileobj)
             os.close(key.fd)
+            if callable(key.data):
+                key.data(data)
         elif isinstance(key.data, Source):
             self.first_output = self.first_output or time.monotonic()
             self._guarded(lambda: self.printer.feed(key.data, data))
         elif isinstance(key.data, Notices):
             self._notices.since = self._notices.since if self._notices.text else time.monotonic()
             self._notices.text += data
+        elif key.data is not None:
+            key.data(data)
         return bool(data)
 
     def _flush_old(self) -> None:
-        for source in self._sources():
+        for source in self._ranks.values():
             self.printer.flush(source, PARTIAL_WAIT)
         if self._notices.text and (self.verbose or time.monotonic() - self._notices.since > _NOTICES_HELD):
             self._tell(self._notices.take())
 
     def _flush_all(self, without_reports: bool) -> None:
-        for source in self._sources():
+        for source in self._ranks.values():
             self.printer.flush(source)
         self.printer.end_lines()
         text = self._notices.take()

@@ -16,7 +16,7 @@ from hvdlite_launcher.janitor import marked
 from hvdlite_launcher.probe import Family, Mpi, NoMpiError, find_mpi
 
 SCRIPTS = Path(__file__).parent / "scripts"
-LAUNCHER = Path(__file__).parents[2] / "launcher"
+ROOT = Path(__file__).parents[2]
 LIMIT = 20.0  # seconds for one job; each takes about one
 
 
@@ -35,22 +35,26 @@ def available() -> list[Mpi]:
 
 @dataclass
 class Runner:
-    """Starts jobs whose processes are marked, so that a leftover can be told from a stranger."""
+    """Starts jobs whose processes are marked, so that a leftover can be told from a stranger.
+
+    prefix: stands before hvdliterun's command line: what takes it to another host.
+    """
 
     mpi: Mpi
     tmpdir: Path
+    prefix: list[str] = field(default_factory=list)
     mark: str = field(default_factory=lambda: f"HVDLITE_TEST={uuid.uuid4().hex}")
 
     def env(self, **more: str) -> dict[str, str]:
         name, value = self.mark.split("=")
         path = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
-        own = {"PYTHONPATH": str(LAUNCHER), "HVDLITE_MPIEXEC": self.mpi.launcher, "TMPDIR": str(self.tmpdir)}
+        own = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'launcher'}", "HVDLITE_MPIEXEC": self.mpi.launcher, "TMPDIR": str(self.tmpdir)}
         return {**os.environ, "PATH": path, name: value, **own, **more}
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         """hvdliterun with these arguments, running."""
         return subprocess.Popen(
-            [sys.executable, "-m", "hvdlite_launcher.cli", *arguments],
+            [*self.prefix, sys.executable, "-m", "hvdlite_launcher.cli", *arguments],
             env=self.env(),
             stdin=stdin,
             stdout=subprocess.PIPE,
@@ -58,11 +62,13 @@ class Runner:
             text=True,
         )
 
-    def run(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, text: str | None = None, limit: float = LIMIT
+    ) -> subprocess.CompletedProcess[str]:
         """hvdliterun with these arguments, and this text on stdin, to its end."""
         process = self.start(*arguments, stdin=subprocess.DEVNULL if text is None else subprocess.PIPE)
         try:
-            out, err = process.communicate(text, timeout=LIMIT)
+            out, err = process.communicate(text, timeout=limit)
         finally:
             process.kill()
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)

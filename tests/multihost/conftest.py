@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.launcher.conftest import Runner, available
 from tests.multihost.hosts import Hosts, hosts, missing
 
 
@@ -20,6 +23,21 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """hosta and hostb, which both see pytest's temporary folders."""
     with hosts(2, shared=[tmp_path_factory.getbasetemp()]) as found:
         yield found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "runner" in metafunc.fixturenames and not hasattr(metafunc.module, "runner"):
+        mpis = available() if missing() is None else []
+        metafunc.parametrize("runner", mpis, ids=[mpi.family.name.lower() for mpi in mpis], indirect=True)
+
+
+@pytest.fixture
+def runner(request: pytest.FixtureRequest, pair: Hosts, tmp_path: Path) -> Iterator[Runner]:
+    """Runs hvdliterun on hosta, with one of the MPIs."""
+    runner = Runner(request.param, tmp_path, prefix=pair[0].command([]))
+    yield runner
+    for pid in runner.leftovers():
+        os.kill(pid, 9)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

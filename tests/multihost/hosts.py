@@ -137,7 +137,8 @@ def hosts(count: int = 2, rate: str | None = None, shared: Sequence[Path] = (), 
         switch = _born(children, ["--net"], "sleep", "infinity")
         _in_network(switch, "ip", "link", "add", "switch", "type", "bridge")
         _in_network(switch, "ip", "link", "set", "switch", "up")
-        visible = _visible([folder, ROOT, Path(sys.prefix), Path(sys.base_prefix), Path.cwd(), *shared])
+        python = [Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if os.path.isdir(path)]
+        visible = _visible([folder, ROOT, Path.cwd(), *python, *shared])
         machines = []
         for name, address in zip(names, addresses, strict=True):
             process = _born(

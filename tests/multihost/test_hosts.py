@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from tests.launcher.conftest import wait_until
 from tests.multihost.hosts import ROOT, Hosts
 
 PROCESSES = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
@@ -43,21 +45,23 @@ def test_a_rate_is_held() -> None:
 
 
 def test_the_death_of_the_owner_takes_everything_along(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "tests.multihost.hosts", "--", "sh", "-c", "hostname; exec sleep 4321.5"]
+    sleep = f"sleep {10000 + os.getpid()}.5"
+    argv = [sys.executable, "-m", "tests.multihost.hosts", "--", *sleep.split()]
     env = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed owner cannot remove its folder
-    owner = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None and owner.stdout.readline() == "hosta\n"
-    assert _sleepers()
-    owner.kill()
-    owner.wait()
-    deadline = time.monotonic() + 5
-    while _sleepers():
-        assert time.monotonic() < deadline, "processes are left"
-        time.sleep(0.02)
-    owner.stdout.close()
+    owner = subprocess.Popen(argv, cwd=ROOT, env=env)
+    try:
+        assert wait_until(lambda: sleeps(sleep), 10.0)
+    finally:
+        owner.kill()
+        owner.wait()
+    assert wait_until(lambda: not sleeps(sleep), 5.0), "processes are left"
 
 
-def _sleepers() -> bool:
-    return "sleep 4321.5" in subprocess.run(["sh", "-c", PROCESSES], capture_output=True, text=True).stdout.replace(
-        "exec sleep 4321.5", ""
-    )
+def sleeps(command: str) -> bool:
+    """Whether a process with exactly this command line runs anywhere."""
+    wanted = command.replace(" ", "\0") + "\0"
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_text(errors="replace") == wanted:
+                return True
+    return False

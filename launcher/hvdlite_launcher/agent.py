@@ -1,0 +1,258 @@
+"""Watches over one host's part of a job, for hvdliterun on another host, at the far end of an ssh connection.
+
+What hvdliterun, its pipes and its janitor are on their own host, the agent is on this one: before the start it
+answers whether the host is ready, makes the job's folders, then reads the ranks' named pipes and sends what they
+write, reports the first failure, passes signals on, and in the end leaves no process and no file. The end is word
+from hvdliterun, the end of the connection, or silence: each side says something every second, so that a host
+without power or network is noticed by both within seconds.
+
+Rejected: output through the MPI (each tags and cuts it in its own way, and loses the last lines when it ends a job),
+and connections of our own (firewalls; ssh is there, and it has checked who is who).
+Imports the standard library only: it runs isolated from the user's Python settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdlite_launcher import facts, wire
+from hvdlite_launcher.janitor import kill_all, segments_of_ranks
+from hvdlite_launcher.watch import appeared, watch
+
+BEAT = 1.0  # seconds between signs of life
+PATIENCE = 3.5  # seconds of silence after which the other side counts as lost
+_PAUSE = 0.05  # seconds between looks for MPICH's segments, at first
+_CHUNK = 65536
+_FULL = 1 << 20  # bytes that may wait to be sent before ranks have to wait
+
+
+def command(python: str, package: str) -> list[str]:
+    """What to execute on the host. package: the folder that this package lies in, there as here."""
+    code = "import sys; sys.path[:0] = sys.argv[1:2]; from hvdlite_launcher.agent import main; main()"
+    return [python, "-I", "-S", "-c", code, package]
+
+
+def main() -> None:
+    """Serve one job, from hvdliterun's first message to the end."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # meant for the job; our sign is the connection
+    os.write(1, wire.MARK)
+    decoder, job = wire.Decoder(), None
+    while job is None:
+        data = os.read(0, _CHUNK)
+        if not data:
+            return
+        job = next((frame for _, _, frame in decoder.feed(data)), None)
+    agent = Agent(decoder)
+    agent.take(job)
+    agent.serve()
+
+
+@dataclass
+class Agent:
+    """One job's agent."""
+
+    decoder: wire.Decoder
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _unsent: bytearray = field(default_factory=bytearray)
+    _pipes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _job: dict[str, Any] = field(default_factory=dict)
+    _heard: float = field(default_factory=time.monotonic)
+    _paused: bool = False
+    _over: bool = False
+    _made: list[str] = field(default_factory=list)
+    _segments: set[str] = field(default_factory=set)
+    _pause: float = BEAT / 2
+
+    def take(self, data: bytes) -> None:
+        """Act on a message of hvdliterun."""
+        message = wire.decode(data)
+        self._paused = "pause" in message
+        if "job" in message:
+            self._open(message["job"])
+        if "told" in message:
+            self._publish("told", str(message["told"]))
+        if "signal" in message:
+            for process in _rank_processes(self._job["folder"]):
+                with contextlib.suppress(OSError):
+                    os.kill(process, message["signal"])
+        self._over |= "end" in message
+
+    def serve(self) -> None:
+        """Work until the end of the job; then clean up."""
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+        self._selector.register(0, selectors.EVENT_READ, self._listen)
+        beaten = 0.0
+        try:
+            while not self._over and (self._paused or time.monotonic() - self._heard < PATIENCE):
+                if time.monotonic() - beaten > BEAT:
+                    beaten = time.monotonic()
+                    self._say(beat=1)
+                self._segments |= segments_of_ranks(self._job["folder"])
+                self._turn(self._pause)
+                self._pause = min(self._pause * 1.2, BEAT / 2)
+        finally:
+            self._clean_up()
+        self._say(gone=1)
+        self._flush_all()
+
+    def _open(self, job: dict[str, Any]) -> None:
+        self._job = job
+        try:
+            os.chdir(job["cwd"])
+            for path in filter(None, (job["folder"], job["shared"])):
+                os.makedirs(path, 0o700)
+                self._made.append(path)
+            descriptor = watch(job["folder"])
+            self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._look(descriptor))
+            self._ask(job["command"], job["env"])
+        except FileExistsError:
+            self._say(problem="this machine is in the list under another name too")
+        except OSError as error:
+            reason = error.strerror if error.filename else None
+            self._say(problem=f"{reason}: {error.filename}" if reason else str(error))
+
+    def _ask(self, program: list[str], env: Mapping[str, str]) -> None:
+        """Have a child find out what must be alike on all hosts, and report it when it has ended."""
+        child = facts.questions(program, {**os.environ, **env})
+        if child is None:
+            self._say(facts={}, name=socket.gethostname())
+            return
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        mark = {"HVDLITE_JOB_ID": self._job["id"]}
+        asked = subprocess.Popen(child, env={**os.environ, **env, **mark}, stdin=null, stdout=pipe, stderr=pipe)
+        assert asked.stdout is not None
+        answer = asked.stdout.fileno()
+
+        def listen() -> None:
+            self._selector.unregister(answer)
+            out, err = asked.communicate()
+            found = facts.answers(out.decode(errors="replace"))
+            last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no answer"]
+            if found:
+                self._say(facts=found, name=socket.gethostname())
+            else:
+                self._say(problem=f"{child[0]} does not work: {last[0]}")
+
+        self._selector.register(answer, selectors.EVENT_READ, listen)
+
+    def _turn(self, timeout: float) -> None:
+        """Wait for something, and act on it."""
+        sending = selectors.EVENT_WRITE if self._unsent else 0
+        if sending:
+            self._selector.register(1, sending, self._flush)
+        full = len(self._unsent) > _FULL
+        if full:
+            time.sleep(0.005)
+        for key, _ in self._selector.select(timeout):
+            if full and key.fd in self._pipes:
+                continue
+            key.data()
+        if sending:
+            self._selector.unregister(1)
+
+    def _listen(self) -> None:
+        data = os.read(0, _CHUNK)
+        self._heard = time.monotonic()
+        self._over |= not data
+        for _, _, frame in self.decoder.feed(data):
+            self.take(frame)
+
+    def _look(self, descriptor: int) -> None:
+        """Act on the files that keepers and ranks make in the job's folder."""
+        for name, complete in appeared(descriptor):
+            kind, _, number = name.partition(".")
+            path = os.path.join(self._job["folder"], name)
+            if kind in ("out", "err") and not complete and number.isdigit():
+                self._read_from(path, wire.STDOUT if kind == "out" else wire.STDERR, int(number))
+            elif kind == "pid" and complete:
+                self._say(started=int(number))
+                self._pause = _PAUSE  # soon there will be segments
+            elif name == "failed" and complete:
+                self._report(path)
+
+    def _report(self, path: str) -> None:
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            self._say(failed=file.read())
+
+    def _read_from(self, path: str, kind: int, rank: int) -> None:
+        with contextlib.suppress(OSError):
+            pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            self._pipes[pipe] = (kind, rank)
+            self._selector.register(pipe, selectors.EVENT_READ, lambda: self._carry(pipe))
+
+    def _carry(self, pipe: int) -> bool:
+        """Pass one chunk of a rank's output on; False when there is none."""
+        try:
+            data = os.read(pipe, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(pipe)
+            os.close(pipe)
+            del self._pipes[pipe]
+            return False
+        self._unsent += wire.encode(*self._pipes[pipe], data)
+        return True
+
+    def _publish(self, name: str, text: str) -> None:
+        """Write a note that appears with all its text."""
+        path = os.path.join(self._job["folder"], name)
+        with contextlib.suppress(OSError):
+            with open(f"{path}.new", "w", encoding="ascii") as file:
+                file.write(text)
+            os.rename(f"{path}.new", path)
+
+    def _say(self, **values: Any) -> None:
+        self._unsent += wire.message(now=time.time(), **values)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            del self._unsent[: os.write(1, self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody listens any more
+            self._unsent.clear()
+            self._over = True
+
+    def _flush_all(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while self._unsent and time.monotonic() < deadline:
+            self._flush()
+            time.sleep(0.005)
+
+    def _clean_up(self) -> None:
+        """Kill, read the last words, report a failure not yet reported, and remove. Nothing in here waits for
+        the connection."""
+        self._segments |= segments_of_ranks(self._job.get("folder", ""))
+        kill_all(f"HVDLITE_JOB_ID={self._job.get('id')}".encode())
+        self._turn(0)
+        for pipe in list(self._pipes):
+            while len(self._unsent) < 64 * _FULL and self._carry(pipe):
+                pass
+        for path in self._segments:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        for tree in reversed(self._made):
+            shutil.rmtree(tree, ignore_errors=True)
+
+
+def _rank_processes(folder: str) -> list[int]:
+    found = []
+    for name in os.listdir(folder):
+        if name.startswith("pid."):
+            with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name), encoding="ascii") as file:
+                found.append(int(file.read()))
+    return found

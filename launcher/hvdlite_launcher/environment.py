@@ -1,0 +1,43 @@
+"""Which variables go to other hosts: an explicit list, and never a secret unless the user names it.
+
+With several hosts every rank, on this host too, gets these variables and those given with -x, and no others: a
+variable that only some ranks see is a bug that is found late. What a login needs here (HOME, SSH_AUTH_SOCK, ...) is
+kept for mpirun's own sake.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+NAMES = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "VIRTUAL_ENV", "TZ", "TERM", "COLUMNS", "NO_COLOR", "FORCE_COLOR")
+PREFIXES = (
+    *("PYTHON", "MPI4PY_", "HVDLITE_", "HOROVOD_", "LANG", "LC_", "CONDA_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "MALLOC_", "GLIBC_TUNABLES"),
+    *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "MPICH_", "MPIR_CVAR_", "I_MPI_", "MV2_", "MVP_"),
+    *("FI_", "UCX_", "PSM2_", "PSM3_", "NCCL_", "RCCL_", "GLOO_"),
+    *("CUDA_", "CUPY_", "NVIDIA_", "ROCR_", "HIP_", "HSA_"),
+    *("XLA_", "TF_", "TORCH_", "PYTORCH_", "KERAS_", "JAX_", "HF_", "TRANSFORMERS_"),
+)
+OF_ONE_HOST = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "SSH_AUTH_SOCK", "KRB5CCNAME", "XDG_RUNTIME_DIR", "TMPDIR")
+_SECRET = re.compile(r"_TOKEN$|_KEY$|SECRET|PASSW|CREDENTIAL|^AWS_")
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `environ` that every rank gets."""
+    return {name: value for name, value in environ.items() if _goes(name)}
+
+
+def kept(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `environ` that mpirun gets for itself."""
+    return {name: value for name, value in environ.items() if name in LOGIN}
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is nobody's business."""
+    return _SECRET.search(name.upper()) is not None
+
+
+def _goes(name: str) -> bool:
+    return (name in NAMES or name.startswith(PREFIXES)) and not is_secret(name) and name not in OF_ONE_HOST

@@ -1,0 +1,75 @@
+"""What must be alike on all hosts, asked of each before the start: the interpreter, hvdlite, and the MPI library.
+
+A child of the command's own interpreter answers, with the environment that the ranks will have. A command that is no
+Python is only looked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+
+NAMES = ("Python", "hvdlite", "MPI")
+_QUESTIONS = """
+import json, os, sys
+facts = {"Python": ".".join(map(str, sys.version_info[:3])), "hvdlite": "missing", "MPI": "no mpi4py"}
+try:
+    import hvdlite
+    facts["hvdlite"] = hvdlite.__version__
+except ImportError as error:
+    if "hvdlite" not in str(error):
+        facts["hvdlite"] = str(error)
+try:
+    import mpi4py
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+    facts["MPI"] = MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\\0 ")
+except (ImportError, RuntimeError) as error:
+    if "mpi4py" in sys.modules:
+        facts["MPI"] = " ".join(str(error).split())
+print(json.dumps(facts), flush=True)
+os._exit(0)  # some MPI libraries fail at exit when they were not initialized
+"""
+
+
+def questions(command: Sequence[str], env: Mapping[str, str]) -> list[str] | None:
+    """The child that answers for this command; None where there is nothing to ask.
+
+    Raises FileNotFoundError when there is no such command on this host.
+    """
+    program = shutil.which(command[0], path=env.get("PATH", os.defpath))
+    if program is None:
+        raise FileNotFoundError(f"no such command: {command[0]}")
+    if not os.path.basename(program).startswith(("python", "pypy")):
+        return None
+    return [program, "-c", _QUESTIONS]
+
+
+def answers(text: str) -> dict[str, str]:
+    """The facts that the child has printed; {} where it has not."""
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    try:
+        return {str(name): str(value) for name, value in json.loads(lines[-1]).items()} if lines else {}
+    except ValueError:
+        return {}
+
+
+def differences(facts: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """By host: in what it differs from most of the hosts (of two, from the first)."""
+    found: dict[str, list[str]] = {}
+    for name in NAMES:
+        values = {host: those[name] for host, those in facts.items() if name in those}
+        if len(set(values.values())) > 1:
+            said = list(values.values())
+            usual = max(said, key=said.count)  # the first of the most frequent
+            for host, value in values.items():
+                if value != usual:
+                    found.setdefault(host, []).append(_tell(name, value, usual))
+    return {host: "; ".join(texts) for host, texts in found.items()}
+
+
+def _tell(name: str, value: str, usual: str) -> str:
+    plain = value if value.startswith(("no ", "missing")) or name == "MPI" else f"{name} {value}"
+    return f"{name} is missing, others have {usual}" if value == "missing" else f"{plain}, others have {usual}"

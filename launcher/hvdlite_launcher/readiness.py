@@ -1,0 +1,56 @@
+"""Tells the user, host by host, what keeps a job from starting, and the cure. Pure, but for printing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+_CAUSES = (
+    (r"Permission denied", "refused key: {line}", "`ssh-copy-id {host}`, or -i FILE"),
+    (r"HOST IDENTIFICATION HAS CHANGED|Host key verification failed", "changed host key: {line}",
+     "`ssh-keygen -R {host}` if that is right"),
+    (r"Could not resolve|Name or service not known", "unknown name: {line}", "check the host list"),
+    (r"timed out|No route|refused|unreachable|reset|Broken pipe", "unreachable: {line}",
+     "is it up, and its SSH server at this port (-p)?"),
+    (r"No module named 'hvdlite_launcher'", "no hvdlite in {package}", "install it in the same place on all hosts"),
+    (r"(No such file|not found|Permission denied).*|exit code 12[67]", "no such interpreter: {line}",
+     "the same Python must be in the same place on all hosts"),
+)  # fmt: skip
+
+
+class NotReadyError(Exception):
+    """Some host cannot take part. states: by host, what is wrong, or None where all is well."""
+
+    def __init__(self, states: Mapping[str, str | None]) -> None:
+        super().__init__("not all hosts are ready")
+        self.states = states
+
+
+def explain(host: str, said: str, code: int, package: str) -> str:
+    """What ssh's or the agent's last words mean. said: its stderr. code: its exit code."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    line = lines[-1] if lines else f"exit code {code}"
+    for pattern, cause, cure in _CAUSES:
+        if re.search(pattern, f"{said} exit code {code}"):
+            telling = next((text for text in lines if re.search(pattern, text)), line)
+            return f"{cause}; {cure}".format(line=telling, host=host, package=package)
+    return f"{line} (exit code {code})"
+
+
+def show(states: Mapping[str, str | None], width: int | None = None) -> None:
+    """Print the table to stderr."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("host", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    for host, problem in states.items():
+        table.add_row(host, problem or "ready", style="red" if problem else None)
+    Console(file=sys.stderr, width=width, highlight=False, markup=False).print(table)
+
+
+def unready(states: Mapping[str, str | None]) -> Sequence[str]:
+    """The hosts with a problem."""
+    return [host for host, problem in states.items() if problem]

@@ -1,0 +1,232 @@
+"""The other hosts of a job, each with its agent at the far end of an ssh connection; on one host, an empty team.
+
+Reached in parallel before anything starts, so that what is wrong is told at once, for all hosts, and in our words. A
+thread sends signs of life, since the main thread may be held up by a terminal that takes no output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdlite_launcher import agent, facts, readiness, wire
+from hvdlite_launcher.command import Place
+from hvdlite_launcher.failures import Failures, parse
+from hvdlite_launcher.hosts import Host
+from hvdlite_launcher.ssh import Ssh
+from hvdlite_launcher.streams import Streams
+
+_FAREWELL = 3.0  # seconds for an agent to clean up
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How to reach hosts. hosts: all of the job. python: the interpreter for agents. package: where this package lies.
+
+    timeout: seconds for all of them to be ready.
+    """
+
+    hosts: tuple[Host, ...]
+    ssh: Ssh
+    python: str
+    package: str
+    timeout: float
+
+
+@dataclass
+class Remote:
+    """One other host. facts: its answer, once it is there. problem: why it cannot take part. heard: when it last
+    gave a sign of life. started: how many ranks have started there. ended: its connection is closed."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    streams: Streams
+    failures: Failures
+    facts: dict[str, str] | None = None
+    own_name: str = ""
+    problem: str | None = None
+    heard: float = field(default_factory=time.monotonic)
+    started: int = 0
+    ended: bool = False
+    said: bytes = b""
+    _offset: float = math.inf  # from the host's clock to ours; the least is nearest, as messages take time
+    _decoder: wire.Decoder = field(default_factory=lambda: wire.Decoder(marked=True))
+    _unsent: bytearray = field(default_factory=bytearray)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def listen(self, data: bytes) -> None:
+        """Take what the agent has sent; nothing: the connection has ended."""
+        self.ended |= not data
+        self.heard = time.monotonic()
+        for kind, rank, frame in self._decoder.feed(data):
+            if kind == wire.MESSAGE:
+                self._hear(wire.decode(frame))
+            else:
+                self.streams.output(rank, 1 if kind == wire.STDOUT else 2, frame)
+
+    def note(self, data: bytes) -> None:
+        """Take what ssh, or an agent in trouble, has written to stderr."""
+        self.said += data
+
+    def say(self, **values: Any) -> None:
+        """Send a message; never waits. To an agent that is gone, it is lost."""
+        assert self.process.stdin is not None
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self._unsent += wire.message(**values)
+            del self._unsent[: os.write(self.process.stdin.fileno(), self._unsent)]
+
+    @property
+    def present(self) -> bool:
+        """Whether there is an agent at the other end."""
+        return self.facts is not None or self.problem is not None
+
+    @property
+    def lost(self) -> str | None:
+        """How the host was lost, if it was: the connection broke, or it has been silent for too long."""
+        if self.ended:
+            return (self.said.decode(errors="replace").strip().splitlines()[-1:] or ["the connection broke"])[0]
+        return "no sign of life" if time.monotonic() - self.heard > agent.PATIENCE else None
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        self._offset = min(self._offset, time.time() - message["now"])
+        if "facts" in message:
+            self.facts, self.own_name = message["facts"], message["name"]
+        if "problem" in message:
+            self.problem = message["problem"]
+        if "started" in message:
+            self.started += 1
+        if "failed" in message:
+            self.failures.add(parse(message["failed"], self.name, self._offset))
+
+
+@dataclass
+class Team:
+    """All other hosts of one job."""
+
+    streams: Streams
+    remotes: list[Remote] = field(default_factory=list)
+
+    def say(self, **values: Any) -> None:
+        """Send a message to all agents."""
+        for remote in self.remotes:
+            remote.say(**values)
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to all ranks on other hosts; whether there are any."""
+        self.say(signal=number)
+        return any(remote.started for remote in self.remotes)
+
+    def lost(self) -> str | None:
+        """Which host was lost, if any, and how."""
+        return next((f"host {each.name} was lost: {each.lost}" for each in self.remotes if each.lost), None)
+
+    def prepare(
+        self, reach: Reach, command: Sequence[str], env: Mapping[str, str], stop: Callable[[], bool]
+    ) -> None:
+        """Wait until every host is ready, or `stop`. Raises NotReadyError.
+
+        command, env: the ranks' own, to compare their interpreter and libraries on all hosts.
+        """
+        here = next((host.name for host in reach.hosts if host.local), None)
+        known = {here: _own_facts(command, env)} if here else {}
+        deadline = time.monotonic() + reach.timeout
+        while any(not (remote.present or remote.ended) for remote in self.remotes) and time.monotonic() < deadline:
+            if stop():
+                return
+            self.streams.wait()
+        states: dict[str, str | None] = {host.name: None for host in reach.hosts}
+        for remote in self.remotes:
+            states[remote.name] = _problem(remote, reach)
+        known |= {remote.name: remote.facts for remote in self.remotes if remote.facts}
+        states |= {host: f"differs: {text}" for host, text in facts.differences(known).items() if not states[host]}
+        names = {here: socket.gethostname()} if here else {}
+        for remote in self.remotes:
+            if remote.facts is not None and remote.own_name in names.values():
+                states[remote.name] = f"has the host name of another one: {remote.own_name}"
+            names[remote.name] = remote.own_name
+        if readiness.unready(states):
+            raise readiness.NotReadyError(states)
+
+    def close(self) -> None:
+        """Have all agents clean up, and print their ranks' last words. A host that does not answer is left alone."""
+        self.say(end=1)
+        deadline = time.monotonic() + _FAREWELL
+        while any(remote.present and not remote.lost for remote in self.remotes) and time.monotonic() < deadline:
+            self.streams.wait()
+        for remote in self.remotes:
+            remote.process.kill()
+            remote.process.wait()
+
+
+@contextmanager
+def a_team(
+    reach: Reach | None, place: Place, job: Mapping[str, Any], streams: Streams, failures: Failures
+) -> Iterator[Team]:
+    """Agents on all hosts but this one, told of the job; gone at the end.
+
+    job: their first message; see `agent.Agent`. reach: None where the job has this host only, or a scheduler that
+    watches over the others.
+    """
+    team = Team(streams)
+    if reach:
+        for host in reach.hosts:
+            if not host.local:
+                team.remotes.append(_connect(host.name, reach, place, streams, failures))
+        team.say(job=job)
+    over = threading.Event()
+    beats = threading.Thread(target=_beat, args=(team, over), daemon=True, name="signs of life")
+    if team.remotes:
+        beats.start()
+    try:
+        yield team
+    finally:
+        over.set()
+        team.close()
+
+
+def _beat(team: Team, over: threading.Event) -> None:
+    while not over.wait(agent.BEAT):
+        team.say(beat=1)
+
+
+def _connect(name: str, reach: Reach, place: Place, streams: Streams, failures: Failures) -> Remote:
+    argv = reach.ssh.command(name, agent.command(reach.python, reach.package))
+    pipe = subprocess.PIPE
+    env = {**os.environ, "HVDLITE_JOB_ID": place.id}  # for the janitor: a connection to nowhere may hang
+    process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    assert process.stdin and process.stdout and process.stderr
+    os.set_blocking(process.stdin.fileno(), False)
+    remote = Remote(name, process, streams, failures)
+    streams.add(os.dup(process.stdout.fileno()), remote.listen)
+    streams.add(os.dup(process.stderr.fileno()), remote.note)
+    return remote
+
+
+def _own_facts(command: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    try:
+        child = facts.questions(command, env)
+    except FileNotFoundError:
+        return {}
+    if child is None:
+        return {}
+    null = subprocess.DEVNULL
+    answer = subprocess.run(child, env=dict(env), stdin=null, capture_output=True, text=True, timeout=60)
+    return facts.answers(answer.stdout)
+
+
+def _problem(remote: Remote, reach: Reach) -> str | None:
+    if remote.problem or remote.facts is not None:
+        return remote.problem
+    if not remote.ended:
+        return f"no answer within {reach.timeout:g} s (--start-timeout)"
+    code = remote.process.wait()
+    return readiness.explain(remote.name, remote.said.decode(errors="replace"), code, reach.package)

@@ -1,0 +1,63 @@
+"""What hvdliterun and its agents on other hosts say to each other over an ssh connection's pipes.
+
+Frames of a kind, a rank, a length and that many bytes. A rank's output is carried as it is; everything else is a
+small message in JSON. A shell that greets on its stdout (a `.bashrc` with an `echo`) is skipped: the agent's first
+bytes are a mark.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+MARK = b"\0hvdlite-agent\n"
+MESSAGE, STDOUT, STDERR = 0, 1, 2  # kinds of frames
+_HEADER = struct.Struct("!BIQ")
+
+
+def encode(kind: int, rank: int, data: bytes) -> bytes:
+    """One frame."""
+    return _HEADER.pack(kind, rank, len(data)) + data
+
+
+def message(**values: Any) -> bytes:
+    """One frame that carries a message."""
+    return encode(MESSAGE, 0, json.dumps(values).encode())
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """The message in a frame of kind MESSAGE."""
+    values: dict[str, Any] = json.loads(data)
+    return values
+
+
+@dataclass
+class Decoder:
+    """Takes bytes as they come, and gives whole frames.
+
+    marked: whether frames begin only after a MARK. noise: what came before it.
+    """
+
+    marked: bool = False
+    noise: bytes = b""
+    _rest: bytes = field(default=b"", repr=False)
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """The frames (kind, rank, data) that these bytes complete."""
+        self._rest += data
+        if self.marked:
+            self.noise, mark, rest = (self.noise + self._rest).partition(MARK)
+            self._rest = rest
+            if not mark:
+                return
+            self.marked = False
+        while len(self._rest) >= _HEADER.size:
+            kind, rank, length = _HEADER.unpack_from(self._rest)
+            end = _HEADER.size + length
+            if len(self._rest) < end:
+                return
+            data, self._rest = self._rest[_HEADER.size : end], self._rest[end:]
+            yield kind, rank, data

@@ -1,0 +1,113 @@
+"""However a job on two hosts ends, the first failing rank is told once, with its host, and nothing is left anywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.conftest import SCRIPTS, Runner, wait_until
+from tests.multihost.hosts import Hosts, hosts
+
+FAILS = (sys.executable, str(SCRIPTS / "fails.py"))
+SLEEPS = (sys.executable, str(SCRIPTS / "sleeps.py"))
+
+
+def traces(pair: Hosts) -> str:
+    """What lies where jobs may leave something, on all hosts; less what Hydra leaves when it is told to abort."""
+    return "".join(machine.run("ls", "-I", "hydra_hwloc*", "/tmp", "/dev/shm") for machine in pair.machines)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "told"),
+    [
+        ("exception", 1, "rank 1 on hostb ended the job with exit code 1"),
+        ("exit", 7, "rank 1 on hostb ended the job with exit code 7"),
+        ("signal9", 137, "rank 1 on hostb was killed by SIGKILL (signal 9)"),
+        ("signal11", 139, "rank 1 on hostb was killed by SIGSEGV (signal 11)"),
+    ],
+)
+def test_a_rank_on_another_host_fails(runner: Runner, pair: Hosts, how: str, code: int, told: str) -> None:
+    before = traces(pair)
+    job = runner.run("-np", "3", "-H", "hosta:1,hostb:2", *FAILS, how)
+    assert job.returncode == code, job.stderr
+    assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
+    assert "[1]<stdout>:last words\n" in job.stdout
+    assert job.stderr.count("Traceback") == (how == "exception")
+    assert runner.leftovers() == [] and traces(pair) == before
+
+
+def test_ranks_fail_on_all_hosts_and_one_is_told(runner: Runner) -> None:
+    job = runner.run("-np", "4", "-H", "hosta:2,hostb:2", *FAILS, "all-exception")
+    assert job.returncode == 1
+    assert job.stderr.count("Traceback") == job.stderr.count("ValueError: no such luck") == 1
+    rank = re.search(r"hvdlite: rank (\d) on (host[ab]) failed: ValueError\n", job.stderr)
+    assert rank and f"hvdliterun: rank {rank[1]} on {rank[2]} ended the job with exit code 1\n" in job.stderr
+
+
+def start(runner: Runner, pair: Hosts) -> subprocess.Popen[str]:
+    """A job whose ranks sleep, on both hosts."""
+    process = runner.start("--no-prefix", "-H", "hosta:2,hostb:2", *SLEEPS)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("ready"), process.stderr
+    assert "hvdlite-" in pair[1].run("ls", "/tmp")
+    return process
+
+
+def processes(runner: Runner, what: str) -> list[int]:
+    """Processes of this runner's jobs whose command line matches, outermost first."""
+    found = []
+    for pid in sorted(runner.leftovers()):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        if re.match(what, line):
+            found.append(pid)
+    return found
+
+
+HVDLITERUN = r"\S*python\S* -m hvdlite_launcher"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_a_signal_to_hvdliterun(runner: Runner, pair: Hosts, number: int, code: int) -> None:
+    before = traces(pair)
+    job = start(runner, pair)
+    (hvdliterun,) = processes(runner, HVDLITERUN)
+    os.kill(hvdliterun, number)
+    job.communicate(timeout=5.0)
+    assert job.returncode == code
+    assert runner.wait_gone(4.0), "processes are left"
+    assert wait_until(lambda: traces(pair) == before, 2.0), traces(pair)
+
+
+def test_mpirun_is_killed(runner: Runner, pair: Hosts) -> None:
+    before = traces(pair)
+    job = start(runner, pair)
+    mpirun = processes(runner, rf"(\S*/)?({Path(runner.mpi.launcher).name}|prterun\S*|mpiexec\S*) ")[0]
+    os.kill(mpirun, signal.SIGKILL)
+    _, err = job.communicate(timeout=5.0)
+    assert job.returncode == 137, err
+    assert runner.wait_gone(4.0), "processes are left"
+    assert wait_until(lambda: traces(pair) == before, 2.0), traces(pair)
+
+
+def test_a_host_is_cut_off(runner: Runner) -> None:
+    """Its cable is pulled, and nobody is told: both sides find out, and end what they have, within five seconds."""
+    with hosts(2) as pair:
+        runner.prefix = pair[0].command([])
+        before = traces(pair)
+        job = start(runner, pair)
+        begun = time.monotonic()
+        pair.unplug(pair[1])
+        _, err = job.communicate(timeout=10.0)
+        assert job.returncode == 137 and "hvdliterun: host hostb was lost: no sign of life\n" in err
+        assert runner.wait_gone(5.0), "processes are left"
+        assert time.monotonic() - begun < 7.0  # the five seconds, and two for a busy machine
+        assert wait_until(lambda: traces(pair) == before, 2.0), traces(pair)

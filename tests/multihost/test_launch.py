@@ -1,0 +1,69 @@
+"""hvdliterun starts ranks on two hosts: who is where, with which environment, and nothing of their output is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.conftest import Runner
+from tests.multihost.hosts import Hosts
+
+TELLS = (sys.executable, str(Path(__file__).parent / "scripts" / "tells.py"))
+
+
+def told(runner: Runner, *arguments: str, names: tuple[str, ...] = ()) -> list[dict[str, object]]:
+    """What the ranks of a job tell, by rank."""
+    job = runner.run("--no-prefix", *arguments, *TELLS, *names)
+    assert job.returncode == 0 and not job.stderr, job.stderr
+    return sorted((json.loads(line) for line in job.stdout.splitlines()), key=lambda each: int(each["rank"]))
+
+
+def test_hosts_are_filled_in_order(runner: Runner) -> None:
+    ranks = told(runner, "-np", "4", "-H", "hosta:1,hostb:3")
+    assert [each["host"] for each in ranks] == ["hosta", "hostb", "hostb", "hostb"]
+    assert [each["local"] for each in ranks] == [[0, 1], [0, 3], [1, 3], [2, 3]]
+    assert [each["cross"] for each in ranks] == [[0, 2], [1, 2], [0, 1], [0, 1]]
+    assert {each["sum"] for each in ranks} == {10.0}
+    assert {each["folder"] for each in ranks} == {os.getcwd()}
+
+
+def test_all_ranks_on_another_host(runner: Runner) -> None:
+    assert [each["host"] for each in told(runner, "-H", "hostb:2")] == ["hostb", "hostb"]
+
+
+def test_the_environment_is_the_same_on_all_hosts(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"OMP_NUM_THREADS": "3", "HVDLITE_ALGORITHM": "ring", "NAMED": "two words; $(echo)", "MY_KEY": "named"}
+    unwanted = {"AWS_PROFILE": "a", "HF_TOKEN": "b", "HVDLITE_SECRET": "c", "UNNAMED": "d"}
+    for name, value in {**wanted, **unwanted}.items():
+        monkeypatch.setenv(name, value)
+    names = (*wanted, *unwanted, "GIVEN")
+    ranks = told(runner, "-H", "hosta:1,hostb:1", "-x", "NAMED", "-x", "MY_KEY", "-x", "GIVEN=x=y", names=names)
+    for each in ranks:
+        assert each["env"] == {**wanted, **dict.fromkeys(unwanted), "GIVEN": "x=y"}
+
+
+def test_no_line_of_another_host_is_lost_or_torn(runner: Runner) -> None:
+    code = "import sys; [print(i, 'x' * (i % 300)) for i in range(20000)]; print('bye', file=sys.stderr, end='')"
+    job = runner.run("-np", "2", "-H", "hosta:1,hostb:1", sys.executable, "-c", code)
+    assert job.returncode == 0
+    for rank in range(2):
+        label = f"[{rank}]<stdout>:"
+        lines = [line.removeprefix(label) for line in job.stdout.splitlines() if line.startswith(label)]
+        assert lines == [f"{i} {'x' * (i % 300)}" for i in range(20000)]
+        assert f"[{rank}]<stderr>:bye" in job.stderr
+
+
+def test_a_command_that_is_no_python(runner: Runner) -> None:
+    job = runner.run("--no-prefix", "-H", "hosta:1,hostb:1", "hostname")
+    assert (job.returncode, sorted(job.stdout.split())) == (0, ["hosta", "hostb"])
+
+
+def test_nothing_is_left_on_any_host(runner: Runner, pair: Hosts) -> None:
+    before = [machine.run("ls", "/tmp", "/dev/shm") for machine in pair.machines]
+    told(runner, "-H", "hosta:2,hostb:2")
+    assert [machine.run("ls", "/tmp", "/dev/shm") for machine in pair.machines] == before
+    assert runner.leftovers() == []

@@ -1,0 +1,110 @@
+"""What keeps a host from taking part is told in one table, before anything starts, within 15 seconds."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hvdlite_launcher.probe import Mpi, NoMpiError, find_mpi
+
+from tests.launcher.conftest import ROOT, Runner
+from tests.multihost.hosts import Hosts, hosts
+
+
+@pytest.fixture(scope="module")
+def strangers() -> Iterator[Hosts]:
+    """Two hosts, of which neither has a key for the other; each has a /tmp of its own."""
+    with hosts(2, key="stranger") as found:
+        yield found
+
+
+@pytest.fixture
+def refused(strangers: Hosts, tmp_path: Path) -> Runner:
+    return Runner(some_mpi(), tmp_path, prefix=strangers[0].command([]))
+
+
+def some_mpi() -> Mpi:
+    try:
+        return find_mpi(os.environ)
+    except NoMpiError as error:
+        pytest.skip(str(error))
+
+
+def table(runner: Runner, *arguments: str) -> dict[str, str]:
+    """The state of each host, from the table that hvdliterun shows when it starts nothing."""
+    begun = time.monotonic()
+    job = runner.run(*arguments, sys.executable, "-c", "print('started')")
+    assert time.monotonic() - begun < 15.0
+    assert (job.returncode, job.stdout) == (1, ""), job.stderr
+    first, header, *rows = job.stderr.splitlines()
+    assert first.startswith("hvdliterun: nothing was started: ") and header.split() == ["host", "state"]
+    states: dict[str, str] = {}
+    for row in rows:
+        name, text = row[: header.index("state")].strip(), row[header.index("state") :].strip()
+        last = name or list(states)[-1]
+        states[last] = f"{states.get(last, '')} {text}".strip()
+    assert runner.leftovers() == []
+    return states
+
+
+def test_a_refused_key_and_a_name_that_nobody_knows(refused: Runner) -> None:
+    states = table(refused, "-np", "3", "-H", "hosta:1,hostb:1,hostz:1")
+    assert states["hosta"] == "ready"
+    assert states["hostb"].startswith("refused key: ") and "ssh-copy-id hostb" in states["hostb"]
+    assert states["hostz"].startswith("unknown name: ")
+
+
+def test_the_right_key_helps(refused: Runner, strangers: Hosts) -> None:
+    job = refused.run("-H", "hosta:1,hostb:1", "-i", str(strangers.folder / "key"), "hostname")
+    assert (job.returncode, sorted(job.stdout.split())) == (0, ["[0]<stdout>:hosta", "[1]<stdout>:hostb"])
+
+
+def test_unreachable_hosts(refused: Runner, strangers: Hosts) -> None:
+    """One machine is not there, on another nobody listens at that port."""
+    key = str(strangers.folder / "key")
+    states = table(refused, "-np", "3", "-H", "hosta:1,hostb:1,10.99.0.9:1", "-p", "2222", "-i", key)
+    assert "refused" in states["hostb"] and "unreachable: " in states["hostb"] and "(-p)" in states["hostb"]
+    assert states["10.99.0.9"].startswith("unreachable: ")
+
+
+def test_one_machine_under_two_names(refused: Runner, strangers: Hosts) -> None:
+    states = table(refused, "-np", "2", "-H", "hostb:1,10.99.0.2:1", "-i", str(strangers.folder / "key"))
+    assert "in the list under another name too" in " ".join(states.values())
+
+
+def test_no_such_interpreter(refused: Runner, strangers: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hosta has one of its own, in its /tmp."""
+    strangers[0].run("ln", "-sf", sys.executable, "/tmp/python")
+    key = str(strangers.folder / "key")
+    site = [path for path in sys.path if "site-packages" in path]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "launcher"), *site])
+    command = strangers[0].command(["env", f"PYTHONPATH={path}", "/tmp/python", "-m", "hvdlite_launcher.cli"])
+    monkeypatch.setattr(refused, "prefix", [*command, "-H", "hosta:1,hostb:1", "-i", key, "--"])
+    job = refused.run("true")
+    assert job.returncode == 1
+    assert "no such interpreter" in job.stderr and "/tmp/python" in job.stderr
+
+
+def test_versions_differ(refused: Runner, strangers: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = "mkdir -p /tmp/hvdlite && echo '__version__ = \"9.9\"' > /tmp/hvdlite/__init__.py"
+    strangers[1].run("sh", "-c", other)
+    monkeypatch.setattr(refused, "prefix", [word if word != os.getcwd() else "/" for word in refused.prefix])
+    env = refused.env
+    monkeypatch.setattr(refused, "env", lambda: {**env(), "PYTHONPATH": f"/tmp:{env()['PYTHONPATH']}"})
+    states = table(refused, "-np", "2", "-H", "hosta:1,hostb:1", "-i", str(strangers.folder / "key"))
+    assert states["hosta"] == "ready"
+    assert states["hostb"].startswith("differs: hvdlite 9.9, others have 0.")
+
+
+def test_a_folder_that_is_not_there(
+    refused: Runner, strangers: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strangers[0].run("mkdir", "-p", "/tmp/work")
+    prefix = [word if word != os.getcwd() else "/tmp/work" for word in refused.prefix]
+    monkeypatch.setattr(refused, "prefix", prefix)
+    states = table(refused, "-np", "2", "-H", "hosta:1,hostb:1", "-i", str(strangers.folder / "key"))
+    assert states["hostb"] == "No such file or directory: /tmp/work"
