@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from hvdlite import frameworks
 from hvdlite.errors import HvdliteError, MismatchError, NotInitializedError, ShutdownError
+from hvdlite.joining import join
+from hvdlite.membership import add_process_set, remove_process_set
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Adasum, Average, Max, Min, Op, Product, Sum, barrier
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -64,7 +66,8 @@ def broadcast(tensor: T, root_rank: int, *args: Any, **kwargs: Any) -> T:
 
 __all__ = [
     "Adasum", "Average", "DistributedOptimizer", "HvdliteError", "Max", "Min", "MismatchError", "NotInitializedError",
-    "Op", "ProcessSet", "Product", "ShutdownError", "Sum", "allgather", "allgather_object", "allreduce", "barrier",
-    "broadcast", "broadcast_object", "broadcast_variables", "cross_rank", "cross_size", "global_process_set", "init",
-    "is_homogeneous", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size",
+    "Op", "ProcessSet", "Product", "ShutdownError", "Sum", "add_process_set", "allgather", "allgather_object",
+    "allreduce", "barrier", "broadcast", "broadcast_object", "broadcast_variables", "cross_rank", "cross_size",
+    "global_process_set", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "rank",
+    "remove_process_set", "shutdown", "size",
 ]  # fmt: skip

@@ -107,3 +107,18 @@ def launched(env: Mapping[str, str] | None = None) -> Launched | None:
     if any(name in env for name in LAUNCHED):
         return Launched("an MPI launcher", None)
     return None
+
+
+DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
+
+
+def allow_dynamic_process_sets(word: str) -> None:
+    """Horovod's `init(process_sets="dynamic")`: as if the variable had been set. Raises ValueError for other words."""
+    if word.lower() != "dynamic":
+        raise ValueError(f"init(process_sets=...) takes a list of hvd.ProcessSet objects or 'dynamic', not {word!r}")
+    os.environ[DYNAMIC] = "1"
+
+
+def dynamic_process_sets() -> bool:
+    """Whether process sets may be added and removed."""
+    return os.environ.get(DYNAMIC, "") not in ("", "0")

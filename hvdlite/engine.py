@@ -7,22 +7,28 @@ Horovod matches calls by name, not by order. So when a roll call finds different
 into common rounds: they exchange what each has queued, run what all have, in rank 0's order, and report as an error
 on all ranks what all have under one name but with different facts. They leave together, once all queues are empty.
 The ordinary path pays nothing for this.
+
+Joining is a request, too, that runs when all ranks call it at once. Until then it differs from what the others call,
+so that rounds follow in which the ranks that have joined are told how to take part with zeros. It costs two small
+exchanges per request then, and nothing before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdlite import rollcall
 from hvdlite.algorithms import Place
 from hvdlite.errors import HvdliteError, ShutdownError
-from hvdlite.matching import match
+from hvdlite.matching import Verdict, has_joined, match, refusal
 from hvdlite.memory import Workspace
-from hvdlite.requests import LEAVE, Handle, Request
+from hvdlite.requests import LEAVE, Call, Handle, Request, visible
 from hvdlite.transports import Transport
 
 SWITCH_SECONDS = 0.0005  # a lane's thread waits this long for the GIL after each MPI call while Python code runs
@@ -30,17 +36,24 @@ SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.01
 
 
 class Lane:
-    """Runs requests over `transport`, which it owns. `submit` and `run` may be called from any thread."""
+    """Runs requests over `transport`, which it owns. `submit` and `run` may be called from any thread.
 
-    def __init__(self, transport: Transport, place: Place) -> None:
+    members: the global ranks, in the transport's order, by which messages name them; None: 0, 1, 2, ...
+    """
+
+    def __init__(self, transport: Transport, place: Place, members: Sequence[int] | None = None) -> None:
         self.transport, self.place = transport, place
+        self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
         self.changed = threading.Condition()
         self.queue: deque[Request] = deque()
         self.names: set[str] = set()
         self.busy = False  # a request is under way, in the lane's thread or a caller's
+        self.calls = 0  # requests admitted since all ranks last joined
+        self.without_all = False  # the request under way runs while ranks have joined, who lend no memory
         self.disagreed = False  # the first request in the queue has been called and differed
         self.closed: HvdliteError | None = None
+        self.departure: Handle | None = None
         self.thread: threading.Thread | None = None
 
     def submit(self, request: Request) -> Handle:
@@ -74,6 +87,7 @@ class Lane:
                 f"{key} is in flight already: wait for it (synchronize), or give this one another name."
             )
         self.names.add(key)
+        self.calls += 1
         request.handle = Handle(self.changed)
 
     def wake(self) -> None:
@@ -143,29 +157,46 @@ class Lane:
             request.handle.finish(result, error)
 
     def rounds(self) -> None:
-        """Match requests by name until the queues of all ranks are empty at once. Collective."""
+        """Match requests by name until no rank has any left, but to wait for others to join. Collective."""
         nap = SHORTEST_NAP
         while not self.closed:
             with self.changed:
-                mine = list(self.queue)
-            everyone = self.transport.allgather_object([request.signature for request in mine])
-            if not any(everyone):
+                mine = visible(self.queue)
+            everyone = self.transport.allgather_object([request.call() for request in mine])
+            queues = [[call.signature for call in calls] for calls in everyone]
+            if all(not queue or has_joined(queue) for queue in queues):
                 return
-            verdicts = match(everyone)
-            for request in mine:
-                found = verdicts.get(request.signature.key)
-                if found is None:
-                    continue
-                with self.changed:
-                    self.queue.remove(request)
-                if found.error:
-                    self.settle(request, error=found.error)
-            for key, found in verdicts.items():
-                if not found.error:
-                    self.execute(next(request for request in mine if request.signature.key == key))
+            verdicts = match(queues, self.members)
+            joined = [rank for rank, queue in zip(self.members, queues, strict=True) if has_joined(queue)]
+            self.carry_out(verdicts, mine, [call for calls in everyone for call in calls], joined)
             nap = SHORTEST_NAP if verdicts else min(2 * nap, LONGEST_NAP)
             if not verdicts:
                 time.sleep(nap)
+
+    def carry_out(
+        self, verdicts: Mapping[str, Verdict], mine: Sequence[Request], everyones: Sequence[Call], joined: Sequence[int]
+    ) -> None:
+        """Run or fail what has a verdict, errors first. joined: these ranks take part with zeros, if they can."""
+        requests = {request.signature.key: request for request in mine}
+        calls = {key: [call for call in everyones if call.signature.key == key] for key in verdicts}
+        errors = {key: verdict.error for key, verdict in verdicts.items() if verdict.error}
+        if joined:
+            errors |= {key: refusal(same[0].signature, joined) for key, same in calls.items()
+                       if key not in errors and same[0].stand_in is None}  # fmt: skip
+        for key in sorted(verdicts, key=lambda key: key not in errors):
+            if request := requests.get(key):
+                with self.changed:
+                    self.queue.remove(request)
+                if key in errors:
+                    self.settle(request, error=errors[key])
+                else:
+                    request.flag = max(call.flag for call in calls[key])
+                    self.without_all = bool(joined)
+                    self.execute(request)
+                    self.without_all = False
+            elif key not in errors and (stand_in := calls[key][0].stand_in):  # this rank has joined
+                with contextlib.suppress(HvdliteError):  # the others have it, too, and tell
+                    stand_in(self)
 
     def close(self, reason: HvdliteError) -> None:
         """Fail all that is queued, now and later, with `reason`."""
@@ -176,9 +207,16 @@ class Lane:
         for request in waiting:
             self.settle(request, error=reason)
 
+    def start_leaving(self) -> Handle:
+        """Begin `leave`, and return at once: who leaves several lanes begins with all of them."""
+        with self.changed:
+            if self.departure is None:
+                self.departure = self.submit(Request(LEAVE, lambda lane: None))
+        return self.departure
+
     def leave(self) -> None:
         """Agree with all ranks that no request follows, and release the communicator. Collective; waits for all."""
-        if self.closed is None:
-            self.run(Request(LEAVE, lambda lane: None))
+        if self.closed is None or self.departure is not None:
+            self.start_leaving().wait()
             self.workspace.close()
             self.transport.close()

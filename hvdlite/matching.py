@@ -6,12 +6,12 @@ Only reached when a roll call found different requests; all ranks compute the sa
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
-from hvdlite.requests import LEAVE, Signature
+from hvdlite.requests import JOIN, LEAVE, Signature
 
 CURES = {
     "shape": "Every rank must pass the same shape; pad, or use allgather where sizes differ.",
@@ -19,6 +19,7 @@ CURES = {
     "operation": "Every rank must ask for the same reduction.",
     "root rank": "Every rank must name the same root_rank.",
     "parameters": "Build the same model with the same optimizer groups on every rank.",
+    "ranks": "Every rank of the job must name the same ranks, members or not, in the same order of calls.",
     "kind": "Every rank must call the same function under one name; give different operations different names.",
 }
 LONGEST_DIFF = 20
@@ -31,27 +32,54 @@ class Verdict:
     error: HvdliteError | None = None
 
 
-def match(everyone: Sequence[Sequence[Signature]]) -> dict[str, Verdict]:
-    """Verdicts by request key, in the order in which to run them. everyone: each rank's queue, in rank order.
+def match(everyone: Sequence[Sequence[Signature]], members: Sequence[int]) -> dict[str, Verdict]:
+    """Verdicts by request key, in the order in which to run them. everyone: each rank's `visible` queue; members: these
+    ranks.
 
-    A request that some rank lacks gets no verdict: it waits, unless that rank has shut down.
+    A request that some rank lacks gets no verdict: it waits, unless that rank has shut down. Ranks that have joined
+    lack nothing, but nobody leaves before they do.
     """
     verdicts: dict[str, Verdict] = {}
-    for wanted in everyone[0]:
-        found = [find(queue, wanted) for queue in everyone]
-        if all(signature is not None for signature in found):
+    live = [place for place, queue in enumerate(everyone) if not has_joined(queue)]
+    for wanted in everyone[live[0]] if live else ():
+        found = [find(everyone[place], wanted) for place in live]
+        if all(signature is not None for signature in found) and (wanted != LEAVE or len(live) == len(everyone)):
             signatures = [signature for signature in found if signature is not None]
-            error = None if len(set(signatures)) == 1 else MismatchError(explain(signatures))
+            same = len(set(signatures)) == 1
+            error = None if same else MismatchError(explain(signatures, [members[place] for place in live]))
             verdicts.update({signature.key: Verdict(error) for signature in signatures})
-    gone = [rank for rank, queue in enumerate(everyone) if LEAVE in queue]
-    if gone and not verdicts:
-        for signature in (signature for queue in everyone for signature in queue if signature != LEAVE):
-            if lacking := [rank for rank in gone if find(everyone[rank], signature) is None]:
-                verdicts[signature.key] = Verdict(ShutdownError(
-                    f"{signature.key}: {ranks(lacking)} shut down (or ended) without calling it. "
-                    "Every rank must call the same collectives before it ends."
-                ))
+    if not verdicts or LEAVE.key in verdicts:
+        verdicts.update(forsaken(everyone, members, verdicts))
     return verdicts
+
+
+def has_joined(queue: Sequence[Signature]) -> bool:
+    return bool(queue) and queue[0] == JOIN
+
+
+def forsaken(
+    everyone: Sequence[Sequence[Signature]], members: Sequence[int], settled: Container[str]
+) -> dict[str, Verdict]:
+    """Errors for what ranks that have shut down will never call."""
+    verdicts: dict[str, Verdict] = {}
+    gone = [place for place, queue in enumerate(everyone) if LEAVE in queue]
+    for signature in (signature for queue in everyone for signature in queue):
+        lacking = [members[place] for place in gone if find(everyone[place], signature) is None]
+        if lacking and signature != LEAVE and signature.key not in settled:
+            verdicts[signature.key] = Verdict(ShutdownError(
+                f"{signature.key}: {ranks(lacking)} shut down (or ended) without calling it. "
+                "Every rank must call the same collectives before it ends."
+            ))
+    return verdicts
+
+
+def refusal(signature: Signature, joined: Sequence[int]) -> MismatchError:
+    """Why a request cannot run while these ranks have joined."""
+    have = "has" if len(joined) == 1 else "have"
+    return MismatchError(
+        f"{signature.key}: {ranks(joined)} {have} joined (hvd.join()), and only all-reduces can go on without. "
+        "Call it before any rank joins, or after all have."
+    )
 
 
 def find(queue: Sequence[Signature], wanted: Signature) -> Signature | None:
@@ -62,35 +90,37 @@ def find(queue: Sequence[Signature], wanted: Signature) -> Signature | None:
     return next((s for s in same_name if s.kind == wanted.kind), same_name[0] if same_name else None)
 
 
-def explain(signatures: Sequence[Signature]) -> str:
-    """What each side said, and the cure. signatures: one per rank, for one name."""
+def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
+    """What each side said, and the cure. signatures: one per member, for one name."""
     first = signatures[0]
     facts = [{"kind": s.kind, **dict(s.facts)} for s in signatures]
     named = dict.fromkeys(name for fact in facts for name in fact)  # in order; some ranks may lack some
     what = next((name for name in named if any(f.get(name) != facts[0].get(name) for f in facts)), "arguments")
     values = [f.get(what, "none") for f in facts]
     if what == "parameters":
-        said = "\n" + difference(values)
+        said = "\n" + difference(values, members)
     else:
-        said = ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in sides(values))
+        parties = sides(values, members)
+        said = ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in parties)
     cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
     if what == "kind" and set(values) == {"plan", "gradients"}:
         cure = "The parameters changed (add_param_group, requires_grad) on some ranks only: change them on every rank."
     return f"{first.kind} '{first.name}': {what} differs: {said}. {cure}"
 
 
-def sides(values: Sequence[Any]) -> list[tuple[Any, list[int]]]:
+def sides(values: Sequence[Any], members: Sequence[int]) -> list[tuple[Any, list[int]]]:
     """The different values and the ranks that have each, the smallest group first."""
     groups: dict[Any, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in zip(members, values, strict=True):
         groups.setdefault(value, []).append(rank)
     return sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))
 
 
-def difference(values: Sequence[Any]) -> str:
+def difference(values: Sequence[Any], members: Sequence[int]) -> str:
     """The lists of the first rank and of the first that differs from it, as a diff."""
-    other = next(rank for rank, value in enumerate(values) if value != values[0])
-    lines = list(difflib.unified_diff(values[0], values[other], "rank 0", f"rank {other}", lineterm="", n=0))
+    other = next(place for place, value in enumerate(values) if value != values[0])
+    names = f"rank {members[0]}", f"rank {members[other]}"
+    lines = list(difflib.unified_diff(values[0], values[other], *names, lineterm="", n=0))
     more = [f"... and {len(lines) - LONGEST_DIFF} more lines"] if len(lines) > LONGEST_DIFF else []
     return "\n".join(lines[:LONGEST_DIFF] + more)
 

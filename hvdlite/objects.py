@@ -21,7 +21,7 @@ def broadcast_object(
     """
     import cloudpickle  # 50 ms, not for every user of hvdlite
 
-    name = name or f"object.{runtime.current().serial('broadcast_object')}"
+    name = name or f"object.{runtime.group_of(process_set).serial('broadcast_object')}"
     mine = runtime.rank() == root_rank
     data = np.frombuffer(cloudpickle.dumps(obj), np.uint8).copy() if mine else np.empty(0, np.uint8)
     length = np.array([data.size], np.int64)
@@ -36,7 +36,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     """Every rank's object, in rank order, on every rank."""
     import cloudpickle
 
-    name = name or f"object.{runtime.current().serial('allgather_object')}"
+    name = name or f"object.{runtime.group_of(process_set).serial('allgather_object')}"
     data = np.frombuffer(cloudpickle.dumps(obj), np.uint8)
     lengths = ops.allgather(np.array([data.size], np.int64), f"{name}.sz", process_set)
     everything = ops.allgather(data, f"{name}.t", process_set)

@@ -7,18 +7,23 @@ from typing import Any
 
 
 class ProcessSet:
-    """Ranks that take part in a collective. Unregistered until given to `init()` or `add_process_set()`."""
+    """Ranks that take part in a collective. Unregistered until given to `init()` or `add_process_set()`.
+
+    ranks_or_comm: global ranks, or an mpi4py communicator (for `init()` only). Raises ValueError for anything else.
+    """
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         self.process_set_id: int | None = None
-        self.mpi_comm: Any = None
+        """0 is the global set; None while unregistered."""
         self.ranks: list[int] | None = None
+        """Ascending; None for a communicator's set until it is registered."""
+        self.mpi_comm: Any = None
         if hasattr(ranks_or_comm, "Get_group"):
             self.mpi_comm = ranks_or_comm
             return
-        ranks = list(ranks_or_comm)
+        ranks = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else [ranks_or_comm, None]
         if not all(isinstance(rank, int) for rank in ranks):
-            raise ValueError(f"a ProcessSet is made of ranks (integers), not {ranks!r}")
+            raise ValueError(f"a ProcessSet is made of integers or an mpi4py communicator, not {ranks_or_comm!r}")
         self.ranks = sorted(ranks)
 
     def size(self) -> int | None:
@@ -36,7 +41,7 @@ class ProcessSet:
         return self.ranks.index(runtime.rank())
 
     def included(self) -> bool | None:
-        """Whether this process is a member; None where the members are not known yet."""
+        """Whether this process is a member; None where the members are not known yet. ValueError before init()."""
         from hvdlite import runtime
 
         return None if self.ranks is None else runtime.rank() in self.ranks

@@ -24,6 +24,7 @@ from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.memory import Arena, allocate
 from hvdlite.requests import Handle, Request, Signature
+from hvdlite.zeros import Zeros
 
 
 class Use(IntEnum):
@@ -126,10 +127,12 @@ class Reducer:
         buffer, peers = self.buffers[number], self.peers[number]
 
         def work(lane: Lane) -> None:
-            allreduce(lane.transport, lane.workspace, lane.place, buffer, self.how, peers)
+            among = None if lane.without_all else peers
+            allreduce(lane.transport, lane.workspace, lane.place, buffer, self.how, among)
 
         ready = NOTHING_PENDING if peers is not None else mark(buffer)
-        return Request(Signature("gradients", f"{self.name} bucket {number}", (("round", tag),)), work, ready, flag)
+        signature = Signature("gradients", f"{self.name} bucket {number}", (("round", tag),))
+        return Request(signature, work, ready, flag, lambda: Zeros.like([buffer], self.how))
 
     def agreed_uses(self, mine: Sequence[Use], tag: tuple[int, ...]) -> list[Use]:
         """The largest use over ranks, for each parameter. Only when some rank has something other than DENSE."""
@@ -138,7 +141,8 @@ class Reducer:
         def work(lane: Lane) -> None:
             allreduce(lane.transport, lane.workspace, lane.place, uses, Reduction("max"))
 
-        self.lane.run(Request(Signature("uses", self.name, (("round", tag),)), work))
+        signature = Signature("uses", self.name, (("round", tag),))
+        self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([self.uses], Reduction("max"))))
         return [Use(int(use)) for use in uses]
 
 

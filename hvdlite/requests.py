@@ -7,7 +7,7 @@ placement. Its digest is what the roll call compares; the signature itself is ex
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,8 @@ class Signature:
 
 
 LEAVE = Signature("shutdown", "all")
+JOIN = Signature("join", "all")
+"""Runs when all ranks have joined; until then a rank whose queue it heads takes part in the others' requests."""
 
 
 class Handle:
@@ -78,4 +80,25 @@ class Request:
     """Waited for before `work` touches the arrays."""
     flag: int = 0
     """Any small number; after the roll call the largest of all ranks'."""
+    stand_in: Callable[[], Callable[[Lane], None]] | None = None
+    """Makes what a rank that has joined does instead of `work`, picklable. None: not possible while one has joined."""
     handle: Handle = field(init=False)
+
+    def call(self) -> Call:
+        return Call(self.signature, self.flag, self.stand_in() if self.stand_in else None)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request as other ranks are told of it, when the roll call has found different ones. Picklable."""
+
+    signature: Signature
+    flag: int
+    stand_in: Callable[[Lane], None] | None
+
+
+def visible(queue: Iterable[Request]) -> list[Request]:
+    """What other ranks are told of: nothing behind a JOIN, and of a JOIN only when nothing is before it."""
+    found = list(queue)
+    place = next((place for place, request in enumerate(found) if request.signature == JOIN), len(found))
+    return found[: max(place, 1)]

@@ -35,9 +35,11 @@ def wait(pending: Pending) -> None:
 
 
 def agreed(transport: Transport, request: Request) -> bool:
-    """True when all ranks called with the same request; sets request.flag to the largest one. Collective."""
+    """True when all ranks called with the same request; then sets request.flag to the largest one. Collective."""
     digest = request.signature.digest()
     values = np.array([transport.rank, digest, -digest, request.flag], np.int64)
     wait(transport.start_max(values))
+    if values[1] != -values[2]:
+        return False
     request.flag = int(values[3])
-    return bool(values[1] == -values[2])
+    return True

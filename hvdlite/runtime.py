@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdlite import config, exits, topology
@@ -17,55 +18,63 @@ from hvdlite.algorithms import Place
 from hvdlite.config import Config
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError, NotInitializedError
+from hvdlite.groups import Group, Groups
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.requests import Request, Signature
 from hvdlite.transports import Transport
 from hvdlite.transports.threads import ThreadTransport, alone
 
 
 class Runtime:
-    """One initialized job: its topology, its settings, its lanes."""
+    """One initialized job: its topology, its settings, its process sets with their lanes."""
 
     def __init__(self, world: Transport, place: topology.Topology, settings: Config) -> None:
         self.world, self.topology, self.config = world, place, settings
         self.process = os.getpid()
-        self.facts = agree_on(world, place, settings)
-        self.eager = Lane(world.duplicate(), self.facts)
-        self.lanes = [self.eager]
+        self.may_share = agree_on(world, settings)
+        self.groups = Groups(world, place, self.place_of)
+        self.everyone = self.groups.everyone
         self.attachments: list[Any] = []
         """Optimizers attached under this runtime, in order; the adapters keep it."""
-        self.serials: dict[str, int] = {}
+        self.after_join: list[Callable[[], None]] = []
+        """Called when all ranks have joined: what counts steps must count alike again."""
 
-    def new_lane(self, name: str) -> Lane:
-        """A lane of its own over all ranks. Collective: the duplicate is made as a request on the eager lane."""
-        serial = self.serial("lane")
-        request = Request(
-            Signature("new lane", f"{name} ({serial})"), lambda lane: Lane(lane.transport.duplicate(), lane.place)
-        )
-        lane: Lane = self.eager.run(request)
-        self.lanes.append(lane)
-        return lane
+    @property
+    def eager(self) -> Lane:
+        """The lane of calls that concern all ranks."""
+        return self.everyone.eager
+
+    @property
+    def facts(self) -> Place:
+        """What choosing an algorithm among all ranks depends on."""
+        return self.eager.place
+
+    def place_of(self, ranks: Sequence[int]) -> Place:
+        """The same among these ranks: a pure function of what all ranks agree on."""
+        hosts = [[ranks.index(rank) for rank in host if rank in ranks] for host in self.topology.hosts]
+        mine = tuple(tuple(host) for host in hosts if host)
+        shares = self.may_share and any(len(host) > 1 for host in mine)
+        return Place(len(ranks), shares, self.config.algorithm, () if len(mine) == 1 else mine)
+
+    def new_lane(self, name: str, process_set: ProcessSet | None = None) -> Lane:
+        """A lane of its own over the set's members. Collective."""
+        return self.groups.of(process_set).new_lane(name)
 
     def serial(self, kind: str) -> int:
         """1, 2, 3, ... per kind: names for what the user did not name, equal on all ranks that do the same."""
-        self.serials[kind] = self.serials.get(kind, 0) + 1
-        return self.serials[kind]
+        return self.everyone.serial(kind)
 
     def close(self) -> None:
-        for lane in reversed(self.lanes):
-            lane.leave()
+        self.groups.close()
         self.world.close()
 
 
-def agree_on(world: Transport, place: topology.Topology, settings: Config) -> Place:
-    """The facts for `choose`: settings must be equal on all ranks; memory is shared where all may. Collective."""
+def agree_on(world: Transport, settings: Config) -> bool:
+    """Whether all ranks may share memory. Raises HvdliteError where settings differ between ranks. Collective."""
     said = world.allgather_object((settings.algorithm, settings.bucket_bytes, settings.shared_memory))
     for what, values in zip(("HVDLITE_ALGORITHM", "HVDLITE_BUCKET_MB (bytes)"), zip(*said, strict=True), strict=False):
         if len(set(values)) > 1:
             raise HvdliteError(f"{what} differs between ranks: {dict(enumerate(values))}. Set it alike everywhere.")
-    may_share = all(share for *_, share in said)
-    shares = may_share and any(len(ranks) > 1 for ranks in place.hosts)
-    return Place(world.size, shares, settings.algorithm, () if place.one_host else place.hosts)
+    return all(share for *_, share in said)
 
 
 _current: Runtime | None = None
@@ -85,27 +94,50 @@ def current() -> Runtime:
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Start communicating. Collective: every rank calls it; a second call without shutdown() does nothing.
+    """Start communicating. Collective: every rank calls it; a second call without shutdown() keeps what is there.
 
-    comm: None for all processes, or an mpi4py communicator, which is duplicated. process_sets: None for now.
-    Raises HvdliteError when the launcher's MPI is not the one mpi4py loaded, or MPI lacks MPI_THREAD_MULTIPLE.
+    comm: None (or []) for all processes; a list of world ranks, which alone call it; or an mpi4py communicator, which
+    is duplicated. process_sets: a list of ProcessSets, equal on all ranks, to register; sets made of communicators
+    need a communicator for comm, and may differ between ranks. "dynamic": allow `add_process_set`.
+
+    Raises HvdliteError when the launcher's MPI is not the one mpi4py loaded, or MPI lacks MPI_THREAD_MULTIPLE;
+    ValueError on every rank for process sets that cannot be, after which `init` may be called again.
     """
     global _current
+    if isinstance(process_sets, str):
+        config.allow_dynamic_process_sets(process_sets)
+    sets = [] if process_sets is None or isinstance(process_sets, str) else process_sets_of(process_sets)
+    given_comm = comm if hasattr(comm, "Get_group") else None
+    if given_comm is None and any(process_set.mpi_comm is not None for process_set in sets):
+        raise NotImplementedError("process sets made of communicators need init(comm=...) to be a communicator, too")
     if _current is not None:
+        _current.groups.find_again(sets)
         return
-    if process_sets is not None:
-        raise NotImplementedError("process sets other than the global one are not supported yet")
     settings = Config.from_env()
-    world, place = connect(comm)
-    _current = Runtime(world, place, settings)
-    global_process_set.process_set_id, global_process_set.ranks = 0, list(range(world.size))
+    live = Runtime(*connect(comm), settings)
+    try:
+        live.groups.add_at_start(live.world, sets)
+    except ValueError:
+        close(live)
+        raise
+    _current = live
+    global_process_set.mpi_comm = given_comm
     atexit.register(shutdown)
+
+
+def process_sets_of(given: Any) -> list[ProcessSet]:
+    """The list given to `init`. Raises ValueError where it is none of ProcessSets."""
+    sets = list(given)
+    if not all(isinstance(process_set, ProcessSet) for process_set in sets):
+        raise ValueError(f"init(process_sets=...) takes a list of hvd.ProcessSet objects or 'dynamic', not {given!r}")
+    return sets
 
 
 def connect(comm: Any) -> tuple[Transport, topology.Topology]:
     """This job's transport and topology: MPI's where a launcher is there or a communicator was given."""
     started = config.launched()
-    if comm is None and started is None and "mpi4py.MPI" not in sys.modules:
+    whole = comm is None or (isinstance(comm, Sequence) and not comm)
+    if whole and started is None and "mpi4py.MPI" not in sys.modules:
         return alone(), topology.from_leaders(0, [0])
     import mpi4py
 
@@ -118,12 +150,10 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
         if started and started.by == config.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
             raise HvdliteError(strangers(started.by, library))
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    from hvdlite.transports.mpi import NETWORK_PIECE, PIECE, MpiTransport, host_leaders
+    from hvdlite.transports.mpi import NETWORK_PIECE, PIECE, MpiTransport, host_leaders, some_of_the_world
 
-    if comm is not None and not isinstance(comm, MPI.Comm):
-        raise ValueError(f"init(comm=...) takes an mpi4py communicator, not {type(comm).__name__}")
-    base = MPI.COMM_WORLD if comm is None else comm
-    if comm is None and started and started.size not in (None, base.Get_size()):
+    base = MPI.COMM_WORLD if whole else comm if isinstance(comm, MPI.Comm) else some_of_the_world(comm)
+    if whole and started and started.size not in (None, base.Get_size()):
         exits.unlink_segments()  # the launcher will end us before that library tidies up
         seen = f" (it announces {started.size} processes, the library sees {base.Get_size()})"
         raise HvdliteError(strangers(started.by, library) + seen)
@@ -156,9 +186,13 @@ def shutdown() -> None:
         return
     ending, _current = _current, None
     atexit.unregister(shutdown)
+    close(ending)
+
+
+def close(ending: Runtime) -> None:
     ending.close()
     exits.uninstall()
-    global_process_set.process_set_id, global_process_set.ranks = None, []
+    global_process_set.ranks, global_process_set.mpi_comm = [], None
 
 
 def is_initialized() -> bool:
@@ -205,11 +239,11 @@ def is_homogeneous() -> bool:
     return current().topology.homogeneous
 
 
-def set_of(process_set: ProcessSet | None) -> ProcessSet:
-    """The set to use: the global one for None. Raises ValueError for any other, until sets are supported."""
+def group_of(process_set: ProcessSet | None) -> Group:
+    """The set's members and lanes; everyone for None. Raises ValueError where this process may not use it."""
     if process_set is None or process_set is global_process_set:
-        return global_process_set
-    raise ValueError(f"{process_set} is not registered: process sets other than the global one are not supported yet")
+        return current().everyone
+    return current().groups.of(process_set)
 
 
 def _after_fork() -> None:

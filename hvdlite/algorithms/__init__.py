@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hvdlite.algorithms.adasum import adasum
 from hvdlite.algorithms.choice import Place, across, choose
 from hvdlite.algorithms.halving_doubling import doubling, halving_doubling
 from hvdlite.algorithms.hierarchical import hierarchical
@@ -26,7 +27,9 @@ MESSAGES: dict[str, Callable[[Transport, Array, Array, Reduction], None]] = {
     "halving_doubling": halving_doubling,
     "doubling": doubling,
     "native": native,
+    "adasum": adasum,
 }
+WHOLE_SCRATCH = frozenset(("halving_doubling", "doubling", "adasum"))  # the others need a part of it per rank
 
 
 def allreduce(
@@ -47,6 +50,8 @@ def allreduce(
         reduction.postscale(buffer)
         return "alone"
     name = choose(place, buffer.nbytes, buffer.dtype, peers is not None)
+    if reduction.operation == "adasum":
+        name = "adasum"
     if name in MESSAGES:
         by_messages(name, transport, workspace, buffer, reduction)
     elif peers is not None:
@@ -59,7 +64,7 @@ def allreduce(
 def by_messages(
     name: str, transport: Transport, workspace: Workspace, buffer: Array, reduction: Reduction
 ) -> None:
-    length = buffer.size if "doubling" in name else -(-buffer.size // transport.size)
+    length = buffer.size if name in WHOLE_SCRATCH else -(-buffer.size // transport.size)
     MESSAGES[name](transport, buffer, workspace.scratch(buffer, length), reduction)
 
 

@@ -48,3 +48,31 @@ def alltoall(transport: Transport, outgoing: Sequence[Array], incoming: Sequence
     for step in range(1, size):
         dest, source = (rank + step) % size, (rank - step) % size
         transport.exchange(outgoing[dest], dest, incoming[source], source)
+
+
+def gather(transport: Transport, mine: Array, pieces: Sequence[Array] | None, root: int) -> None:
+    """Every rank sends its piece straight to the root. p-1 messages there, one elsewhere.
+
+    pieces: at the root one contiguous array per rank, pieces[r] as long as rank r's `mine`, overwritten; else None.
+    """
+    if pieces is None:
+        transport.send(mine, root)
+        return
+    for source, piece in enumerate(pieces):
+        if source == root:
+            piece[...] = mine
+        else:
+            transport.receive(piece, source)
+
+
+def scatter(transport: Transport, pieces: Sequence[Array] | None, mine: Array, root: int) -> None:
+    """The root sends each rank its piece. p-1 messages there, one elsewhere.
+
+    pieces: at the root one contiguous array per rank; else None. mine: overwritten, but at the root left as it is.
+    """
+    if pieces is None:
+        transport.receive(mine, root)
+        return
+    for dest, piece in enumerate(pieces):
+        if dest != root:
+            transport.send(piece, dest)

@@ -19,7 +19,7 @@ BOOLEAN_FUNCTIONS = {"sum": "logical_or", "min": "logical_and", "max": "logical_
 
 @dataclass(frozen=True)
 class Reduction:
-    """result = reduce(input * before) * after / divisor, with reduce one of FUNCTIONS."""
+    """result = reduce(input * before) * after / divisor, with reduce one of FUNCTIONS (or "adasum", see there)."""
 
     operation: str = "sum"
     before: float = 1.0

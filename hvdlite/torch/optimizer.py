@@ -53,7 +53,7 @@ def DistributedOptimizer(
     if attached is not None:
         attached.detach()
     check(op, backward_passes_per_step, gradient_predivide_factor)
-    runtime.set_of(process_set)
+    runtime.group_of(process_set)
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups

@@ -30,6 +30,10 @@ class Transport(Protocol):
         """Send one array and receive another at the same time; blocks until both are done."""
         ...
 
+    def start_exchange(self, send: Array, receive: Array, peer: int) -> Pending:
+        """Begin to send one (small) array to a rank and to receive another from it."""
+        ...
+
     def send(self, array: Array, dest: int) -> None: ...
 
     def receive(self, array: Array, source: int) -> None: ...
@@ -58,6 +62,19 @@ class Transport(Protocol):
 
     def subset(self, ranks: Sequence[int]) -> Transport | None:
         """A transport of these ranks in this order; None on the others. Collective over this transport."""
+        ...
+
+    def aside(self) -> Transport:
+        """The same ranks, with messages that never meet this transport's: point-to-point calls only. Not collective,
+        and of no use once this transport is closed."""
+        ...
+
+    def called_by(self, peer: int) -> bool:
+        """Whether a message from that rank waits to be received."""
+        ...
+
+    def ranks_of(self, comm: Any) -> list[int]:
+        """The ranks that the members of an mpi4py communicator have here. ValueError where some have none."""
         ...
 
     def close(self) -> None: ...

@@ -6,7 +6,7 @@ arithmetic is ours. Messages above 1 GiB go in pieces, since counts are C ints i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ PIECE = 1 << 30
 NETWORK_PIECE = 1 << 20
 """Over a network long messages both ways go in many short ones: measured with Open MPI 5 over TCP at 1 Gbit/s, two
 single ones of 8-32 MiB took turns half of the time, and then twice as long. In memory this would cost 8 %."""
-TAG = 7
+TAG, TAG_ASIDE = 7, 8
 NATIVE_OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
 NATIVE_DTYPES = frozenset(np.dtype(name) for name in ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
 
@@ -34,32 +34,47 @@ class MpiPending:
         return bool(self.request.Test())
 
 
-class MpiTransport:
-    """A Transport over one mpi4py communicator, which it owns. piece: the longest message, in bytes; equal on all
-    ranks."""
+class MpiExchange:
+    """A message out and one in, both under way; keeps their buffers alive."""
 
-    def __init__(self, comm: MPI.Comm, piece: int = PIECE) -> None:
-        self.comm, self.piece = comm, piece
+    def __init__(self, requests: list[MPI.Request], *arrays: Array) -> None:
+        self.requests, self.arrays = requests, arrays
+
+    def test(self) -> bool:
+        return bool(MPI.Request.Testall(self.requests))
+
+
+class MpiTransport:
+    """A Transport over one mpi4py communicator, which it owns (but not `aside`). piece: the longest message, in bytes;
+    equal on all ranks."""
+
+    def __init__(self, comm: MPI.Comm, piece: int = PIECE, tag: int = TAG) -> None:
+        self.comm, self.piece, self.tag = comm, piece, tag
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         finish(send)  # MPI ignores streams, so what is sent must have been computed
         if send.nbytes <= self.piece and receive.nbytes <= self.piece:
-            self.comm.Sendrecv([send, MPI.BYTE], dest, TAG, [receive, MPI.BYTE], source, TAG)
+            self.comm.Sendrecv([send, MPI.BYTE], dest, self.tag, [receive, MPI.BYTE], source, self.tag)
             return
-        requests = [self.comm.Irecv([piece, MPI.BYTE], source, TAG) for piece in self.pieces(receive)]
-        requests += [self.comm.Isend([piece, MPI.BYTE], dest, TAG) for piece in self.pieces(send)]
+        requests = [self.comm.Irecv([piece, MPI.BYTE], source, self.tag) for piece in self.pieces(receive)]
+        requests += [self.comm.Isend([piece, MPI.BYTE], dest, self.tag) for piece in self.pieces(send)]
         MPI.Request.Waitall(requests)
+
+    def start_exchange(self, send: Array, receive: Array, peer: int) -> Pending:
+        finish(send)
+        incoming = self.comm.Irecv([receive, MPI.BYTE], peer, self.tag)
+        return MpiExchange([incoming, self.comm.Isend([send, MPI.BYTE], peer, self.tag)], send, receive)
 
     def send(self, array: Array, dest: int) -> None:
         finish(array)
         for piece in self.pieces(array):
-            self.comm.Send([piece, MPI.BYTE], dest, TAG)
+            self.comm.Send([piece, MPI.BYTE], dest, self.tag)
 
     def receive(self, array: Array, source: int) -> None:
         for piece in self.pieces(array):
-            self.comm.Recv([piece, MPI.BYTE], source, TAG)
+            self.comm.Recv([piece, MPI.BYTE], source, self.tag)
 
     def pieces(self, array: Array) -> list[Array]:
         """The array's bytes, message by message; one (empty) message for an empty array."""
@@ -95,6 +110,24 @@ class MpiTransport:
         part = self.comm.Split(0 if self.rank in ranks else MPI.UNDEFINED, key)
         return None if part == MPI.COMM_NULL else MpiTransport(part, self.piece)
 
+    def aside(self) -> MpiTransport:
+        return MpiTransport(self.comm, self.piece, TAG_ASIDE)
+
+    def called_by(self, peer: int) -> bool:
+        return bool(self.comm.Iprobe(peer, self.tag))
+
+    def ranks_of(self, comm: MPI.Comm) -> list[int]:
+        """The ranks that another communicator's members have here; none for a null communicator.
+
+        Raises ValueError where some are not members here.
+        """
+        if comm == MPI.COMM_NULL:
+            return []
+        found = list(MPI.Group.Translate_ranks(comm.Get_group(), None, self.comm.Get_group()))
+        if MPI.UNDEFINED in found:
+            raise ValueError("a process set's communicator has members that are not of the job's communicator")
+        return found
+
     def close(self) -> None:
         if self.comm != MPI.COMM_NULL and not MPI.Is_finalized():
             self.comm.Free()
@@ -106,3 +139,19 @@ def host_leaders(comm: MPI.Comm) -> list[int]:
     leader = host.bcast(comm.Get_rank(), root=0)
     host.Free()
     return list(comm.allgather(leader))
+
+
+def some_of_the_world(ranks: Any) -> MPI.Comm:
+    """A communicator of these ranks of MPI_COMM_WORLD, in this order. Collective over them alone.
+
+    Raises ValueError where they are no ranks, repeated, or not this process'.
+    """
+    world = MPI.COMM_WORLD
+    wanted = list(ranks) if isinstance(ranks, Iterable) else [ranks]
+    fine = all(isinstance(rank, int) and 0 <= rank < world.size for rank in wanted)
+    if not fine or len(set(wanted)) < len(wanted):
+        raise ValueError(f"init(comm=...) takes an mpi4py communicator or some of the ranks 0-{world.size - 1}, each "
+                         f"once, not {ranks!r}")
+    if world.rank not in wanted:
+        raise ValueError(f"world rank {world.rank} is not in init(comm={wanted}): only the ranks listed may call it")
+    return world.Create_group(world.Get_group().Incl(wanted))

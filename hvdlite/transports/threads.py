@@ -31,6 +31,7 @@ class Board:
         self.slots: list[Any] = [None] * size
         self.maxima: dict[int, list[Array]] = {}
         self.lock = threading.Lock()
+        self.beside: Board | None = None
 
 
 class ThreadPending:
@@ -48,6 +49,21 @@ class ThreadPending:
         return True
 
 
+class ThreadExchange:
+    """A message out, sent already, and one in."""
+
+    def __init__(self, mail: queue.SimpleQueue[Array], receive: Array) -> None:
+        self.mail, self.receive = mail, receive
+
+    def test(self) -> bool:
+        try:
+            message = self.mail.get_nowait()
+        except queue.Empty:
+            return False
+        as_bytes(self.receive)[:] = message
+        return True
+
+
 class ThreadTransport:
     """A Transport among threads. Sends copy into a mailbox, so they never block."""
 
@@ -58,6 +74,10 @@ class ThreadTransport:
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         self.send(send, dest)
         self.receive(receive, source)
+
+    def start_exchange(self, send: Array, receive: Array, peer: int) -> Pending:
+        self.send(send, peer)
+        return ThreadExchange(self.board.mail[peer, self.rank], receive)
 
     def send(self, array: Array, dest: int) -> None:
         self.board.mail[self.rank, dest].put(as_bytes(array).copy())
@@ -104,6 +124,18 @@ class ThreadTransport:
         if self.rank not in ranks:
             return None
         return ThreadTransport(boards[ranks[0]], ranks.index(self.rank), len(ranks))
+
+    def aside(self) -> ThreadTransport:
+        with self.board.lock:
+            if self.board.beside is None:
+                self.board.beside = Board(self.size)
+        return ThreadTransport(self.board.beside, self.rank, self.size)
+
+    def called_by(self, peer: int) -> bool:
+        return not self.board.mail[peer, self.rank].empty()
+
+    def ranks_of(self, comm: Any) -> list[int]:
+        raise ValueError("threads have no MPI communicators")
 
     def close(self) -> None:
         pass

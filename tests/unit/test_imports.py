@@ -24,9 +24,10 @@ LAYERS = [
     {"rollcall", "matching", "buckets", "exits"},
     {"algorithms"},
     {"engine"},
-    {"process_sets"},
+    {"process_sets", "post", "zeros"},
+    {"groups"},
     {"runtime"},
-    {"ops"},
+    {"joining", "membership", "ops"},
     {"objects", "reducer"},
 ]
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from hvdlite import matching
 from hvdlite.errors import MismatchError, ShutdownError
-from hvdlite.matching import LONGEST_DIFF, match, ranks
+from hvdlite.matching import LONGEST_DIFF, Verdict, ranks
 from hvdlite.requests import LEAVE, Signature
+
+
+def match(everyone: Sequence[Sequence[Signature]]) -> dict[str, Verdict]:
+    """Of ranks 0, 1, 2, ..."""
+    return matching.match(everyone, range(len(everyone)))
 
 
 def allreduce(name: str, shape: tuple[int, ...] = (3,), dtype: str = "float32", **more: object) -> Signature:
@@ -112,6 +120,12 @@ def test_what_a_leaving_rank_has_waits_for_the_others() -> None:
     assert list(match([[A, LEAVE], [A], [A]])) == [A.key]
 
 
+def test_what_only_some_have_fails_before_all_leave() -> None:
+    verdicts = match([[A, LEAVE], [B, LEAVE], [B, LEAVE]])
+    assert "rank 0 shut down" in str(verdicts[B.key].error) and "ranks 1-2 shut down" in str(verdicts[A.key].error)
+    assert verdicts[LEAVE.key].error is None
+
+
 def test_what_all_have_runs_before_anyone_leaves() -> None:
     verdicts = match([[LEAVE, A], [A, LEAVE]])
     assert verdicts[A.key].error is None
@@ -135,3 +149,12 @@ def test_digests() -> None:
     digests = [signature.digest() for signature in different]
     assert len(set(digests)) == len(different) and all(0 <= digest < 2**62 for digest in digests)
     assert allreduce("a").digest() == A.digest()
+
+
+def test_members_of_a_set_go_by_their_global_ranks() -> None:
+    found = matching.match([[A], [allreduce("a", (4,))]], [3, 7])
+    assert "rank 3 has (3,), rank 7 has (4,)" in str(found[A.key].error)
+    found = matching.match([[plan("w")], [plan("b")]], [3, 7])
+    assert "--- rank 3" in (text := str(next(iter(found.values())).error)) and "+++ rank 7" in text
+    found = matching.match([[A], [LEAVE]], [3, 7])
+    assert "rank 7 shut down" in str(found[A.key].error)

@@ -6,10 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hvdlite import ops
 from hvdlite.algorithms import Place, movement
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.engine import Lane
+from hvdlite.ops import movement as movement_ops
+from hvdlite.ops import reductions
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 SIZES = range(1, 8)
@@ -33,7 +34,7 @@ def test_rank_r_gives_r_rows_to_all(size: int) -> None:
 
     def rank_main(transport: ThreadTransport) -> np.ndarray:
         lane = Lane(transport, Place(size, False))
-        return ops.gathered(lane, np.full((transport.rank, 2), transport.rank))
+        return movement_ops.gathered(lane, np.full((transport.rank, 2), transport.rank))
 
     expected = np.repeat(np.repeat(range(size), range(size))[:, None], 2, axis=1)
     for result in run_ranks(size, rank_main):
@@ -65,7 +66,7 @@ def test_each_rank_has_its_rows_of_the_sum(size: int, dtype: str) -> None:
 
         def rank_main(transport: ThreadTransport, base: np.ndarray = base) -> np.ndarray:
             mine = (base + transport.rank).astype(kind)
-            result = ops.own_rows(Lane(transport, Place(size, False)), mine, Reduction("sum"))
+            result = reductions.own_rows(Lane(transport, Place(size, False)), mine, Reduction("sum"))
             np.testing.assert_array_equal(mine, (base + transport.rank).astype(kind))  # left as it was
             return result
 

@@ -1,0 +1,31 @@
+"""Reduce to a root along a binomial tree: half of the ranks hand their partial sums on and are done, and so on.
+
+    4 ranks, root 0:   1 -> 0, 3 -> 2;   2 -> 0
+"""
+
+from __future__ import annotations
+
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import Array
+from hvdlite.transports import Transport
+
+
+def reduce_to_root(transport: Transport, buffer: Array, scratch: Array, root: int, reduction: Reduction) -> None:
+    """Binomial tree. ceil(log2 p) rounds, at most n elements sent per rank, n log2(p) received by the root.
+
+    buffer: flat, contiguous, any length n, the same on every rank; afterwards the root's holds the reduction, the
+    others' hold partial sums. scratch: flat, same dtype, length >= n. root: a rank of the transport.
+    """
+    rank, size = transport.rank, transport.size
+    reduction.prescale(buffer)
+    place, distance = (rank - root) % size, 1  # places count from the root
+    while distance < size:
+        if place & distance:
+            transport.send(buffer, (rank - distance) % size)
+            return
+        if place + distance < size:
+            incoming = scratch[: buffer.size]
+            transport.receive(incoming, (rank + distance) % size)
+            reduction.combine(buffer, incoming)
+        distance *= 2
+    reduction.postscale(buffer)

@@ -1,0 +1,208 @@
+"""The registered process sets of a job: who is in each, and the lanes of those that this process is a member of.
+
+Every process knows every set, and all number them alike (0 is everyone, freed numbers are used first), so making and
+removing one is collective over the job. A set's own calls concern its members only: each set has its own eager lane,
+and its optimizers have lanes of their own, so sets run at the same time and have names of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any
+
+from hvdlite.algorithms import Place
+from hvdlite.engine import LONGEST_NAP, SHORTEST_NAP, Lane
+from hvdlite.post import Post
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import Request, Signature
+from hvdlite.topology import Topology
+from hvdlite.transports import Transport
+
+
+class Group:
+    """A process set that this process is a member of. ranks: global, ascending; `rank`: this process' place there."""
+
+    def __init__(self, ranks: tuple[int, ...], eager: Lane) -> None:
+        self.ranks, self.size, self.rank = ranks, len(ranks), eager.transport.rank
+        self.eager = eager
+        """Where the user's calls run."""
+        self.lanes = [eager]
+        """The eager one, then those of optimizers, in the order of their making, which all members share."""
+        self.post = Post(eager.transport, ranks)
+        """Messages between two members."""
+        self.unnamed = count(1)
+        """Numbers for calls without a name."""
+        self.serials: dict[str, int] = {}
+
+    def serial(self, kind: str) -> int:
+        """1, 2, 3, ... per kind: names for what the user did not name, equal on all members that do the same."""
+        self.serials[kind] = self.serials.get(kind, 0) + 1
+        return self.serials[kind]
+
+    def new_lane(self, name: str) -> Lane:
+        """A lane of its own over all members. Collective: the duplicate is made as a request on the eager lane."""
+
+        def work(eager: Lane) -> Lane:
+            lane = Lane(eager.transport.duplicate(), eager.place, eager.members)
+            self.lanes.append(lane)
+            return lane
+
+        lane: Lane = self.eager.run(Request(Signature("new lane", f"{name} ({len(self.lanes)})"), work))
+        return lane
+
+
+class Groups:
+    """All sets of a job. place: the facts for `choose` among given ranks."""
+
+    def __init__(self, world: Transport, topology: Topology, place: Callable[[Sequence[int]], Place]) -> None:
+        self.rank, self.size, self.place = topology.rank, topology.size, place
+        self.ranks: dict[int, tuple[int, ...]] = {}
+        self.mine: dict[int, Group] = {}
+        self.registered: dict[int, list[ProcessSet]] = {}
+        self.changes = count(1)
+        self.bind(global_process_set, self.open(tuple(range(self.size)), world.duplicate()))
+        self.everyone = self.mine[0]
+
+    def of(self, process_set: ProcessSet | None) -> Group:
+        """The group of a set, everyone for None. Raises ValueError where it is unknown or this process is no member."""
+        if process_set is None or process_set is global_process_set:
+            return self.everyone
+        number = process_set.process_set_id
+        if number is None or process_set not in self.registered.get(number, ()):
+            raise ValueError(f"{process_set} is not registered: give it to hvd.init() or hvd.add_process_set()")
+        if number not in self.mine:
+            raise ValueError(f"rank {self.rank} is not a member of {process_set}: only members may call")
+        return self.mine[number]
+
+    def open(self, ranks: tuple[int, ...], transport: Transport | None) -> int:
+        """Enter a set under the smallest free number, which it returns. transport: None where not a member."""
+        number = next(number for number in count() if number not in self.ranks)
+        self.ranks[number] = ranks
+        if transport is not None:
+            self.mine[number] = Group(ranks, Lane(transport, self.place(ranks), ranks))
+        return number
+
+    def bind(self, process_set: ProcessSet, number: int) -> None:
+        process_set.process_set_id, process_set.ranks = number, list(self.ranks[number])
+        self.registered.setdefault(number, []).append(process_set)
+
+    def add(self, process_set: ProcessSet) -> None:
+        """Register a set. Collective over the job. Raises ValueError for what `check` refuses."""
+        ranks = self.check(process_set.ranks or ())
+
+        def work(lane: Lane) -> int:
+            return self.open(ranks, lane.transport.subset(ranks))
+
+        self.bind(process_set, self.change("add_process_set", ranks, work))
+
+    def remove(self, process_set: ProcessSet) -> bool:
+        """Forget a set; what is pending in it fails. Collective over the job. False for one that is not registered."""
+        number = process_set.process_set_id
+        if not number or process_set not in self.registered.get(number, ()):
+            return False
+
+        def work(lane: Lane) -> None:
+            if number in self.mine:
+                leave([self.mine.pop(number)])
+            self.forget(number)
+
+        self.change("remove_process_set", self.ranks[number], work)
+        return True
+
+    def change(self, kind: str, ranks: tuple[int, ...], work: Callable[[Lane], Any]) -> Any:
+        """Run `work` on all ranks as a request on everyone's lane, where all agree about the ranks."""
+        return self.everyone.eager.run(Request(Signature(kind, str(next(self.changes)), (("ranks", ranks),)), work))
+
+    def forget(self, number: int) -> None:
+        del self.ranks[number]
+        for process_set in self.registered.pop(number, ()):
+            process_set.process_set_id = None
+
+    def check(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """The ranks, ascending. Raises ValueError where they are none, unknown, repeated, or another set's."""
+        wanted = tuple(sorted(ranks))
+        if not wanted or len(set(wanted)) < len(wanted) or not 0 <= wanted[0] <= wanted[-1] < self.size:
+            raise ValueError(f"a process set needs some of the ranks 0-{self.size - 1}, each once, not {list(wanted)}")
+        if wanted in self.ranks.values():
+            raise ValueError(f"there is a process set of the ranks {list(wanted)} already")
+        return wanted
+
+    def add_at_start(self, world: Transport, process_sets: Sequence[ProcessSet]) -> None:
+        """Register the sets given to `init()`. Collective over the job. Raises ValueError on every rank where any
+        cannot be. Sets made of communicators may differ between ranks: then all of them are registered, and each
+        rank's object stands for its own.
+        """
+        mine = [ranks_of(process_set, world) for process_set in process_sets]
+        kinds = ["ranks" if process_set.mpi_comm is None else "communicator" for process_set in process_sets]
+        everyone = world.allgather_object((kinds, mine))
+        if any(said != kinds for said, _ in everyone):
+            raise ValueError(f"init(process_sets=...) differs between ranks: {[said for said, _ in everyone]}")
+        for index, process_set in enumerate(process_sets):
+            distinct = list(dict.fromkeys(said[index] for _, said in everyone))
+            if kinds[index] == "ranks" and len(distinct) > 1:
+                raise ValueError(f"init(process_sets=...): item {index} differs between ranks: {distinct}")
+            for ranks in distinct:
+                if ranks or kinds[index] == "ranks":
+                    self.add_one_at_start(world, index, ranks)
+            if mine[index]:
+                self.bind(process_set, self.number_of(mine[index]))
+
+    def add_one_at_start(self, world: Transport, index: int, wanted: Sequence[int]) -> None:
+        try:
+            ranks = self.check(wanted)
+        except ValueError as error:
+            raise ValueError(f"init(process_sets=...): item {index}: {error}") from None
+        self.open(ranks, world.subset(ranks))
+
+    def number_of(self, ranks: tuple[int, ...]) -> int:
+        """Raises KeyError where there is no set of these ranks."""
+        for number, known in self.ranks.items():
+            if known == ranks:
+                return number
+        raise KeyError(f"there is no process set of the ranks {list(ranks)}; init() was called before, without it")
+
+    def find_again(self, process_sets: Sequence[ProcessSet]) -> None:
+        """`init()` was called again: let these objects stand for the sets there are. KeyError for what is none."""
+        for process_set in process_sets:
+            if process_set.process_set_id is None:
+                self.bind(process_set, self.number_of(tuple(process_set.ranks or ())))
+
+    def close(self) -> None:
+        """Leave all lanes. Collective over the members of each set."""
+        leave(list(self.mine.values()))
+        for number in list(self.ranks):
+            self.forget(number)
+
+
+def leave(groups: Sequence[Group]) -> None:
+    """Leave all lanes of these groups. Collective over their members; waits for all.
+
+    It begins with all lanes at once, and answers who sends messages, so that a rank that waits in any of them for
+    this one learns of it. When all have come to leave, they tell each other which pairs have lanes.
+    """
+    for group in groups:
+        for lane in group.lanes:
+            if lane.closed is None:
+                lane.start_leaving()
+    leaving = [lane.departure for group in groups for lane in group.lanes if lane.departure is not None]
+    nap = SHORTEST_NAP
+    while True:
+        for group in groups:
+            group.post.start_leaving()
+        if all(handle.poll() for handle in leaving):
+            break
+        time.sleep(nap)
+        nap = min(2 * nap, LONGEST_NAP)
+    for group in groups:
+        if group.eager.departure is not None:
+            group.post.leave(group.eager.transport.allgather_object(list(group.post.lanes)))
+        for lane in group.lanes:
+            lane.leave()
+
+
+def ranks_of(process_set: ProcessSet, world: Transport) -> tuple[int, ...]:
+    """The set's ranks, ascending; none for a communicator that this process is not in."""
+    found = process_set.ranks if process_set.mpi_comm is None else world.ranks_of(process_set.mpi_comm)
+    return tuple(sorted(found or ()))

@@ -1,0 +1,37 @@
+"""Collectives on NumPy or CuPy arrays: each builds a request for the eager lane of its process set.
+
+Each takes `wait`: True returns the result, False a `Handle` at once. Arrays are contiguous; adapters turn a
+framework's tensors into arrays that share their memory. What one rank alone can know to be wrong (bad splits, no
+member, a name in flight) is a ValueError there, at once; where ranks differ, a MismatchError on all of them.
+"""
+
+from hvdlite.ops.common import Adasum, Average, Max, Min, Op, Product, Sum, reduction, resolve_op
+from hvdlite.ops.messages import receive, send
+from hvdlite.ops.movement import allgather, alltoall, barrier, broadcast_, gather, grouped_allgather, scatter
+from hvdlite.ops.reductions import allreduce_, grouped_allreduce_, grouped_reducescatter, reduce_, reducescatter
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Op",
+    "Product",
+    "Sum",
+    "allgather",
+    "allreduce_",
+    "alltoall",
+    "barrier",
+    "broadcast_",
+    "gather",
+    "grouped_allgather",
+    "grouped_allreduce_",
+    "grouped_reducescatter",
+    "receive",
+    "reduce_",
+    "reducescatter",
+    "reduction",
+    "resolve_op",
+    "scatter",
+    "send",
+]

@@ -1,0 +1,105 @@
+"""What all collectives share: the operations' names, what ranks must agree on, and how a request is sent off."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from itertools import accumulate, pairwise
+from typing import Any
+
+from hvdlite import runtime
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import NOTHING_PENDING, Array, dtype_name, is_host, mark
+from hvdlite.engine import Lane
+from hvdlite.groups import Group
+from hvdlite.requests import Request, Signature
+
+Facts = tuple[tuple[str, Any], ...]
+
+
+class Op(IntEnum):
+    """Reduction operations, numbered as Horovod's."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average, Sum, Adasum, Min, Max, Product = Op
+
+
+def resolve_op(op: Op | int | None, average: bool | None) -> Op:
+    """Horovod's two ways to say it: `op`, or the deprecated `average`; Average when neither is given."""
+    if op is not None and average is not None:
+        raise ValueError("give either op or average (deprecated), not both")
+    if average is not None:
+        warnings.warn("average= is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=4)
+        return Average if average else Sum
+    return Average if op is None else Op(op)
+
+
+def reduction(op: Op, size: int, prescale: float = 1.0, postscale: float = 1.0) -> Reduction:
+    """The arithmetic for an op over `size` ranks."""
+    operation = "sum" if op in (Average, Sum) else op.name.lower()
+    return Reduction(operation, float(prescale), float(postscale), size if op is Average else 1)
+
+
+def reduction_facts(op: Op, how: Reduction, array: Array) -> Facts:
+    """What ranks must agree on for a reduction of this array."""
+    scaling = (("prescale_factor", how.before), ("postscale_factor", how.after))
+    return (*array_facts(array), ("operation", op.name), *scaling)
+
+
+def array_facts(array: Array, skip: int = 0) -> Facts:
+    """dtype, shape (from dimension `skip` on) and placement of an array."""
+    what = "shape" if skip == 0 else "shape after the first dimension"
+    device = "host" if is_host(array) else "device"
+    return (("dtype", dtype_name(array.dtype)), (what, array.shape[skip:]), ("device", device))
+
+
+def grouped_facts(facts: Sequence[Facts]) -> Facts:
+    """The facts of several arrays as those of one operation; of a single one as they are."""
+    if len(facts) == 1:
+        return facts[0]
+    return tuple((f"{what} of tensor {i}", fact) for i, each in enumerate(facts) for what, fact in each)
+
+
+def submit(
+    group: Group, kind: str, name: str | None, facts: Facts, work: Callable[[Lane], Any], array: Array | None,
+    wait: bool, stand_in: Callable[[], Callable[[Lane], None]] | None = None,
+) -> Any:
+    """Put a request on the group's eager lane; its result when `wait`, else its handle.
+
+    array: whose current stream the lane waits for before it works; None where there is none. stand_in: see Request.
+    """
+    name = name if name is not None else f"noname.{next(group.unnamed)}"
+    ready = NOTHING_PENDING if array is None else mark(array)
+    request = Request(Signature(kind, name, facts), work, ready, stand_in=stand_in)
+    return group.eager.run(request) if wait else group.eager.submit(request)
+
+
+def root_of(group: Group, kind: str, root_rank: int) -> int:
+    """The place in the group of a root given as a global rank. Raises ValueError where it is no member."""
+    if root_rank not in group.ranks:
+        raise ValueError(f"{kind}: root_rank {root_rank} is not one of the ranks {describe(group)}")
+    return group.ranks.index(root_rank)
+
+
+def describe(group: Group) -> str:
+    whole = group.ranks == tuple(range(runtime.size()))
+    return f"0-{group.size - 1}" if whole else ", ".join(map(str, group.ranks))
+
+
+def split_rows(array: Array, rows: Sequence[int]) -> list[Array]:
+    """Views of the array's first rows[0] rows, the next rows[1], ..."""
+    return [array[start:stop] for start, stop in pairwise([0, *accumulate(rows)])]
+
+
+def even_rows(rows: int, size: int) -> list[int]:
+    """Rows dealt out in rank order as evenly as possible, the first ranks one more."""
+    each, more = divmod(rows, size)
+    return [each + (place < more) for place in range(size)]

@@ -1,0 +1,187 @@
+"""Moving arrays without arithmetic: broadcast, all-gather, all-to-all, gather, scatter; and the barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hvdlite import runtime
+from hvdlite.algorithms import label, movement
+from hvdlite.arrays import Array, module
+from hvdlite.engine import Lane
+from hvdlite.groups import Group
+from hvdlite.ops.common import array_facts, even_rows, grouped_facts, root_of, split_rows, submit
+from hvdlite.process_sets import ProcessSet
+
+
+def broadcast_(
+    array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True
+) -> Any:
+    """Overwrite every rank's array with root_rank's (a global rank), in place. Same shape and dtype on every rank."""
+    group = runtime.group_of(process_set)
+    root = root_of(group, "broadcast", root_rank)
+
+    def work(lane: Lane) -> Array:
+        movement.broadcast(lane.transport, array.reshape(-1), root)
+        return array
+
+    return submit(group, "broadcast", name, (*array_facts(array), ("root rank", root_rank)), work, array, wait)
+
+
+def allgather(array: Array, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True) -> Any:
+    """All ranks' arrays, concatenated along the first dimension in rank order, on every rank.
+
+    The first dimension may differ between ranks (0 is allowed); the others and the dtype must agree.
+    """
+    group = runtime.group_of(process_set)
+    require_rows("allgather", [array])
+    return submit(group, "allgather", name, array_facts(array, skip=1), lambda lane: gathered(lane, array), array, wait)
+
+
+def grouped_allgather(
+    arrays: Sequence[Array], name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True
+) -> Any:
+    """All-gather several arrays as one operation. Result: the list of what they become."""
+    group = runtime.group_of(process_set)
+    require_rows("grouped_allgather", arrays)
+    facts = grouped_facts([array_facts(array, skip=1) for array in arrays])
+
+    def work(lane: Lane) -> list[Array]:
+        return [gathered(lane, array) for array in arrays]
+
+    return submit(group, "grouped_allgather", name, facts, work, arrays[0], wait)
+
+
+def require_rows(kind: str, arrays: Sequence[Array]) -> None:
+    """Raises ValueError for no arrays, and for scalars."""
+    if not arrays:
+        raise ValueError(f"{kind} needs at least one tensor")
+    if any(array.ndim == 0 for array in arrays):
+        raise ValueError(f"{kind} needs a tensor of at least one dimension; reshape the scalar to (1,)")
+
+
+def gathered(lane: Lane, array: Array) -> Array:
+    """All ranks' arrays, concatenated. Runs on the lane."""
+    transport = lane.transport
+    rows = rows_of_all(lane, array.shape[0])
+    result = module(array).empty((sum(rows), *array.shape[1:]), array.dtype)
+    pieces = split_rows(result, rows)
+    pieces[transport.rank][...] = array
+    movement.allgather(transport, pieces)
+    return result
+
+
+def rows_of_all(lane: Lane, rows: int) -> list[int]:
+    """Every rank's number of rows."""
+    counts = [np.zeros(1, np.int64) for _ in range(lane.transport.size)]
+    counts[lane.transport.rank][0] = rows
+    movement.allgather(lane.transport, counts)
+    return [int(count[0]) for count in counts]
+
+
+def alltoall(
+    array: Array, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True
+) -> Any:
+    """Send the first splits[0] rows to rank 0, the next splits[1] to rank 1, and so on. Result: what all ranks sent
+    here, in rank order, and how many rows each did (int32).
+
+    splits: one whole number per rank of the set, a sum of at most the number of rows; None: equal parts. The other
+    dimensions and the dtype must agree. Raises ValueError for splits that do not fit.
+    """
+    group = runtime.group_of(process_set)
+    rows = rows_to_send("alltoall", group, array, splits, even=True)
+
+    def work(lane: Lane) -> tuple[Array, Array]:
+        transport = lane.transport
+        counts = [np.zeros(1, np.int64) for _ in range(transport.size)]
+        movement.alltoall(transport, [np.array([count], np.int64) for count in rows], counts)
+        received = [int(count[0]) for count in counts]
+        result = module(array).empty((sum(received), *array.shape[1:]), array.dtype)
+        movement.alltoall(transport, split_rows(array, rows), split_rows(result, received))
+        return result, np.array(received, np.int32)
+
+    return submit(group, "alltoall", name, array_facts(array, skip=1), work, array, wait)
+
+
+def rows_to_send(kind: str, group: Group, array: Array, splits: Any, even: bool) -> list[int]:
+    """The number of rows for each rank. even: without splits, all must get the same number.
+
+    Raises ValueError where they do not fit the array or the ranks."""
+    size = group.size
+    require_rows(kind, [array])
+    if splits is None:
+        if even and array.shape[0] % size:
+            raise ValueError(f"{kind}: {array.shape[0]} rows are not divisible among {size} ranks: give splits")
+        return even_rows(array.shape[0], size)
+    given = np.asarray(splits)
+    if given.ndim != 1 or given.dtype.kind not in "iu" or given.size != size or (given < 0).any():
+        raise ValueError(f"{kind}: splits must be {size} whole numbers, one per rank, not {splits}")
+    if given.sum() > array.shape[0]:
+        raise ValueError(f"{kind}: splits add up to {given.sum()}, but there are {array.shape[0]} rows")
+    return [int(count) for count in given]
+
+
+def gather(
+    array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True
+) -> Any:
+    """All ranks' arrays, concatenated along the first dimension in rank order, at root_rank; None elsewhere.
+
+    The first dimension may differ between ranks; the others and the dtype must agree. root_rank: a global rank.
+    """
+    group = runtime.group_of(process_set)
+    root = root_of(group, "gather", root_rank)
+    require_rows("gather", [array])
+
+    def work(lane: Lane) -> Array | None:
+        rows = rows_of_all(lane, array.shape[0])
+        if lane.transport.rank != root:
+            movement.gather(lane.transport, array, None, root)
+            return None
+        result = module(array).empty((sum(rows), *array.shape[1:]), array.dtype)
+        movement.gather(lane.transport, array, split_rows(result, rows), root)
+        return result
+
+    return submit(group, "gather", name, (*array_facts(array, skip=1), ("root rank", root_rank)), work, array, wait)
+
+
+def scatter(
+    array: Array | None, root_rank: int, splits: Any = None, name: str | None = None,
+    process_set: ProcessSet | None = None, wait: bool = True,
+) -> Any:
+    """This rank's rows of root_rank's array: the first splits[0] rows go to rank 0, and so on.
+
+    array, splits: the root's count, the others' are ignored and may be None. Without splits the rows are dealt out
+    as evenly as possible, the first ranks one more. The result lies on the host but at the root, where it lies with
+    the array. Raises ValueError at the root for splits that do not fit.
+    """
+    group = runtime.group_of(process_set)
+    root = root_of(group, "scatter", root_rank)
+    facts = (("root rank", root_rank),)
+    if group.rank != root:
+        return submit(group, "scatter", name, facts, lambda lane: scattered(lane, root), None, wait)
+    if array is None:
+        raise ValueError("scatter: the root must give a tensor")
+    blocks = split_rows(array, rows_to_send("scatter", group, array, splits, even=False))
+    labels = [label.encode(block.shape, block.dtype) for block in blocks]
+
+    def work(lane: Lane) -> Array:
+        movement.scatter(lane.transport, labels, labels[root], root)
+        movement.scatter(lane.transport, blocks, blocks[root], root)
+        return blocks[root].copy()
+
+    return submit(group, "scatter", name, facts, work, array, wait)
+
+
+def scattered(lane: Lane, root: int) -> Array:
+    """What the root sends here. Runs on the lane."""
+    result = np.empty(*label.receive(lane.transport, root))
+    movement.scatter(lane.transport, None, result, root)
+    return result
+
+
+def barrier(process_set: ProcessSet | None = None) -> None:
+    """Wait until every member has called this. The roll call is the barrier."""
+    group = runtime.group_of(process_set)
+    submit(group, "barrier", None, (), lambda lane: None, None, wait=True)

@@ -1,0 +1,162 @@
+"""Reductions: all-reduce, reduce to a root, reduce-scatter. Adasum is an operation like others here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hvdlite import runtime
+from hvdlite.algorithms import allreduce as reduce_over_ranks
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.algorithms.ring import reduce_scatter
+from hvdlite.algorithms.tree import reduce_to_root
+from hvdlite.arrays import Array
+from hvdlite.engine import Lane
+from hvdlite.errors import HvdliteError
+from hvdlite.groups import Group
+from hvdlite.ops.common import (
+    Adasum,
+    Average,
+    Op,
+    Sum,
+    even_rows,
+    grouped_facts,
+    reduction,
+    reduction_facts,
+    root_of,
+    split_rows,
+    submit,
+)
+from hvdlite.process_sets import ProcessSet
+from hvdlite.zeros import Zeros
+
+
+def allreduce_(
+    array: Array, op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
+    process_set: ProcessSet | None = None, wait: bool = True,
+) -> Any:
+    """All-reduce in place. array: contiguous, same shape and dtype on every rank, of any dtype MPI or we can add.
+
+    result = op over ranks of (array * prescale), * postscale, / size for Average. wait=False returns a Handle whose
+    result is the array. Raises MismatchError on every rank when the ranks' arguments differ.
+    """
+    group = runtime.group_of(process_set)
+    how = reduction(op, group.size, prescale, postscale)
+    check(group, op, array)
+    flat = array.reshape(-1)
+
+    def work(lane: Lane) -> Array:
+        reduce_over_ranks(lane.transport, lane.workspace, lane.place, flat, how)
+        return array
+
+    facts = reduction_facts(op, how, array)
+    return submit(group, "allreduce", name, facts, work, array, wait, lambda: Zeros.like([flat], how))
+
+
+def grouped_allreduce_(
+    arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
+    process_set: ProcessSet | None = None, wait: bool = True,
+) -> Any:
+    """All-reduce several arrays in place as one operation. Result: the list of arrays."""
+    group = runtime.group_of(process_set)
+    if not arrays:
+        raise ValueError("grouped_allreduce needs at least one tensor")
+    how = reduction(op, group.size, prescale, postscale)
+    for array in arrays:
+        check(group, op, array)
+    facts = grouped_facts([reduction_facts(op, how, array) for array in arrays])
+
+    def work(lane: Lane) -> list[Array]:
+        for array in arrays:
+            reduce_over_ranks(lane.transport, lane.workspace, lane.place, array.reshape(-1), how)
+        return list(arrays)
+
+    return submit(group, "grouped_allreduce", name, facts, work, arrays[0], wait, lambda: Zeros.like(arrays, how))
+
+
+def check(group: Group, op: Op, array: Array) -> None:
+    """Raises ValueError for what cannot be averaged, NotImplementedError where Adasum is not defined."""
+    if op is Average and array.dtype.kind == "b":
+        raise ValueError("booleans have no average: use op=hvd.Max (any) or op=hvd.Min (all), or cast them first")
+    if op is Adasum and group.size & (group.size - 1):
+        raise NotImplementedError(f"op=Adasum needs a power of two of ranks, not {group.size}; use op=Average")
+    if op is Adasum and group.size < runtime.size():
+        raise NotImplementedError("op=Adasum is for the global process set only; use op=Average")
+
+
+def reduce_(
+    array: Array, root_rank: int, op: Op = Average, name: str | None = None, prescale: float = 1.0,
+    postscale: float = 1.0, process_set: ProcessSet | None = None, wait: bool = True,
+) -> Any:
+    """Reduce to root_rank. Result: there the array, holding the reduction; None elsewhere, where it holds anything.
+
+    Arguments as for `allreduce_`; root_rank: a global rank. Raises NotImplementedError for Adasum.
+    """
+    group = runtime.group_of(process_set)
+    root = root_of(group, "reduce", root_rank)
+    check(group, op, array)
+    if op is Adasum:
+        raise NotImplementedError("reduce with op=Adasum: use allreduce")
+    how = reduction(op, group.size, prescale, postscale)
+    flat = array.reshape(-1)
+
+    def work(lane: Lane) -> Array | None:
+        reduce_to_root(lane.transport, flat, lane.workspace.scratch(flat, flat.size), root, how)
+        return array if lane.transport.rank == root else None
+
+    facts = (*reduction_facts(op, how, array), ("root rank", root_rank))
+    return submit(group, "reduce", name, facts, work, array, wait)
+
+
+def reducescatter(
+    array: Array, op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
+    process_set: ProcessSet | None = None, wait: bool = True,
+) -> Any:
+    """This rank's rows of the reduction of all ranks' arrays, as a new array; the array is left as it is.
+
+    The rows are dealt out in rank order, as evenly as possible, the first ranks one more. Same shape and dtype on
+    every rank. Only Average and Sum.
+    """
+    group, how = scatterable("reducescatter", [array], op, prescale, postscale, process_set)
+    facts = reduction_facts(op, how, array)
+    return submit(group, "reducescatter", name, facts, lambda lane: own_rows(lane, array, how), array, wait)
+
+
+def grouped_reducescatter(
+    arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
+    process_set: ProcessSet | None = None, wait: bool = True,
+) -> Any:
+    """Reduce-scatter several arrays as one operation. Result: a list."""
+    group, how = scatterable("grouped_reducescatter", arrays, op, prescale, postscale, process_set)
+    facts = grouped_facts([reduction_facts(op, how, array) for array in arrays])
+
+    def work(lane: Lane) -> list[Array]:
+        return [own_rows(lane, array, how) for array in arrays]
+
+    return submit(group, "grouped_reducescatter", name, facts, work, arrays[0], wait)
+
+
+def scatterable(
+    kind: str, arrays: Sequence[Array], op: Op, prescale: float, postscale: float, process_set: ProcessSet | None
+) -> tuple[Group, Reduction]:
+    """The group and the arithmetic. Raises ValueError for tensors without rows, HvdliteError for other operations."""
+    group = runtime.group_of(process_set)
+    if not arrays or any(array.ndim == 0 for array in arrays):
+        raise ValueError(f"{kind} needs tensors, of at least one dimension each")
+    if op not in (Average, Sum):
+        raise HvdliteError(f"{kind} with op={op.name}: only Average and Sum are possible")
+    for array in arrays:
+        check(group, op, array)
+    return group, reduction(op, group.size, prescale, postscale)
+
+
+def own_rows(lane: Lane, array: Array, how: Reduction) -> Array:
+    """This rank's rows of the reduction. Ring, n(p-1)/p elements sent per rank. Runs on the lane."""
+    rank, size = lane.transport.rank, lane.transport.size
+    buffer = array.copy()
+    how.prescale(buffer)
+    blocks = split_rows(buffer, even_rows(array.shape[0], size))
+    flat = [block.reshape(-1) for block in (blocks[-1], *blocks[:-1])]  # the ring leaves piece r+1 to rank r
+    reduce_scatter(lane.transport, flat, lane.workspace.scratch(buffer, max(map(len, flat))), how)
+    how.postscale(blocks[rank])
+    return blocks[rank].copy()

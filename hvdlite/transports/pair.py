@@ -1,0 +1,91 @@
+"""Two ranks of a transport as a transport of their own, which needs no one else to come into being.
+
+Its messages travel beside the parent's (`Transport.aside`) and are all point-to-point, so that two ranks may begin to
+talk at any time, which making a communicator for two does not allow: MPI would wait for the other.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hvdlite.arrays import Array
+from hvdlite.transports import Pending, Transport
+
+
+class PairPending:
+    """A MAX of two: the exchange under way of both ranks' values."""
+
+    def __init__(self, exchange: Pending, values: Array, theirs: Array) -> None:
+        self.exchange, self.values, self.theirs = exchange, values, theirs
+
+    def test(self) -> bool:
+        if not self.exchange.test():
+            return False
+        np.maximum(self.values, self.theirs, out=self.values)
+        return True
+
+
+class PairTransport:
+    """A Transport of this rank and `peer` of `parent`. The lower of the two is rank 0. Does not own the parent."""
+
+    size = 2
+
+    def __init__(self, parent: Transport, peer: int) -> None:
+        self.parent, self.peer = parent, peer
+        self.rank = int(parent.rank > peer)
+
+    def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
+        self.parent.exchange(send, self.peer, receive, self.peer)
+
+    def start_exchange(self, send: Array, receive: Array, peer: int) -> Pending:
+        return self.parent.start_exchange(send, receive, self.peer)
+
+    def send(self, array: Array, dest: int) -> None:
+        self.parent.send(array, self.peer)
+
+    def receive(self, array: Array, source: int) -> None:
+        self.parent.receive(array, self.peer)
+
+    def barrier(self) -> None:
+        self.allgather_object(None)
+
+    def start_max(self, values: Array) -> Pending:
+        theirs, mine = np.empty_like(values), values.copy()
+        return PairPending(self.parent.start_exchange(mine, theirs, self.peer), values, theirs)
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        mine = np.frombuffer(pickle.dumps(value), np.uint8)
+        length = np.empty(1, np.int64)
+        self.parent.exchange(np.array([mine.size]), self.peer, length, self.peer)
+        theirs = np.empty(int(length[0]), np.uint8)
+        self.parent.exchange(mine, self.peer, theirs, self.peer)
+        other = pickle.loads(theirs.tobytes())
+        return [other, value] if self.rank else [value, other]
+
+    def native_allreduce(self, array: Array, op: str) -> NoReturn:
+        raise NotImplementedError("a pair has no native all-reduce")
+
+    def duplicate(self) -> NoReturn:
+        raise NotImplementedError("a pair cannot be duplicated: its messages would meet")
+
+    def subset(self, ranks: Sequence[int]) -> NoReturn:
+        raise NotImplementedError("a pair has no subsets")
+
+    def split(self, *_: Any) -> NoReturn:
+        raise NotImplementedError("a pair cannot be split")
+
+    def aside(self) -> NoReturn:
+        raise NotImplementedError("a pair has nothing beside it")
+
+    def called_by(self, peer: int) -> bool:
+        return self.parent.called_by(self.peer)
+
+    def ranks_of(self, comm: Any) -> NoReturn:
+        raise NotImplementedError("a pair has no communicator")
+
+    def close(self) -> None:
+        pass
