@@ -142,7 +142,7 @@ class Reducer:
             allreduce(lane.transport, lane.workspace, lane.place, uses, Reduction("max"))
 
         signature = Signature("uses", self.name, (("round", tag),))
-        self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([self.uses], Reduction("max"))))
+        self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([uses], Reduction("max"))))
         return [Use(int(use)) for use in uses]
 
 
