@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from hvdlite import frameworks
-from hvdlite.errors import HvdliteError, MismatchError, NotInitializedError, ShutdownError
+from hvdlite.errors import HvdliteError, MismatchError, NotInitializedError, ShutdownError, StallError
 from hvdlite.joining import join
 from hvdlite.membership import add_process_set, remove_process_set
 from hvdlite.objects import allgather_object, broadcast_object
@@ -66,8 +66,8 @@ def broadcast(tensor: T, root_rank: int, *args: Any, **kwargs: Any) -> T:
 
 __all__ = [
     "Adasum", "Average", "DistributedOptimizer", "HvdliteError", "Max", "Min", "MismatchError", "NotInitializedError",
-    "Op", "ProcessSet", "Product", "ShutdownError", "Sum", "add_process_set", "allgather", "allgather_object",
-    "allreduce", "barrier", "broadcast", "broadcast_object", "broadcast_variables", "cross_rank", "cross_size",
-    "global_process_set", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "rank",
-    "remove_process_set", "shutdown", "size",
+    "Op", "ProcessSet", "Product", "ShutdownError", "StallError", "Sum", "add_process_set", "allgather",
+    "allgather_object", "allreduce", "barrier", "broadcast", "broadcast_object", "broadcast_variables", "cross_rank",
+    "cross_size", "global_process_set", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size",
+    "rank", "remove_process_set", "shutdown", "size",
 ]  # fmt: skip

@@ -31,6 +31,10 @@ class Config:
     """`1`: buckets leave during backward; `0`: all at its end; `auto`: where it hides time. `HVDLITE_OVERLAP`."""
     shared_memory: bool = True
     """Whether ranks of one host may share memory; `HVDLITE_SHARED_MEMORY=0` turns it off."""
+    stall_check: float = 60.0
+    """Waits this long are told of; 0: never. `HVDLITE_STALL_CHECK_TIME_SECONDS`, `HVDLITE_STALL_CHECK_DISABLE`."""
+    stall_shutdown: float = 0.0
+    """Waits this long end the job; 0: never. `HVDLITE_STALL_SHUTDOWN_TIME_SECONDS`."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
@@ -38,15 +42,18 @@ class Config:
         env = os.environ if env is None else env
         bucket = read(env, "HVDLITE_BUCKET_MB", lambda text: int(float(text) * MB))
         if bucket is None:
-            bucket = read(env, "HVDLITE_FUSION_THRESHOLD", int)
-        if bucket is None:
-            bucket = read(env, "HOROVOD_FUSION_THRESHOLD", int)
+            bucket = read_either(env, "FUSION_THRESHOLD", int)
         bucket = cls.bucket_bytes if bucket is None else max(bucket, 1)
+        stall_check = read_either(env, "STALL_CHECK_TIME_SECONDS", seconds)
+        stall_check = cls.stall_check if stall_check is None else stall_check
+        stall_shutdown = read_either(env, "STALL_SHUTDOWN_TIME_SECONDS", seconds) or 0.0
         return cls(
             algorithm=read(env, "HVDLITE_ALGORITHM", one_of(*ALGORITHMS)) or cls.algorithm,
             bucket_bytes=bucket,
             first_bucket_bytes=min(cls.first_bucket_bytes, bucket),
             overlap=read(env, "HVDLITE_OVERLAP", one_of("auto", "0", "1")) or cls.overlap,
+            stall_check=0.0 if read_either(env, "STALL_CHECK_DISABLE", truth) else stall_check,
+            stall_shutdown=stall_shutdown,
             shared_memory=read(env, "HVDLITE_SHARED_MEMORY", one_of("0", "1")) != "0",
         )
 
@@ -60,6 +67,24 @@ def read(env: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | No
         return parse(text)
     except ValueError as error:
         raise ValueError(f"the environment variable {name} has the value {text!r}: {error}") from None
+
+
+def read_either(env: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
+    """The value of HVDLITE_name, else of HOROVOD_name; None when neither is set."""
+    value = read(env, f"HVDLITE_{name}", parse)
+    return read(env, f"HOROVOD_{name}", parse) if value is None else value
+
+
+def seconds(text: str) -> float:
+    """A time of at least 0."""
+    if not 0 <= float(text) < float("inf"):
+        raise ValueError("must be a number of seconds, 0 or more")
+    return float(text)
+
+
+def truth(text: str) -> bool:
+    """Horovod's switches: a whole number above 0 is on."""
+    return int(text) > 0
 
 
 def one_of(*choices: str) -> Callable[[str], str]:

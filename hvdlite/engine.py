@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdlite import rollcall
 from hvdlite.algorithms import Place
@@ -31,6 +31,9 @@ from hvdlite.memory import Workspace
 from hvdlite.requests import LEAVE, Call, Handle, Request, visible
 from hvdlite.transports import Transport
 
+if TYPE_CHECKING:
+    from hvdlite.observers import Observer
+
 SWITCH_SECONDS = 0.0005  # a lane's thread waits this long for the GIL after each MPI call while Python code runs
 SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.01
 
@@ -39,21 +42,28 @@ class Lane:
     """Runs requests over `transport`, which it owns. `submit` and `run` may be called from any thread.
 
     members: the global ranks, in the transport's order, by which messages name them; None: 0, 1, 2, ...
+    name: equal on all its ranks. observers: told of each request; the list may change while the lane lives.
     """
 
-    def __init__(self, transport: Transport, place: Place, members: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, transport: Transport, place: Place, members: Sequence[int] | None = None, name: str = "eager",
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self.transport, self.place = transport, place
+        self.name, self.observers = name, observers
         self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
         self.changed = threading.Condition()
         self.queue: deque[Request] = deque()
-        self.names: set[str] = set()
+        self.pending: dict[str, Request] = {}  # by key: queued or under way
         self.busy = False  # a request is under way, in the lane's thread or a caller's
+        self.lent = False  # in a caller's
         self.calls = 0  # requests admitted since all ranks last joined
         self.without_all = False  # the request under way runs while ranks have joined, who lend no memory
         self.disagreed = False  # the first request in the queue has been called and differed
         self.closed: HvdliteError | None = None
         self.departure: Handle | None = None
+        self.released = False
         self.thread: threading.Thread | None = None
 
     def submit(self, request: Request) -> Handle:
@@ -70,7 +80,7 @@ class Lane:
             self.admit(request)
             inline = not self.busy and not self.queue
             if inline:
-                self.busy = True
+                self.busy = self.lent = True
             else:
                 self.queue.append(request)
                 self.wake()
@@ -82,13 +92,16 @@ class Lane:
         if self.closed:
             raise self.closed
         key = request.signature.key
-        if key in self.names:
+        if key in self.pending:
             raise ValueError(
                 f"{key} is in flight already: wait for it (synchronize), or give this one another name."
             )
-        self.names.add(key)
+        self.pending[key] = request
         self.calls += 1
         request.handle = Handle(self.changed)
+        request.queued = time.monotonic()
+        for observer in self.observers:
+            observer.queued(self, request)
 
     def wake(self) -> None:
         if self.thread is None:
@@ -99,18 +112,20 @@ class Lane:
 
     def run_here(self, request: Request) -> None:
         """Run a request in the caller's thread; where it cannot run yet, leave it to the lane's."""
+        common = True
         try:
             common = self.attempt(request)
         except BaseException:  # Ctrl-C while waiting: nothing can follow on this communicator
             self.close(HvdliteError("an earlier operation was interrupted; this process can no longer communicate"))
             raise
-        with self.changed:
-            if not common:
-                self.queue.appendleft(request)
-                self.disagreed = True
-            self.busy = False
-            if self.queue:
-                self.wake()
+        finally:
+            with self.changed:
+                if not common:
+                    self.queue.appendleft(request)
+                    self.disagreed = True
+                self.busy = self.lent = False
+                if self.queue:
+                    self.wake()
 
     def main(self) -> None:
         """The lane's thread."""
@@ -123,18 +138,22 @@ class Lane:
                 request, disagreed, self.disagreed = self.queue[0], self.disagreed, False
                 if not disagreed:
                     self.queue.popleft()
-            if disagreed:
-                self.rounds()
-            elif not self.attempt(request):
+            try:
+                if disagreed:
+                    self.rounds()
+                elif not self.attempt(request):
+                    with self.changed:
+                        self.queue.appendleft(request)
+                    self.rounds()
+            except HvdliteError as error:  # the lane was closed while it waited
+                assert error is self.closed, error
+            finally:
                 with self.changed:
-                    self.queue.appendleft(request)
-                self.rounds()
-            with self.changed:
-                self.busy = False
+                    self.busy = False
 
     def attempt(self, request: Request) -> bool:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
-        if self.transport.size > 1 and not rollcall.agreed(self.transport, request):
+        if self.transport.size > 1 and not rollcall.agreed(self.transport, request, self.check):
             return False
         self.execute(request)
         return True
@@ -142,19 +161,26 @@ class Lane:
     def execute(self, request: Request) -> None:
         """Do the work of a request that all ranks have agreed on; what it raises is its handle's error."""
         result = error = None
+        request.agreed = time.monotonic()
+        for observer in self.observers:
+            observer.agreed(self, request)
         try:
             request.ready.wait()
             result = request.work(self)
         except Exception as raised:
             error = raised
-        if request.signature == LEAVE:  # closed before anyone learns of it, so that leaving twice is leaving once
-            self.close(ShutdownError("hvdlite has been shut down: call hvd.init() again first."))
-        self.settle(request, result, error)
+        with self.changed:
+            self.settle(request, result, error)
+            if request.signature == LEAVE:  # closed before anyone learns of it: leaving twice is leaving once
+                self.close(ShutdownError("hvdlite has been shut down: call hvd.init() again first."))
 
     def settle(self, request: Request, result: Any = None, error: BaseException | None = None) -> None:
         with self.changed:
-            self.names.discard(request.signature.key)
+            if self.pending.pop(request.signature.key, None) is None:
+                return  # the lane was closed meanwhile
             request.handle.finish(result, error)
+        for observer in self.observers:
+            observer.done(self, request)
 
     def rounds(self) -> None:
         """Match requests by name until no rank has any left, but to wait for others to join. Collective."""
@@ -186,6 +212,8 @@ class Lane:
         for key in sorted(verdicts, key=lambda key: key not in errors):
             if request := requests.get(key):
                 with self.changed:
+                    if self.closed:
+                        return
                     self.queue.remove(request)
                 if key in errors:
                     self.settle(request, error=errors[key])
@@ -198,14 +226,31 @@ class Lane:
                 with contextlib.suppress(HvdliteError):  # the others have it, too, and tell
                     stand_in(self)
 
+    def check(self) -> None:
+        """Raise the reason for which the lane was closed, if it was: called while waiting for other ranks."""
+        if self.closed:
+            raise self.closed
+
     def close(self, reason: HvdliteError) -> None:
-        """Fail all that is queued, now and later, with `reason`."""
+        """Fail all that is pending, now and later, with `reason` (that of the first call). From any thread."""
         with self.changed:
-            self.closed = reason
-            waiting, self.queue = list(self.queue), deque()
+            self.closed = self.closed or reason
+            waiting, self.queue = list(self.pending.values()), deque()
             self.changed.notify_all()
         for request in waiting:
-            self.settle(request, error=reason)
+            self.settle(request, error=self.closed)
+
+    def orphan(self, reason: HvdliteError) -> None:
+        """`close`, in a forked child, where threads that held the lock do not exist, and observers write no more."""
+        self.changed, self.observers = threading.Condition(), ()
+        for request in self.pending.values():
+            request.handle.changed = self.changed
+        self.close(reason)
+
+    @property
+    def broken(self) -> HvdliteError | None:
+        """Why nothing can follow on this communicator, other than that all have left it."""
+        return None if isinstance(self.closed, ShutdownError) else self.closed
 
     def start_leaving(self) -> Handle:
         """Begin `leave`, and return at once: who leaves several lanes begins with all of them."""
@@ -216,7 +261,9 @@ class Lane:
 
     def leave(self) -> None:
         """Agree with all ranks that no request follows, and release the communicator. Collective; waits for all."""
-        if self.closed is None or self.departure is not None:
-            self.start_leaving().wait()
-            self.workspace.close()
-            self.transport.close()
+        if self.released or (self.closed and self.departure is None):
+            return
+        self.start_leaving().wait()
+        self.released = True
+        self.workspace.close()
+        self.transport.close()

@@ -18,6 +18,20 @@ class ShutdownError(HvdliteError):
     """Another rank has shut down, so this operation can never complete."""
 
 
+class StallError(HvdliteError):
+    """Ranks have waited for others for longer than HVDLITE_STALL_SHUTDOWN_TIME_SECONDS. Communication is over."""
+
+
+class ForkedError(HvdliteError):
+    """hvdlite was used in a child process forked after `hvd.init()`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "hvdlite was used in a process forked after hvd.init() (a DataLoader worker?): MPI cannot be used there. "
+            "Communicate in the main process."
+        )
+
+
 class NotInitializedError(HvdliteError, ValueError):
     """`hvd.init()` was not called, or `hvd.shutdown()` was. A ValueError too, as in Horovod."""
 

@@ -10,6 +10,8 @@ blocks in MPI_Finalize, and nobody is told. So, while installed,
   reads the exception's `code` there, with no Python frame left: `SystemExit.code` is replaced by a
   property that notices. Tried: `atexit` (the code is no longer known), wrapping `sys.exit` (misses
   `raise`), tracing (slows everything), not finalizing MPI (Open MPI then fails codes of 0 too);
+- a file in the job's folder, there from `install` to `uninstall`, shows the keeper of a process that
+  ends with code 0 in between (`os._exit(0)`) that the others still count on it;
 - the kernel kills this process when its parent (mpirun) dies, however it dies;
 - the shared-memory files through which MPI's processes have found each other are unlinked, since all
   are attached: no death whatsoever, nor one of mpirun, leaves a file behind.
@@ -54,6 +56,7 @@ def install(abort: Callable[[int], object], rank: int) -> None:
     uninstall()
     _guard = _Guard(abort, rank)
     _guard.attach()
+    _note_presence(rank, present=True)
     die_with_parent()
     unlink_segments()
 
@@ -62,8 +65,17 @@ def uninstall() -> None:
     """Put back what `install` replaced. The process goes on dying with its parent."""
     global _guard
     if _guard is not None:
+        _note_presence(_guard._rank, present=False)
         _guard.detach()
         _guard = None
+
+
+def give_up(reason: str) -> NoReturn:
+    """End the job with code 1 from any thread, whatever the others are at, and say why (unless another rank has)."""
+    if _guard is None:
+        print(f"hvdlite: {reason}", file=sys.stderr, flush=True)
+        os._exit(1)
+    _guard._fail(1, reason, lambda: None)
 
 
 def die_with_parent() -> None:
@@ -201,6 +213,17 @@ def _set_code(descriptor: object) -> None:
     if behind and isinstance(behind[0], dict) and "code" in behind[0]:
         behind[0]["code"] = descriptor
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+
+
+def _note_presence(rank: int, present: bool) -> None:
+    """Create or remove `present.RANK` in the job's folder, where there is one."""
+    if folder := os.environ.get("HVDLITE_JOB_DIR"):
+        path = os.path.join(folder, f"present.{rank}")
+        with contextlib.suppress(OSError):  # the folder is on another host
+            if present:
+                open(path, "x").close()
+            else:
+                os.unlink(path)
 
 
 def _claim(rank: int, code: int) -> bool:

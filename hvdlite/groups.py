@@ -14,6 +14,7 @@ from typing import Any
 
 from hvdlite.algorithms import Place
 from hvdlite.engine import LONGEST_NAP, SHORTEST_NAP, Lane
+from hvdlite.observers import Observer
 from hvdlite.post import Post
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Request, Signature
@@ -30,7 +31,7 @@ class Group:
         """Where the user's calls run."""
         self.lanes = [eager]
         """The eager one, then those of optimizers, in the order of their making, which all members share."""
-        self.post = Post(eager.transport, ranks)
+        self.post = Post(eager.transport, ranks, eager.observers)
         """Messages between two members."""
         self.unnamed = count(1)
         """Numbers for calls without a name."""
@@ -45,19 +46,23 @@ class Group:
         """A lane of its own over all members. Collective: the duplicate is made as a request on the eager lane."""
 
         def work(eager: Lane) -> Lane:
-            lane = Lane(eager.transport.duplicate(), eager.place, eager.members)
+            lane = Lane(eager.transport.duplicate(), eager.place, eager.members, title, eager.observers)
             self.lanes.append(lane)
             return lane
 
-        lane: Lane = self.eager.run(Request(Signature("new lane", f"{name} ({len(self.lanes)})"), work))
+        title = f"{name} ({len(self.lanes)})"
+        lane: Lane = self.eager.run(Request(Signature("new lane", title), work))
         return lane
 
 
 class Groups:
-    """All sets of a job. place: the facts for `choose` among given ranks."""
+    """All sets of a job. place: the facts for `choose` among given ranks. observers: of all lanes."""
 
-    def __init__(self, world: Transport, topology: Topology, place: Callable[[Sequence[int]], Place]) -> None:
-        self.rank, self.size, self.place = topology.rank, topology.size, place
+    def __init__(
+        self, world: Transport, topology: Topology, place: Callable[[Sequence[int]], Place],
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.rank, self.size, self.place, self.observers = topology.rank, topology.size, place, observers
         self.ranks: dict[int, tuple[int, ...]] = {}
         self.mine: dict[int, Group] = {}
         self.registered: dict[int, list[ProcessSet]] = {}
@@ -76,12 +81,17 @@ class Groups:
             raise ValueError(f"rank {self.rank} is not a member of {process_set}: only members may call")
         return self.mine[number]
 
+    def lanes(self) -> list[Lane]:
+        """All lanes there are at the moment. From any thread."""
+        groups = list(self.mine.values())
+        return [lane for group in groups for lane in (*list(group.lanes), *list(group.post.lanes.values()))]
+
     def open(self, ranks: tuple[int, ...], transport: Transport | None) -> int:
         """Enter a set under the smallest free number, which it returns. transport: None where not a member."""
         number = next(number for number in count() if number not in self.ranks)
         self.ranks[number] = ranks
         if transport is not None:
-            self.mine[number] = Group(ranks, Lane(transport, self.place(ranks), ranks))
+            self.mine[number] = Group(ranks, Lane(transport, self.place(ranks), ranks, observers=self.observers))
         return number
 
     def bind(self, process_set: ProcessSet, number: int) -> None:
@@ -195,6 +205,8 @@ def leave(groups: Sequence[Group]) -> None:
             break
         time.sleep(nap)
         nap = min(2 * nap, LONGEST_NAP)
+    for handle in leaving:
+        handle.wait()  # raises where communication broke meanwhile: then nothing can be agreed on any more
     for group in groups:
         if group.eager.departure is not None:
             group.post.leave(group.eager.transport.allgather_object(list(group.post.lanes)))

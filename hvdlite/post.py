@@ -14,16 +14,18 @@ from typing import Any
 
 from hvdlite.algorithms import Place
 from hvdlite.engine import Lane
+from hvdlite.observers import Observer
 from hvdlite.requests import Request, Signature
 from hvdlite.transports import Transport
 from hvdlite.transports.pair import PairTransport
 
 
 class Post:
-    """The pair lanes of one process set on this rank. transport: the set's. members: the set's global ranks."""
+    """The pair lanes of one process set on this rank. transport: the set's. members: the set's global ranks.
+    observers: of all lanes."""
 
-    def __init__(self, transport: Transport, members: Sequence[int]) -> None:
-        self.transport, self.members = transport, members
+    def __init__(self, transport: Transport, members: Sequence[int], observers: Sequence[Observer] = ()) -> None:
+        self.transport, self.members, self.observers = transport, members, observers
         self.lock = threading.Lock()
         self.lanes: dict[int, Lane] = {}
         """By the peer's place in the set."""
@@ -35,7 +37,7 @@ class Post:
             if peer not in self.lanes:
                 pair = PairTransport(self.transport.aside(), peer)
                 members = [self.members[place] for place in sorted((peer, self.transport.rank))]
-                self.lanes[peer] = Lane(pair, Place(2, False), members)
+                self.lanes[peer] = Lane(pair, Place(2, False), members, "messages", self.observers)
             return self.lanes[peer]
 
     def submit(self, source: int, dest: int, name: str | None, work: Any, ready: Any, wait: bool) -> Any:

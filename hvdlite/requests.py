@@ -83,6 +83,10 @@ class Request:
     stand_in: Callable[[], Callable[[Lane], None]] | None = None
     """Makes what a rank that has joined does instead of `work`, picklable. None: not possible while one has joined."""
     handle: Handle = field(init=False)
+    queued: float = 0.0
+    """When it was queued (time.monotonic()), for whoever looks on; 0.0: not yet."""
+    agreed: float = 0.0
+    """When all ranks had called it and the work began; 0.0: not yet."""
 
     def call(self) -> Call:
         return Call(self.signature, self.flag, self.stand_in() if self.stand_in else None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,8 +22,11 @@ SPIN_SECONDS = 0.002  # a longer wait means that a peer computes: stop burning t
 LONGEST_NAP = 0.001
 
 
-def wait(pending: Pending) -> None:
-    """Wait for an agreement: spinning politely at first, then in naps of at most a twentieth of the time waited."""
+def wait(pending: Pending, check: Callable[[], None]) -> None:
+    """Wait for an agreement: spinning politely at first, then in naps of at most a twentieth of the time waited.
+
+    check: called before each nap; raises when the wait is to be given up.
+    """
     if pending.test():
         return
     began = time.monotonic()
@@ -31,14 +35,18 @@ def wait(pending: Pending) -> None:
         if waited < SPIN_SECONDS:
             os.sched_yield()
         else:
+            check()
             time.sleep(min(LONGEST_NAP, waited / 20))
 
 
-def agreed(transport: Transport, request: Request) -> bool:
-    """True when all ranks called with the same request; then sets request.flag to the largest one. Collective."""
+def agreed(transport: Transport, request: Request, check: Callable[[], None]) -> bool:
+    """True when all ranks called with the same request; then sets request.flag to the largest one. Collective.
+
+    check: see `wait`.
+    """
     digest = request.signature.digest()
     values = np.array([transport.rank, digest, -digest, request.flag], np.int64)
-    wait(transport.start_max(values))
+    wait(transport.start_max(values), check)
     if values[1] != -values[2]:
         return False
     request.flag = int(values[3])

@@ -17,8 +17,9 @@ from hvdlite import config, exits, topology
 from hvdlite.algorithms import Place
 from hvdlite.config import Config
 from hvdlite.engine import Lane
-from hvdlite.errors import HvdliteError, NotInitializedError
+from hvdlite.errors import ForkedError, HvdliteError, NotInitializedError
 from hvdlite.groups import Group, Groups
+from hvdlite.observers import Observer
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.transports import Transport
 from hvdlite.transports.threads import ThreadTransport, alone
@@ -29,10 +30,13 @@ class Runtime:
 
     def __init__(self, world: Transport, place: topology.Topology, settings: Config) -> None:
         self.world, self.topology, self.config = world, place, settings
-        self.process = os.getpid()
         self.may_share = agree_on(world, settings)
-        self.groups = Groups(world, place, self.place_of)
+        self.observers: list[Observer] = []
+        self.groups = Groups(world, place, self.place_of, self.observers)
         self.everyone = self.groups.everyone
+        from hvdlite.observers import stall  # milliseconds that a mere `import hvdlite` need not pay
+
+        self.watch = stall.watch(world, self.groups.lanes, settings.stall_check, settings.stall_shutdown)
         self.attachments: list[Any] = []
         """Optimizers attached under this runtime, in order; the adapters keep it."""
         self.after_join: list[Callable[[], None]] = []
@@ -63,8 +67,16 @@ class Runtime:
         """1, 2, 3, ... per kind: names for what the user did not name, equal on all ranks that do the same."""
         return self.everyone.serial(kind)
 
+    @property
+    def broken(self) -> HvdliteError | None:
+        """Why this job can no longer communicate, nor end in an orderly way; None while it can."""
+        return next((lane.broken for lane in self.groups.lanes() if lane.broken), None)
+
     def close(self) -> None:
+        """Leave all lanes. Collective; waits for all ranks to do the same. Raises where the job breaks meanwhile."""
         self.groups.close()
+        if self.watch:
+            self.watch.stop()
         self.world.close()
 
 
@@ -78,16 +90,13 @@ def agree_on(world: Transport, settings: Config) -> bool:
 
 
 _current: Runtime | None = None
+_broken: HvdliteError | None = None
 _forked = False
 
 
 def current() -> Runtime:
-    """The live runtime. Raises NotInitializedError, or HvdliteError in a forked child."""
-    if _forked:
-        raise HvdliteError(
-            "hvdlite was used in a process forked after hvd.init() (a DataLoader worker?): MPI cannot be used there. "
-            "Communicate in the main process."
-        )
+    """The live runtime. Raises NotInitializedError, or ForkedError in a forked child."""
+    require_not_forked()
     if _current is None:
         raise NotInitializedError()
     return _current
@@ -100,10 +109,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     is duplicated. process_sets: a list of ProcessSets, equal on all ranks, to register; sets made of communicators
     need a communicator for comm, and may differ between ranks. "dynamic": allow `add_process_set`.
 
-    Raises HvdliteError when the launcher's MPI is not the one mpi4py loaded, or MPI lacks MPI_THREAD_MULTIPLE;
-    ValueError on every rank for process sets that cannot be, after which `init` may be called again.
+    Raises HvdliteError when the launcher's MPI is not the one mpi4py loaded, or MPI lacks MPI_THREAD_MULTIPLE, or
+    communication broke (a stall, Ctrl-C while waiting) before shutdown(); ValueError on every rank for process sets
+    that cannot be, after which `init` may be called again.
     """
     global _current
+    require_not_forked()
     if isinstance(process_sets, str):
         config.allow_dynamic_process_sets(process_sets)
     sets = [] if process_sets is None or isinstance(process_sets, str) else process_sets_of(process_sets)
@@ -113,6 +124,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if _current is not None:
         _current.groups.find_again(sets)
         return
+    if _broken:
+        raise HvdliteError(f"this process can no longer communicate, start the job anew: {_broken}") from _broken
     settings = Config.from_env()
     live = Runtime(*connect(comm), settings)
     try:
@@ -122,7 +135,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         raise
     _current = live
     global_process_set.mpi_comm = given_comm
-    atexit.register(shutdown)
+    atexit.register(end)
 
 
 def process_sets_of(given: Any) -> list[ProcessSet]:
@@ -142,7 +155,7 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:  # look at the library before it meets a launcher that it may not know
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
     from mpi4py import MPI
 
     library = MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
@@ -150,6 +163,7 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
         if started and started.by == config.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
             raise HvdliteError(strangers(started.by, library))
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(finalize, os.getpid())
     from hvdlite.transports.mpi import NETWORK_PIECE, PIECE, MpiTransport, host_leaders, some_of_the_world
 
     base = MPI.COMM_WORLD if whole else comm if isinstance(comm, MPI.Comm) else some_of_the_world(comm)
@@ -170,6 +184,15 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
     return MpiTransport(own, PIECE if place.one_host else NETWORK_PIECE), place
 
 
+def finalize(process: int) -> None:
+    """End MPI at the exit of the process that initialized it. mpi4py would do so in forked children too, which hang
+    there (Open MPI), or take their parent's job along (MPICH)."""
+    from mpi4py import MPI
+
+    if os.getpid() == process and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
 def strangers(launcher: str, library: str) -> str:
     """What to say when a launcher has started processes that load another MPI's library."""
     return (
@@ -181,18 +204,31 @@ def strangers(launcher: str, library: str) -> str:
 
 def shutdown() -> None:
     """Stop communicating; waits for all ranks to do the same. Later `init()` starts anew. Safe to call twice."""
-    global _current
+    global _current, _broken
     if _current is None or _forked:
         return
     ending, _current = _current, None
-    atexit.unregister(shutdown)
-    close(ending)
+    try:
+        close(ending)
+    finally:
+        _broken = ending.broken
+    if not _broken:
+        atexit.unregister(end)
 
 
 def close(ending: Runtime) -> None:
-    ending.close()
-    exits.uninstall()
+    """Leave everything, unless that can no longer be done."""
+    if not ending.broken:
+        ending.close()
+        exits.uninstall()
     global_process_set.ranks, global_process_set.mpi_comm = [], None
+
+
+def end() -> None:
+    """At the process' exit: shut down; where communication broke, MPI cannot be finalized, and the job is aborted."""
+    shutdown()
+    if _broken and not _forked:
+        exits.give_up(f"ended after communication broke: {_broken}")
 
 
 def is_initialized() -> bool:
@@ -246,9 +282,19 @@ def group_of(process_set: ProcessSet | None) -> Group:
     return current().groups.of(process_set)
 
 
+def require_not_forked() -> None:
+    """Raises ForkedError in a child forked after init()."""
+    if _forked:
+        raise ForkedError()
+
+
 def _after_fork() -> None:
+    """In a forked child nothing may touch MPI, nor wait for the parent's threads. (Without MPI both go on.)"""
     global _forked
-    _forked = _current is not None or _forked
+    if _current is not None and not isinstance(_current.world, ThreadTransport):
+        _forked = True
+        for lane in _current.groups.lanes():
+            lane.orphan(ForkedError())
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -230,6 +230,7 @@ class Attachment:
             self.finish_round()
 
     def require_no_successor(self) -> None:
+        runtime.require_not_forked()
         if runtime.is_initialized() and runtime.size() > 1:
             raise RuntimeError(
                 "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again "

@@ -20,6 +20,22 @@ class Pending(Protocol):
         ...
 
 
+class Mail(Protocol):
+    """Small letters (any picklable value) between ranks that are not expecting any: nobody waits in either call."""
+
+    def post(self, letter: Any, dest: int) -> None:
+        """Send a letter; returns at once, also where dest never reads it."""
+        ...
+
+    def fetch(self) -> tuple[int, Any] | None:
+        """A letter that has come, and its sender; None where there is none."""
+        ...
+
+    def close(self) -> None:
+        """Read and drop what is still under way. Collective; waits for all."""
+        ...
+
+
 class Transport(Protocol):
     """Point-to-point bytes and a few agreements among `size` ranks. Arrays are contiguous; no call copies them."""
 
@@ -50,6 +66,10 @@ class Transport(Protocol):
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Every rank's (small, pickled) value, in rank order."""
+        ...
+
+    def mail(self) -> Mail:
+        """Letters among the same ranks, apart from this transport's messages. Collective."""
         ...
 
     def duplicate(self) -> Transport:

@@ -98,6 +98,9 @@ class MpiTransport:
     def allgather_object(self, value: Any) -> list[Any]:
         return list(self.comm.allgather(value))
 
+    def mail(self) -> MpiMail:
+        return MpiMail(self.comm.Dup())
+
     def duplicate(self) -> MpiTransport:
         return MpiTransport(self.comm.Dup(), self.piece)
 
@@ -131,6 +134,37 @@ class MpiTransport:
     def close(self) -> None:
         if self.comm != MPI.COMM_NULL and not MPI.Is_finalized():
             self.comm.Free()
+
+
+class MpiMail:
+    """A Mail over a communicator of its own, which it owns.
+
+    Letters are sent in synchronous mode: a send is complete when its letter has been read. So `close` knows when
+    nothing is under way any more (a letter that arrives at a freed communicator could reach the next one of that
+    number): all of mine are read, and so are all others' (Hoefler, Siebert & Lumsdaine 2010, "NBX").
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.comm = comm
+        self.sent: list[MPI.Request] = []
+
+    def post(self, letter: Any, dest: int) -> None:
+        self.sent.append(self.comm.issend(letter, dest, TAG))
+
+    def fetch(self) -> tuple[int, Any] | None:
+        if self.sent:
+            self.sent = [request for request in self.sent if not request.test()[0]]
+        status = MPI.Status()
+        message = self.comm.improbe(MPI.ANY_SOURCE, TAG, status)
+        return None if message is None else (status.Get_source(), message.recv())
+
+    def close(self) -> None:
+        while self.sent:
+            self.fetch()
+        everyone = self.comm.Ibarrier()
+        while not everyone.Test():
+            self.fetch()
+        self.comm.Free()
 
 
 def host_leaders(comm: MPI.Comm) -> list[int]:

@@ -72,6 +72,9 @@ class PairTransport:
     def duplicate(self) -> NoReturn:
         raise NotImplementedError("a pair cannot be duplicated: its messages would meet")
 
+    def mail(self) -> NoReturn:
+        raise NotImplementedError("a pair has no letters")
+
     def subset(self, ranks: Sequence[int]) -> NoReturn:
         raise NotImplementedError("a pair has no subsets")
 

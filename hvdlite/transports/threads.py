@@ -109,6 +109,10 @@ class ThreadTransport:
         self.barrier()
         return values
 
+    def mail(self) -> ThreadMail:
+        boxes: list[queue.SimpleQueue[tuple[int, Any]]] = self.allgather_object(queue.SimpleQueue())
+        return ThreadMail(boxes, self.rank)
+
     def duplicate(self) -> ThreadTransport:
         boards = self.allgather_object(Board(self.size))
         return ThreadTransport(boards[0], self.rank, self.size)
@@ -136,6 +140,25 @@ class ThreadTransport:
 
     def ranks_of(self, comm: Any) -> list[int]:
         raise ValueError("threads have no MPI communicators")
+
+    def close(self) -> None:
+        pass
+
+
+class ThreadMail:
+    """A Mail among threads."""
+
+    def __init__(self, boxes: list[queue.SimpleQueue[tuple[int, Any]]], rank: int) -> None:
+        self.boxes, self.rank = boxes, rank
+
+    def post(self, letter: Any, dest: int) -> None:
+        self.boxes[dest].put((self.rank, letter))
+
+    def fetch(self) -> tuple[int, Any] | None:
+        try:
+            return self.boxes[self.rank].get_nowait()
+        except queue.Empty:
+            return None
 
     def close(self) -> None:
         pass

@@ -18,7 +18,8 @@ _HANDICAP = 0.05  # seconds
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank's end. signal: 0 unless one killed it. when: seconds since the epoch by our clock. host: "" for ours."""
+    """A rank's end. signal: 0 unless one killed it; -1: none, nor a code, but it never called hvd.shutdown().
+    when: seconds since the epoch by our clock. host: "" for ours."""
 
     rank: int
     code: int

@@ -24,6 +24,7 @@ from typing import NoReturn
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
+_DESERTED = -1  # in place of a signal: it ended as if all were well, but without hvd.shutdown()
 
 
 def main(command: Sequence[str]) -> int:
@@ -49,6 +50,9 @@ def main(command: Sequence[str]) -> int:
     result = 128 + number if number else code
     if result:
         _note(os.path.join(folder, "failed"), f"{rank} {result} {number} {time.time()}\n")
+    elif os.path.exists(os.path.join(folder, f"present.{rank}")):  # between hvd.init() and hvd.shutdown()
+        result = 1
+        _note(os.path.join(folder, "failed"), f"{rank} {result} {_DESERTED} {time.time()}\n")
     return result
 
 

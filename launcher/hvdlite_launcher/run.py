@@ -114,6 +114,8 @@ def _explain(mpirun: subprocess.Popen[bytes], ending: Ending) -> tuple[int, str 
     if failure:
         host = failure.host or (os.uname().nodename if ending.failures.several else "")
         rank = f"rank {failure.rank} on {host}" if host else f"rank {failure.rank}"
+        if failure.signal < 0:
+            return failure.code, f"{rank} ended without hvd.shutdown() (os._exit?), and the others need it"
         if failure.signal:
             how = f"{_name(failure.signal)} (signal {failure.signal})"
             return failure.code, f"{rank} was killed by {how}"

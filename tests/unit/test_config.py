@@ -65,3 +65,25 @@ def test_no_launcher() -> None:
     """Nor is the shell of a Slurm allocation one: only a step has a process id."""
     assert launched({}) is None
     assert launched({"SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "1", "HOME": "/"}) is None
+
+
+@pytest.mark.parametrize(("env", "check", "shutdown"), [
+    ({}, 60, 0),
+    ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10.5"}, 5, 10.5),
+    ({"HVDLITE_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_CHECK_TIME_SECONDS": "7"}, 5, 0),
+    ({"HOROVOD_STALL_CHECK_DISABLE": "1"}, 0, 0),
+    ({"HVDLITE_STALL_CHECK_DISABLE": "0"}, 60, 0),
+    ({"HVDLITE_STALL_CHECK_DISABLE": "0", "HOROVOD_STALL_CHECK_DISABLE": "1"}, 60, 0),
+])  # fmt: skip
+def test_stall_limits(env: dict[str, str], check: float, shutdown: float) -> None:
+    made = Config.from_env(env)
+    assert (made.stall_check, made.stall_shutdown) == (check, shutdown)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("HOROVOD_STALL_CHECK_TIME_SECONDS", "-1"), ("HVDLITE_STALL_SHUTDOWN_TIME_SECONDS", "soon"),
+    ("HVDLITE_STALL_CHECK_TIME_SECONDS", "inf"), ("HOROVOD_STALL_CHECK_DISABLE", "yes"),
+])  # fmt: skip
+def test_stall_limits_that_cannot_be_read(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Config.from_env({name: value})

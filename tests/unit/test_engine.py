@@ -112,7 +112,7 @@ def test_a_mismatch_is_an_error_on_all_and_the_lane_goes_on(size: int, inline: b
             with pytest.raises(MismatchError) as caught:
                 lane.run(request) if inline else lane.submit(request).wait()
             assert lane.run(total(f"good {turn}")) == size
-        assert not lane.names and not lane.queue
+        assert not lane.pending and not lane.queue
         return str(caught.value)
 
     texts = set(on_lanes(size, rank_main))

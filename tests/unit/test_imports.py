@@ -24,6 +24,7 @@ LAYERS = [
     {"rollcall", "matching", "buckets", "exits"},
     {"algorithms"},
     {"engine"},
+    {"observers"},
     {"process_sets", "post", "zeros"},
     {"groups"},
     {"runtime"},

@@ -3,6 +3,7 @@
 The guard is loaded from its file: these tests are about it and the launcher, not about the package.
 """
 
+import atexit
 import importlib.util
 import os
 import sys
@@ -21,6 +22,7 @@ with open("/proc/self/maps") as maps:
     SEGMENTS = {line.split()[5] for line in maps if "/dev/shm/" in line and "(deleted)" not in line}
 WORLD.Barrier()
 exits.install(WORLD.Abort, WORLD.rank)
+atexit.register(exits.uninstall)
 
 
 def fail() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -68,6 +71,20 @@ def check_rank_that_shuts_down_early() -> None:
         assert total() == p * (p - 1) // 2
 
 
+def check_rank_that_shuts_down_early_with_more_lanes() -> None:
+    """It leaves all lanes at once: the others learn of it on whichever they call."""
+    p, r = hvd.size(), hvd.rank()
+    for wanted in range(3 if p > 1 else 0):
+        live = runtime.current()
+        lane = [live.eager, live.new_lane("one"), live.new_lane("two")][wanted]
+        if r != 0:
+            call = partial(lane.run, Request(Signature("test", "loss"), lambda lane: None))
+            require_error(hvd.ShutdownError, call, "rank 0 shut down")
+        hvd.shutdown()
+        hvd.init()
+        assert total() == p * (p - 1) // 2
+
+
 def check_shutdown_completes_what_was_submitted() -> None:
     """Handles that nobody waited for are done, and right, after shutdown()."""
     p, r = hvd.size(), hvd.rank()
@@ -119,30 +136,53 @@ def check_shared_memory_leaves_no_file_and_no_descriptor() -> None:
         del arena
 
 
+def in_a_child(function: Callable[[], object]) -> int:
+    """The exit code of a forked child that calls this."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(99)
+        os._exit(17)
+    deadline = time.monotonic() + 10
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        assert time.monotonic() < deadline, "the child hangs"
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
 def check_forked_child_is_told() -> None:
     """A forked child gets a clear error from every call, may call shutdown(), and exits; the parent goes on."""
     p = hvd.size()
-    assert total() == p * (p - 1) // 2
-    if p == 1:
+
+    def calls() -> None:
+        for call in (hvd.init, hvd.rank, lambda: hvd.allreduce(np.ones(3)), hvd.barrier):
+            require_error(hvd.HvdliteError, call, "forked", "main process")
+        assert not hvd.is_initialized()
+        hvd.shutdown()
+
+    if not runtime.uses_mpi():
+        assert in_a_child(hvd.rank) == 17  # nothing is shared: both go on
         return
-    for round_ in range(2):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                for call in (hvd.rank, lambda: hvd.allreduce(np.ones(3)), hvd.barrier):
-                    require_error(hvd.HvdliteError, call, "forked", "main process")
-                assert not hvd.is_initialized()
-                hvd.shutdown()
-                code = 17
-            finally:
-                os._exit(code)
-        deadline = time.monotonic() + 10
-        while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-            assert time.monotonic() < deadline, "the child hangs"
-            time.sleep(0.01)
-        assert os.waitstatus_to_exitcode(ended[1]) == 17, round_
+    for _ in range(2):
+        assert in_a_child(calls) == 17
         assert total() == p * (p - 1) // 2
+
+
+def check_forked_child_waits_for_nothing_of_its_parents() -> None:
+    """Fork while a request is pending and the lane's thread holds what it holds: its handle is an error in the child,
+    and goes on in the parent."""
+    p, r = hvd.size(), hvd.rank()
+    for _ in range(10 if p > 1 else 0):
+        late = ops.allreduce_(np.ones(3), ops.Sum, "late", wait=False) if r == 0 else None
+        if late:
+            code = in_a_child(lambda late=late: require_error(hvd.HvdliteError, late.wait, "forked"))
+            assert code == 17
+        hvd.barrier()
+        late = late or ops.allreduce_(np.ones(3), ops.Sum, "late", wait=False)
+        assert (late.wait() == p).all()
 
 
 def check_late_rank() -> None:

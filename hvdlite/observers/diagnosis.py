@@ -1,0 +1,123 @@
+"""What a stall looks like, from what each rank says of itself: who waits for whom, in which collective. Pure functions.
+
+A rank that does not answer is stopped, or dead, or in compiled code that holds Python's lock: whatever others wait
+for, they wait for it too.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdlite.matching import ranks
+
+MOST_CALLS = 6  # listed per rank
+PAGE_WIDTH = 160  # where stderr is no terminal
+NO_ANSWER = "no answer (stopped, or in code that holds Python's lock)"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One collective that a rank has called and that is not done."""
+
+    lane: str
+    members: tuple[int, ...]
+    key: str
+    seconds: float
+    """Since the rank called it."""
+    working: float
+    """Since all ranks had; 0.0 where some have not."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank says of itself."""
+
+    position: str
+    waits: tuple[Wait, ...] = ()
+    joined: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
+    """Lanes (name and members) in which it takes part in whatever the others call."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """One collective that does not end. lacking: the ranks it waits for; none: all have called, the work goes on."""
+
+    key: str
+    waiting: tuple[int, ...]
+    lacking: tuple[int, ...]
+    seconds: float
+
+
+def diagnose(reports: Sequence[Report | None], patience: float) -> list[Stall]:
+    """The collectives in which ranks have waited for `patience` seconds, longest first. reports: by rank; None: no
+    answer."""
+    waits: dict[tuple[str, str, tuple[int, ...]], dict[int, Wait]] = {}
+    for rank, report in enumerate(reports):
+        for wait in report.waits if report else ():
+            waits.setdefault((wait.lane, wait.key, wait.members), {})[rank] = wait
+    stalls = []
+    for (lane, key, members), found in waits.items():
+        lacking = tuple(m for m in members if m not in found and not takes_part(reports[m], lane, members))
+        times = [wait.seconds if lacking else wait.working for wait in found.values()]
+        if max(times) >= patience:
+            stalls.append(Stall(key, tuple(found), lacking, max(times)))
+    return sorted(stalls, key=lambda stall: -stall.seconds)
+
+
+def takes_part(report: Report | None, lane: str, members: tuple[int, ...]) -> bool:
+    return report is not None and (lane, members) in report.joined
+
+
+def summary(stall: Stall) -> str:
+    """allreduce 'loss': ranks 0-1 have waited 60 s for rank 2."""
+    who = f"{ranks(stall.waiting)} {'has' if len(stall.waiting) == 1 else 'have'}"
+    if not stall.lacking:
+        return f"{stall.key}: all ranks have called it, and {who} been at it for {stall.seconds:.0f} s"
+    return f"{stall.key}: {who} waited {stall.seconds:.0f} s for {ranks(stall.lacking)}"
+
+
+def letter(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> str:
+    """The error's text: each stall, and where the ranks are that are waited for."""
+    missing = sorted({rank for stall in stalls for rank in stall.lacking})
+    lines = [f"{summary(stall)}." for stall in stalls[:MOST_CALLS]]
+    for rank in missing:
+        report = reports[rank]
+        lines.append(f"Rank {rank}: {NO_ANSWER}." if report is None else f"Rank {rank} is at {report.position}")
+    return "\n".join(lines)
+
+
+def rows(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> list[tuple[str, str, str, str]]:
+    """The table: ranks, what they wait in, for whom and how long, where they are. Ranks of which all is equal share."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for rank, report in enumerate(reports):
+        mine = [stall for stall in stalls if rank in stall.waiting]
+        calls = [stall.key for stall in mine[:MOST_CALLS]]
+        if len(mine) > MOST_CALLS:
+            calls.append(f"... and {len(mine) - MOST_CALLS} more")
+        awaited = [f"{ranks(s.lacking) if s.lacking else 'nobody'}, {s.seconds:.0f} s" for s in mine[:MOST_CALLS]]
+        row = ("\n".join(calls), "\n".join(awaited), report.position if report else NO_ANSWER)
+        groups.setdefault(row, []).append(rank)
+    return [(ranks(who).removeprefix("ranks ").removeprefix("rank "), *row) for row, who in groups.items()]
+
+
+def show(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> None:
+    """Print the table on stderr."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"hvdlite: {summary(stalls[0])}", title_justify="left", title_style="", box=box.SIMPLE)
+    for heading in ("rank", "waits in", "for", "Python is at"):
+        table.add_column(heading, overflow="fold")
+    for row in rows(reports, stalls):
+        table.add_row(*(Text(cell) for cell in row))
+    terminal = Console(stderr=True)
+    page = Console(file=io.StringIO(), width=terminal.width if terminal.is_terminal else PAGE_WIDTH)
+    with page.capture() as printed:
+        page.print(table)
+    lines = [line.rstrip() for line in printed.get().splitlines()]
+    print("\n".join(line for line in lines if line), file=sys.stderr, flush=True)

@@ -1,0 +1,40 @@
+"""Where Python is: the line of the user's code that a process executes or waits in, found from another thread."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+from types import FrameType
+
+OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PLACES = (OWN, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+LIBRARIES = (*(os.path.join(place, "") for place in PLACES), "<frozen")
+LONGEST_LINE = 100
+
+
+def main_position() -> str:
+    """'train.py:12 in step: loss.backward()': the innermost line of the main thread that is no library's."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "the main thread has ended" if frame is None else describe(users_frame(frame))
+
+
+def users_frame(frame: FrameType) -> FrameType:
+    """The frame itself or the nearest caller that is user code; the frame itself where there is none."""
+    candidate: FrameType | None = frame
+    while candidate is not None:
+        if not candidate.f_code.co_filename.startswith(LIBRARIES):
+            return candidate
+        candidate = candidate.f_back
+    return frame
+
+
+def describe(frame: FrameType) -> str:
+    """File (relative to the working directory where it lies below it), line, function, and the line's text."""
+    path, number = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(path, number).strip()[:LONGEST_LINE]
+    here = os.path.join(os.getcwd(), "")
+    where = f"{path.removeprefix(here)}:{number} in {frame.f_code.co_name}"
+    return f"{where}: {text}" if text else where

@@ -1,0 +1,272 @@
+"""The stall watch: says which collectives wait for which ranks, for how long, and at which line each rank is.
+
+Each rank has a thread that wakes a few times per second, looks at what is pending on its lanes, and fetches letters.
+Letters are sent only once somebody has waited for too long:
+
+    a rank that has waited  --alarm-->   the lowest rank that answers (the first to be asked is 0)
+    that rank               --ask-->     everyone; whoever does not answer in time is "no answer"
+                            --report-->  back: what is pending there, and where its main thread is
+    it prints the table, and, past the limit for shutting down, --end--> everyone: what is pending fails
+
+So nothing is asked of a rank that never entered a collective, or loops for ever: its thread answers. The letters
+travel over MPI, on a communicator of their own: that reaches every rank of every host without a port, an address or a
+firewall's leave. Rejected: sockets, which need all three; a thread that blocks in a receive, since MPI waits by
+spinning. Polling costs 50 us per tick or so (five ticks per second, or less), of a core that may be busy: 0.02 %.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hvdlite import exits
+from hvdlite.engine import Lane
+from hvdlite.errors import StallError
+from hvdlite.observers import diagnosis
+from hvdlite.observers.diagnosis import Report, Wait
+from hvdlite.observers.positions import main_position
+from hvdlite.requests import JOIN, LEAVE, Request
+from hvdlite.transports import Mail, Transport
+
+TICK = 0.2  # seconds between looks, at most
+BUSY_TICK = 0.01  # while letters are under way
+SLACK = 0.5  # for a thread that must first get a core, and Python's lock
+GRACE = 2.0  # between the error on all pending calls and the end of a process that cannot raise it
+MOST_WAITS = 20  # in a report: a letter must stay small
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds of waiting: `check` until it is told, `shutdown` until it ends the job (infinite: never)."""
+
+    check: float
+    shutdown: float
+
+    @property
+    def tick(self) -> float:
+        return min(TICK, self.check / 20)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """I have waited for `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Your alarm is seen to."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """How are you?"""
+
+    serial: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    serial: int
+    report: Report
+
+
+@dataclass(frozen=True)
+class End:
+    """Give up: `text` is the error."""
+
+    text: str
+
+
+@dataclass
+class Inquiry:
+    """Reports asked for and not all here yet."""
+
+    serial: int
+    deadline: float
+    reports: dict[int, Report] = field(default_factory=dict)
+
+
+@dataclass
+class Appeal:
+    """An alarm that `judge` has not answered yet."""
+
+    judge: int
+    deadline: float
+
+
+class StallWatch:
+    """Watches a job's lanes until `stop`. Makes its thread at `start`. lanes: those that there are at the moment."""
+
+    def __init__(self, mail: Mail, rank: int, size: int, lanes: Callable[[], list[Lane]], limits: Limits) -> None:
+        self.mail, self.rank, self.size, self.lanes, self.limits = mail, rank, size, lanes, limits
+        self.tell: Callable[..., None] = diagnosis.show
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self.main, name="hvdlite-stall-watch", daemon=True)
+        self.quiet_until = 0.0
+        self.told_at = -float("inf")
+        self.appeal: Appeal | None = None
+        self.inquiry: Inquiry | None = None
+        self.serial = 0
+        self.ended_at: float | None = None
+        self.text = ""
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Collective, once nothing is pending anywhere: waits for all ranks."""
+        self.stopping.set()
+        self.thread.join()
+        self.mail.close()
+
+    def main(self) -> None:
+        while not self.stopping.wait(self.pause()):
+            while (letter := self.mail.fetch()) is not None:
+                self.read(*letter)
+            self.look(time.monotonic())
+
+    def pause(self) -> float:
+        """Until the next look: sooner when a wait is about to become too long."""
+        if self.inquiry or self.appeal:
+            return BUSY_TICK
+        due = self.limits.check - self.longest_wait()
+        return min(self.limits.tick, max(due, BUSY_TICK)) if due > 0 else self.limits.tick
+
+    def longest_wait(self) -> float:
+        """Seconds that the oldest pending request is old. Not counted: `patient` ones."""
+        pending = [request for lane in self.lanes() for request in list(lane.pending.values())]
+        queued = [request.queued for request in pending if request.queued and not patient(request)]
+        return time.monotonic() - min(queued) if queued else 0.0
+
+    # What to do next
+
+    def look(self, now: float) -> None:
+        if self.ended_at is not None:
+            self.last_resort(now)
+        elif self.inquiry:
+            if len(self.inquiry.reports) == self.size or now >= self.inquiry.deadline:
+                self.conclude(self.inquiry)
+        elif self.appeal:
+            if now >= self.appeal.deadline:
+                self.alarm(self.appeal.judge + 1, now)
+        elif now >= self.quiet_until and self.longest_wait() >= self.limits.check:
+            self.alarm(0, now)
+
+    def alarm(self, judge: int, now: float) -> None:
+        """Turn to the lowest rank that may answer; in the end to oneself."""
+        waited = self.longest_wait()
+        self.quiet_until = now + min(
+            self.limits.check, self.limits.shutdown - waited if waited < self.limits.shutdown else self.limits.check
+        )
+        if judge >= self.rank:
+            self.appeal = None
+            self.inquire(waited, now)
+        else:
+            self.appeal = Appeal(judge, now + self.limits.tick + SLACK / 2)
+            self.mail.post(Alarm(waited), judge)
+
+    def inquire(self, seconds: float, now: float) -> None:
+        """Ask everyone, unless that was done lately for the same reason."""
+        news = now - self.told_at >= self.limits.check / 2 or seconds >= self.limits.shutdown
+        if self.inquiry or not news:
+            return
+        self.serial += 1
+        self.inquiry = Inquiry(self.serial, now + self.limits.tick + SLACK, {self.rank: self.report()})
+        for other in range(self.size):
+            if other != self.rank:
+                self.mail.post(Ask(self.serial), other)
+
+    # Letters
+
+    def read(self, sender: int, letter: object) -> None:
+        if isinstance(letter, Ask):
+            self.mail.post(Answer(letter.serial, self.report()), sender)
+        elif isinstance(letter, Answer):
+            if self.inquiry and letter.serial == self.inquiry.serial:
+                self.inquiry.reports[sender] = letter.report
+        elif isinstance(letter, Alarm):
+            self.mail.post(Heard(), sender)
+            self.inquire(letter.seconds, time.monotonic())
+        elif isinstance(letter, Heard):
+            self.appeal = None
+        elif isinstance(letter, End):
+            self.end(letter.text)
+
+    def report(self) -> Report:
+        now = time.monotonic()
+        waits = [
+            Wait(lane.name, lane.members, key, now - request.queued, now - request.agreed if request.agreed else 0.0)
+            for lane in self.lanes() for key, request in list(lane.pending.items())
+            if not patient(request)
+        ]  # fmt: skip
+        oldest = sorted(waits, key=lambda wait: -wait.seconds)[:MOST_WAITS]
+        joined = frozenset((lane.name, lane.members) for lane in self.lanes() if JOIN.key in lane.pending)
+        return Report(main_position(), tuple(oldest), joined)
+
+    # The verdict
+
+    def conclude(self, inquiry: Inquiry) -> None:
+        self.inquiry = None
+        reports = [inquiry.reports.get(rank) for rank in range(self.size)]
+        stalls = diagnosis.diagnose(reports, self.limits.check)
+        if not stalls:
+            return  # it came right meanwhile
+        self.told_at = time.monotonic()
+        self.show(reports, stalls)
+        fatal = [stall for stall in stalls if stall.lacking and stall.seconds >= self.limits.shutdown]
+        if fatal:
+            text = f"the job has stalled, and is ended.\n{diagnosis.letter(reports, fatal)}"
+            for other in range(self.size):
+                if other != self.rank:
+                    self.mail.post(End(text), other)
+            self.end(text)
+
+    def show(self, reports: Sequence[Report | None], stalls: Sequence[diagnosis.Stall]) -> None:
+        """Print the table. Quickly, though the main thread may be in an endless loop: rich has many modules to load,
+        and each file read gives up Python's lock, which is had back after an interval."""
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-4)
+        try:
+            self.tell(reports, stalls)
+        finally:
+            sys.setswitchinterval(interval)
+
+    def end(self, text: str) -> None:
+        """Fail what is pending here, now and later. A rank that waits for nothing says so itself."""
+        if self.ended_at is not None:
+            return
+        self.ended_at, self.text = time.monotonic(), text
+        waiting = any(lane.pending for lane in self.lanes())
+        for lane in self.lanes():
+            lane.close(StallError(text))
+        if not waiting:
+            print(f"hvdlite: rank {self.rank}: {text}", file=sys.stderr, flush=True)
+
+    def last_resort(self, now: float) -> None:
+        """End the process if its caller sits in a transfer that nothing can interrupt."""
+        if now - (self.ended_at or now) > GRACE and any(lane.lent for lane in self.lanes()):
+            exits.give_up(self.text)
+
+
+def patient(request: Request) -> bool:
+    """Whether it waits for others to finish their work, however long that takes: to shut down, or to join."""
+    return request.signature in (LEAVE, JOIN)
+
+
+def watch(world: Transport, lanes: Callable[[], list[Lane]], check: float, shutdown: float) -> StallWatch | None:
+    """A running watch over the lanes; None where there is nobody to wait for, or rank 0 wants none. Collective.
+
+    check, shutdown: rank 0's count. A shutdown time below the check time brings the check forward.
+    """
+    check, shutdown = world.allgather_object((check, shutdown))[0]
+    if world.size == 1 or not check:
+        return None
+    shutdown = shutdown or float("inf")
+    watch = StallWatch(world.mail(), world.rank, world.size, lanes, Limits(min(check, shutdown), shutdown))
+    watch.start()
+    return watch

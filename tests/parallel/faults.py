@@ -1,0 +1,98 @@
+"""A rank of a job in which one rank fails: `python -m tests.parallel.faults HOW WHO`, under hvdliterun.
+
+Each rank first tells its process' shared-memory files; the failing one then tells when it fails, by the clock.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite import ops
+
+LARGE = 1 << 23
+
+
+def main(how: str, who: int) -> None:
+    hvd.init()
+    with open("/proc/self/maps") as maps:
+        files = {line.split()[5] for line in maps if "/dev/shm/" in line}
+    print("files", *files, flush=True)
+    hvd.allreduce(np.ones(3), name="warm-up")
+    chosen = who % hvd.size() == hvd.rank()
+    if how.startswith("large-"):
+        large(getattr(signal, how.removeprefix("large-")), chosen)
+    if chosen:
+        print("fault", time.time(), flush=True)
+        FAULTS[how]()
+    if how == "sleep-2" and not chosen:
+        catch_the_stall()
+        return
+    if not (chosen and how == "skip"):
+        hvd.allreduce(np.ones(3), name="loss")
+    hvd.allreduce(np.ones(3), name="accuracy")
+
+
+def large(number: int, chosen: bool) -> None:
+    """All-reduce large arrays for ever, and send the chosen rank a signal in the middle."""
+    def strike() -> None:
+        time.sleep(0.3)
+        print("fault", time.time(), flush=True)
+        os.kill(os.getpid(), number)
+
+    if chosen:
+        threading.Thread(target=strike).start()
+    array = np.ones(LARGE, np.float32)
+    while True:
+        ops.allreduce_(array, name="large")
+
+
+def catch_the_stall() -> None:
+    """Take the error, learn that nothing can follow, and end as if all were well."""
+    for call in (lambda: hvd.allreduce(np.ones(3), name="loss"), lambda: hvd.allreduce(np.ones(3), name="next")):
+        try:
+            call()
+        except hvd.StallError as error:
+            print("caught", str(error).splitlines()[0], flush=True)
+    hvd.shutdown()
+    try:
+        hvd.init()
+    except hvd.HvdliteError as error:
+        print("no init:", str(error).splitlines()[0], flush=True)
+
+
+def endless_loop() -> None:
+    while True:
+        pass
+
+
+def fail() -> None:
+    raise ValueError("no such luck")
+
+
+def fail_in_a_thread() -> None:
+    threading.Thread(target=fail).start()
+    time.sleep(60)
+
+
+FAULTS = {
+    "loop": endless_loop,
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleep": lambda: time.sleep(60),
+    "sleep-2": lambda: time.sleep(60),
+    "skip": lambda: None,
+    "raise": fail,
+    "raise-in-thread": fail_in_a_thread,
+    "exit-0": lambda: sys.exit(0),
+    "exit-7": lambda: sys.exit(7),
+    "os-exit-0": lambda: os._exit(0),
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,171 @@
+"""One rank fails, in every way: the job ends soon, the message names it, and no process and no file is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+
+import pytest
+from hvdlite_launcher.janitor import marked
+
+from tests.parallel import jobs
+
+SIZES = (2, 3, 4)
+CHECK, SHUTDOWN = 1.0, 1.5  # seconds of waiting until the stall watch speaks, and until it ends the job
+BUSY = 1.5  # seconds that a machine with more ranks than cores may add
+LIMIT = 40.0
+
+
+@dataclass
+class Ended:
+    """How a job ended: lines by the time at which they came; its exit code; when it was over."""
+
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    code: int = 0
+    over: float = 0.0
+    left: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line for _, line in self.lines)
+
+    def time_of(self, *words: str) -> float:
+        """When the first line with these words came. Fails where there is none."""
+        for when, line in self.lines:
+            if all(word in line for word in words):
+                return when
+        raise AssertionError(f"no line with {words} in:\n{self.text}")
+
+    @property
+    def fault(self) -> float:
+        return next(float(line.split()[-1]) for _, line in self.lines if "fault" in line)
+
+    @property
+    def files(self) -> list[str]:
+        return [word for _, line in self.lines if ":files" in line for word in line.split()[1:]]
+
+
+def run(size: int, how: str, who: int) -> Ended:
+    """Run the job to its end."""
+    mark = uuid.uuid4().hex
+    limits = {"STALL_CHECK_TIME_SECONDS": CHECK, "STALL_SHUTDOWN_TIME_SECONDS": SHUTDOWN}
+    env = jobs.environment({"HVDLITE_TEST": mark, **{f"HOROVOD_{name}": str(limit) for name, limit in limits.items()}})
+    env["PYTHONPATH"] += os.pathsep + str(jobs.ROOT / "launcher")
+    command = ["-m", "hvdlite_launcher.cli", "-np", str(size), sys.executable, "-m", "tests.parallel.faults"]
+    job = subprocess.Popen([sys.executable, *command, how, str(who)], text=True, cwd=jobs.ROOT, env=env,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    late = threading.Timer(LIMIT, job.terminate)
+    late.start()
+    ended = Ended()
+    assert job.stdout
+    for line in job.stdout:
+        ended.lines.append((time.time(), line.rstrip("\n")))
+    ended.code, ended.over = job.wait(), time.time()
+    late.cancel()
+    ended.left = list(marked(f"HVDLITE_TEST={mark}".encode()))
+    return ended
+
+
+@cache
+def all_sizes(how: str, who: int) -> dict[int, Ended]:
+    """The job at all sizes, at the same time: they mostly wait."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(SIZES, pool.map(lambda size: run(size, how, who), SIZES), strict=True))
+
+
+def ended(size: int, how: str, who: int, code: int, seconds: float) -> Ended:
+    """The job, after asserting its exit code, that it ended within that time of the fault, and left nothing."""
+    job = all_sizes(how, who)[size]
+    assert job.code == code, job.text
+    assert job.over - job.fault < seconds + BUSY, job.text
+    assert not job.left
+    assert job.files and not [path for path in job.files if os.path.exists(path)]
+    return job
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("how", "who"), [("loop", 0), ("loop", -1), ("stop", 0), ("stop", -1), ("sleep", 1)])
+def test_a_rank_that_never_comes_is_named_by_the_stall_watch(size: int, how: str, who: int) -> None:
+    """With the line where it is, if it can answer; then the job ends with an error on those who wait."""
+    job = ended(size, how, who, code=1, seconds=SHUTDOWN + 5)
+    rank = who % size
+    told = job.time_of("hvdlite: allreduce 'loss'", f"for rank {rank}")
+    assert CHECK - 0.1 < told - job.fault < CHECK + 1 + BUSY
+    where = {"loop": "in endless_loop: ", "stop": "no answer", "sleep": '"sleep": lambda: time.sleep(60)'}[how]
+    assert job.time_of(f"]<stderr>:  {rank} ", where) >= told
+    assert job.time_of('in main: hvd.allreduce(np.ones(3), name="loss")') >= told
+    job.time_of("StallError: the job has stalled")
+    job.time_of("allreduce 'loss': rank", "waited", f"for rank {rank}.")
+    job.time_of(f"Rank {rank}", where)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_whoever_catches_the_error_of_a_stall_still_ends(size: int) -> None:
+    """MPI cannot be finalized then, so the job is aborted; no call hangs on the way."""
+    job = ended(size, "sleep-2", 1, code=1, seconds=SHUTDOWN + 5)
+    for words in ("caught the job has stalled", "no init: this process can no longer communicate"):
+        assert job.text.count(words) >= 1, job.text
+    job.time_of("ended after communication broke")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_collective_that_one_rank_skips(size: int) -> None:
+    """Both sides wait, each for the other, and the table says in what."""
+    job = ended(size, "skip", 1, code=1, seconds=SHUTDOWN + 5)
+    job.time_of("allreduce 'loss'", "for rank 1.")
+    job.time_of("allreduce 'accuracy': rank 1 has waited")
+    job.time_of("StallError: the job has stalled")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("who", [0, -1])
+def test_a_rank_stopped_inside_a_large_allreduce(size: int, who: int) -> None:
+    """Nobody can be called back from inside MPI, but the job ends."""
+    job = ended(size, "large-SIGSTOP", who, code=1, seconds=SHUTDOWN + 5)
+    job.time_of("hvdlite: allreduce 'large'", f"for rank {who % size}")
+    job.time_of("the job has stalled")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("who", [0, -1])
+def test_a_rank_killed_inside_a_large_allreduce(size: int, who: int) -> None:
+    job = ended(size, "large-SIGKILL", who, code=137, seconds=5)
+    job.time_of(f"hvdliterun: rank {who % size} was killed by SIGKILL")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("how", ["raise", "raise-in-thread"])
+def test_a_rank_that_raises_before_the_collective(size: int, how: str) -> None:
+    job = ended(size, how, 1, code=1, seconds=5)
+    job.time_of("hvdlite: rank 1 failed: ValueError")
+    job.time_of("ValueError: no such luck")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("who", [0, -1])
+def test_a_rank_that_exits_early_with_success(size: int, who: int) -> None:
+    """It shuts down in passing; the others' collective is an error that names it."""
+    job = ended(size, "exit-0", who, code=1, seconds=5)
+    job.time_of(f"ShutdownError: allreduce 'loss': rank {who % size} shut down (or ended) without calling it")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_that_exits_early_with_a_code(size: int) -> None:
+    job = ended(size, "exit-7", 1, code=7, seconds=5)
+    job.time_of("hvdlite: rank 1 failed: exit code 7")
+    job.time_of("hvdliterun: rank 1 ended the job with exit code 7")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("who", [0, -1])
+def test_a_rank_that_vanishes(size: int, who: int) -> None:
+    """os._exit(0): no exit handler runs, and no code tells; its keeper has noticed that it never shut down."""
+    job = ended(size, "os-exit-0", who, code=1, seconds=5)
+    job.time_of(f"hvdliterun: rank {who % size} ended without hvd.shutdown()")

@@ -1,0 +1,245 @@
+"""The stall watch on threads as ranks, with lanes that only stand there; and the pure parts: diagnosis, positions."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from hvdlite.algorithms import Place
+from hvdlite.engine import Lane
+from hvdlite.errors import StallError
+from hvdlite.observers import diagnosis, positions
+from hvdlite.observers.diagnosis import Report, Stall, Wait, diagnose
+from hvdlite.observers.stall import Limits, StallWatch, watch
+from hvdlite.requests import Request, Signature
+from hvdlite.transports.threads import ThreadTransport, run_ranks
+
+EVERYONE = (0, 1, 2)
+CHECK = 0.2
+Told = tuple[int, list[Report | None], list[Stall]]
+
+
+def wait(key: str, seconds: float, lane: str = "eager", members: tuple[int, ...] = EVERYONE, working: float = 0.0) -> Wait:
+    return Wait(lane, members, key, seconds, working)
+
+
+# Diagnosis
+
+
+def test_who_waits_for_whom() -> None:
+    reports = [Report("a.py:1", (wait("loss", 70),)), Report("b.py:2"), Report("a.py:1", (wait("loss", 65),))]
+    (stall,) = diagnose(reports, 60)
+    assert stall == Stall("loss", (0, 2), (1,), 70)
+    assert diagnosis.summary(stall) == "loss: ranks 0, 2 have waited 70 s for rank 1"
+    assert diagnosis.rows(reports, [stall]) == [("0, 2", "loss", "rank 1, 70 s", "a.py:1"), ("1", "", "", "b.py:2")]
+    assert "Rank 1 is at b.py:2" in diagnosis.letter(reports, [stall])
+
+
+def test_a_short_wait_is_no_stall() -> None:
+    assert diagnose([Report("a", (wait("loss", 59),)), Report("b"), Report("c")], 60) == []
+
+
+def test_a_rank_without_an_answer_is_waited_for() -> None:
+    reports = [Report("a", (wait("loss", 61),)), None, Report("c", (wait("loss", 61),))]
+    (stall,) = diagnose(reports, 60)
+    assert stall.lacking == (1,) and "Rank 1: no answer" in diagnosis.letter(reports, [stall])
+
+
+def test_each_waits_for_the_other() -> None:
+    reports = [Report("a", (wait("x", 61),)), Report("b", (wait("y", 62),)), Report("c", (wait("x", 61),))]
+    assert [(s.key, s.waiting, s.lacking) for s in diagnose(reports, 60)] == [("y", (1,), (0, 2)), ("x", (0, 2), (1,))]
+
+
+def test_only_members_and_the_same_lane_count() -> None:
+    """A set of ranks 0 and 2; the same name on another lane is another operation."""
+    mine, other = wait("x", 99, "set", (0, 2)), wait("x", 99, "eager")
+    (stall, *rest) = diagnose([Report("a", (mine,)), Report("b"), Report("c")], 60)
+    assert stall.lacking == (2,) and not rest
+    assert {s.lacking for s in diagnose([Report("a", (mine,)), Report("b"), Report("c", (other,))], 60)} == {(2,), (0, 1)}
+
+
+def test_a_joined_rank_is_not_waited_for() -> None:
+    reports = [Report("a", (wait("x", 99),)), Report("b", joined=frozenset([("eager", EVERYONE)])), Report("c")]
+    assert diagnose(reports, 60)[0].lacking == (2,)
+
+
+def test_what_all_have_called_stalls_only_when_its_work_does() -> None:
+    """A long queue that moves is none; a transfer that does not end is, and waits for nobody."""
+    assert diagnose([Report("a", (wait("x", 99, working=1),))] * 3, 60) == []
+    (stall,) = diagnose([Report("a", (wait("x", 99, working=61),))] * 3, 60)
+    assert stall.lacking == () and "all ranks have called it" in diagnosis.summary(stall)
+
+
+def test_many_calls_are_cut() -> None:
+    reports = [Report("a", tuple(wait(f"x{i}", 90) for i in range(9))), Report("b"), Report("c")]
+    (first, *_) = diagnosis.rows(reports, diagnose(reports, 60))
+    assert first[1].endswith("... and 3 more") and first[1].count("\n") == diagnosis.MOST_CALLS
+
+
+def test_the_table_is_printed_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    reports = [Report("train.py:12 in step: loss[0] = [red]", (wait("loss", 70),)), None, Report("c")]
+    diagnosis.show(reports, diagnose(reports, 60))
+    out, err = capsys.readouterr()
+    assert not out and "waited 70 s for ranks 1-2" in err and "no answer" in err and "loss[0] = [red]" in err
+    assert all(line == line.rstrip() for line in err.splitlines())
+
+
+# Positions
+
+
+def test_the_users_line_is_found_below_library_code() -> None:
+    """The main thread waits in the library (here: of Python); its innermost line outside is ours."""
+    seen: list[str] = []
+    looker = threading.Thread(target=lambda: (time.sleep(0.1), seen.append(positions.main_position())))
+    looker.start()
+    looker.join()  # this line
+    assert "tests/unit/test_stall.py:" in seen[0] and seen[0].endswith("looker.join()  # this line")
+
+
+# The watch
+
+
+def watched(
+    size: int, function: Callable[[StallWatch, Lane], Any], shutdown: float = float("inf"), told: list[Told] | None = None
+) -> list[Told]:
+    """function(watch, lane) on `size` ranks, each watched; what was told, and by whom (also while it runs: `told`)."""
+    told = [] if told is None else told
+
+    def main(transport: ThreadTransport) -> None:
+        lane = Lane(transport, Place(size, False))
+        watch = StallWatch(transport.mail(), transport.rank, size, lambda: [lane], Limits(CHECK, shutdown))
+
+        def tell(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> None:
+            told.append((transport.rank, list(reports), list(stalls)))
+
+        watch.tell = tell
+        function(watch, lane)
+        transport.barrier()
+        if watch.thread.ident:
+            watch.stop()
+
+    run_ranks(size, main)
+    return told
+
+
+def hang(lane: Lane, name: str = "loss", seconds: float = 0.0) -> Request:
+    """A request that stays pending."""
+    request = Request(Signature("allreduce", name), lambda lane: None)
+    with lane.changed:
+        lane.admit(request)
+    time.sleep(seconds)
+    return request
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_an_absent_rank_is_named_once_in_each_interval(absent: int) -> None:
+    def rank_main(watch: StallWatch, lane: Lane) -> None:
+        watch.start()
+        if lane.transport.rank == absent:
+            time.sleep(2.8 * CHECK)
+        else:
+            hang(lane, seconds=2.8 * CHECK)
+
+    told = watched(3, rank_main)
+    assert len(told) == 2 and {who for who, *_ in told} == {0}
+    for _, reports, (stall,) in told:
+        assert stall.lacking == (absent,) and None not in reports and CHECK <= stall.seconds < 3 * CHECK
+
+
+@pytest.mark.parametrize("dead", [0, 1, 2])
+def test_a_rank_without_a_watch_is_no_answer(dead: int) -> None:
+    """Where rank 0 itself is mute, the next one tells."""
+
+    def rank_main(watch: StallWatch, lane: Lane) -> None:
+        if lane.transport.rank != dead:
+            watch.start()
+            hang(lane)
+        deadline = time.monotonic() + 10
+        while not told and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    told: list[Told] = []
+    watched(3, rank_main, told=told)
+    assert told and {who for who, *_ in told} == {1 if dead == 0 else 0}
+    for _, reports, (stall,) in told:
+        assert stall.lacking == (dead,) and [rank for rank, r in enumerate(reports) if r is None] == [dead]
+
+
+def test_nothing_is_said_while_things_move() -> None:
+    """Many short waits of one name; and a shutdown that takes long."""
+
+    def rank_main(watch: StallWatch, lane: Lane) -> None:
+        watch.start()
+        for i in range(20):
+            lane.run(Request(Signature("barrier", "step"), lambda lane: None))
+            time.sleep(0.01 * CHECK * (i + lane.transport.rank))
+        if lane.transport.rank == 0:
+            time.sleep(2 * CHECK)
+        lane.leave()
+
+    assert watched(3, rank_main) == []
+
+
+def test_past_the_second_limit_all_pending_and_later_calls_fail(capfd: pytest.CaptureFixture[str]) -> None:
+    def rank_main(watch: StallWatch, lane: Lane) -> None:
+        watch.start()
+        if lane.transport.rank == 1:
+            time.sleep(3 * CHECK)
+        else:
+            request = hang(lane)
+            with pytest.raises(StallError, match=r"(?s)allreduce 'loss': ranks 0, 2 have waited.*for rank 1.*Rank 1 is at"):
+                request.handle.wait()
+        with pytest.raises(StallError):
+            lane.run(Request(Signature("allreduce", "next"), lambda lane: None))
+
+    assert len(watched(3, rank_main, shutdown=2 * CHECK)) == 2
+    assert "hvdlite: rank 1: the job has stalled" in capfd.readouterr().err  # it waits for nothing, so it says so itself
+
+
+def test_a_caller_in_the_roll_call_gets_the_error() -> None:
+    def rank_main(watch: StallWatch, lane: Lane) -> None:
+        watch.start()
+        if lane.transport.rank == 0:
+            time.sleep(3 * CHECK)
+        else:
+            with pytest.raises(StallError):
+                lane.run(Request(Signature("barrier", "x"), lambda lane: None))
+
+    watched(2, rank_main, shutdown=CHECK)
+
+
+def test_settings_are_rank_0s() -> None:
+    """Also where ranks were given different ones: making the watch is collective."""
+
+    def limits(transport: ThreadTransport, check: float, shutdown: float) -> Limits | None:
+        if transport.rank:
+            check, shutdown = check + transport.rank, shutdown + transport.rank
+        made = watch(transport, list, check, shutdown)
+        if made:
+            made.stop()
+        return made.limits if made else None
+
+    assert set(run_ranks(3, lambda t: limits(t, 60, 0))) == {Limits(60, float("inf"))}
+    assert set(run_ranks(3, lambda t: limits(t, 60, 5))) == {Limits(5, 5)}
+    assert set(run_ranks(3, lambda t: limits(t, 0, 5))) == {None}
+    assert run_ranks(1, lambda t: limits(t, 60, 5)) == [None]
+
+
+def test_a_letter_is_small() -> None:
+    """A rank with a thousand pending calls reports the oldest."""
+
+    def rank_main(transport: ThreadTransport) -> None:
+        lane = Lane(transport, Place(1, False))
+        watch = StallWatch(transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK))
+        for i in range(1000):
+            hang(lane, f"x{i}")
+        report = watch.report()
+        assert [w.key for w in report.waits] == [f"allreduce 'x{i}'" for i in range(len(report.waits))]
+        assert len(pickle.dumps(report)) < 4096
+
+    run_ranks(1, rank_main)
