@@ -17,9 +17,19 @@ from dataclasses import dataclass, field
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
+from hvdlite_launcher.schedulers import Starter
 from hvdlite_launcher.ssh import Ssh
 
 _KEPT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Step:
+    """A scheduler's start of ranks. path: of its program. pmi: how the MPI's processes will find each other."""
+
+    starter: Starter
+    path: str
+    pmi: str
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,8 @@ class Settings:
 
     ranks: ranks in all. env: variables given with -x. mpi_args: appended to the launcher's options.
     cores: cores that this process may use. root: whether we run as root. interfaces: networks to use, or all.
-    binding_args: instead of our own on placing and binding ranks, or None.
+    binding_args: instead of our own on placing and binding ranks, or None. step: how a scheduler starts the ranks, or
+    None where the MPI's launcher does.
     """
 
     ranks: int
@@ -41,11 +52,17 @@ class Settings:
     ssh: Ssh = field(default_factory=Ssh)
     interfaces: tuple[str, ...] = ()
     binding_args: tuple[str, ...] | None = None
+    step: Step | None = None
 
     @property
     def several(self) -> bool:
-        """Whether hosts other than this one take part."""
+        """Whether hosts other than this one take part that we watch over ourselves."""
         return any(not host.local for host in self.hosts)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether ranks may be on other hosts."""
+        return self.several or self.step is not None
 
     @property
     def most_slots(self) -> int:
@@ -70,10 +87,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Command:
-    """argv: what to execute. env: variables to add to the environment."""
+    """argv: what to execute. env: variables to add to the environment.
+
+    labelled: it prints the output of ranks that have no pipe to us, each line behind its rank and a colon.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    labelled: bool = False
 
 
 def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> Command:
@@ -86,6 +107,8 @@ def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, st
     env |= {"HVDLITE_JOB_ID": place.id, "HVDLITE_JOB_DIR": place.folder}
     if settings.several:
         env["HVDLITE_JOB_HOSTS"] = str(len(settings.hosts))
+    if settings.step:
+        return Command((*_step_options(settings, settings.step), *place.keeper, *settings.command), env, labelled=True)
     options = _open_mpi_options(settings, {**environ, **env}) if open_mpi else _hydra_options(settings)
     return Command((mpi.launcher, *options, *settings.mpi_args, *place.keeper, *settings.command), env)
 
@@ -137,10 +160,11 @@ def _open_mpi_options(settings: Settings, env: Mapping[str, str]) -> tuple[str, 
 def _open_mpi_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> dict[str, str]:
     modern = mpi.version >= (5,)
     env = {"OMPI_MCA_osc": "^ucx"}  # else every shared window prints a UCX error
-    env["PRTE_MCA_prte_tmpdir_base" if modern else "OMPI_MCA_orte_tmpdir_base"] = place.folder
+    if not settings.step:  # on other hosts of a scheduler the job has no folders
+        env["PRTE_MCA_prte_tmpdir_base" if modern else "OMPI_MCA_orte_tmpdir_base"] = place.folder
     if _crowded(settings):
         env["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    if place.shared:
+    if place.shared and not settings.step:
         env[f"OMPI_MCA_btl_{'sm' if modern else 'vader'}_backing_directory"] = place.shared
         env["OMPI_MCA_osc_sm_backing_directory"] = place.shared
     if modern and mpi.wheel and not {"OMPI_MCA_pml", "OMPI_MCA_btl"} & environ.keys():
@@ -180,3 +204,18 @@ def _hydra_options(settings: Settings) -> tuple[str, ...]:
     interface = ("-iface", settings.interfaces[0]) if settings.interfaces else ()
     options = ("-n", str(settings.ranks), "-hosts", _host_list(settings), *interface)
     return options if settings.binding_args is None else (*options, *settings.binding_args)
+
+
+def _step_options(settings: Settings, step: Step) -> tuple[str, ...]:
+    ranks, more = str(settings.ranks), settings.binding_args
+    if step.starter is Starter.SRUN:
+        nodes = ("--nodes", str(len(settings.hosts)), "--distribution", "block")
+        how = (f"--mpi={step.pmi}", "--kill-on-bad-exit=1", "--label", "--unbuffered")
+        binding = (*nodes, "--cpu-bind=none") if more is None else more
+        return (step.path, "--ntasks", ranks, *binding, *how, *settings.mpi_args)
+    if step.starter is Starter.JSRUN:
+        sets = ("--nrs", ranks, "--tasks_per_rs", "1", "--rs_per_host", str(settings.most_slots))
+        binding = (*sets, "--cpu_per_rs", "1", "--bind", "none") if more is None else more
+        return (step.path, *binding, "--stdio_mode", "prepended", *settings.mpi_args)
+    pmi = ("-o", f"pmi={step.pmi}") if step.pmi else ()
+    return (step.path, "run", "-n", ranks, *(more or ()), *pmi, "--label-io", *settings.mpi_args)

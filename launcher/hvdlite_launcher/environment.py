@@ -20,6 +20,7 @@ PREFIXES = (
     *("XLA_", "TF_", "TORCH_", "PYTORCH_", "KERAS_", "JAX_", "HF_", "TRANSFORMERS_"),
 )
 OF_ONE_HOST = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+OF_SCHEDULERS = ("SLURM_", "SLURMD_", "SRUN_", "SALLOC_", "SBATCH_", "LSB_", "LSF_", "JSM_", "JSRUN_", "PBS_", "FLUX_")
 LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "SSH_AUTH_SOCK", "KRB5CCNAME", "XDG_RUNTIME_DIR", "TMPDIR")
 _SECRET = re.compile(r"_TOKEN$|_KEY$|SECRET|PASSW|CREDENTIAL|^AWS_")
 
@@ -30,8 +31,8 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def kept(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `environ` that mpirun gets for itself."""
-    return {name: value for name, value in environ.items() if name in LOGIN}
+    """The variables of `environ` that mpirun or a scheduler's launcher gets for itself."""
+    return {name: value for name, value in environ.items() if name in LOGIN or name.startswith(OF_SCHEDULERS)}
 
 
 def is_secret(name: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 _ENTRY = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[\w.-]+)(?::(?P<slots>\d+))?")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_SLOTS = re.compile(r"\s+slots\s*=\s*(\d+)\s*$")
+_SLOTS = re.compile(r"\s+slots\s*=\s*(\d+)(\s+max_slots\s*=\s*\d+)?\s*$")
 
 
 class HostsError(ValueError):
@@ -40,7 +40,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(path: str) -> tuple[Host, ...]:
-    """Read one host per line (`name`, `name:4` or `name slots=4`); `#` starts a comment.
+    """Read one host per line (`name`, `name:4` or `name slots=4`), or several lines that add up; `#` is a comment.
 
     Raises HostsError on an unreadable file and on whatever `parse_hosts` refuses.
     """
@@ -49,7 +49,10 @@ def parse_hostfile(path: str) -> tuple[Host, ...]:
             lines = [line.split("#")[0].strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
         raise HostsError(f"cannot read the hostfile {path!r}: {getattr(error, 'strerror', error)}") from error
-    return _checked(_parse_entry(_SLOTS.sub(r":\1", line)) for line in lines if line)
+    slots: dict[str, int] = {}
+    for host in (_parse_entry(_SLOTS.sub(r":\1", line)) for line in lines if line):
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return _checked(Host(name, count) for name, count in slots.items())
 
 
 def located(hosts: Sequence[Host]) -> tuple[Host, ...]:
@@ -81,6 +84,15 @@ def is_local(name: str) -> bool:
     except OSError:
         return False
     return any(_is_own(family, address) for family, _, _, _, address in found)
+
+
+def used(hosts: Sequence[Host], ranks: int) -> tuple[Host, ...]:
+    """The first hosts that together hold this many ranks."""
+    found: list[Host] = []
+    for host in hosts:
+        if total_slots(found) < ranks:
+            found.append(host)
+    return tuple(found)
 
 
 def total_slots(hosts: Sequence[Host]) -> int:

@@ -20,21 +20,31 @@ PARTIAL_WAIT = 0.1  # seconds that an unfinished line is held back
 class Source:
     """One stream of one rank. rest: what has come since the last line's end, at `since`."""
 
-    label: bytes
+    rank: int
     destination: int
     rest: bytes = b""
     since: float = 0.0
+
+    @property
+    def label(self) -> bytes:
+        """What stands before its lines."""
+        return f"[{self.rank}]<{'stdout' if self.destination == 1 else 'stderr'}>:".encode()
 
 
 @dataclass
 class Printer:
     """Writes whole lines of many sources to stdout and stderr.
 
-    prefix: whether lines carry their label. _open: per destination, the source whose line was left
-    unfinished there, so that nobody else's text is glued to it.
+    prefix: whether lines carry their label. timestamps: whether the time stands before it.
+    folder: where each rank's output is written too, as it is, or None. ranks: how many there are.
+    _open: per destination, the source whose line was left unfinished there, so that nobody else's text is glued to it.
     """
 
     prefix: bool
+    timestamps: bool = False
+    folder: str | None = None
+    ranks: int = 1
+    _files: dict[bytes, int] = field(default_factory=dict)
     _open: dict[int, Source | None] = field(default_factory=dict)
     _alias: dict[int, int] = field(default_factory=dict)
 
@@ -44,6 +54,8 @@ class Printer:
 
     def feed(self, source: Source, data: bytes) -> None:
         """Take what a source has written, and print all lines that it completes."""
+        if self.folder is not None:
+            self._keep(source, data)
         if not self.prefix:
             write_all(source.destination, data)
             return
@@ -67,13 +79,35 @@ class Printer:
                 write_all(destination, b"\n")
         self._open.clear()
 
+    def __enter__(self) -> Printer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files.values():
+            os.close(file)
+
+    def _label(self, source: Source) -> bytes:
+        return time.asctime().encode() + source.label if self.timestamps else source.label
+
+    def _keep(self, source: Source, data: bytes) -> None:
+        """Write to the rank's own file: FOLDER/rank.07/stdout."""
+        file = self._files.get(source.label)
+        if file is None:
+            width = len(str(self.ranks - 1))
+            folder = os.path.join(str(self.folder), f"rank.{source.rank:0{width}d}")
+            os.makedirs(folder, exist_ok=True)
+            name = "stdout" if source.destination == 1 else "stderr"
+            how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            file = self._files[source.label] = os.open(os.path.join(folder, name), how, 0o666)
+        write_all(file, data)
+
     def _print(self, source: Source, segments: list[bytes]) -> None:
         place = self._alias[source.destination]
         unfinished = self._open.get(place)
         parts = [b"\n"] if unfinished is not None and unfinished is not source else []
         fresh = unfinished is not source
         for segment in segments:
-            parts.append(source.label + segment if fresh and segment != b"\r" else segment)
+            parts.append(self._label(source) + segment if fresh and segment != b"\r" else segment)
             fresh = segment.endswith((b"\n", b"\r"))
         self._open[place] = None if fresh else source
         write_all(source.destination, b"".join(parts))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hvdlite_launcher.command import Command, Place
+from hvdlite_launcher.command import Command, Place, Settings
 from hvdlite_launcher.ending import Ending, signals, suspension
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import Failures
@@ -40,8 +40,7 @@ class Outcome:
 
 def run(
     compose: Callable[[Place], Command],
-    program: Sequence[str],
-    ranks: int,
+    settings: Settings,
     environ: Mapping[str, str],
     *,
     reach: Reach | None = None,
@@ -50,8 +49,8 @@ def run(
 ) -> Outcome:
     """Run one job from its start to the last trace of it; output and errors go to our stdout and stderr.
 
-    compose: makes the command, given the job's place. program: the ranks' own command. environ: what the command's
-    variables are added to. reach: other hosts, or None. verbose: whether all of mpirun's messages are shown.
+    compose: makes the command, given the job's place. environ: what the command's variables are added to.
+    reach: other hosts, or None. verbose: whether all of mpirun's messages are shown.
     Raises NotReadyError before anything has started when some host cannot take part.
     """
     streams, failures = Streams(printer, verbose), Failures(several=reach is not None)
@@ -59,13 +58,13 @@ def run(
     with signals(ending, streams):
         with a_place(several=reach is not None) as place:
             begun = time.monotonic()
-            streams.open_ranks(place, ranks)
+            streams.open_ranks(place, settings.ranks)
             command = compose(place)
             env = {**environ, **command.env}
-            job = _job(place, program, env)
+            job = _job(place, settings.command, env)
             with a_team(reach, place, job, streams, failures) as team, suspension(team):
                 if reach:
-                    team.prepare(reach, program, env, lambda: ending.signal != 0)
+                    team.prepare(reach, settings.command, env, lambda: ending.signal != 0)
                 started = time.monotonic()
                 mpirun = _spawn(command, env, streams)
                 spawned = time.monotonic() - started
@@ -86,11 +85,14 @@ def _job(place: Place, program: Sequence[str], env: Mapping[str, str]) -> dict[s
 
 
 def _spawn(command: Command, env: Mapping[str, str], streams: Streams) -> subprocess.Popen[bytes]:
-    end = streams.open_notices()
+    labelled = command.labelled
+    out = streams.open_labelled(1) if labelled else streams.open_notices()
+    err = streams.open_labelled(2) if labelled else os.dup(out)
     try:
-        return subprocess.Popen(command.argv, env=env, stdout=end, stderr=end, start_new_session=True)
+        return subprocess.Popen(command.argv, env=env, stdout=out, stderr=err, start_new_session=True)
     finally:
-        os.close(end)
+        os.close(out)
+        os.close(err)
 
 
 def _watch(

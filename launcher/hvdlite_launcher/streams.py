@@ -8,6 +8,7 @@ come with a rank's death, which is told in one line.
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from hvdlite_launcher.output import PARTIAL_WAIT, Printer, Source, write_all
 _CHUNK = 65536
 _TICK = 0.25  # seconds that a wait may last
 _NOTICES_HELD = 5.0  # seconds
+_LABEL = re.compile(rb"\s*(\d+): ?")
 Listener = Callable[[bytes], None]
 
 
@@ -69,6 +71,27 @@ class Streams:
         self.add(pipe, self._notices)
         return end
 
+    def open_labelled(self, destination: int) -> int:
+        """Make the pipe for output of ranks behind labels, `2: text`; what has none is a notice. Returns the end to
+        write to."""
+        pipe, end = os.pipe()
+        rest = b""
+
+        def listen(data: bytes) -> None:
+            nonlocal rest
+            *lines, rest = (rest + data).splitlines(keepends=True) if data else [rest, b""]
+            if rest.endswith(b"\n"):
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                label = _LABEL.match(line)
+                if label:
+                    self.output(int(label[1]), destination, line[label.end() :])
+                else:
+                    self._notice(line)
+
+        self.add(pipe, listen)
+        return end
+
     def output(self, rank: int, destination: int, data: bytes) -> None:
         """Print what a rank on another host has written. destination: 1 for its stdout, 2 for its stderr."""
         self.first_output = self.first_output or time.monotonic()
@@ -101,8 +124,7 @@ class Streams:
         self._selector.close()
 
     def _source(self, rank: int, destination: int) -> Source:
-        label = f"[{rank}]<{'stdout' if destination == 1 else 'stderr'}>:".encode()
-        return self._ranks.setdefault((rank, destination), Source(label, destination))
+        return self._ranks.setdefault((rank, destination), Source(rank, destination))
 
     def _read(self, key: selectors.SelectorKey) -> bool:
         """Take one chunk; False when there is none."""
@@ -119,11 +141,14 @@ class Streams:
             self.first_output = self.first_output or time.monotonic()
             self._guarded(lambda: self.printer.feed(key.data, data))
         elif isinstance(key.data, Notices):
-            self._notices.since = self._notices.since if self._notices.text else time.monotonic()
-            self._notices.text += data
+            self._notice(data)
         elif key.data is not None:
             key.data(data)
         return bool(data)
+
+    def _notice(self, data: bytes) -> None:
+        self._notices.since = self._notices.since if self._notices.text else time.monotonic()
+        self._notices.text += data
 
     def _flush_old(self) -> None:
         for source in self._ranks.values():

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher.hosts import Host, HostsError, is_local, parse_hostfile, parse_hosts, total_slots
+from hvdlite_launcher.hosts import Host, HostsError, is_local, located, parse_hostfile, parse_hosts, total_slots, used
 
 
 def test_a_host_without_slots_holds_one_rank() -> None:
@@ -25,8 +25,9 @@ def test_what_cannot_be_read_is_refused(text: str) -> None:
 
 def test_all_hostfile_dialects_say_the_same(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
-    file.write_text("# cluster\na slots=4\n\nb:2   # half of it\nc\nd slots = 3\n")
-    assert parse_hostfile(str(file)) == (Host("a", 4), Host("b", 2), Host("c", 1), Host("d", 3))
+    file.write_text("# cluster\na slots=4\n\nb:2   # half of it\nc\nd slots = 3\ne slots=1 max_slots=9\nc\nb\n")
+    hosts = (Host("a", 4), Host("b", 3), Host("c", 2), Host("d", 3), Host("e", 1))
+    assert parse_hostfile(str(file)) == hosts
 
 
 @pytest.mark.parametrize("text", ["", "# nobody\n", "a slots=many\n"])
@@ -44,4 +45,17 @@ def test_a_missing_hostfile_is_named() -> None:
 
 def test_this_machine_is_local_and_others_are_not() -> None:
     assert all(is_local(name) for name in ("localhost", "127.0.0.1", socket.gethostname()))
-    assert not is_local("elsewhere.example")
+    assert not is_local("elsewhere.example") and not is_local("192.0.2.1")
+
+
+def test_beside_others_this_machine_goes_by_its_name() -> None:
+    """`localhost` is another machine to every other machine."""
+    here, other = located(parse_hosts("localhost:2,192.0.2.1:3"))
+    assert here == Host(socket.gethostname(), 2, local=True)
+    assert other == Host("192.0.2.1", 3, local=False)
+    assert located(parse_hosts("localhost:2")) == (Host("localhost", 2),)
+
+
+def test_only_the_hosts_that_are_needed_are_used() -> None:
+    hosts = parse_hosts("a:2,b:2,c:2")
+    assert [len(used(hosts, ranks)) for ranks in (1, 2, 3, 4, 5, 6)] == [1, 1, 2, 2, 3, 3]

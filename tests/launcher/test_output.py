@@ -37,14 +37,14 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     ],
 )
 def test_every_line_carries_its_label(written: list[bytes], chunks: list[bytes], shown: bytes) -> None:
-    printer, source = Printer(prefix=True), Source(ZERO, 1)
+    printer, source = Printer(prefix=True), Source(0, 1)
     for chunk in chunks:
         printer.feed(source, chunk)
     assert b"".join(written) == shown
 
 
 def test_an_unfinished_line_shows_after_a_while_and_goes_on(written: list[bytes]) -> None:
-    printer, source = Printer(prefix=True), Source(ZERO, 1)
+    printer, source = Printer(prefix=True), Source(0, 1)
     printer.feed(source, b"loading")
     printer.flush(source, older_than=10.0)
     assert written == []
@@ -54,7 +54,7 @@ def test_an_unfinished_line_shows_after_a_while_and_goes_on(written: list[bytes]
 
 
 def test_nobody_writes_into_the_unfinished_line_of_another(written: list[bytes]) -> None:
-    printer, zero, one = Printer(prefix=True), Source(ZERO, 1), Source(ONE, 1)
+    printer, zero, one = Printer(prefix=True), Source(0, 1), Source(1, 1)
     printer.feed(zero, b"loading")
     printer.flush(zero)
     printer.feed(one, b"hello\n")
@@ -63,7 +63,7 @@ def test_nobody_writes_into_the_unfinished_line_of_another(written: list[bytes])
 
 
 def test_without_prefix_bytes_pass_unchanged(written: list[bytes]) -> None:
-    printer, source = Printer(prefix=False), Source(ZERO, 1)
+    printer, source = Printer(prefix=False), Source(0, 1)
     for chunk in (b"a\rb", b"c\n\n"):
         printer.feed(source, chunk)
     assert b"".join(written) == b"a\rbc\n\n"

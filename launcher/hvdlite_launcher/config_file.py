@@ -1,0 +1,26 @@
+"""Horovod's YAML file of settings, section by section. Unknown keys are left alone, as Horovod leaves them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdlite_launcher.usage import UsageError
+
+
+def load(path: str) -> dict[str, Any]:
+    """The file's sections. Raises UsageError on a file that cannot be read, or asks for another controller."""
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise UsageError(f"cannot read the settings in {path}: {reason}") from error
+    if config is None:
+        return {}
+    if not isinstance(config, dict):
+        raise UsageError(f"cannot read the settings in {path}: sections were expected, such as `params:`")
+    if config.get("controller", "mpi") != "mpi":
+        raise UsageError(f"{path}: controller {config['controller']!r} is not there: hvdlite communicates over MPI")
+    return config

@@ -1,0 +1,112 @@
+"""hvdliterun's command line: horovodrun's flags, with their names and meanings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any, NoReturn
+
+from hvdlite_launcher import tunables
+from hvdlite_launcher.usage import UsageError
+
+USAGE = "hvdliterun -np N [-H server1:N,server2:N] [options] python train.py [arguments]"
+_EXAMPLES = """\
+examples:
+  hvdliterun -np 4 python train.py --epochs 3       4 ranks on this machine
+  hvdliterun -H server1:4,server2:4 python train.py 8 ranks on two machines, reached by ssh
+  hvdliterun python train.py                        in a job of Slurm, LSF, PBS or Flux: all that it was given
+  hvdliterun -np 2 -v python train.py               show the exact command, the MPI and the start-up times
+  hvdliterun -np 2 -x LR=0.1 python train.py        set a variable for all ranks
+  hvdliterun -np 2 --mpi-args="--mca btl tcp,self" python train.py
+  hvdliterun --check                                what is installed here, and what of it will be used
+
+Every line of output carries its rank, [2]<stdout>:text, unless --no-prefix is given. The first rank that
+fails ends the job, and its exit code is that of hvdliterun: 128 + n if signal n killed it.
+OMPI_MCA_*, OMP_NUM_THREADS and other variables that you have set are left as they are.
+"""
+_ELASTIC = ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout")
+_ELASTIC_MORE = ("--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+class _Refuse(argparse.Action):
+    """A flag of horovodrun that asks for something that is not there. const: why."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
+        raise UsageError(f"{option_string}: {self.const}")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line. Raises UsageError."""
+    return _parser().parse_args(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="hvdliterun",
+        usage=USAGE,
+        description="Start a training script on N ranks over the MPI or the scheduler that is there.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots)")
+    add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
+    add("-v", "--verbose", action="store_true", help="show the command, the MPI and where start-up time goes")
+    add("--version", action="version", version=f"hvdliterun {version()}")
+    add("-cb", "--check-build", "--check", dest="check", action="store_true", help="tell what is installed here")
+    add("--config-file", metavar="FILE", help="settings in YAML; flags win")
+    add("--mpi-launcher", metavar="PATH", help=argparse.SUPPRESS)
+    add("command", nargs=argparse.REMAINDER, help="the command and its arguments")
+    _add_hosts(parser.add_argument_group("hosts"))
+    _add_output(parser.add_argument_group("output"))
+    tunables.add_to(parser.add_argument_group("settings of hvdlite"))
+    _add_refused(parser)
+    return parser
+
+
+def _add_hosts(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("-H", "--hosts", metavar="NAME:SLOTS,...", help="hosts and their slots (default: this machine)")
+    add("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, one host per line")
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="the other hosts' SSH port")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="the key to log in to other hosts with")
+    add("--start-timeout", type=float, default=10, metavar="SECONDS", help="for all hosts to be ready (10)")
+    add("--network-interfaces", metavar="NAME,...", help="networks to use between hosts (default: MPI's choice)")
+    add("--network-interface", action="append", default=[], help=argparse.SUPPRESS)
+    add("--tcp", action="store_true", help="use no network but TCP")
+    add("--binding-args", metavar="ARGS", help="the MPI launcher's options for placing and binding ranks")
+    add("--mpi-args", action="append", default=[], metavar="ARGS", help="more options for the MPI's launcher")
+    add("--disable-cache", action="store_true", help="nothing to disable: hosts are checked at every start")
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--no-prefix", action="store_true", help="print the ranks' output as it is")
+    add("-prefix-timestamp", "--prefix-output-with-timestamp", dest="timestamps", action="store_true",
+        help="begin each line with the time")  # fmt: skip
+    add("--output-filename", metavar="FOLDER", help="write FOLDER/rank.N/stdout and stderr too")
+
+
+def _add_refused(parser: argparse.ArgumentParser) -> None:
+    hidden = argparse.SUPPRESS
+    add = parser.add_argument
+    add("--gloo", action=_Refuse, nargs=0, const="hvdlite communicates over MPI only; leave it out", help=hidden)
+    add("--mpi", action="store_true", help=hidden)
+    add("--jsrun", action="store_true", help=hidden)
+    elastic = "ranks cannot come and go yet; start again from a checkpoint"
+    add(*_ELASTIC, *_ELASTIC_MORE, action=_Refuse, const=elastic, dest="elastic", help=hidden)
+
+
+def version() -> str:
+    """The installed version, or "unknown"."""
+    try:
+        return metadata.version("hvdlite")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,145 @@
+"""What a scheduler has given to the job that we run in: which hosts, how many ranks on each, and who starts them.
+
+Slurm, Flux and LSF's JSM start processes themselves (srun, flux run, jsrun), if they speak the dialect by which this
+MPI's processes find each other. PBS, and LSF without JSM, give a list of hosts, which are reached as any others, but
+with the scheduler's own remote shell where there is one.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from hvdlite_launcher.hosts import Host, HostsError
+from hvdlite_launcher.probe import Family, Mpi
+
+Which = Callable[[str], str | None]
+_ITEM = re.compile(r"([^,\[\]]*)(?:\[([^\]]*)\])?([^,\[\]]*)(?:,|$)")
+
+
+class Starter(enum.Enum):
+    """Programs of schedulers that start ranks."""
+
+    SRUN = "srun"
+    JSRUN = "jsrun"
+    FLUX = "flux"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """hosts: with the ranks that each may hold; empty where only the scheduler knows them. name: the scheduler's.
+
+    starter: its program that starts ranks, and where that lies; or None. shell: its remote shell, or None for ssh.
+    """
+
+    name: str
+    hosts: tuple[Host, ...]
+    starter: Starter | None = None
+    path: str = ""
+    shell: str | None = None
+
+
+def allocation(environ: Mapping[str, str], which: Which = shutil.which) -> Allocation | None:
+    """The allocation that the environment tells of; None outside of one.
+
+    Raises HostsError when its description cannot be read.
+    """
+    for name, sign, read in (
+        ("Slurm", "SLURM_JOB_ID", _slurm),
+        ("LSF", "LSB_JOBID", _lsf),
+        ("PBS", "PBS_NODEFILE", _pbs),
+        ("Flux", "FLUX_URI", _flux),
+    ):
+        if environ.get(sign):
+            try:
+                return read(environ, which)
+            except (KeyError, ValueError, OSError) as error:
+                raise HostsError(f"inside a job of {name} ({sign}), but its hosts cannot be read: {error}") from error
+    return None
+
+
+def pmi(starter: Starter, path: str, mpi: Mpi) -> str | None:
+    """The dialect for this MPI under this starter, or None if there is none: then the MPI's own launcher is used.
+
+    Asks `srun --mpi=list`, since a Slurm may be built without PMIx.
+    """
+    if starter is not Starter.SRUN:
+        return "pmix" if mpi.family is Family.OPEN_MPI else ""
+    wanted = ("pmix",) if mpi.family is Family.OPEN_MPI else ("pmi2", "cray_shasta")
+    answer = subprocess.run([path, "--mpi=list"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20)
+    offered = set(re.findall(r"[\w.]+", answer.stdout + answer.stderr))
+    return next((name for name in wanted if name in offered), None)
+
+
+def expand(text: str) -> Iterator[str]:
+    """Slurm's host lists: `node[01-03,7],login` are node01, node02, node03, node7 and login. Raises ValueError."""
+    position = 0
+    while position < len(text):
+        item = _ITEM.match(text, position)
+        if item is None or item.end() == position:
+            raise ValueError(f"host list {text!r}")
+        position = item.end()
+        head, ranges, tail = item.groups()
+        numbers = [""] if ranges is None else [number for part in ranges.split(",") for number in _numbers(part)]
+        yield from (f"{head}{number}{tail}" for number in numbers)
+
+
+def counts(text: str) -> list[int]:
+    """Slurm's counts per host: `2(x3),1` are 2, 2, 2 and 1. Raises ValueError."""
+    found = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise ValueError(f"counts {text!r}")
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
+
+
+def _numbers(part: str) -> Iterator[str]:
+    first, dash, last = part.partition("-")
+    if not dash:
+        yield first
+        return
+    yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+
+
+def _slurm(environ: Mapping[str, str], which: Which) -> Allocation:
+    names = list(expand(environ.get("SLURM_JOB_NODELIST") or environ["SLURM_NODELIST"]))
+    slots = counts(environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(names)})")
+    if len(slots) != len(names):
+        raise ValueError(f"{len(names)} hosts, but counts for {len(slots)}")
+    srun = which("srun")
+    hosts = tuple(Host(name, count) for name, count in zip(names, slots, strict=True))
+    return Allocation("Slurm", hosts, Starter.SRUN if srun else None, srun or "")
+
+
+def _lsf(environ: Mapping[str, str], which: Which) -> Allocation:
+    words = environ["LSB_MCPU_HOSTS"].split()
+    slots: dict[str, int] = {}
+    for name, count in zip(words[::2], words[1::2], strict=True):
+        slots[name] = slots.get(name, 0) + int(count)
+    jsrun = which("jsrun")
+    if jsrun and len(slots) > 1:
+        slots.pop(words[0])  # the node of the batch script takes no ranks
+    hosts = tuple(Host(name, count) for name, count in slots.items())
+    return Allocation("LSF", hosts, Starter.JSRUN if jsrun else None, jsrun or "", which("blaunch"))
+
+
+def _pbs(environ: Mapping[str, str], which: Which) -> Allocation:
+    slots: dict[str, int] = {}
+    with open(environ["PBS_NODEFILE"], encoding="utf-8") as file:
+        for name in file.read().split():
+            slots[name] = slots.get(name, 0) + 1
+    if not slots:
+        raise ValueError("the file is empty")
+    hosts = tuple(Host(name, count) for name, count in slots.items())
+    return Allocation("PBS", hosts, shell=which("pbs_tmrsh"))
+
+
+def _flux(environ: Mapping[str, str], which: Which) -> Allocation:
+    flux = which("flux")
+    return Allocation("Flux", (), Starter.FLUX if flux else None, flux or "")

@@ -1,0 +1,161 @@
+"""From the command line to `Settings`: what the user asked for, checked without starting anything."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+
+from hvdlite_launcher import config_file, tunables
+from hvdlite_launcher.command import Settings, Step
+from hvdlite_launcher.hosts import Host, HostsError, located, parse_hostfile, parse_hosts, total_slots, used
+from hvdlite_launcher.options import USAGE
+from hvdlite_launcher.probe import Mpi
+from hvdlite_launcher.schedulers import Allocation, Starter, allocation, pmi
+from hvdlite_launcher.ssh import SSH_AGENTS, Ssh
+from hvdlite_launcher.usage import UsageError
+
+
+def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
+    """The settings, and lines for the user about those without effect. Raises UsageError."""
+    command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
+    given = _allocation(options, environ)
+    hosts = _hosts(options, given)
+    ranks = _ranks(options.ranks, hosts)
+    if not command:
+        raise UsageError(f"no command given: {USAGE}")
+    _check_command(command[0])
+    config = config_file.load(options.config_file) if options.config_file else {}
+    chosen = list(tunables.chosen(options, config))
+    tuned = tunables.variables(chosen)
+    step = _step(options, given, mpi)
+    if step is None and given and given.starter is Starter.FLUX:
+        raise UsageError(f"no way to start {mpi} under Flux: `flux` is not there")
+    return Settings(
+        ranks=ranks,
+        hosts=_placed(hosts, ranks, step, options) or (Host("localhost", ranks),),
+        command=command,
+        env=tuned | _tcp(options) | dict(_variable(text, environ) for text in options.env),
+        mpi_args=tuple(word for text in options.mpi_args for word in _words("--mpi-args", text)),
+        cores=len(os.sched_getaffinity(0)),
+        root=os.geteuid() == 0,
+        ssh=_ssh(options, given.shell if given else None, environ),
+        interfaces=_interfaces(options),
+        binding_args=None if options.binding_args is None else tuple(_words("--binding-args", options.binding_args)),
+        step=step,
+    ), tunables.explanations(chosen)
+
+
+def _allocation(options: argparse.Namespace, environ: Mapping[str, str]) -> Allocation | None:
+    """What a scheduler has given, unless the user names hosts himself."""
+    if options.hosts is not None or options.hostfile is not None:
+        return None
+    try:
+        found = allocation(environ)
+    except HostsError as error:
+        raise UsageError(str(error)) from error
+    if options.jsrun and not (found and found.starter is Starter.JSRUN):
+        raise UsageError("--jsrun: not inside a job of LSF that has jsrun")
+    return found
+
+
+def _step(options: argparse.Namespace, given: Allocation | None, mpi: Mpi) -> Step | None:
+    """The scheduler's own start, unless --mpi asks for the MPI's launcher or they do not understand each other."""
+    if given is None or given.starter is None or options.mpi:
+        return None
+    dialect = pmi(given.starter, given.path, mpi)
+    return None if dialect is None else Step(given.starter, given.path, dialect)
+
+
+def _hosts(options: argparse.Namespace, given: Allocation | None) -> tuple[Host, ...]:
+    if options.hosts is not None and options.hostfile is not None:
+        raise UsageError("give either -H or --hostfile, not both")
+    try:
+        if options.hosts is not None:
+            return parse_hosts(options.hosts)
+        if options.hostfile is not None:
+            return parse_hostfile(options.hostfile)
+    except HostsError as error:
+        raise UsageError(str(error)) from error
+    return given.hosts if given else ()
+
+
+def _placed(
+    hosts: tuple[Host, ...], ranks: int, step: Step | None, options: argparse.Namespace
+) -> tuple[Host, ...]:
+    """The hosts that will hold ranks, each told whether it is this one."""
+    if not hosts:
+        return ()
+    if options.binding_args is None and not options.mpi_args:
+        hosts = used(hosts, ranks)
+    try:
+        return tuple(dataclasses.replace(host, local=True) for host in hosts) if step else located(hosts)
+    except HostsError as error:
+        raise UsageError(str(error)) from error
+
+
+def _ranks(ranks: int | None, hosts: Sequence[Host]) -> int:
+    if ranks is None:
+        if not hosts:
+            raise UsageError("say how many ranks: -np N, or -H localhost:N")
+        return total_slots(hosts)
+    if ranks < 1:
+        raise UsageError(f"-np {ranks}: needs at least 1 rank")
+    if hosts and ranks > total_slots(hosts):
+        names = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise UsageError(f"-np {ranks}: the hosts have {total_slots(hosts)} slots only ({names})")
+    return ranks
+
+
+def _check_command(name: str) -> None:
+    if shutil.which(name):
+        return
+    if os.path.isfile(name):
+        hint = f": did you mean `python {name}`?" if name.endswith(".py") else ""
+        raise UsageError(f"{name} is not executable{hint}", 127)
+    raise UsageError(f"{name}: command not found", 127)
+
+
+def _words(flag: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text!r}: {error}") from error
+
+
+def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    name, given, value = text.partition("=")
+    if not given:
+        if name not in environ:
+            raise UsageError(f"-x {name}: the variable is not set; write -x {name}=VALUE")
+        value = environ[name]
+    return name, value
+
+
+def _interfaces(options: argparse.Namespace) -> tuple[str, ...]:
+    texts = [options.network_interfaces or "", *options.network_interface]
+    names = [name.strip() for text in texts for name in text.split(",")]
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
+def _tcp(options: argparse.Namespace) -> dict[str, str]:
+    """Variables that keep all libraries off other networks than TCP. MPIs without such a network ignore theirs."""
+    if not options.tcp:
+        return {}
+    mpi = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp", "FI_PROVIDER": "tcp", "UCX_TLS": "tcp,sm,self"}
+    return {"NCCL_IB_DISABLE": "1", **mpi}
+
+
+def _ssh(options: argparse.Namespace, shell: str | None, environ: Mapping[str, str]) -> Ssh:
+    key = options.ssh_identity_file
+    if key is not None:
+        key = os.path.abspath(key)
+        if not os.path.isfile(key):
+            raise UsageError(f"--ssh-identity-file {key}: no such file")
+        if any(letter.isspace() for letter in key):  # MPIs take ssh's options as one text, cut at blanks
+            raise UsageError(f"--ssh-identity-file {key!r}: the MPI cannot be given a path with blanks")
+    agents = [environ[name] for name in SSH_AGENTS if environ.get(name)]
+    return Ssh(options.ssh_port, key, max(1, round(options.start_timeout)), agents[0] if agents else shell)

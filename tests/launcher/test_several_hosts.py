@@ -1,0 +1,150 @@
+"""What several hosts need, as far as it is pure: commands, variables, frames, and which failure was the first."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from hvdlite_launcher import facts, readiness, wire
+from hvdlite_launcher.command import Place, Settings, compose
+from hvdlite_launcher.environment import forwarded, is_secret
+from hvdlite_launcher.failures import Failures, parse
+from hvdlite_launcher.hosts import Host
+from hvdlite_launcher.probe import Family, Mpi
+from hvdlite_launcher.ssh import Ssh
+
+PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
+HOSTS = (Host("a", 2), Host("b", 1, local=False))
+SETTINGS = Settings(3, HOSTS, ("python", "train.py"), cores=8, ssh=Ssh(2222, "/home/me/key"))
+OPEN_MPI_5 = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
+OPEN_MPI_4 = Mpi("/usr/bin/mpirun", Family.OPEN_MPI, (4, 1, 4))
+MPICH = Mpi("/mpich/bin/mpiexec", Family.MPICH, (5, 0, 2))
+SSH = "-p 2222 -i /home/me/key -o BatchMode=yes -o ConnectTimeout=10 -o StrictHostKeyChecking=accept-new -o LogLevel=ERROR"
+JOB = {"HVDLITE_JOB_DIR": "/tmp/job", "HVDLITE_JOB_HOSTS": "2", "HVDLITE_JOB_ID": "job"}
+
+
+def test_open_mpi_5_is_told_hosts_ssh_and_each_variable() -> None:
+    environ = {"PATH": "/bin", "HOME": "/root", "GLIBC_TUNABLES": "x"}
+    command = compose(SETTINGS, OPEN_MPI_5, PLACE, environ)
+    place = "-np 3 --host a:2,b:1 --oversubscribe --bind-to none --map-by slot"
+    names = sorted({*command.env, "PATH", "GLIBC_TUNABLES"})
+    words = [*place.split(), *(word for name in names for word in ("-x", name))]
+    assert command.argv == ("/mpi/bin/mpirun", *words, "keep", "python", "train.py")
+    assert JOB.items() <= command.env.items()
+    assert command.env["PRTE_MCA_plm_ssh_args"] == SSH
+    assert command.env["PRTE_MCA_plm_ssh_no_tree_spawn"] == "1"
+
+
+def test_open_mpi_4_has_its_own_names() -> None:
+    env = compose(SETTINGS, OPEN_MPI_4, PLACE, {}).env
+    assert (env["OMPI_MCA_plm_rsh_args"], env["OMPI_MCA_plm_rsh_no_tree_spawn"]) == (SSH, "1")
+
+
+def test_hydra_forwards_by_itself() -> None:
+    command = compose(SETTINGS, MPICH, PLACE, {"GLIBC_TUNABLES": "x"})
+    assert command.argv == ("/mpich/bin/mpiexec", "-n", "3", "-hosts", "a:2,b:1", "keep", "python", "train.py")
+    assert command.env == {
+        **JOB, "HYDRA_LAUNCHER_EXTRA_ARGS": SSH, "OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("mpi", "name"), [(OPEN_MPI_5, "OMPI_MCA_btl_tcp_if_include"), (MPICH, "FI_TCP_IFACE")])
+def test_interfaces(mpi: Mpi, name: str) -> None:
+    command = compose(dataclasses.replace(SETTINGS, interfaces=("ib0",)), mpi, PLACE, {})
+    assert command.env[name] == command.env["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert ("-iface" in command.argv) == (mpi is MPICH)
+
+
+def test_binding_args_replace_ours() -> None:
+    argv = compose(dataclasses.replace(SETTINGS, binding_args=("--bind-to", "core")), OPEN_MPI_5, PLACE, {}).argv
+    assert "none" not in argv and "--map-by" not in argv and argv[argv.index("--bind-to") + 1] == "core"
+
+
+def test_threads_follow_the_fullest_host() -> None:
+    assert compose(dataclasses.replace(SETTINGS, cores=7), MPICH, PLACE, {}).env["OMP_NUM_THREADS"] == "3"
+
+
+def test_an_ssh_command() -> None:
+    assert Ssh().command("a", ["echo", "two words"])[-2:] == ["a", "echo 'two words'"]
+    assert Ssh(program="/etc/kubexec.sh -v").command("a", ["x"]) == ["/etc/kubexec.sh", "-v", "a", "x"]
+
+
+def test_only_what_is_known_and_no_secret_is_forwarded() -> None:
+    go = ["PATH", "PYTHONPATH", "OMP_NUM_THREADS", "OMPI_MCA_btl", "HVDLITE_X", "HOROVOD_X", "NCCL_DEBUG", "LC_ALL", "HF_HOME"]
+    stay = ["HOME", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_FD", "CUDA_VISIBLE_DEVICES", "DISPLAY", "LR", "PATHOLOGY"]
+    secret = ["HF_TOKEN", "HVDLITE_API_KEY", "NCCL_SECRET_X", "AWS_REGION", "TF_PASSWORD", "HOROVOD_SECRET"]
+    assert sorted(forwarded(dict.fromkeys([*go, *stay, *secret], ""))) == sorted(go)
+    assert all(map(is_secret, secret)) and not any(map(is_secret, go))
+
+
+def test_frames_survive_any_cut() -> None:
+    random.seed(1)
+    frames = [(wire.STDOUT, 3, b"x" * 1000), (wire.STDERR, 70000, b""), (wire.STDOUT, 0, b"\0\n")]
+    stream = b"Welcome!\nto this host\n" + wire.MARK + b"".join(wire.encode(*frame) for frame in frames)
+    for _ in range(50):
+        decoder, found, rest = wire.Decoder(marked=True), [], stream
+        while rest:
+            cut = random.randint(1, len(rest))
+            found += decoder.feed(rest[:cut])
+            rest = rest[cut:]
+        assert found == frames and decoder.noise.startswith(b"Welcome!")
+
+
+def test_messages() -> None:
+    ((kind, _, data),) = wire.Decoder().feed(wire.message(failed="1 7 0", now=2.5))
+    assert kind == wire.MESSAGE and wire.decode(data) == {"failed": "1 7 0", "now": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("notes", "first"),
+    [
+        (["0 1 0 100.00", "3 1 0 99.99"], 3),  # the earlier one
+        (["0 143 15 99.00", "3 7 0 99.50"], 3),  # the MPI's SIGTERM is a consequence
+        (["0 14 0 99.99", "3 137 9 100.00"], 3),  # so is Open MPI's end of a rank that lost a connection
+        (["0 14 0 99.00", "3 137 9 100.00"], 0),  # but not a second before
+    ],
+)
+def test_of_failures_on_two_hosts_the_first_is_told(notes: list[str], first: int) -> None:
+    failures = Failures(several=True)
+    for host, note in zip("ab", notes, strict=True):
+        failures.add(parse(note, host))
+    found = failures.first(final=True)
+    assert found and found.rank == first
+    failures.add(parse("9 1 0 1.0", "c"))
+    assert failures.first() is found  # the same ever after
+
+
+def test_a_failure_on_one_of_several_hosts_waits_for_news() -> None:
+    alone, several = Failures(), Failures(several=True)
+    for failures in (alone, several):
+        failures.add(parse("0 1 0 100.0"))
+    assert alone.first() is not None
+    assert several.first() is None
+
+
+def test_differences_are_told_of_the_few() -> None:
+    usual = {"Python": "3.11.7", "hvdlite": "0.1.0", "MPI": "Open MPI v5.0.11"}
+    odd = {"Python": "3.12.1", "hvdlite": "missing", "MPI": "MPICH 5.0.2"}
+    assert facts.differences({"a": usual, "b": usual}) == {}
+    assert facts.differences({"a": usual, "b": odd, "c": usual}) == {
+        "b": "Python 3.12.1, others have 3.11.7; hvdlite is missing, others have 0.1.0; "
+        "MPICH 5.0.2, others have Open MPI v5.0.11"
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "told"),
+    [
+        ("ssh: connect to host b port 22: Connection refused", 255, "unreachable: "),
+        ("ssh: connect to host b port 22: Connection timed out", 255, "unreachable: "),
+        ("me@b: Permission denied (publickey).", 255, "refused key: "),
+        ("ssh: Could not resolve hostname b: Name or service not known", 255, "unknown name: "),
+        ("Host key verification failed.", 255, "changed host key: "),
+        ("bash: line 1: /venv/bin/python: No such file or directory", 127, "no such interpreter: "),
+        ("ModuleNotFoundError: No module named 'hvdlite_launcher'", 1, "no hvdlite in /pack"),
+        ("something else", 3, "something else (exit code 3)"),
+    ],
+)
+def test_what_ssh_says_is_explained(said: str, code: int, told: str) -> None:
+    assert readiness.explain("b", said, code, "/pack").startswith(told)
