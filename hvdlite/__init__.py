@@ -32,6 +32,7 @@ from hvdlite.runtime import (
     shutdown,
     size,
 )
+from hvdlite.tracing import start_timeline, stop_timeline
 
 __version__ = "0.1.0"
 T = TypeVar("T")
@@ -69,5 +70,5 @@ __all__ = [
     "Op", "ProcessSet", "Product", "ShutdownError", "StallError", "Sum", "add_process_set", "allgather",
     "allgather_object", "allreduce", "barrier", "broadcast", "broadcast_object", "broadcast_variables", "cross_rank",
     "cross_size", "global_process_set", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size",
-    "rank", "remove_process_set", "shutdown", "size",
+    "rank", "remove_process_set", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip

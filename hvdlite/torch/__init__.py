@@ -50,6 +50,7 @@ from hvdlite.torch.mpi_ops import (
     synchronize,
 )
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.tracing import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",
@@ -104,5 +105,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]  # fmt: skip

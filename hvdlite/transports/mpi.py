@@ -1,4 +1,4 @@
-"""Bytes over MPI through mpi4py. With `runtime`, the only module that imports mpi4py.
+"""Bytes over MPI through mpi4py. With `connect`, the only module that imports mpi4py.
 
 Everything travels as bytes: MPI needs to know no dtype, so float16 and bfloat16 work on every MPI, and the
 arithmetic is ours. Messages above 1 GiB go in pieces, since counts are C ints in many MPIs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hvdlite_launcher.janitor import marked
@@ -52,11 +54,11 @@ class Ended:
         return [word for _, line in self.lines if ":files" in line for word in line.split()[1:]]
 
 
-def run(size: int, how: str, who: int) -> Ended:
-    """Run the job to its end."""
+def run(size: int, how: str, who: int, **extra: str) -> Ended:
+    """Run the job to its end. extra: environment."""
     mark = uuid.uuid4().hex
     limits = {"STALL_CHECK_TIME_SECONDS": CHECK, "STALL_SHUTDOWN_TIME_SECONDS": SHUTDOWN}
-    env = jobs.environment({"HVDLITE_TEST": mark, **{f"HOROVOD_{name}": str(limit) for name, limit in limits.items()}})
+    env = jobs.environment({"HVDLITE_TEST": mark, **{f"HOROVOD_{name}": str(limit) for name, limit in limits.items()}, **extra})
     env["PYTHONPATH"] += os.pathsep + str(jobs.ROOT / "launcher")
     command = ["-m", "hvdlite_launcher.cli", "-np", str(size), sys.executable, "-m", "tests.parallel.faults"]
     job = subprocess.Popen([sys.executable, *command, how, str(who)], text=True, cwd=jobs.ROOT, env=env,
@@ -169,3 +171,10 @@ def test_a_rank_that_vanishes(size: int, who: int) -> None:
     """os._exit(0): no exit handler runs, and no code tells; its keeper has noticed that it never shut down."""
     job = ended(size, "os-exit-0", who, code=1, seconds=5)
     job.time_of(f"hvdliterun: rank {who % size} ended without hvd.shutdown()")
+
+
+@pytest.mark.parametrize("how", ["raise", "large-SIGKILL", "os-exit-0", "exit-7"])
+def test_a_timeline_is_json_however_the_job_ends(how: str, tmp_path: Path) -> None:
+    job = run(2, how, 0, HOROVOD_TIMELINE=str(tmp_path / "trace.json"))
+    assert job.code, job.text
+    assert json.loads((tmp_path / "trace.json").read_text())[0]["name"] == "process_name"

