@@ -50,6 +50,7 @@ from hvdlite.torch.mpi_ops import (
     synchronize,
 )
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 from hvdlite.tracing import start_timeline, stop_timeline
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
     "allgather_object",
