@@ -9,26 +9,28 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hvdlite import ops
+from hvdlite import ops, runtime
 from hvdlite.bench.contenders import ITEM, Contender, Trial, contenders
+from hvdlite.bench.network import most_sent
 from hvdlite.bench.timing import interleaved, pin, rounds_for
 from hvdlite.errors import HvdliteError
 
 SMALL = 64 * 1024  # below this a turn is several calls: one is too short to time alone
 CALLS_PER_SMALL_TURN = 10
-LATENCY_ROUNDS = 200
+LATENCY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One size: bytes, float32 elements, turns per contender, the median seconds of each contender by key, and the
-    part of the turns in which ranks shared a core."""
+    """One size: bytes, float32 elements, turns per contender, the median seconds of each contender by key, the part of
+    the turns in which ranks shared a core, and, on several hosts, the bytes that the busiest host sent per call."""
 
     nbytes: int
     count: int
     rounds: int
     seconds: dict[str, float]
     crowded: float
+    sent: dict[str, float] = field(default_factory=dict)
 
     def algbw(self, key: str) -> float:
         """GB/s as the caller sees it: bytes over time."""
@@ -41,9 +43,11 @@ class Row:
 
 @dataclass
 class Sweep:
-    """What one run of the benchmark found. latency: seconds of a synchronous call on one scalar, by function."""
+    """What one run of the benchmark found, by `size` ranks on `hosts` hosts. latency: seconds of a synchronous call on
+    one scalar, by function."""
 
     size: int
+    hosts: int
     titles: dict[str, str]
     rows: list[Row] = field(default_factory=list)
     latency: dict[str, float] = field(default_factory=dict)
@@ -69,7 +73,8 @@ def sweep(
     field_of = contenders(keys, max(nbytes), comm)
     if pinned:
         pin(comm)
-    result = Sweep(comm.Get_size(), {contender.key: contender.title for contender in field_of})
+    hosts = len(runtime.current().topology.hosts)
+    result = Sweep(comm.Get_size(), hosts, {contender.key: contender.title for contender in field_of})
     for done, size in enumerate(nbytes):
         progress(done, len(nbytes), readable(size))
         result.rows.append(measure(comm, field_of, size, rounds, seconds))
@@ -88,7 +93,10 @@ def measure(comm: MPI.Comm, field_of: Sequence[Contender], nbytes: int, rounds: 
     calls = CALLS_PER_SMALL_TURN if nbytes <= SMALL else 1
     rounds = rounds or rounds_for(actions, comm, seconds, calls)
     timing = interleaved(actions, comm, rounds, calls)
-    return Row(nbytes, count, rounds, timing.seconds, timing.crowded)
+    sent = {}
+    if not runtime.current().topology.one_host:
+        sent = {key: most_sent(comm, action, calls) for key, action in actions.items()}
+    return Row(nbytes, count, rounds, timing.seconds, timing.crowded, sent)
 
 
 def verify(key: str, trial: Trial, comm: MPI.Comm) -> None:
@@ -119,9 +127,10 @@ def scalar_latency(comm: MPI.Comm) -> dict[str, float]:
         actions |= scalar_torch()
     except ImportError:
         pass
-    first = interleaved(actions, comm, LATENCY_ROUNDS, CALLS_PER_SMALL_TURN)
+    rounds = rounds_for(actions, comm, LATENCY_SECONDS, CALLS_PER_SMALL_TURN)
+    first = interleaved(actions, comm, rounds, CALLS_PER_SMALL_TURN)
     ops.allreduce_(np.ones(1, ITEM), wait=False).wait()
-    later = interleaved(actions, comm, LATENCY_ROUNDS, CALLS_PER_SMALL_TURN)
+    later = interleaved(actions, comm, rounds, CALLS_PER_SMALL_TURN)
     return first.seconds | {f"{name}, after an asynchronous call": time for name, time in later.seconds.items()}
 
 

@@ -1,14 +1,15 @@
 """The contenders of the all-reduce benchmark: hvdlite's algorithms, and what they are compared with.
 
 A contender is a function of an element count that gives the array it reduces and the call that reduces it, in place.
-hvdlite's all go through a lane, roll call included: what a user gets, not what the inner loop could do.
+hvdlite's all go through a lane, roll call included: what a user gets, not what the inner loop could do. On several
+hosts the two-shot is the inner part of the hierarchical algorithm, and a plain TCP stream shows what the link can do.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from mpi4py import MPI
 
 import hvdlite as hvd
 from hvdlite import memory, ops, runtime
-from hvdlite.algorithms import Place, allreduce
+from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
+from hvdlite.bench.network import Link, least_bytes
 from hvdlite.engine import Lane
 from hvdlite.requests import Request, Signature
 
 TITLES = {
-    "arena": "shared\n(arena)",
+    "arena": "arena",
     "tensor": "shared\n(tensor)",
     "ring": "ring",
     "halving_doubling": "halving-\ndoubling",
@@ -30,7 +32,9 @@ TITLES = {
     "mpi": "MPI_\nAllreduce",
     "gloo": "gloo",
     "memcpy": "memcpy",
+    "link": "link",
 }
+ON_ONE_HOST, ON_SEVERAL = ("tensor", "memcpy"), ("link",)
 ITEM = np.dtype(np.float32)
 
 
@@ -68,8 +72,10 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
         "mpi": lambda: Contender("mpi", native(comm, buffer)),
         "gloo": lambda: Contender("gloo", gloo(buffer)),
         "memcpy": lambda: Contender("memcpy", copying(buffer, other)),
+        "link": lambda: Contender("link", streaming(Link(comm))),
     }
-    able = [key for key in keys if key != "gloo" or importlib.util.find_spec("torch")]
+    elsewhere = ON_SEVERAL if runtime.current().topology.one_host else ON_ONE_HOST
+    able = [key for key in keys if key not in elsewhere and (key != "gloo" or importlib.util.find_spec("torch"))]
     return [made[key]() for key in able]
 
 
@@ -77,7 +83,10 @@ def in_arena(lane: Lane, most_bytes: int) -> Callable[[int], Trial]:
     """The gradients' path: a buffer that the peers can reach, as in `Reducer`. Collective."""
     arena = lane.run(Request(
         Signature("bench arena", str(most_bytes)),
-        lambda lane: memory.allocate(lane.transport, most_bytes, lane.place.shares_memory),
+        lambda lane: memory.allocate(
+            lane.transport, most_bytes, lane.place.shares_memory,
+            lane.workspace.levels(lane.transport, lane.place.hosts).local,
+        ),
     ))  # fmt: skip
 
     def prepare(count: int) -> Trial:
@@ -93,7 +102,7 @@ def in_arena(lane: Lane, most_bytes: int) -> Callable[[int], Trial]:
 
 def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
     """One algorithm on an ordinary array."""
-    place = Place(lane.place.size, lane.place.shares_memory, algorithm)
+    place = replace(lane.place, forced=algorithm)
 
     def prepare(count: int) -> Trial:
         array = buffer[:count]
@@ -162,3 +171,8 @@ def copying(buffer: Any, other: Any) -> Callable[[int], Trial]:
         return Trial(None, lambda: np.copyto(target, source))
 
     return prepare
+
+
+def streaming(link: Link) -> Callable[[int], Trial]:
+    """The least bytes that an all-reduce can send, from each host to the next, as plain TCP streams."""
+    return lambda count: Trial(None, lambda: link.stream(least_bytes(count * ITEM.itemsize, link.hosts)))

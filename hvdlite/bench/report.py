@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hvdlite.bench.allreduce import Row, Sweep, one_line, readable
+from hvdlite.bench.network import least_bytes
 from hvdlite.bench.step import Result
 
 WIDTH = 120
@@ -91,6 +92,8 @@ def print_sweep(out: Console, sweep: Sweep) -> None:
     out.print(bandwidth_table(sweep))
     if ratios := ratio_table(sweep):
         out.print(ratios)
+    if sweep.hosts > 1:
+        out.print(wire_table(sweep))
     warn_of_crowding(out, max(row.crowded for row in sweep.rows))
     for name, seconds in sweep.latency.items():
         out.print(f"one scalar, synchronous: {seconds * 1e6:6.1f} us  {name}", highlight=False)
@@ -116,7 +119,7 @@ def times_table(sweep: Sweep) -> Table:
 
 def bandwidth_table(sweep: Sweep) -> Table:
     table = new_table(
-        "algbw and busbw in GB/s: size / time, and that times 2(p-1)/p (memcpy: algbw only)",
+        "algbw and busbw in GB/s: size / time, and that times 2(p-1)/p (memcpy, link: algbw only)",
         ["size", *sweep.titles.values()],
     )
     for row in sweep.rows:
@@ -128,7 +131,7 @@ def bandwidths(row: Row, key: str, size: int) -> str:
     if key not in row.seconds:
         return "-"
     algbw = significant(row.algbw(key))
-    return algbw if key == "memcpy" else f"{algbw} {significant(row.busbw(key, size))}"
+    return algbw if key in ("memcpy", "link") else f"{algbw} {significant(row.busbw(key, size))}"
 
 
 RATIOS = {
@@ -137,6 +140,9 @@ RATIOS = {
     "arena / memcpy": ("arena", "memcpy"),
     "ring / MPI": ("ring", "mpi"),
     "allreduce_ / MPI": ("auto", "mpi"),
+    "arena / link": ("arena", "link"),
+    "ring / link": ("ring", "link"),
+    "MPI / link": ("mpi", "link"),
 }
 
 
@@ -152,6 +158,20 @@ def ratio_table(sweep: Sweep) -> Table | None:
     return table
 
 
+def wire_table(sweep: Sweep) -> Table:
+    """Bytes that the busiest host sent, over the least that it must."""
+    table = new_table(
+        "bytes sent by the busiest host, headers included, over 2S(h-1)/h, the least for any all-reduce of S bytes",
+        ["size", *sweep.titles.values()],
+    )
+    for row in sweep.rows:
+        least = least_bytes(row.nbytes, sweep.hosts)
+        table.add_row(
+            readable(row.nbytes), *(f"{row.sent[k] / least:.3f}" if k in row.sent else "-" for k in sweep.titles)
+        )
+    return table
+
+
 def significant(number: float) -> str:
     """Three significant digits, without exponents: 0.0123, 1.23, 12.3, 123, 12345."""
     if number >= 100 or number == 0:
@@ -164,7 +184,7 @@ def sweep_json(sweep: Sweep, facts: dict[str, Any]) -> dict[str, Any]:
     """Everything in seconds, bytes and GB/s."""
     rows = [
         asdict(row) | {"algbw": {k: row.algbw(k) for k in row.seconds},
-                       "busbw": {k: row.busbw(k, sweep.size) for k in row.seconds if k != "memcpy"}}
+                       "busbw": {k: row.busbw(k, sweep.size) for k in row.seconds if k not in ("memcpy", "link")}}
         for row in sweep.rows
     ]  # fmt: skip
     titles = {key: one_line(title) for key, title in sweep.titles.items()}
