@@ -1,18 +1,21 @@
 """Which algorithm: a pure function of facts that all ranks share, so that all choose alike.
 
-The model, per all-reduce of S bytes (Hockney's: a message of m bytes takes a + m b; M: bytes/s of a host's memory;
-p ranks on h hosts, L per host, all drivers of a host behind one network card):
+The model (Hockney's): an all-reduce of S bytes over p ranks, L on each of h hosts, costs its steps times a latency a,
+plus the bytes that a host's network card sends over its bandwidth B, plus passes of the host's L buffers through its
+memory, L S / M each:
 
-    ring                2(p-1) a             + 2S (p-1)/p b          the card carries this once: neighbours on a host
-    halving-doubling    2 log2(p) a          + 2S (p-1)/p b x L      its far exchanges leave every rank of the host
-    doubling              log2(p) a          + S log2(p) b x L
-    shared two-shot     a barrier            + 2 L S / M
-    hierarchical        2(h-1) a or 2 log2(h) a + 2S (h-1)/h b + 2 L S / M
+                        steps       bytes per card     passes
+    ring                2(p-1)      2S (p-1)/p         6           each message is copied in, copied out, added
+    halving-doubling    2 log2(p)   2S (h-1)/h         6(L-1)/L    near ranks first: what is far is short by then
+    doubling            log2(p)     S L log2(h)        3 log2(L)
+    shared two-shot     1           0                  2
+    hierarchical        1 + those   2S (h-1)/h         2           `between` a d-th of S over h hosts, d at once
 
-So: within a host always share memory; between hosts the hierarchical, whose bytes per card are the least possible;
-between its drivers halving-doubling until a ring's steps are filled. With a = 30 us and 1/b = 1-12 GB/s a step is
-filled from 30-360 KB on; 64 KiB is the compromise. Where memory is not shared the same rule holds for all ranks.
-`python -m hvdlite.bench model` prints and plots it for 8 to 4096 ranks.
+So within a host memory is always shared, and between hosts the hierarchical sends the least in the fewest steps.
+Between its drivers halving-doubling has a ring's bytes in fewer steps, but far exchanges, which meet in the middle of
+a large network; a ring's stay between neighbours. It is taken once its steps are long beside their latency: a = 12 us
+(of which Python is 10) and B = 12 GB/s make 4aB some 512 KiB. Where h is no power of two, halving-doubling sends
+everything twice more, and ends at aB. `python -m hvdlite.bench model` prints and plots all this for 8 to 4096 ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from hvdlite.arrays import is_small_float
 from hvdlite.memory import staging_bytes
 
 TINY_BYTES, SMALL_BYTES = 2 * 1024, 8 * 1024  # on one host; below these the number of steps counts, not the bytes
-STEP_BYTES = 64 * 1024  # over a network; a ring whose messages are shorter waits for latency more than for bytes
+STEP_BYTES, FOLDED_STEP_BYTES = 512 * 1024, 128 * 1024  # over a network; a ring's messages must be as long
 
 
 @dataclass(frozen=True)
@@ -76,5 +79,5 @@ def across(ranks: int, nbytes: int) -> str:
     """The algorithm among ranks on as many hosts, by messages."""
     if nbytes <= TINY_BYTES:
         return "doubling"
-    power_of_two = ranks & (ranks - 1) == 0  # else the folded ranks send everything twice more
-    return "halving_doubling" if nbytes < ranks * STEP_BYTES and (power_of_two or nbytes <= STEP_BYTES) else "ring"
+    step = STEP_BYTES if ranks & (ranks - 1) == 0 else FOLDED_STEP_BYTES
+    return "halving_doubling" if nbytes < ranks * step else "ring"

@@ -1,4 +1,4 @@
-"""`python -m hvdlite.bench allreduce | step`, under hvdliterun with at least two ranks."""
+"""`python -m hvdlite.bench allreduce | step`, under hvdliterun with at least two ranks; `model` alone."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
   hvdliterun -np 4 python -m hvdlite.bench allreduce --min 1M --max 64M --algorithms arena,mpi --json out.json
   hvdliterun -np 2 python -m hvdlite.bench step --plot steps.png
+  python -m hvdlite.bench model --plot model.png
 """
 
 
@@ -77,6 +78,8 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--no-pin", dest="pin", action="store_false", help="let ranks move between cores")
         command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
         command.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
+    model = commands.add_parser("model", help="predicted times on large clusters (nothing is measured)")
+    model.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
     return top
 
 
@@ -112,6 +115,14 @@ def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
         finish(args, out, facts, report.steps_json(found, facts), lambda path, line: plot.plot_steps(path, found, line))
 
 
+def run_model(args: argparse.Namespace, out: Console) -> None:
+    from hvdlite.bench import model
+
+    model.print_model(out)
+    if args.plot:
+        model.plot_model(args.plot)
+
+
 def finish(
     args: argparse.Namespace, out: Console, facts: dict[str, Any], content: dict[str, Any],
     draw: Callable[[str, str], None],
@@ -129,6 +140,9 @@ def finish(
 
 def main() -> int:
     args = parser().parse_args()
+    if args.command == "model":
+        run_model(args, report.console())
+        return 0
     hvd.init()
     if hvd.size() < 2:
         print("The benchmarks need at least two ranks: hvdliterun -np 2 python -m hvdlite.bench ...", file=sys.stderr)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvdlite.algorithms import Place, allreduce
-from hvdlite.algorithms.choice import STEP_BYTES, across, choose
+from hvdlite.algorithms.choice import FOLDED_STEP_BYTES, STEP_BYTES, across, choose
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, bfloat16
 from hvdlite.levels import split
@@ -92,7 +92,7 @@ def test_drivers_are_as_many_as_the_smallest_host_has_ranks() -> None:
 @pytest.mark.parametrize("layout", [(2, 2), (2, 2, 2), (4, 4)])
 def test_no_more_bytes_leave_a_host_than_must(layout: tuple[int, ...]) -> None:
     """2S(h-1)/h per host for S bytes, counted where messages are sent between ranks of different hosts."""
-    length, hosts = 960 * 1024, len(layout)
+    length, hosts = 4 * 960 * 1024, len(layout)
     place = Place(sum(layout), True, "auto", hosts_of(layout, "block"))
     sent: list[list[int]] = [[] for _ in layout]
 
@@ -124,6 +124,7 @@ def test_the_choice() -> None:
     assert choose(network, 1 << 28, f4, in_arena=False) == "hierarchical"
     assert choose(flat, 4 * STEP_BYTES - 4, f4, in_arena=False) == "halving_doubling"
     assert choose(flat, 4 * STEP_BYTES, f4, in_arena=False) == "ring"
-    assert across(3, 3 * STEP_BYTES - 4) == "ring"  # three would send everything twice more
+    assert across(3, 3 * FOLDED_STEP_BYTES) == "ring"  # folded, three would send everything twice more
+    assert across(3, 3 * FOLDED_STEP_BYTES - 4) == "halving_doubling"
     assert choose(Place(4, True, "shared", hosts), 1 << 20, f4, in_arena=True) == "hierarchical"
     assert choose(Place(4, True, "hierarchical"), 1 << 20, f4, in_arena=True) == "shared"

@@ -1,0 +1,113 @@
+"""The predicted time of an all-reduce on clusters larger than any at hand, by the cost model of `choose`.
+
+It knows no congestion, no other jobs and no overlap: what it is good for is to see which algorithm wins where, and
+what is left to gain. The counts of steps and bytes are those of the code (a unit test runs it and counts); latency
+and bandwidths are assumptions, printed with the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, log2
+
+from rich.console import Console
+
+from hvdlite.algorithms.choice import across
+
+LOCAL = 8
+RANKS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+SIZES = (64 << 10, 1 << 20, 25 << 20, 256 << 20)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """latency: seconds per message, Python's part included. network: bytes/s of a host's card, each way. memory:
+    bytes/s at which a host copies."""
+
+    name: str
+    latency: float
+    network: float
+    memory: float
+
+
+CLUSTERS = (
+    Cluster("25 Gbit/s, TCP", 40e-6, 25e9 / 8, 20e9),
+    Cluster("100 Gbit/s", 12e-6, 100e9 / 8, 100e9),
+    Cluster("400 Gbit/s", 12e-6, 400e9 / 8, 200e9),
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One all-reduce: messages one after another, bytes sent per host, passes of all buffers of a host."""
+
+    steps: int
+    sent: float
+    passes: float
+
+    def seconds(self, cluster: Cluster, nbytes: int, local: int) -> float:
+        return (
+            self.steps * cluster.latency + self.sent / cluster.network + self.passes * local * nbytes / cluster.memory
+        )
+
+
+def cost(algorithm: str, nbytes: int, hosts: int, local: int) -> Cost:
+    """local ranks on each of `hosts` hosts; for halving-doubling and doubling both powers of two."""
+    ranks = hosts * local
+    near = (local - 1) / local
+    if algorithm == "ring":
+        return Cost(2 * (ranks - 1), 2 * nbytes * (ranks - 1) / ranks if hosts > 1 else 0, 6 if local > 1 else 3)
+    if algorithm == "halving_doubling":
+        return Cost(2 * ceil(log2(ranks)), 2 * nbytes * (hosts - 1) / hosts, 6 * near)
+    if algorithm == "doubling":
+        return Cost(ceil(log2(ranks)), nbytes * local * ceil(log2(hosts)), 3 * ceil(log2(local)))
+    if algorithm == "shared" or hosts == 1:
+        return Cost(1, 0, 2)
+    between = cost(across(hosts, ceil(nbytes / local)), nbytes, hosts, 1)
+    return Cost(1 + between.steps, between.sent, 2)
+
+
+def predict(cluster: Cluster, algorithm: str, nbytes: int, ranks: int) -> float:
+    """Seconds, with LOCAL ranks per host."""
+    local = min(LOCAL, ranks)
+    return cost(algorithm, nbytes, ranks // local, local).seconds(cluster, nbytes, local)
+
+
+SHOWN = {"ring": "flat ring", "halving_doubling": "halving-doubling", "hierarchical": "hierarchical"}
+
+
+def print_model(out: Console) -> None:
+    """One table per cluster: predicted milliseconds by size, ranks and algorithm."""
+    from hvdlite.bench.report import new_table, significant  # imports MPI, which the model does not need
+
+    for cluster in CLUSTERS:
+        table = new_table(
+            f"{cluster.name}: predicted ms, {LOCAL} ranks per host (latency {cluster.latency * 1e6:.0f} us, "
+            f"{cluster.network / 1e9:.1f} GB/s per card, {cluster.memory / 1e9:.0f} GB/s of memory)",
+            ["size", "algorithm", *(f"p={ranks}" for ranks in RANKS)],
+        )
+        for nbytes in SIZES:
+            for algorithm, title in SHOWN.items():
+                times = (significant(predict(cluster, algorithm, nbytes, ranks) * 1e3) for ranks in RANKS)
+                table.add_row(f"{nbytes / (1 << 20):g} MiB", title, *times)
+        out.print(table)
+
+
+def plot_model(path: str, nbytes: int = 25 << 20, clusters: Sequence[Cluster] = CLUSTERS) -> None:
+    """Predicted time of one bucket against the number of ranks, a panel per cluster."""
+    from hvdlite.bench.plot import canvas
+
+    figure, panels = canvas(len(clusters))
+    for axis, cluster in zip(panels, clusters, strict=True):
+        for algorithm, title in SHOWN.items():
+            axis.plot(RANKS, [predict(cluster, algorithm, nbytes, r) * 1e3 for r in RANKS], marker="o", label=title)
+        floor = [2 * nbytes * (1 - LOCAL / r) / cluster.network * 1e3 for r in RANKS[1:]]
+        axis.plot(RANKS[1:], floor, "k:", label="bytes alone, 2S(h-1)/h")
+        axis.set(xscale="log", yscale="log", xlabel=f"ranks, {LOCAL} per host", ylabel="ms", title=cluster.name)
+        axis.set_xticks(RANKS, [str(ranks) for ranks in RANKS], rotation=30)
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    panels[0].legend()
+    figure.suptitle(f"All-reduce of a {nbytes >> 20} MiB bucket: predicted by a model, not measured", fontsize=10)
+    figure.savefig(path, dpi=100)
