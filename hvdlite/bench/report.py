@@ -205,12 +205,20 @@ def print_steps(out: Console, results: Sequence[Result]) -> None:
         times = [r.seconds["none"], r.seconds["hvdlite"], r.seconds["ddp"], r.overhead("hvdlite"), r.overhead("ddp")]
         table.add_row(r.name, f"{r.parameters:,}", str(r.tensors), *(f"{t * 1e3:.2f}" for t in times), f"{r.ratio:.2f}")
     out.print(table)
+    for r in results:
+        if r.hidden is not None:
+            shown = {key: f"{seconds * 1e3:.1f} ms" for key, seconds in r.seconds.items()}
+            out.print(
+                f"{r.name}: {r.hidden:.0%} of the communication that could hide does: forward alone "
+                f"{shown['forward']}, buckets at the end of backward {shown['end']}", highlight=False,
+            )  # fmt: skip
     warn_of_crowding(out, max(r.crowded for r in results))
 
 
 def steps_json(results: Sequence[Result], facts: dict[str, Any]) -> dict[str, Any]:
     rows = [
-        asdict(r) | {"overhead": {k: r.overhead(k) for k in ("hvdlite", "ddp")}, "ratio": r.ratio} for r in results
+        asdict(r) | {"overhead": {k: r.overhead(k) for k in ("hvdlite", "ddp")}, "ratio": r.ratio, "hidden": r.hidden}
+        for r in results
     ]
     return {"benchmark": "step", "machine": facts, "rows": rows}
 

@@ -3,6 +3,9 @@
 Three copies of each model take turns: one without communication, one with `hvdlite.torch.DistributedOptimizer`, one
 in DDP. The overhead is the step's time less that of the copy without communication. One thread per rank, random
 data, plain SGD. Afterwards hvdlite's and DDP's weights must agree: they did the same arithmetic.
+
+On several hosts there is a fourth copy whose buckets all leave at the end of backward, and a forward pass alone: what
+they cost more than the others tells how much of the communication hides behind backward.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from mpi4py import MPI
 from torch import nn
 
 import hvdlite.torch as hvd
+from hvdlite import runtime
 from hvdlite.bench.contenders import start_gloo
 from hvdlite.bench.timing import interleaved, pin
 from hvdlite.errors import HvdliteError
@@ -36,8 +40,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """Median seconds per step by contender: 'none', 'hvdlite', 'ddp'; and the part of the steps that two ranks ended
-    on one core."""
+    """Median seconds per step by contender: 'none', 'hvdlite', 'ddp', on several hosts 'end' and 'forward'; and the
+    part of the steps that two ranks ended on one core."""
 
     name: str
     parameters: int
@@ -53,6 +57,14 @@ class Result:
     def ratio(self) -> float:
         """hvdlite's overhead in units of DDP's."""
         return self.overhead("hvdlite") / self.overhead("ddp")
+
+    @property
+    def hidden(self) -> float | None:
+        """The part of the communication that could hide behind backward and did; None where it was not measured."""
+        if "end" not in self.seconds:
+            return None
+        backward = self.seconds["none"] - self.seconds["forward"]
+        return (self.seconds["end"] - self.seconds["hvdlite"]) / min(self.overhead("end"), backward)
 
 
 def mlp() -> nn.Module:
@@ -108,18 +120,28 @@ def compare(comm: MPI.Comm, names: Sequence[str], steps: int, pinned: bool, prog
 
 def run(task: Task, comm: MPI.Comm, steps: int) -> Result:
     """Train the three copies in turns."""
-    copies = {key: copy_of(task) for key in ("none", "hvdlite", "ddp")}
+    several = not runtime.current().topology.one_host
+    copies = {key: copy_of(task) for key in ("none", "hvdlite", "ddp", *(["end"] if several else []))}
     torch.manual_seed(1 + comm.Get_rank())
     batch = task.batch()
     optimizers = {key: torch.optim.SGD(model.parameters(), LEARNING_RATE) for key, model in copies.items()}
     hvd.DistributedOptimizer(optimizers["hvdlite"], copies["hvdlite"].named_parameters())
     wrapped = copies | {"ddp": nn.parallel.DistributedDataParallel(copies["ddp"])}
-    actions = {key: stepper(wrapped[key], optimizers[key], batch) for key in copies}
+    actions: dict[str, Callable[[], Any]] = {key: stepper(wrapped[key], optimizers[key], batch) for key in copies}
+    if several:
+        attach_without_overlap(optimizers["end"])
+        actions["forward"] = lambda: copies["none"](batch[0])
     interleaved(actions, comm, WARM_UP, warm=False)
     timing = interleaved(actions, comm, steps, warm=False)
     same_weights(task.name, copies["hvdlite"], copies["ddp"])
     lengths = [p.numel() for p in copies["none"].parameters()]
     return Result(task.name, sum(lengths), len(lengths), timing.seconds, timing.crowded)
+
+
+def attach_without_overlap(optimizer: torch.optim.Optimizer) -> None:
+    """As with HVDLITE_OVERLAP=0, for this optimizer alone."""
+    hvd.DistributedOptimizer(optimizer)
+    optimizer._hvdlite.reducer.overlap = False  # type: ignore[attr-defined]
 
 
 def copy_of(task: Task) -> nn.Module:
