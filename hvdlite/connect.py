@@ -37,7 +37,7 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
             raise HvdliteError(strangers(started.by, library))
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         atexit.register(finalize, os.getpid())
-    from hvdlite.transports.mpi import NETWORK_PIECE, PIECE, MpiTransport, host_leaders, some_of_the_world
+    from hvdlite.transports.mpi import PIECE, MpiTransport, host_leaders, network_piece, some_of_the_world
 
     base = MPI.COMM_WORLD if whole else comm if isinstance(comm, MPI.Comm) else some_of_the_world(comm)
     if whole and started and started.size not in (None, base.Get_size()):
@@ -54,7 +54,7 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
     if own.Get_size() > 1:
         exits.install(base.Abort, base.Get_rank())  # after Dup, in which all ranks of this host have met
     place = topology.from_leaders(own.Get_rank(), host_leaders(own))
-    return MpiTransport(own, PIECE if place.one_host else NETWORK_PIECE), place
+    return MpiTransport(own, PIECE if place.one_host else network_piece(own)), place
 
 
 def finalize(process: int) -> None:
