@@ -7,6 +7,7 @@ arithmetic is ours. Messages above 1 GiB go in pieces, since counts are C ints i
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ has answered, and the answer waits behind all that the receiver is sending: two 
 turns. Measured with Open MPI 5 at 1 Gbit/s, 8 MiB both ways: 1.05 times the wire's time with these pieces, with
 256 KiB or more anything up to 2.1 times. In memory it would cost a quarter more, so there it is not done."""
 FABRIC_PIECE = 1 << 20
+NAP_SECONDS, LOOKS = 1e-4, 4
+"""Who waits for long messages looks a few times, then sleeps: the kernel's buffers keep the wire busy. Measured as
+above: the same 70 ms with 15 ms of CPU time instead of 46, which backward can use; at 20 Gbit/s no slower either."""
 FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
 TAG, TAG_ASIDE = 7, 8
 NATIVE_OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
@@ -65,7 +69,8 @@ class MpiTransport:
             return
         requests = [self.comm.Irecv([piece, MPI.BYTE], source, self.tag) for piece in self.pieces(receive)]
         requests += [self.comm.Isend([piece, MPI.BYTE], dest, self.tag) for piece in self.pieces(send)]
-        MPI.Request.Waitall(requests)
+        while not any(MPI.Request.Testall(requests) for _ in range(LOOKS)):
+            time.sleep(NAP_SECONDS)
 
     def start_exchange(self, send: Array, receive: Array, peer: int) -> Pending:
         finish(send)
