@@ -25,6 +25,8 @@ class Config:
     the network between hosts; `ring` instead where ranks share no memory."""
     bucket_bytes: int = 25 * MB
     """Gradients are sent in buckets of this size; `HVDLITE_BUCKET_MB`, `HOROVOD_FUSION_THRESHOLD` (bytes)."""
+    bucket_bytes_given: bool = False
+    """Whether the user said so. Else buckets that leave during backward are smaller, for they must fill early."""
     first_bucket_bytes: int = 1 * MB
     """The first bucket is small, so that communication starts early."""
     overlap: str = "auto"
@@ -46,13 +48,14 @@ class Config:
         bucket = read(env, "HVDLITE_BUCKET_MB", lambda text: int(float(text) * MB))
         if bucket is None:
             bucket = read_either(env, "FUSION_THRESHOLD", int)
-        bucket = cls.bucket_bytes if bucket is None else max(bucket, 1)
+        given, bucket = bucket is not None, cls.bucket_bytes if bucket is None else max(bucket, 1)
         stall_check = read_either(env, "STALL_CHECK_TIME_SECONDS", seconds)
         stall_check = cls.stall_check if stall_check is None else stall_check
         stall_shutdown = read_either(env, "STALL_SHUTDOWN_TIME_SECONDS", seconds) or 0.0
         return cls(
             algorithm=read(env, "HVDLITE_ALGORITHM", one_of(*ALGORITHMS)) or cls.algorithm,
             bucket_bytes=bucket,
+            bucket_bytes_given=given,
             first_bucket_bytes=min(cls.first_bucket_bytes, bucket),
             overlap=read(env, "HVDLITE_OVERLAP", one_of("auto", "0", "1")) or cls.overlap,
             timeline=read_either(env, "TIMELINE", str) or cls.timeline,

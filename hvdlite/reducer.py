@@ -11,7 +11,7 @@ caller's thread. Either way the order is the plan's, and the sums are the same b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -19,7 +19,8 @@ import numpy as np
 from hvdlite.algorithms import Place, allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import NOTHING_PENDING, mark
-from hvdlite.buckets import BucketPlan
+from hvdlite.buckets import BucketPlan, Spec, plan
+from hvdlite.config import Config
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.memory import Arena, allocate
@@ -144,6 +145,20 @@ class Reducer:
         signature = Signature("uses", self.name, (("round", tag),))
         self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([uses], Reduction("max"))))
         return [Use(int(use)) for use in uses]
+
+
+def planned(specs: Iterable[Spec], config: Config, place: Place) -> tuple[BucketPlan, bool]:
+    """The plan for these parameters, and whether its buckets leave during backward.
+
+    Then, unless the user gave their size, they are a sixteenth of the gradients, so that the last to fill, which
+    nothing can hide, is short; but no longer than usual, nor so short that latency counts.
+    """
+    specs = tuple(specs)
+    overlap, most = overlap_pays(config.overlap, place), config.bucket_bytes
+    if overlap and not config.bucket_bytes_given:
+        total = sum(spec.length * np.dtype(spec.dtype).itemsize for spec in specs)
+        most = min(most, max(total // 16, config.first_bucket_bytes))
+    return plan(specs, most, config.first_bucket_bytes), overlap
 
 
 def overlap_pays(setting: str, place: Place) -> bool:

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from hvdlite import ops, runtime
-from hvdlite.buckets import Spec, plan
+from hvdlite.buckets import Spec
 from hvdlite.ops import Op
-from hvdlite.reducer import Reducer, Use, overlap_pays
+from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.torch._sparse import reduce_sparse
 from hvdlite.torch._tensors import device_name, dtype_name, to_tensor
 
@@ -100,9 +100,8 @@ class Attachment:
         """Plan, allocate and hook for these parameters. Collective. Where it raises, the plan before stays."""
         scale = self.settings.predivide
         how = ops.reduction(self.settings.op, runtime.size(), 1.0 / scale, scale)
-        config = self.runtime.config
-        layout = plan((self.spec(i, p) for i, p in enumerate(now)), config.bucket_bytes, config.first_bucket_bytes)
-        overlap = overlap_pays(config.overlap, self.lane.place)
+        specs = [self.spec(i, p) for i, p in enumerate(now)]
+        layout, overlap = planned(specs, self.runtime.config, self.lane.place)
         self.reducer = Reducer(self.lane, layout, how, self.name, overlap)
         self.parameters = now
         self.views = [to_tensor(view) for view in self.reducer.views]

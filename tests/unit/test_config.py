@@ -11,7 +11,7 @@ from hvdlite.config import ALGORITHMS, MB, Config, launched
 
 def test_defaults() -> None:
     made = Config.from_env({})
-    assert made == Config() and made.bucket_bytes == 25 * MB and made.algorithm == "auto" and made.shared_memory
+    assert made == Config() and not made.bucket_bytes_given and made.bucket_bytes == 25 * MB and made.algorithm == "auto" and made.shared_memory
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.algorithm = "ring"  # type: ignore[misc]
 
