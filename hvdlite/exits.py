@@ -187,9 +187,11 @@ class _Guard:
             last_resort = threading.Timer(_PATIENCE, os._exit, (code,))
             last_resort.daemon = True
             last_resort.start()
-        # Under MPICH's Hydra an abort leaves a file in /tmp for good. Just going ends the job as well there,
-        # but with anybody's exit code, so only hvdliterun, which knows the code, allows it.
-        if not {"HYDI_CONTROL_FD", "HVDLITE_JOB_DIR"} <= os.environ.keys():
+        # An abort leaves a file in /tmp for good under MPICH's Hydra, and under Slurm's PMI-2 it kills this process
+        # before its code is seen. Just going ends the job as well there, but with Hydra with anybody's exit code, so
+        # only hvdliterun, which knows the code, and has told srun to end all, allows it.
+        going = {"HYDI_CONTROL_FD", "PMI_FD"} & os.environ.keys()
+        if not (going and "HVDLITE_JOB_DIR" in os.environ):
             with contextlib.suppress(Exception):
                 self._abort(code)
         os._exit(code)

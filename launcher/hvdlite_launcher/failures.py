@@ -1,19 +1,21 @@
 """Which of a job's failures was the first: the one whose rank is told to the user, and whose code is the job's.
 
 On one host the first to create a file wins, and there is no more to it. On several, each host knows its own first,
-and the news travel; so a failure waits a moment for an earlier one. Last of all comes a death by SIGTERM, which is
-the work of an MPI that ends a job which failed elsewhere. A rank that ends with an exit code comes after one that was
-killed at the same time: Open MPI ends ranks so that have lost a connection (code 14), within milliseconds.
+and the news travel; so a failure waits a moment for an earlier one. Last of all, and after a longer wait, come two
+that are consequences: SIGTERM, by which an MPI ends a job that failed elsewhere, and code 14, with which Open MPI ends
+a rank that has lost a connection, milliseconds after the death at its other end.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from dataclasses import dataclass, field
 
-_MOMENT = 0.2  # seconds
-_HANDICAP = 0.05  # seconds
+_SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: Exited with exit code (?P<code>[1-9]\d*)")
+_MOMENT, _LONGER = 0.2, 1.0  # seconds
+_CONSEQUENCES = (128 + signal.SIGTERM, 14)
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,25 @@ class Failure:
     @property
     def weak(self) -> bool:
         """Whether it is probably the consequence of another one."""
-        return self.code == 128 + signal.SIGTERM
-
-    @property
-    def order(self) -> tuple[bool, float]:
-        """The least comes first."""
-        return self.weak, self.when + (0.0 if self.signal else _HANDICAP)
+        return self.code in _CONSEQUENCES
 
 
 def parse(note: str, host: str = "", offset: float = 0.0) -> Failure:
     """Read the note of a keeper or a rank. offset: what to add to its host's clock. Raises ValueError."""
     rank, code, number, when = note.split()
     return Failure(int(rank), int(code), int(number), float(when) + offset, host)
+
+
+def of_scheduler(line: str) -> Failure | None:
+    """The failure that a line of srun's tells of (`srun: error: node2: task 2: Exited with exit code 7`), if it does.
+
+    The keeper has made an exit code of a signal; that the scheduler ends the others is told in the same words.
+    """
+    match = _SRUN.match(line)
+    if match is None:
+        return None
+    code = int(match["code"])
+    return Failure(int(match["rank"]), code, code - 128 if code > 128 else 0, time.time(), match["host"])
 
 
 @dataclass
@@ -65,7 +74,9 @@ class Failures:
         final: there will be no more news.
         """
         if self._first is None and self._found:
+            best = min(self._found.values(), key=lambda failure: (failure.weak, failure.when))
             assert self._since is not None
-            if final or not self.several or time.monotonic() - self._since > _MOMENT:
-                self._first = min(self._found.values(), key=lambda failure: failure.order)
+            settled = time.monotonic() - self._since > (_LONGER if best.weak else _MOMENT)
+            if final or settled or not self.several:
+                self._first = best
         return self._first

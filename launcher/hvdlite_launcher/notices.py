@@ -24,7 +24,10 @@ _HYDRA_DEATH = re.compile(
 _LINES = re.compile(
     r"^(?:Ctrl-C caught.*|\[.*\] (?:Sending Ctrl-C|Press Ctrl-C).*"
     r"|\[warn\] Epoll .* failed.*"  # libevent inside prterun, when it closes a dead rank's pipe
-    r"|\[proxy.*|\[mpiexec@.*)\n",
+    r"|\[proxy.*|\[mpiexec@.*"
+    r"|srun: (?:error: \S+: tasks? \S+: (?:Exited|Terminated|Killed)|launch/slurm: _step_signal|Job step aborted).*"
+    r"|(?:\s*\d+: )?slurmstepd\S*: error: \*\*\* STEP .*"
+    r"|srun: (?:cluster configuration lacks support for cpu binding|Terminating).*)\n",
     re.MULTILINE,
 )
 

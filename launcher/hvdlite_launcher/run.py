@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hvdlite_launcher.command import Command, Place, Settings
 from hvdlite_launcher.ending import Ending, signals, suspension
 from hvdlite_launcher.environment import LOGIN
-from hvdlite_launcher.failures import Failures
+from hvdlite_launcher.failures import Failures, of_scheduler
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.place import a_place, first_failure
 from hvdlite_launcher.streams import Streams
@@ -53,10 +53,11 @@ def run(
     reach: other hosts, or None. verbose: whether all of mpirun's messages are shown.
     Raises NotReadyError before anything has started when some host cannot take part.
     """
-    streams, failures = Streams(printer, verbose), Failures(several=reach is not None)
+    failures = Failures(several=settings.elsewhere)
+    streams = Streams(printer, verbose, hear=lambda line: failures.add(of_scheduler(line.decode(errors="replace"))))
     ending = Ending(failures)
     with signals(ending, streams):
-        with a_place(several=reach is not None) as place:
+        with a_place(several=settings.elsewhere) as place:
             begun = time.monotonic()
             streams.open_ranks(place, settings.ranks)
             command = compose(place)

@@ -22,6 +22,7 @@ _CHUNK = 65536
 _TICK = 0.25  # seconds that a wait may last
 _NOTICES_HELD = 5.0  # seconds
 _LABEL = re.compile(rb"\s*(\d+): ?")
+_USELESS = b"lacks support for cpu binding\n"  # srun's answer to our wish for none
 Listener = Callable[[bytes], None]
 
 
@@ -44,13 +45,14 @@ class Streams:
 
     verbose: show every message of mpirun, at once.
     first_output: the monotonic time of the first output of a rank, or None.
-    broken: nobody reads our output any more.
+    broken: nobody reads our output any more. hear: is given each line from a scheduler's pipes.
     """
 
     printer: Printer
     verbose: bool = False
     first_output: float | None = None
     broken: bool = False
+    hear: Callable[[bytes], None] = lambda line: None
     _ranks: dict[tuple[int, int], Source] = field(default_factory=dict)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _notices: Notices = field(default_factory=Notices)
@@ -84,9 +86,10 @@ class Streams:
                 lines, rest = [*lines, rest], b""
             for line in lines:
                 label = _LABEL.match(line)
-                if label:
+                self.hear(line)
+                if label and b"slurmstepd" not in line:
                     self.output(int(label[1]), destination, line[label.end() :])
-                else:
+                elif not line.endswith(_USELESS):
                     self._notice(line)
 
         self.add(pipe, listen)

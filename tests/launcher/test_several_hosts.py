@@ -102,7 +102,7 @@ def test_messages() -> None:
         (["0 1 0 100.00", "3 1 0 99.99"], 3),  # the earlier one
         (["0 143 15 99.00", "3 7 0 99.50"], 3),  # the MPI's SIGTERM is a consequence
         (["0 14 0 99.99", "3 137 9 100.00"], 3),  # so is Open MPI's end of a rank that lost a connection
-        (["0 14 0 99.00", "3 137 9 100.00"], 0),  # but not a second before
+        (["0 143 15 99.00", "3 14 0 99.50"], 0),  # of consequences the earlier one
     ],
 )
 def test_of_failures_on_two_hosts_the_first_is_told(notes: list[str], first: int) -> None:

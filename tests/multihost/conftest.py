@@ -43,5 +43,6 @@ def runner(request: pytest.FixtureRequest, pair: Hosts, tmp_path: Path) -> Itera
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [report for report in terminalreporter.getreports("skipped") if "multihost" in report.nodeid]
     if skipped:
-        terminalreporter.section("NO TEST RAN ON SEVERAL HOSTS", red=True)
-        terminalreporter.line(f"{len(skipped)} tests were skipped: {missing()}")
+        terminalreporter.section("NOT ALL TESTS RAN ON SEVERAL HOSTS", red=True)
+        reasons = {str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple)}
+        terminalreporter.line(f"{len(skipped)} tests were skipped: {'; '.join(sorted(reasons))}")

@@ -1,0 +1,101 @@
+"""Slurm starts the ranks: by itself (`srun python train.py`) and through hvdliterun inside an allocation."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hvdlite_launcher.probe import Family
+
+from tests.launcher.conftest import SCRIPTS, Runner, available
+from tests.multihost import slurm
+from tests.multihost.hosts import Hosts, hosts
+
+TELLS = (sys.executable, str(Path(__file__).parent / "scripts" / "tells.py"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hosts, dict[str, str]]]:
+    if reason := slurm.missing():
+        pytest.skip(reason)
+    with hosts(2, shared=[tmp_path_factory.getbasetemp()]) as pair:
+        yield pair, slurm.start(pair)
+
+
+@pytest.fixture(params=list(available()), ids=lambda mpi: mpi.family.name.lower())
+def runner(
+    request: pytest.FixtureRequest, cluster: tuple[Hosts, dict[str, str]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Runner:  # fmt: skip
+    pair, env = cluster
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return Runner(request.param, tmp_path, prefix=pair[0].command([]))
+
+
+def within(runner: Runner, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on the cluster's first host."""
+    env = runner.env(MPI4PY_LIBMPI=runner.mpi.library or "", **more)
+    null = subprocess.DEVNULL
+    return subprocess.run(
+        [*runner.prefix, *command], env=env, stdin=null, capture_output=True, text=True, timeout=60
+    )
+
+
+def ranks(text: str) -> list[dict[str, object]]:
+    """What the ranks have told, by rank."""
+    told = [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]
+    return sorted(told, key=lambda each: int(each["rank"]))
+
+
+def dialect(runner: Runner) -> str:
+    return "pmix" if runner.mpi.family is Family.OPEN_MPI else "pmi2"
+
+
+def test_srun_needs_no_launcher(runner: Runner) -> None:
+    job = within(runner, "srun", "-N2", "--ntasks-per-node=2", f"--mpi={dialect(runner)}", *TELLS)
+    assert job.returncode == 0, job.stderr
+    told = ranks(job.stdout)
+    assert [each["host"] for each in told] == ["hosta", "hosta", "hostb", "hostb"]
+    assert {each["sum"] for each in told} == {10.0}
+
+
+def test_srun_without_pmi_says_what_to_do(runner: Runner) -> None:
+    job = within(runner, "srun", "-N1", "-n2", "--mpi=none", *TELLS)
+    assert job.returncode != 0
+    assert "--mpi=pmix" in job.stderr and "--mpi=pmi2" in job.stderr
+
+
+def allocated(runner: Runner, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """hvdliterun inside an allocation of two hosts with two ranks each."""
+    command = shlex.join([sys.executable, "-m", "hvdlite_launcher.cli", *arguments])
+    return within(runner, "salloc", "-Q", "-N2", "--ntasks-per-node=2", "sh", "-c", command)
+
+
+def test_hvdliterun_takes_what_the_allocation_has(runner: Runner) -> None:
+    job = allocated(runner, *TELLS, "SLURM_JOB_ID")
+    assert job.returncode == 0, job.stderr
+    told = ranks(job.stdout)
+    assert [(each["host"], each["local"]) for each in told] == [
+        ("hosta", [0, 2]), ("hosta", [1, 2]), ("hostb", [0, 2]), ("hostb", [1, 2]),
+    ]  # fmt: skip
+    assert sorted(line[:12] for line in job.stdout.splitlines()) == [f"[{rank}]<stdout>:" for rank in range(4)]
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit", 7), ("signal9", 137)])
+def test_a_rank_that_fails_on_another_host_is_named(runner: Runner, how: str, code: int) -> None:
+    """fails.py fails on rank 1; with one rank per host that is the other one. Under Open MPI rank 0 then loses its
+    connection and aborts with code 14 within milliseconds, and Slurm may kill all before it sees who was the first."""
+    command = [sys.executable, "-m", "hvdlite_launcher.cli", sys.executable, str(SCRIPTS / "fails.py"), how]
+    job = within(runner, "salloc", "-Q", "-N2", "--ntasks-per-node=1", *command)
+    if runner.mpi.family is Family.OPEN_MPI:
+        assert job.returncode in (code, 14), job.stderr
+        assert how != "exit" or "hvdlite: rank 1 failed: exit code 7\n" in job.stderr
+    else:
+        assert job.returncode == code, job.stderr
+        assert "rank 1 on hostb" in job.stderr.splitlines()[-1]
