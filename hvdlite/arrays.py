@@ -1,19 +1,27 @@
 """Arrays without knowing which: NumPy or CuPy, found from the array itself.
 
-The core does its arithmetic through `module(array)` and orders it through `Queue`: on a device a queue is a stream
-and marks are events; on the host, where everything has happened when a call returns, both do nothing. So one code
-path serves both. Nothing here imports CuPy: an array that is not NumPy's brings its own module along.
+The core does its arithmetic through `module(array)` and orders it through marks: on a GPU, where a call returns before
+its work is done, a mark is an event in a stream; on the host it is nothing. So one code path serves both. All waiting
+for a GPU is here, and is for events and streams, never for the whole device. Nothing here imports CuPy: an array that
+is not NumPy's brings its own module along.
+
+Whose streams? A tensor does not say on which stream it was computed, and torch and CuPy each have a current one. A
+mark follows all of them (`follow`): usually they are one, and to wait for one too many costs time, never a sum.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
+
+from hvdlite.errors import HvdliteError
 
 Array: TypeAlias = Any  # np.ndarray or cupy.ndarray
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
@@ -22,6 +30,17 @@ bfloat16 = np.dtype(ml_dtypes.bfloat16)
 def module(array: Array) -> ModuleType:
     """NumPy for a NumPy array, CuPy for a CuPy array."""
     return np if isinstance(array, np.ndarray) else sys.modules["cupy"]
+
+
+def cupy() -> ModuleType:
+    """CuPy, imported. Raises HvdliteError where it is missing."""
+    try:
+        return importlib.import_module("cupy")
+    except ImportError as error:
+        raise HvdliteError(
+            f"tensors on a GPU need CuPy, which cannot be imported ({error}): pip install cupy-cuda12x, or "
+            "cupy-cuda13x, whichever your CUDA is"
+        ) from error
 
 
 def is_host(array: Array) -> bool:
@@ -48,30 +67,107 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or is_small_float(dtype)
 
 
-class Mark:
-    """A point in a queue's work; `wait()` blocks the calling thread until the work before it is done."""
+def device_of(array: Array) -> int:
+    """The number of the GPU that a device array lies on."""
+    return int(array.device.id)
 
-    def __init__(self, event: Any = None) -> None:
-        self.event = event
+
+FOLLOWED: list[Callable[[int], int]] = []
+
+
+def follow(stream_of: Callable[[int], int]) -> None:
+    """Make `callers_streams` count a framework's streams. stream_of: from the GPU's number to the CUDA stream on which
+    the framework now issues the calling thread's work, as an address."""
+    FOLLOWED.append(stream_of)
+
+
+def callers_streams(xp: ModuleType, device: int) -> list[int]:
+    """The CUDA streams on which the calling thread now issues work: CuPy's and each framework's, usually one."""
+    streams = [int(xp.cuda.get_current_stream().ptr), *(stream_of(device) for stream_of in FOLLOWED)]
+    return list(dict.fromkeys(streams))
+
+
+class Mark:
+    """A point in the work of GPU streams. On the host there is nothing to wait for: no events."""
+
+    def __init__(
+        self, xp: Any = None, device: int = 0, streams: Sequence[int] = (), events: Sequence[Any] = ()
+    ) -> None:
+        self.xp, self.device, self.streams, self.events = xp, device, streams, events
 
     def wait(self) -> None:
-        if self.event is not None:
-            self.event.synchronize()
+        """Block the calling thread until the work before the mark is done."""
+        for event in self.events:
+            event.synchronize()
+
+    def precede(self) -> None:
+        """What the calling thread issues from now on runs after the work before the mark; the thread goes on."""
+        if self.events:
+            with self.xp.cuda.Device(self.device):
+                for stream in callers_streams(self.xp, self.device):
+                    for event in self.events:
+                        self.xp.cuda.runtime.streamWaitEvent(stream, event.ptr)
+
+    @property
+    def passed(self) -> bool:
+        """Whether `wait` would return at once."""
+        return all(event.done for event in self.events)
 
 
 NOTHING_PENDING = Mark()
 
 
 def mark(array: Array) -> Mark:
-    """A mark behind all work issued so far on the array's current stream; nothing to wait for on the host."""
+    """A mark behind all that the calling thread has issued so far on the array's GPU.
+
+    Raises HvdliteError while a CUDA graph is captured: what it replays, no other rank would know of.
+    """
     if is_host(array):
         return NOTHING_PENDING
-    event = module(array).cuda.Event(disable_timing=True)
-    event.record()
-    return Mark(event)
+    xp, device = module(array), device_of(array)
+    with xp.cuda.Device(device):
+        streams = callers_streams(xp, device)
+        return Mark(xp, device, streams, [recorded(xp, stream) for stream in streams])
+
+
+def recorded(xp: ModuleType, stream: int) -> Any:
+    """An event behind the work issued so far on a stream of the current GPU."""
+    if xp.cuda.runtime.streamIsCapturing(stream):
+        raise HvdliteError(
+            "a collective was called while a CUDA graph is being captured: a graph replays GPU work alone, and the "
+            "other ranks would not take part. Communicate outside torch.cuda.graph and make_graphed_callables"
+        )
+    event = xp.cuda.Event(disable_timing=True)
+    xp.cuda.runtime.eventRecord(event.ptr, stream)
+    return event
+
+
+def on_host(array: Array) -> Array:
+    """The array, or a host copy of one on a GPU, behind all that the calling thread has issued there."""
+    if is_host(array):
+        return array
+    mark(array).wait()
+    return array.get()
+
+
+GPUS_IN_MESSAGES: list[tuple[ModuleType, int]] = []
+
+
+def send_from(xp: ModuleType, device: int) -> None:
+    """Note that MPI is given pointers to this GPU's memory from now on."""
+    if not GPUS_IN_MESSAGES:
+        GPUS_IN_MESSAGES.append((xp, device))
+
+
+def adopt_gpu() -> None:
+    """Called by each thread that is about to call MPI: whichever thread does may find itself copying GPU memory for a
+    message of another, which fails where the thread has no CUDA context (Open MPI then aborts the job)."""
+    for xp, device in GPUS_IN_MESSAGES:
+        if not xp.cuda.driver.ctxGetCurrent():
+            xp.cuda.Device(device).use()
 
 
 def finish(array: Array) -> None:
-    """Wait for the calling thread's stream, so that MPI, which ignores streams, may touch the array."""
+    """Wait for the calling thread's current stream: MPI, which ignores streams, may touch the array then."""
     if not is_host(array):
         module(array).cuda.get_current_stream().synchronize()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from hvdlite import runtime
+from hvdlite.arrays import cupy
 
 
 def mpi_built() -> bool:
@@ -30,12 +33,16 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """0: collectives on GPUs do not go through NCCL."""
-    return 0
+    """NCCL's version as a number, where CuPy has it; 0 elsewhere. HVDLITE_GPU_OPERATIONS=nccl uses it."""
+    if not cuda_built():
+        return 0
+    nccl = cupy().cuda.nccl
+    return int(nccl.get_version()) if nccl.available else 0
 
 
 def cuda_built() -> bool:
-    return False
+    """Whether CuPy is there, without which tensors on GPUs cannot be communicated."""
+    return importlib.util.find_spec("cupy") is not None
 
 
 def rocm_built() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 MB = 1024 * 1024
@@ -32,7 +33,7 @@ class Config:
     overlap: str = "auto"
     """`1`: buckets leave during backward; `0`: all at its end; `auto`: where it hides time. `HVDLITE_OVERLAP`."""
     shared_memory: bool = True
-    """Whether ranks of one host may share memory; `HVDLITE_SHARED_MEMORY=0` turns it off."""
+    """Whether ranks of one host may share memory, their GPUs too; `HVDLITE_SHARED_MEMORY=0` turns it off."""
     timeline: str = ""
     """Path of a trace file that rank 0 writes, or DYNAMIC, to allow `start_timeline()`; `HVDLITE_TIMELINE`."""
     timeline_mark_cycles: bool = False
@@ -40,6 +41,11 @@ class Config:
     """Waits this long are told of; 0: never. `HVDLITE_STALL_CHECK_TIME_SECONDS`, `HVDLITE_STALL_CHECK_DISABLE`."""
     stall_shutdown: float = 0.0
     """Waits this long end the job; 0: never. `HVDLITE_STALL_SHUTDOWN_TIME_SECONDS`."""
+    gpu_operations: str = "auto"
+    """What reduces arrays on GPUs: `auto` or `mpi`: `algorithm`, as on the host; `nccl`: NCCL.
+    `HVDLITE_GPU_OPERATIONS`, `HOROVOD_GPU_OPERATIONS`."""
+    cuda_aware: bool | None = None
+    """Whether the MPI may be given device pointers; None: find out. `HVDLITE_CUDA_AWARE`."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
@@ -63,6 +69,8 @@ class Config:
             stall_check=0.0 if read_either(env, "STALL_CHECK_DISABLE", truth) else stall_check,
             stall_shutdown=stall_shutdown,
             shared_memory=read(env, "HVDLITE_SHARED_MEMORY", one_of("0", "1")) != "0",
+            gpu_operations=read_either(env, "GPU_OPERATIONS", one_of("auto", "mpi", "nccl")) or cls.gpu_operations,
+            cuda_aware=read(env, "HVDLITE_CUDA_AWARE", truth),
         )
 
 
@@ -155,3 +163,41 @@ def allow_dynamic_process_sets(word: str) -> None:
 def dynamic_process_sets() -> bool:
     """Whether process sets may be added and removed."""
     return os.environ.get(DYNAMIC, "") not in ("", "0")
+
+
+# What a launcher tells its processes, and a job started from one of them must not see.
+LAUNCHERS_OWN = (
+    "OMPI_", "PMIX_", "PMI_", "PRTE_", "PALS_", "HYDRA_", "HYDI_", "MPI_LOCAL", "MPIR_", "SLURM_", "FLUX_", "JSM_",
+    "MV2_COMM_", "ALPS_",
+)  # fmt: skip
+USERS_OWN = ("OMPI_MCA_", "OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT", "PRTE_MCA_")
+NOT_USERS_OWN = (
+    "OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_initial_", "OMPI_MCA_prte_", "PRTE_MCA_ess",
+)  # fmt: skip
+MPI_SETTINGS = ("OMPI_MCA_", "UCX_", "MPICH_", "MV2_", "FI_")
+
+
+def is_launchers(name: str) -> bool:
+    """Whether a launcher set this variable for one process of its job."""
+    return name.startswith(NOT_USERS_OWN) or (name.startswith(LAUNCHERS_OWN) and not name.startswith(USERS_OWN))
+
+
+def mpi_settings() -> list[str]:
+    """How the user has tuned the MPI: NAME=VALUE, sorted."""
+    return sorted(f"{name}={value}" for name, value in os.environ.items()
+                  if name.startswith(MPI_SETTINGS) and not is_launchers(name))  # fmt: skip
+
+
+def fresh_environment(packages: str) -> dict[str, str]:
+    """This process' environment as if no launcher had started it, for a job of its own, which finds our code at
+    `packages`."""
+    kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
+    kept = {name: value for name, value in kept.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
+    if os.geteuid() == 0:  # so is the job that asks
+        kept |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (kept.get("PYTHONPATH"), packages)))}
+
+
+def cache_folder() -> Path:
+    """Where to keep what is costly to find out."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hvdlite"

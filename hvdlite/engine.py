@@ -21,10 +21,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdlite import rollcall
 from hvdlite.algorithms import Place
+from hvdlite.arrays import adopt_gpu
 from hvdlite.errors import HvdliteError, ShutdownError
 from hvdlite.matching import Verdict, has_joined, match, refusal
 from hvdlite.memory import Workspace
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 SWITCH_SECONDS = 0.0005  # a lane's thread waits this long for the GIL after each MPI call while Python code runs
 SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.01
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
 
 
 class Lane:
@@ -53,6 +58,8 @@ class Lane:
         self.name, self.observers = name, observers
         self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
+        self.gpu: Closeable | None = None
+        """What work on device arrays finds instead of transport, place and workspace; `gpu` makes it."""
         self.changed = threading.Condition()
         self.queue: deque[Request] = deque()
         self.pending: dict[str, Request] = {}  # by key: queued or under way
@@ -150,9 +157,12 @@ class Lane:
             finally:
                 with self.changed:
                     self.busy = False
+            del request  # and what it holds, before the next one comes
 
     def attempt(self, request: Request) -> bool:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
+        request.ready.wait()
+        adopt_gpu()
         if self.transport.size > 1 and not rollcall.agreed(self.transport, request, self.check):
             return False
         self.execute(request)
@@ -165,7 +175,6 @@ class Lane:
         for observer in self.observers:
             observer.agreed(self, request)
         try:
-            request.ready.wait()
             result = request.work(self)
         except Exception as raised:
             error = raised
@@ -188,6 +197,8 @@ class Lane:
         while not self.closed:
             with self.changed:
                 mine = visible(self.queue)
+            for request in mine:
+                request.ready.wait()
             everyone = self.transport.allgather_object([request.call() for request in mine])
             queues = [[call.signature for call in calls] for calls in everyone]
             if all(not queue or has_joined(queue) for queue in queues):
@@ -228,6 +239,7 @@ class Lane:
 
     def check(self) -> None:
         """Raise the reason for which the lane was closed, if it was: called while waiting for other ranks."""
+        adopt_gpu()
         if self.closed:
             raise self.closed
 
@@ -265,5 +277,7 @@ class Lane:
             return
         self.start_leaving().wait()
         self.released = True
+        if self.gpu is not None:
+            self.gpu.close()
         self.workspace.close()
         self.transport.close()

@@ -154,12 +154,24 @@ class Workspace:
             have = self.buffers[key] = module(like).empty(nbytes, np.uint8)
         return have[:nbytes].view(like.dtype)
 
+    def new(self, like: Array, shape: Sequence[int]) -> Array:
+        """An array for the caller, with like's dtype, on like's device; its contents are anything."""
+        return module(like).empty(shape, like.dtype)
+
     def staging(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Arena:
-        """A shared arena of staging_bytes(hosts), made at the first call. Collective that once."""
+        """A shared arena, made at the first call. Collective that once."""
         if self.stage is None:
-            local = self.levels(transport, hosts).local
-            self.stage = allocate(transport, staging_bytes(hosts), share=True, local=local)
+            self.stage = self.allocate("staging", transport, self.staging_bytes(hosts), share=True, hosts=hosts)
         return self.stage
+
+    def staging_bytes(self, hosts: Sequence[Sequence[int]]) -> int:
+        return staging_bytes(hosts)
+
+    def allocate(
+        self, name: str, transport: Transport, nbytes: int, share: bool, hosts: Sequence[Sequence[int]]
+    ) -> Arena:
+        """An arena, shared within each host where that is possible; it replaces the one of that name. Collective."""
+        return allocate(transport, nbytes, share, self.levels(transport, hosts).local)
 
     def levels(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Levels:
         """The ranks of this host, and the drivers across hosts. Collective at the first call."""

@@ -18,12 +18,13 @@ import numpy as np
 
 from hvdlite.algorithms import Place, allreduce
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import NOTHING_PENDING, mark
+from hvdlite.arrays import is_host
 from hvdlite.buckets import BucketPlan, Spec, plan
 from hvdlite.config import Config
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
-from hvdlite.memory import Arena, allocate
+from hvdlite.gpu import Gpu, Side, on_gpu, side_of
+from hvdlite.memory import Arena
 from hvdlite.requests import Handle, Request, Signature
 from hvdlite.zeros import Zeros
 
@@ -42,32 +43,42 @@ class Reducer:
     """Averages (or otherwise reduces) the gradients of one plan over the lane's ranks. Not thread-safe.
 
     Creating one is collective: the ranks compare plans. Raises MismatchError with a diff, on every rank, where they
-    differ. plan: with host devices only, so far.
+    differ. gpu: where the buckets whose device is not the host lie; their gradients are packed on the caller's stream.
     """
 
-    def __init__(self, lane: Lane, plan: BucketPlan, how: Reduction, name: str, overlap: bool) -> None:
+    def __init__(
+        self, lane: Lane, plan: BucketPlan, how: Reduction, name: str, overlap: bool, gpu: Gpu | None = None
+    ) -> None:
         self.lane, self.plan, self.how, self.name, self.overlap = lane, plan, how, name, overlap
         facts = (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))
         # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
-        arena = lane.run(Request(
+        arenas: dict[str, Arena] = lane.run(Request(
             Signature("plan", f"{name} bucket 0", facts),
-            lambda lane: self.allocate(lane),
+            lambda lane: {device: self.allocate(lane, device, gpu) for device in plan.devices},
         ))
-        self.buffers = [arena.view(b.start, b.length, b.dtype) for b in plan.buckets]
-        self.peers = [arena.peer_views(b.start, b.length, b.dtype) for b in plan.buckets]
+        self.buffers = [arenas[b.device].view(b.start, b.length, b.dtype) for b in plan.buckets]
+        self.peers = [arenas[b.device].peer_views(b.start, b.length, b.dtype) for b in plan.buckets]
         self.views = [
             self.buffers[slot.bucket][slot.offset : slot.offset + slot.length].reshape(spec.shape)
             for spec, slot in zip(plan.specs, plan.slots, strict=True)
         ]
-        self.arena: Arena = arena
+        self.arenas = arenas
         self.bucket_of = [slot.bucket for slot in plan.slots]
         self.all_dense = [Use.DENSE] * len(plan.specs)
         """What `finish_round` returns, this very list, where every rank had every gradient."""
         self.begin_round()
 
-    def allocate(self, lane: Lane) -> Arena:
-        local = lane.workspace.levels(lane.transport, lane.place.hosts).local
-        return allocate(lane.transport, self.plan.nbytes("host"), lane.place.shares_memory, local)
+    def allocate(self, lane: Lane, device: str, gpu: Gpu | None) -> Arena:
+        """The arena for a device's buckets. Collective."""
+        if device != "host":
+            assert gpu is not None
+            with side_of(lane, gpu).working() as side:
+                return self.arena_at(side, device)
+        return self.arena_at(lane, device)
+
+    def arena_at(self, at: Lane | Side, device: str) -> Arena:
+        nbytes, place = self.plan.nbytes(device), at.place
+        return at.workspace.allocate(self.name, at.transport, nbytes, place.shares_memory, place.hosts)
 
     def begin_round(self) -> None:
         self.marked = bytearray(len(self.plan.specs))
@@ -131,9 +142,11 @@ class Reducer:
             among = None if lane.without_all else peers
             allreduce(lane.transport, lane.workspace, lane.place, buffer, self.how, among)
 
-        ready = NOTHING_PENDING if peers is not None else mark(buffer)
         signature = Signature("gradients", f"{self.name} bucket {number}", (("round", tag),))
-        return Request(signature, work, ready, flag, lambda: Zeros.like([buffer], self.how))
+        request = Request(signature, work, flag=flag, stand_in=lambda: Zeros.like([buffer], self.how))
+        if not is_host(buffer):
+            on_gpu(self.lane, request, buffer)
+        return request
 
     def agreed_uses(self, mine: Sequence[Use], tag: tuple[int, ...]) -> list[Use]:
         """The largest use over ranks, for each parameter. Only when some rank has something other than DENSE."""
@@ -154,15 +167,17 @@ def planned(specs: Iterable[Spec], config: Config, place: Place) -> tuple[Bucket
     nothing can hide, is short; but no longer than usual, nor so short that latency counts.
     """
     specs = tuple(specs)
-    overlap, most = overlap_pays(config.overlap, place), config.bucket_bytes
+    on_gpu = any(spec.device != "host" for spec in specs)
+    overlap, most = overlap_pays(config.overlap, place, on_gpu), config.bucket_bytes
     if overlap and not config.bucket_bytes_given:
         total = sum(spec.length * np.dtype(spec.dtype).itemsize for spec in specs)
         most = min(most, max(total // 16, config.first_bucket_bytes))
     return plan(specs, most, config.first_bucket_bytes), overlap
 
 
-def overlap_pays(setting: str, place: Place) -> bool:
-    """Whether buckets leave during backward. setting: '0', '1', or 'auto': over a network, not on one host."""
+def overlap_pays(setting: str, place: Place, on_gpu: bool = False) -> bool:
+    """Whether buckets leave during backward. setting: '0', '1', or 'auto': over a network and from GPUs, whose cores
+    the lane does not take, but not among the CPUs of one host."""
     if setting != "auto":
         return setting == "1"
-    return not (place.one_host and place.shares_memory)
+    return on_gpu or not (place.one_host and place.shares_memory)

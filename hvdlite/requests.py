@@ -49,18 +49,22 @@ class Handle:
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
+        self.ending = NOTHING_PENDING
+        """Behind the request's work on the GPU."""
 
     def poll(self) -> bool:
         """Whether `wait` would return (or raise) at once."""
         return self.done
 
     def wait(self) -> Any:
-        """Block until done. Returns the result, or raises the request's error (again at each call)."""
+        """Block until done; on a GPU until all is issued, behind which the caller's streams then go on. Returns the
+        result, or raises the request's error (again at each call)."""
         if not self.done:
             with self.changed:
                 self.changed.wait_for(lambda: self.done)
         if self.error is not None:
             raise self.error
+        self.ending.precede()
         return self.result
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
@@ -77,7 +81,7 @@ class Request:
     work: Callable[[Lane], Any]
     """Runs on the lane once all ranks have agreed; its return value becomes the handle's result."""
     ready: Mark = NOTHING_PENDING
-    """Waited for before `work` touches the arrays."""
+    """Waited for before the roll call, so that at its end no rank's GPU still writes what `work` reads."""
     flag: int = 0
     """Any small number; after the roll call the largest of all ranks'."""
     stand_in: Callable[[], Callable[[Lane], None]] | None = None

@@ -59,7 +59,10 @@ class Runtime:
         hosts = [[ranks.index(rank) for rank in host if rank in ranks] for host in self.topology.hosts]
         mine = tuple(tuple(host) for host in hosts if host)
         shares = self.may_share and any(len(host) > 1 for host in mine)
-        return Place(len(ranks), shares, self.config.algorithm, () if len(mine) == 1 else mine)
+        return Place(
+            len(ranks), shares, self.config.algorithm, () if len(mine) == 1 else mine,
+            forced_on_gpu=on_gpu(self.config), cuda_aware=self.config.cuda_aware,
+        )  # fmt: skip
 
     def new_lane(self, name: str, process_set: ProcessSet | None = None) -> Lane:
         """A lane of its own over the set's members. Collective."""
@@ -92,15 +95,27 @@ class Runtime:
 
 def agree_on(world: Transport, settings: Config) -> bool:
     """Whether all ranks may share memory. Raises HvdliteError where settings differ between ranks. Collective."""
-    said = world.allgather_object((settings.algorithm, settings.bucket_bytes, settings.shared_memory))
-    for what, values in zip(("HVDLITE_ALGORITHM", "HVDLITE_BUCKET_MB (bytes)"), zip(*said, strict=True), strict=False):
+    said = world.allgather_object(
+        (settings.algorithm, settings.bucket_bytes, settings.gpu_operations, settings.shared_memory)
+    )
+    names = ("HVDLITE_ALGORITHM", "HVDLITE_BUCKET_MB (bytes)", "HVDLITE_GPU_OPERATIONS")
+    for what, values in zip(names, zip(*said, strict=True), strict=False):
         if len(set(values)) > 1:
             raise HvdliteError(f"{what} differs between ranks: {dict(enumerate(values))}. Set it alike everywhere.")
     return all(share for *_, share in said)
 
 
+def on_gpu(settings: Config) -> str:
+    """The algorithm that the settings demand for arrays on GPUs."""
+    if settings.gpu_operations == "nccl":
+        return "nccl"
+    return "auto" if settings.algorithm == "native" else settings.algorithm  # MPI reductions of device memory crash
+
+
 _current: Runtime | None = None
 _broken: HvdliteError | None = None
+when_started: list[Callable[[int], None]] = []
+"""What adapters do whenever a job begins, given this process' local rank."""
 _forked = False
 
 
@@ -146,6 +161,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     _current = live
     global_process_set.mpi_comm = given_comm
     atexit.register(end)
+    for prepare in when_started:
+        prepare(live.topology.local_rank)
 
 
 def process_sets_of(given: Any) -> list[ProcessSet]:

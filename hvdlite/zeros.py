@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array
+from hvdlite.arrays import Array, is_host
 from hvdlite.engine import Lane
+from hvdlite.gpu import Side, gpu_in_use, side_of
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,21 @@ class Zeros:
 
     lengths: tuple[tuple[int, np.dtype[Any]], ...]
     how: Reduction
+    on_gpu: bool = False
 
     @classmethod
     def like(cls, arrays: Iterable[Array], how: Reduction) -> Zeros:
-        return cls(tuple((array.size, array.dtype) for array in arrays), how)
+        arrays = list(arrays)
+        on_gpu = any(not is_host(array) for array in arrays)
+        return cls(tuple((array.size, array.dtype) for array in arrays), how, on_gpu)
 
     def __call__(self, lane: Lane) -> None:
+        if self.on_gpu:
+            with side_of(lane, gpu_in_use(lane)).working() as side:
+                self.take_part(side, side.gpu.xp)
+        else:
+            self.take_part(lane, np)
+
+    def take_part(self, at: Lane | Side, xp: ModuleType) -> None:
         for length, dtype in self.lengths:
-            allreduce(lane.transport, lane.workspace, lane.place, np.zeros(length, dtype), self.how)
+            allreduce(at.transport, at.workspace, at.place, xp.zeros(length, dtype), self.how)

@@ -17,7 +17,7 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import ring
 from hvdlite.algorithms.shared import shared
 from hvdlite.arrays import Array
-from hvdlite.memory import Workspace, staging_bytes
+from hvdlite.memory import Workspace
 from hvdlite.transports import Transport
 
 __all__ = ["MESSAGES", "Place", "allreduce", "choose"]
@@ -27,6 +27,7 @@ MESSAGES: dict[str, Callable[[Transport, Array, Array, Reduction], None]] = {
     "halving_doubling": halving_doubling,
     "doubling": doubling,
     "native": native,
+    "nccl": native,  # what the transport's own all-reduce is on a GPU
     "adasum": adasum,
 }
 WHOLE_SCRATCH = frozenset(("halving_doubling", "doubling", "adasum"))  # the others need a part of it per rank
@@ -92,7 +93,7 @@ def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Arr
         by_messages("ring", transport, workspace, buffer, reduction)
         return
     local = workspace.levels(transport, place.hosts).local
-    step = staging_bytes(place.hosts) // buffer.itemsize
+    step = arena.own.size // buffer.itemsize
     for start in range(0, buffer.size, step):
         piece = buffer[start : start + step]
         views = [peer[: piece.nbytes].view(buffer.dtype) for peer in arena.peers]

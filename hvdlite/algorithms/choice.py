@@ -44,6 +44,12 @@ class Place:
     shares_memory: bool
     forced: str = "auto"
     hosts: tuple[tuple[int, ...], ...] = ()
+    on_gpu: bool = False
+    """Whether the arrays lie on GPUs: what is copied into an arena there costs little."""
+    forced_on_gpu: str = "auto"
+    """What `forced` is on a GPU."""
+    cuda_aware: bool | None = None
+    """Whether the MPI takes device pointers, where the user says so."""
 
     @property
     def one_host(self) -> bool:
@@ -57,9 +63,12 @@ def choose(place: Place, nbytes: int, dtype: np.dtype[Any], in_arena: bool) -> s
     copy in and a copy out: on one host it is worth that only while these stay in the cache, over a network always.
     """
     together = "shared" if place.one_host else "hierarchical"
-    can_share = in_arena or (place.shares_memory and (nbytes <= staging_bytes(place.hosts) or not place.one_host))
+    long = place.one_host and not place.on_gpu and nbytes > staging_bytes(place.hosts)
+    can_share = in_arena or (place.shares_memory and not long)
     if place.forced == "native" and (is_small_float(dtype) or dtype.kind == "b"):
         return "ring"
+    if place.forced == "nccl" and (dtype.kind == "b" or (dtype.kind in "iu" and dtype.itemsize == 2)):
+        return "ring"  # for what NCCL cannot add
     if place.forced in ("shared", "hierarchical"):
         return together if can_share else "ring"
     if place.forced != "auto":

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hvdlite import exits
+from hvdlite.arrays import adopt_gpu
 from hvdlite.engine import Lane
 from hvdlite.errors import StallError
 from hvdlite.observers import diagnosis
@@ -126,6 +127,7 @@ class StallWatch:
 
     def main(self) -> None:
         while not self.stopping.wait(self.pause()):
+            adopt_gpu()
             while (letter := self.mail.fetch()) is not None:
                 self.read(*letter)
             self.look(time.monotonic())

@@ -10,8 +10,10 @@ from typing import Any
 
 from hvdlite import runtime
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import NOTHING_PENDING, Array, dtype_name, is_host, mark
+from hvdlite.arrays import Array, dtype_name, is_host
 from hvdlite.engine import Lane
+from hvdlite.errors import HvdliteError
+from hvdlite.gpu import on_gpu
 from hvdlite.groups import Group
 from hvdlite.requests import Request, Signature
 
@@ -65,6 +67,8 @@ def grouped_facts(facts: Sequence[Facts]) -> Facts:
     """The facts of several arrays as those of one operation; of a single one as they are."""
     if len(facts) == 1:
         return facts[0]
+    if len({dict(each)["device"] for each in facts}) > 1:
+        raise HvdliteError("a grouped operation takes tensors on the host or tensors on a GPU, not both at once")
     return tuple((f"{what} of tensor {i}", fact) for i, each in enumerate(facts) for what, fact in each)
 
 
@@ -77,8 +81,9 @@ def submit(
     array: whose current stream the lane waits for before it works; None where there is none. stand_in: see Request.
     """
     name = name if name is not None else f"noname.{next(group.unnamed)}"
-    ready = NOTHING_PENDING if array is None else mark(array)
-    request = Request(Signature(kind, name, facts), work, ready, stand_in=stand_in)
+    request = Request(Signature(kind, name, facts), work, stand_in=stand_in)
+    if array is not None and not is_host(array):
+        on_gpu(group.eager, request, array)
     return group.eager.run(request) if wait else group.eager.submit(request)
 
 

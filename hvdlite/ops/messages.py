@@ -8,7 +8,7 @@ import numpy as np
 
 from hvdlite import runtime
 from hvdlite.algorithms import label
-from hvdlite.arrays import NOTHING_PENDING, Array, mark
+from hvdlite.arrays import NOTHING_PENDING, Array, on_host
 from hvdlite.engine import Lane
 from hvdlite.groups import Group
 from hvdlite.ops.common import describe
@@ -26,13 +26,14 @@ def send(
     """
     group = runtime.group_of(process_set)
     place = other(group, "send", dest)
+    array = on_host(array)
     header = label.encode(array.shape, array.dtype)
 
     def work(lane: Lane) -> None:
         lane.transport.send(header, place)
         lane.transport.send(array, place)
 
-    return group.post.submit(group.rank, place, name, work, mark(array), wait)
+    return group.post.submit(group.rank, place, name, work, NOTHING_PENDING, wait)
 
 
 def receive(source: int, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdlite import runtime
 from hvdlite.algorithms import label, movement
-from hvdlite.arrays import Array, module
+from hvdlite.arrays import Array, on_host
 from hvdlite.engine import Lane
 from hvdlite.groups import Group
 from hvdlite.ops.common import array_facts, even_rows, grouped_facts, root_of, split_rows, submit
@@ -66,7 +66,7 @@ def gathered(lane: Lane, array: Array) -> Array:
     """All ranks' arrays, concatenated. Runs on the lane."""
     transport = lane.transport
     rows = rows_of_all(lane, array.shape[0])
-    result = module(array).empty((sum(rows), *array.shape[1:]), array.dtype)
+    result = lane.workspace.new(array, (sum(rows), *array.shape[1:]))
     pieces = split_rows(result, rows)
     pieces[transport.rank][...] = array
     movement.allgather(transport, pieces)
@@ -98,7 +98,7 @@ def alltoall(
         counts = [np.zeros(1, np.int64) for _ in range(transport.size)]
         movement.alltoall(transport, [np.array([count], np.int64) for count in rows], counts)
         received = [int(count[0]) for count in counts]
-        result = module(array).empty((sum(received), *array.shape[1:]), array.dtype)
+        result = lane.workspace.new(array, (sum(received), *array.shape[1:]))
         movement.alltoall(transport, split_rows(array, rows), split_rows(result, received))
         return result, np.array(received, np.int32)
 
@@ -139,7 +139,7 @@ def gather(
         if lane.transport.rank != root:
             movement.gather(lane.transport, array, None, root)
             return None
-        result = module(array).empty((sum(rows), *array.shape[1:]), array.dtype)
+        result = lane.workspace.new(array, (sum(rows), *array.shape[1:]))
         movement.gather(lane.transport, array, split_rows(result, rows), root)
         return result
 
@@ -163,6 +163,7 @@ def scatter(
         return submit(group, "scatter", name, facts, lambda lane: scattered(lane, root), None, wait)
     if array is None:
         raise ValueError("scatter: the root must give a tensor")
+    array = on_host(array)  # the others cannot know that it lay on a GPU
     blocks = split_rows(array, rows_to_send("scatter", group, array, splits, even=False))
     labels = [label.encode(block.shape, block.dtype) for block in blocks]
 

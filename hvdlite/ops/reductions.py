@@ -159,4 +159,6 @@ def own_rows(lane: Lane, array: Array, how: Reduction) -> Array:
     flat = [block.reshape(-1) for block in (blocks[-1], *blocks[:-1])]  # the ring leaves piece r+1 to rank r
     reduce_scatter(lane.transport, flat, lane.workspace.scratch(buffer, max(map(len, flat))), how)
     how.postscale(blocks[rank])
-    return blocks[rank].copy()
+    result = lane.workspace.new(array, blocks[rank].shape)
+    result[...] = blocks[rank]
+    return result

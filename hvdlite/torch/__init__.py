@@ -27,7 +27,9 @@ from hvdlite.runtime import (
     rank,
     shutdown,
     size,
+    when_started,
 )
+from hvdlite.torch._cuda import choose_gpu
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, broadcast_variables
 from hvdlite.torch.mpi_ops import (
@@ -52,6 +54,10 @@ from hvdlite.torch.mpi_ops import (
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 from hvdlite.tracing import start_timeline, stop_timeline
+
+when_started.append(choose_gpu)
+if is_initialized():
+    choose_gpu(local_rank())
 
 __all__ = [
     "Adasum",

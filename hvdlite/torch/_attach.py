@@ -23,6 +23,7 @@ from hvdlite import ops, runtime
 from hvdlite.buckets import Spec
 from hvdlite.ops import Op
 from hvdlite.reducer import Reducer, Use, planned
+from hvdlite.torch import _cuda
 from hvdlite.torch._sparse import reduce_sparse
 from hvdlite.torch._tensors import device_name, dtype_name, to_tensor
 
@@ -91,9 +92,10 @@ class Attachment:
     # The plan, made anew when the set of parameters changed
 
     def prepare(self) -> None:
-        """Plan anew if the parameters are not those of the plan. Collective when it plans."""
+        """Plan anew if the parameters are not those of the plan, or not where they were. Collective when it plans."""
         now = self.trainable()
-        if len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
+        moved = any(p.device != device for p, device in self.devices)  # a model moves as a whole
+        if moved or len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
             self.make_plan(now)
 
     def make_plan(self, now: list[Parameter]) -> None:
@@ -102,8 +104,11 @@ class Attachment:
         how = ops.reduction(self.settings.op, runtime.size(), 1.0 / scale, scale)
         specs = [self.spec(i, p) for i, p in enumerate(now)]
         layout, overlap = planned(specs, self.runtime.config, self.lane.place)
-        self.reducer = Reducer(self.lane, layout, how, self.name, overlap)
-        self.parameters = now
+        gpu = _cuda.gpu_of(now)
+        self.reducer = Reducer(self.lane, layout, how, self.name, overlap, gpu)
+        self.packing = _cuda.Packing(self.take, gpu.number) if gpu else None
+        self.load = self.packing or self.take
+        self.parameters, self.devices = now, [(p, p.device) for p in now[:1] + now[-1:]]
         self.views = [to_tensor(view) for view in self.reducer.views]
         self.index = {id(p): i for i, p in enumerate(now)}
         self.cast = {i for i, (p, view) in enumerate(zip(now, self.views, strict=True)) if view.dtype != p.dtype}
@@ -125,7 +130,7 @@ class Attachment:
         if self.graph != (graph := current_graph()):
             self.begin_backward(graph)
         index = self.expected.get(id(p))
-        if index is not None and self.take(index) is Use.DENSE:
+        if index is not None and self.load(index) is Use.DENSE:
             self.reducer.mark_ready(index, self.tag)
 
     def begin_backward(self, graph: int) -> None:
@@ -190,7 +195,9 @@ class Attachment:
         self.expected, self.reducing = {}, False
         for p in self.sparse.values():
             self.refuse_accumulated(p)
-        uses = self.reducer.finish_round(self.take, self.tag)
+        if self.packing:
+            self.packing.join()
+        uses = self.reducer.finish_round(self.load, self.tag)
         self.rounds += 1
         self.passes = self.retries = 0
         if uses is not self.reducer.all_dense or self.cast or self.densified:  # else the views are there already

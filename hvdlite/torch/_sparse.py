@@ -32,7 +32,7 @@ def coordinates(p: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient's indices (sparse dims x nnz) and values; empty ones of the right shape where there is none."""
     grad: Any = p.grad
     if grad is None:
-        return torch.empty(1, 0, dtype=torch.int64), p.new_empty(0, *p.shape[1:]).detach()
+        return torch.empty(1, 0, dtype=torch.int64, device=p.device), p.new_empty(0, *p.shape[1:]).detach()
     if grad.layout == torch.strided:
         grad = grad.to_sparse(1)
     grad = grad.coalesce()

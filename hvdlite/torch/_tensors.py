@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvdlite.arrays import Array, bfloat16
+from hvdlite.arrays import Array, bfloat16, is_host
+from hvdlite.torch import _cuda
 
 DTYPES = {
     torch.float32: "float32", torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16",
@@ -25,7 +26,10 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def device_name(tensor: torch.Tensor) -> str:
-    return "host" if tensor.device.type == "cpu" else str(tensor.device)
+    """As bucket plans name it. Raises ValueError for devices that nothing here reaches."""
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"hvdlite cannot communicate tensors on {tensor.device}: move it to the CPU or a CUDA GPU")
+    return "host" if tensor.device.type == "cpu" else "cuda"  # without its number, in which ranks differ
 
 
 def to_array(tensor: torch.Tensor) -> Array:
@@ -33,9 +37,9 @@ def to_array(tensor: torch.Tensor) -> Array:
     name = dtype_name(tensor)
     if not tensor.is_contiguous():
         raise ValueError("the tensor is not contiguous: call .contiguous() first (in-place operations need its memory)")
-    if tensor.device.type != "cpu":
-        raise ValueError(f"a tensor on {tensor.device}: only CPU tensors are supported so far")
     tensor = tensor.detach()
+    if device_name(tensor) == "cuda":
+        return _cuda.to_array(tensor)
     if name == "bfloat16":
         return tensor.view(torch.int16).numpy().view(bfloat16)
     return tensor.numpy()
@@ -43,6 +47,8 @@ def to_array(tensor: torch.Tensor) -> Array:
 
 def to_tensor(array: Any) -> torch.Tensor:
     """The array's memory as a tensor."""
+    if not is_host(array):
+        return _cuda.to_tensor(array)
     if array.dtype == bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite import objects, ops, runtime
+from hvdlite.torch._cuda import on_cpu
 from hvdlite.torch._tensors import to_array
 
 
@@ -39,7 +40,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state cannot serve torch.optim.LBFGS")
-    state = objects.broadcast_object(optimizer.state_dict(), root_rank)
+    state = objects.broadcast_object(on_cpu(optimizer.state_dict()), root_rank)
     if runtime.rank() != root_rank:
         optimizer.load_state_dict(state)
 

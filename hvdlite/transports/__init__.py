@@ -41,6 +41,8 @@ class Transport(Protocol):
 
     rank: int
     size: int
+    library: str
+    """The MPI's name and version; '' without MPI."""
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         """Send one array and receive another at the same time; blocks until both are done."""

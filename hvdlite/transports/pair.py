@@ -37,6 +37,7 @@ class PairTransport:
     def __init__(self, parent: Transport, peer: int) -> None:
         self.parent, self.peer = parent, peer
         self.rank = int(parent.rank > peer)
+        self.library = parent.library
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         self.parent.exchange(send, self.peer, receive, self.peer)

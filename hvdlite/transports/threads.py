@@ -67,6 +67,8 @@ class ThreadExchange:
 class ThreadTransport:
     """A Transport among threads. Sends copy into a mailbox, so they never block."""
 
+    library = ""
+
     def __init__(self, board: Board, rank: int, size: int) -> None:
         self.board, self.rank, self.size = board, rank, size
         self.serial = 0

@@ -21,9 +21,10 @@ SECONDS = 60  # for one check: ten times the longest, on a busy machine
 
 
 def checks(name: str) -> dict[str, Callable[[], None]]:
-    """The check of this name, or all of a module, in its order."""
-    module_name, _, wanted = name.partition(".")
-    module = importlib.import_module(f"tests.parallel.ranks.{module_name}")
+    """The check of this name, or all of a module, in its order. "gpu/MODULE" is in tests/gpu."""
+    folder, _, rest = name.rpartition("/")
+    module_name, _, wanted = rest.partition(".")
+    module = importlib.import_module(f"tests.{folder or 'parallel'}.ranks.{module_name}")
     names = [wanted] if wanted else [key for key in vars(module) if key.startswith("check_")]
     return {f"{module_name}.{key}": getattr(module, key) for key in names}
 

@@ -72,7 +72,7 @@ def check_gradient_is_the_arena() -> None:
                 attachment = optimizer._hvdlite
                 for p, view in zip(params, attachment.views, strict=True):
                     assert p.grad.data_ptr() == view.data_ptr() and p.grad.shape == view.shape
-                    memory = attachment.reducer.arena.own
+                    memory = attachment.reducer.arenas["host"].own
                     start, stop = memory.ctypes.data, memory.ctypes.data + memory.nbytes
                     assert p.numel() == 0 or start <= p.grad.data_ptr() < stop
             optimizer.step()

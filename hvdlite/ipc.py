@@ -1,0 +1,104 @@
+"""GPU memory that the ranks of one host share: the counterpart of the arenas in `memory`, by CUDA IPC handles.
+
+Each rank allocates its arena with one cudaMalloc of its own (memory from a pool has no handle of its own), and sends
+the handle to the host's other ranks, over any MPI. A token in the first bytes proves that what was opened is what was
+meant. Where any rank is refused (no peer access between two GPUs, a container with other visible devices), all keep
+private memory. A peer's memory must not be freed while it is open here: `Openings.close` closes it everywhere first.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hvdlite.arrays import Array, finish, module
+from hvdlite.memory import HEADER, Arena, say_once
+from hvdlite.transports import Transport
+
+
+@dataclass(frozen=True)
+class Card:
+    """How a peer opens an arena: its handle, its length in bytes, and the proof."""
+
+    handle: bytes
+    nbytes: int
+    token: bytes
+
+
+@dataclass
+class Openings:
+    """Peers' memory that is open in this process."""
+
+    xp: ModuleType
+    addresses: list[int] = field(default_factory=list)
+
+    def open(self, card: Card, device: int) -> Array | None:
+        """A peer's arena as bytes; None where it cannot be opened or is not the one meant."""
+        runtime = self.xp.cuda.runtime
+        try:
+            address = runtime.ipcOpenMemHandle(card.handle)
+        except runtime.CUDARuntimeError:
+            return None
+        self.addresses.append(address)
+        # Memory on another GPU is given this one's number: its kernels reach it, and CuPy need not know better.
+        memory = self.xp.cuda.UnownedMemory(address, card.nbytes, self, device)
+        found = self.xp.ndarray(card.nbytes, np.uint8, self.xp.cuda.MemoryPointer(memory, 0))
+        return found if found[:16].get().tobytes() == card.token else None
+
+    def close(self, local: Transport | None) -> None:
+        """Close all. local: the ranks who share, who wait here until all have; None: wait for none of them."""
+        addresses, self.addresses = self.addresses, []
+        for address in addresses:
+            self.xp.cuda.runtime.ipcCloseMemHandle(address)
+        if local is not None:
+            local.barrier()
+
+
+def allocate(
+    openings: Openings, device: int, transport: Transport, nbytes: int, share: bool, local: Transport
+) -> Arena:
+    """An arena of nbytes zeros on each rank's GPU, shared when `share` and every rank managed to. Collective.
+
+    share: agreed by all ranks. local: the ranks of this host, who share. Raises CuPy's OutOfMemoryError.
+    """
+    own = new(openings.xp, HEADER + nbytes)
+    if not share or transport.size == 1:
+        return Arena(own[HEADER:], None)
+    cards = local.allgather_object(card_of(own))
+    found = [
+        own if rank == local.rank else card and openings.open(card, device) for rank, card in enumerate(cards)
+    ]
+    agreed = transport.allgather_object(all(each is not None for each in found))
+    if not all(agreed):
+        openings.close(local)
+        if transport.rank == 0:
+            say_once(f"the GPUs of ranks {[rank for rank, fine in enumerate(agreed) if not fine]} cannot look into "
+                     "their peers' memory (CUDA IPC is refused): gradients travel as messages instead")
+        return Arena(own[HEADER:], None)
+    peers = tuple(each[HEADER:] for each in found if each is not None)
+    return Arena(peers[local.rank], peers)
+
+
+def new(xp: ModuleType, nbytes: int) -> Array:
+    """nbytes zeros with an allocation of their own."""
+    array: Any = xp.ndarray(nbytes, np.uint8, xp.cuda.MemoryPointer(xp.cuda.Memory(nbytes), 0))
+    array[...] = 0
+    finish(array)
+    return array
+
+
+def card_of(own: Array) -> Card | None:
+    """How peers open this memory; None where it cannot be exported. Writes the token."""
+    runtime = module(own).cuda.runtime
+    token = secrets.token_bytes(16)
+    try:
+        handle = runtime.ipcGetMemHandle(own.data.ptr)
+    except runtime.CUDARuntimeError:
+        return None
+    own[:16].set(np.frombuffer(token, np.uint8))
+    finish(own)
+    return Card(handle, own.nbytes, token)

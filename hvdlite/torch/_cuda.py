@@ -1,0 +1,95 @@
+"""Torch tensors on a GPU: as CuPy arrays of the same memory and back, and the streams that torch issues work on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import torch
+
+from hvdlite import arrays
+from hvdlite.arrays import Array, bfloat16, cupy
+from hvdlite.errors import HvdliteError
+from hvdlite.gpu import Gpu
+from hvdlite.reducer import Use
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    """A contiguous CUDA tensor's memory as a CuPy array. Raises HvdliteError where there is no CuPy."""
+    gpu = gpu_at(tensor.device.index)
+    with gpu.xp.cuda.Device(gpu.number):
+        if tensor.dtype == torch.bfloat16:  # the protocol between the two has no name for it
+            return gpu.xp.asarray(tensor.view(torch.int16)).view(bfloat16)
+        return gpu.xp.asarray(tensor)
+
+
+def to_tensor(array: Array) -> torch.Tensor:
+    """The array's memory as a tensor."""
+    device = f"cuda:{arrays.device_of(array)}"
+    if array.dtype == bfloat16:
+        return torch.as_tensor(array.view("int16"), device=device).view(torch.bfloat16)
+    return torch.as_tensor(array, device=device)
+
+
+@cache
+def gpu_at(number: int) -> Gpu:
+    """A GPU as the core knows it, which from now on waits for torch's streams. Raises HvdliteError without CuPy."""
+    follow_torch()
+    return Gpu(cupy(), number)
+
+
+@cache
+def follow_torch() -> None:
+    arrays.follow(lambda number: int(torch.cuda.current_stream(number).cuda_stream))
+
+
+def gpu_of(tensors: Iterable[torch.Tensor]) -> Gpu | None:
+    """The GPU that tensors lie on; None where all are on the host. Raises HvdliteError where they lie on several."""
+    numbers = sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"})
+    if len(numbers) > 1:
+        raise HvdliteError(
+            f"the parameters of one process lie on GPUs {', '.join(map(str, numbers))}: hvdlite drives one GPU per "
+            "process. Start one process per GPU, each with its model on cuda:hvd.local_rank()"
+        )
+    return gpu_at(numbers[0]) if numbers else None
+
+
+class Packing:
+    """Puts gradients into buckets on whatever stream autograd computes them, each behind the one before: so what is
+    behind the last is behind all."""
+
+    def __init__(self, take: Callable[[int], Use], number: int) -> None:
+        self.take, self.number = take, number
+        self.last: torch.cuda.Stream | None = None
+
+    def __call__(self, index: int) -> Use:
+        self.join()
+        return self.take(index)
+
+    def join(self) -> None:
+        """The current stream goes on behind what has been packed."""
+        current = torch.cuda.current_stream(self.number)
+        if current != self.last:
+            if self.last is not None:
+                current.wait_stream(self.last)
+            self.last = current
+
+
+def choose_gpu(local_rank: int) -> None:
+    """Make the GPU with this rank's number on its host torch's current one, where the script has not chosen nor used
+    any: without it every rank's `model.cuda()` would go to the first."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if torch.cuda.is_available() and not used and torch.cuda.device_count() > 1:
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+
+
+def on_cpu(state: Any) -> Any:
+    """Nested dicts, lists and tuples with their CUDA tensors copied to the host: another rank may have no such GPU."""
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, dict):
+        return {key: on_cpu(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(on_cpu(value) for value in state)
+    return state

@@ -1,0 +1,126 @@
+"""Is the MPI CUDA-aware? Found out by doing it, in two processes of their own that may crash.
+
+An MPI that is not CUDA-aware kills the process that gives it a device pointer, and what MPIs say of themselves is not
+reliable (a build with the flag set, run without its driver library or over a network that copies by CPU). So a job of
+two, started with the launcher beside the library that this process has loaded, sends arrays of several lengths from
+GPU to GPU and looks at what arrived. The answer is kept per library, driver and MPI settings, in the user's cache
+folder. Where there is no launcher to start it with, the answer is no: slower, but right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from hvdlite import config
+from hvdlite.arrays import cupy
+
+SECONDS = 90  # for the trial; a network's driver may take long to start
+LENGTHS = (3, 5000, 300_000)  # float64: sent at once, in pieces, and by agreement
+PACKAGES = Path(__file__).resolve().parents[2]
+log = logging.getLogger("hvdlite")
+
+
+def cuda_aware(library: str) -> bool:
+    """Whether the loaded MPI takes device pointers. library: its version text. Takes seconds the first time."""
+    facts = [library, loaded_library(), str(cupy().cuda.runtime.driverGetVersion()), *config.mpi_settings()]
+    known = config.cache_folder() / f"cuda-aware-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
+    try:
+        return bool(json.loads(known.read_text())["cuda_aware"])
+    except (OSError, ValueError, KeyError):
+        answer = trial(library)
+    write(known, {"cuda_aware": answer, "facts": facts})
+    return answer
+
+
+def trial(library: str) -> bool:
+    """Start the two processes, and see whether they end well."""
+    launcher = launcher_of(loaded_library())
+    if launcher is None:
+        log.warning("no mpirun beside the MPI library or on PATH: it cannot be tried out with GPU memory")
+        return False
+    options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in library else []
+    job = subprocess.Popen(
+        [launcher, *options, "-np", "2", sys.executable, "-m", "hvdlite.transports.cuda_aware"],
+        env=config.fresh_environment(str(PACKAGES)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        output, _ = job.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        output, _ = job.communicate()
+    log.debug("trial of %s with GPU memory: code %s\n%s", library, job.returncode, output)
+    return job.returncode == 0 and output.count(PASSED) == 2
+
+
+def loaded_library() -> str:
+    """The file of the MPI library in this process; '' where it is not to be seen."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return next((path for path in (line.split(maxsplit=5)[-1] for line in lines) if is_mpi(path)), "")
+
+
+def is_mpi(path: str) -> bool:
+    name = Path(path).name
+    return path.startswith("/") and name.startswith(("libmpi.so", "libmpich.so", "libmpi_cuda"))
+
+
+def launcher_of(library: str) -> str | None:
+    """mpirun or mpiexec of the same installation, else on PATH."""
+    folders = [str(folder / "bin") for folder in Path(library).parents] if library else []
+    for folder in (*folders, None):
+        for name in ("mpirun", "mpiexec"):
+            if found := shutil.which(name, path=folder):
+                return found
+    return None
+
+
+def write(file: Path, content: object) -> None:
+    """Other processes see all of it or nothing; without a place to write, the next job tries again."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(content))
+        draft.replace(file)
+    except OSError as error:
+        log.debug("cannot keep the answer in %s: %s", file, error)
+
+
+PASSED = "device memory arrived"
+
+
+def main() -> None:
+    """One of the two processes: exchange device arrays with the other, and look at them."""
+    xp = cupy()  # before MPI, which then finds the driver's library
+    signal.alarm(SECONDS)
+    from hvdlite import runtime
+
+    runtime.init()
+    world = runtime.current().world
+    other = 1 - world.rank
+    for length in LENGTHS:
+        mine, theirs = (np.arange(length, dtype=np.float64) + 1000 * rank for rank in (world.rank, other))
+        sent, received = xp.asarray(mine), xp.zeros(length, np.float64)
+        xp.cuda.get_current_stream().synchronize()
+        world.exchange(sent, other, received, other)
+        if not np.array_equal(received.get(), theirs):
+            sys.exit(f"{length} elements arrived wrong")
+    print(PASSED, flush=True)
+    runtime.shutdown()
+
+
+if __name__ == "__main__":
+    main()

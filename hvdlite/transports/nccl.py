@@ -1,0 +1,63 @@
+"""NCCL's all-reduce through CuPy, for those who ask for it: one GPU per rank, a communicator per lane.
+
+NCCL moves data between GPUs by itself; the lane's transport only introduces the ranks to each other. The roll call
+before each request keeps all ranks' calls in one order, which NCCL takes for granted.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import defaultdict
+from types import ModuleType
+from typing import Any
+
+from hvdlite.arrays import Array, dtype_name
+from hvdlite.errors import HvdliteError
+from hvdlite.transports import Transport
+
+OPERATIONS = {"sum": "NCCL_SUM", "min": "NCCL_MIN", "max": "NCCL_MAX", "product": "NCCL_PROD"}
+
+
+class Nccl:
+    """A communicator over a transport's ranks, on the current GPU of each.
+
+    Creating one is collective. Raises HvdliteError on every rank where CuPy finds no NCCL, or two ranks share a GPU.
+    """
+
+    def __init__(self, transport: Transport, xp: ModuleType) -> None:
+        self.xp, self.nccl = xp, xp.cuda.nccl
+        number = xp.cuda.runtime.getDevice()
+        mine = (socket.gethostname(), xp.cuda.runtime.deviceGetPCIBusId(number), bool(self.nccl.available))
+        check(transport.allgather_object(mine))
+        identity = self.nccl.get_unique_id() if transport.rank == 0 else None
+        identity = transport.allgather_object(identity)[0]
+        self.communicator = self.nccl.NcclCommunicator(transport.size, identity, transport.rank)
+
+    def allreduce(self, array: Array, operation: str) -> None:
+        """In place, on the current stream. Collective. array: contiguous, of a dtype that `choose` gives to NCCL."""
+        dtype = getattr(self.nccl, f"NCCL_{dtype_name(array.dtype).upper()}")
+        how = getattr(self.nccl, OPERATIONS[operation])
+        stream = self.xp.cuda.get_current_stream().ptr
+        self.communicator.allReduce(array.data.ptr, array.data.ptr, array.size, dtype, how, stream)
+
+    def close(self) -> None:
+        self.communicator.destroy()
+
+
+def check(cards: list[tuple[str, str, Any]]) -> None:
+    """cards: each rank's host, GPU and whether it has NCCL. Raises HvdliteError for what cannot work."""
+    without = [rank for rank, (*_, available) in enumerate(cards) if not available]
+    if without:
+        raise HvdliteError(
+            f"HVDLITE_GPU_OPERATIONS=nccl: CuPy finds no NCCL library on ranks {without}: pip install nvidia-nccl-cu12 "
+            "(or -cu13), or leave the setting out"
+        )
+    users = defaultdict(list)
+    for rank, (host, gpu, _) in enumerate(cards):
+        users[host, gpu].append(rank)
+    for (host, gpu), ranks in users.items():
+        if len(ranks) > 1:
+            raise HvdliteError(
+                f"HVDLITE_GPU_OPERATIONS=nccl needs a GPU for each rank, but ranks {ranks} share GPU {gpu} of {host}: "
+                "choose one per rank with torch.cuda.set_device(hvd.local_rank()), or leave the setting out"
+            )

@@ -1,0 +1,1 @@
+"""Checks on device arrays, each job on a GPU or on a pretend one."""

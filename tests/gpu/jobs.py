@@ -1,0 +1,57 @@
+"""Jobs over a CUDA-aware Open MPI whose prefix HVDLITE_TEST_CUDA_MPI names, on a GPU or on the pretend one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from tests.parallel.jobs import ROOT, Result
+
+PREFIX = os.environ.get("HVDLITE_TEST_CUDA_MPI", "")
+PRETEND = ROOT / "tests" / "pretend"
+SECONDS = 300
+
+
+@cache
+def pretend_driver() -> str:
+    """The folder of the pretend libcuda.so.1, compiled once."""
+    folder = tempfile.mkdtemp(prefix="pretend-cuda-")
+    subprocess.run(
+        ["cc", "-O1", "-shared", "-fPIC", "-o", f"{folder}/libcuda.so.1", str(PRETEND / "cuda.c"), "-lpthread"], check=True
+    )
+    return folder
+
+
+def environment(pretend: bool, extra: Mapping[str, str]) -> dict[str, str]:
+    """This process' environment, less its own hvdlite and MPI settings, with that MPI first."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(("HVDLITE_", "HOROVOD_", "OMPI_", "PMIX_", "PRTE_"))}  # fmt: skip
+    driver = [pretend_driver()] if pretend else []
+    libraries = [*driver, f"{PREFIX}/lib", *filter(None, [kept.get("LD_LIBRARY_PATH")])]
+    return {
+        **kept, "OPAL_PREFIX": PREFIX, "PATH": f"{PREFIX}/bin:{kept['PATH']}", "LD_LIBRARY_PATH": ":".join(libraries),
+        "MPI4PY_LIBMPI": f"{PREFIX}/lib/libmpi.so.40", "MPI4PY_MPIABI": "openmpi", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT}:{PRETEND}" if pretend else str(ROOT), "PYTHONUNBUFFERED": "1",
+        **({"PRETEND_CUDA_DRIVER": "1"} if pretend else {}), **extra,
+    }  # fmt: skip
+
+
+def run(size: int, checks: Sequence[str], pretend: bool, extra: Mapping[str, str] | None = None) -> Result:
+    """Run checks of tests/gpu/ranks as a job of `size` ranks."""
+    command = [f"{PREFIX}/bin/mpirun", "-np", str(size), sys.executable, "-m", "tests.parallel.runner"]
+    job = subprocess.Popen(
+        [*command, *(f"gpu/{check}" for check in checks)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=ROOT, env=environment(pretend, extra or {}),
+    )  # fmt: skip
+    try:
+        output, _ = job.communicate(timeout=SECONDS)
+        return Result(job.returncode, output)
+    except subprocess.TimeoutExpired:
+        job.terminate()
+        output, _ = job.communicate()
+        return Result(None, output)

@@ -1,0 +1,116 @@
+"""CuPy arrays through every collective, by messages with device pointers, staged, and through CUDA IPC."""
+
+from __future__ import annotations
+
+import cupy
+import ml_dtypes
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite import gpu, ops, runtime
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import on_host
+from hvdlite.buckets import Spec, plan
+from hvdlite.reducer import Reducer, Use
+from hvdlite.transports import device
+from tests.parallel.common import require_error, require_same_bits, restart
+
+WAYS = [  # by messages with device pointers, by staged ones, in memory that the GPUs share
+    *({"ALGORITHM": way, "CUDA_AWARE": aware} for way in ("ring", "halving_doubling", "doubling") for aware in "10"),
+    {"ALGORITHM": "shared", "CUDA_AWARE": "0"},
+]
+LENGTHS = (0, 1, 2, 5, 1000, 300_000)
+device.CHUNK = 1 << 18  # the last of them is staged in several pieces
+
+
+def kind(name: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def check_sums() -> None:
+    """p ranks that hold i % 7 + r give p (i % 7) + p(p-1)/2, exactly, and the same bits on all."""
+    p, r = hvd.size(), hvd.rank()
+    for way in WAYS:
+        restart(**way)
+        for length in LENGTHS:
+            pattern = np.arange(length) % 7
+            result = hvd.allreduce(cupy.asarray((pattern + r).astype(np.float32)), op=hvd.Sum)
+            np.testing.assert_array_equal(result.get(), pattern * p + p * (p - 1) // 2, str((way, length)))
+            require_same_bits(result.get())
+    restart()
+
+
+def check_dtypes_and_operations() -> None:
+    p, r = hvd.size(), hvd.rank()
+    for way in (WAYS[0], WAYS[-1]):
+        restart(**way)
+        for name in ("float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8"):
+            mine = cupy.asarray((np.arange(100) % 7 + r).astype(kind(name)))
+            result = hvd.allreduce(mine, op=hvd.Sum).get()
+            assert result.dtype == kind(name)
+            np.testing.assert_array_equal(result.astype(float), np.arange(100) % 7 * p + p * (p - 1) // 2)
+        for op, expected in ((hvd.Min, 1), (hvd.Max, p), (hvd.Product, np.prod(np.arange(p) + 1))):
+            result = hvd.allreduce(cupy.asarray(np.full(100, r + 1.0)), op=op)
+            np.testing.assert_array_equal(result.get(), np.full(100, float(expected)))
+        mean = hvd.allreduce(cupy.asarray(np.full(10, r, np.int64) * 3))
+        np.testing.assert_array_equal(mean.get(), np.full(10, 3 * (p - 1) // 2))
+        scaled = ops.allreduce_(cupy.asarray(np.full(10, 1.0)), ops.Sum, None, 0.5, 4.0)
+        np.testing.assert_array_equal(scaled.get(), np.full(10, 2.0 * p))
+    restart()
+
+
+def check_movement() -> None:
+    """Broadcast, all-gather, all-to-all, reduce-scatter, with device pointers and staged."""
+    p, r = hvd.size(), hvd.rank()
+    for aware in "10":
+        restart(CUDA_AWARE=aware)
+        for root in range(p):
+            result = hvd.broadcast(cupy.asarray(np.full(70_000, float(r))), root)
+            np.testing.assert_array_equal(result.get(), np.full(70_000, float(root)))
+        rows = hvd.allgather(cupy.asarray(np.full((r, 3), r, np.int32)))
+        np.testing.assert_array_equal(rows.get()[:, 0], np.repeat(np.arange(p), np.arange(p)))
+        mixed, counts = ops.alltoall(cupy.asarray(np.arange(p) + 10 * r))
+        np.testing.assert_array_equal(mixed.get(), np.arange(p) * 10 + r)
+        np.testing.assert_array_equal(counts, np.ones(p))
+        part = ops.reducescatter(cupy.asarray(np.arange(2.0 * p)), ops.Sum)
+        np.testing.assert_array_equal(part.get(), p * np.arange(2.0 * r, 2.0 * r + 2))
+    restart()
+
+
+def check_asynchronous() -> None:
+    """Many at once, in the order of the program; results are there for the stream that waits."""
+    restart(CUDA_AWARE="1")
+    arrays = [cupy.asarray(np.full(1000, float(i + hvd.rank()))) for i in range(20)]
+    handles = [ops.allreduce_(array, ops.Sum, f"a{i}", wait=False) for i, array in enumerate(arrays)]
+    p = hvd.size()
+    for i, handle in enumerate(handles):
+        np.testing.assert_array_equal(handle.wait().get(), np.full(1000, p * i + p * (p - 1) / 2))
+    restart()
+
+
+def check_host_and_device_differ() -> None:
+    """One rank's array on the GPU, another's on the host: the same error on all, and the job goes on."""
+    if hvd.size() > 1:
+        mine = np.ones(3) if hvd.rank() else cupy.asarray(np.ones(3))
+        require_error(hvd.MismatchError, lambda: hvd.allreduce(mine, name="x"), "device")
+    assert (hvd.allreduce(np.ones(3), op=hvd.Sum) == hvd.size()).all()
+
+
+def check_rounds_of_a_reducer() -> None:
+    """Buckets on the host and on the GPU in one plan; a new plan replaces the memory of the old one."""
+    p, r = hvd.size(), hvd.rank()
+    for way in (*WAYS[:2], WAYS[-1]):
+        restart(**way)
+        lane = runtime.current().new_lane("test")
+        for count in (3, 12):
+            specs = [Spec(f"p{i}", (1000, i + 1), "float32", "cuda" if i % 3 else "host") for i in range(count)]
+            layout = plan(specs, 40_000, 8_000)
+            reducer = Reducer(lane, layout, Reduction("sum"), "r", True, gpu.gpu_of(cupy.asarray(np.ones(1))))
+            for step in range(3):
+                for i in reversed(range(count)):
+                    reducer.views[i][...] = i + step + r
+                    reducer.mark_ready(i, (step,))
+                reducer.finish_round(lambda index: Use.UNUSED, (step,))
+                for i, view in enumerate(reducer.views):
+                    assert (on_host(view) == p * (i + step) + p * (p - 1) // 2).all(), (way, step, i)
+    restart()

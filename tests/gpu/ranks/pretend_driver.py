@@ -1,0 +1,60 @@
+"""What only the pretend driver can show: which way the bytes went, and that nothing stays open."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import cupy
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite import gpu, runtime
+from hvdlite.transports import device
+from tests.parallel.common import require_same_bits, restart
+
+
+def count(what: str) -> int:
+    return ctypes.c_int.in_dll(cupy.DRIVER, f"pretend_{what}").value
+
+
+def summed(length: int = 300_000) -> None:
+    mine = cupy.asarray((np.arange(length) % 7 + hvd.rank()).astype(np.float32))
+    p = hvd.size()
+    result = hvd.allreduce(mine, op=hvd.Sum).get()
+    np.testing.assert_array_equal(result, np.arange(length) % 7 * p + p * (p - 1) // 2)
+    require_same_bits(result)
+
+
+def check_opened_handles_are_closed() -> None:
+    """Five jobs, one after another, share memory; every rank has closed what it opened."""
+    opened, closed = count("opened"), count("closed")
+    for _ in range(5):
+        restart(ALGORITHM="shared", CUDA_AWARE="0")
+        summed()
+    restart()
+    assert count("opened") - opened == count("closed") - closed == 5 * (hvd.size() - 1)
+
+
+def check_the_verdict() -> None:
+    """Asked of the MPI itself, in a job of its own, which crashes where WITHOUT_CUDA_SUPPORT is set; this one lives."""
+    restart()
+    aware = "WITHOUT_CUDA_SUPPORT" not in os.environ
+    summed()
+    side = runtime.current().eager.gpu
+    assert isinstance(side, gpu.Side)
+    if hvd.size() > 1:
+        assert isinstance(side.transport, device.StagedTransport) != aware
+        answers = list(Path(os.environ["XDG_CACHE_HOME"]).glob("hvdlite/cuda-aware-*.json"))
+        assert len(answers) == 1, answers
+
+
+def check_refused_handles() -> None:
+    """Where handles cannot be opened, the same sums by messages."""
+    restart(ALGORITHM="shared", CUDA_AWARE="1")
+    summed()
+    side = runtime.current().eager.gpu
+    assert isinstance(side, gpu.Side)
+    if hvd.size() > 1:
+        assert side.workspace.stage is not None and side.workspace.stage.peers is None

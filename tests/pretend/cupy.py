@@ -1,0 +1,422 @@
+"""A stand-in for the parts of CuPy that hvdlite uses, over NumPy. See the package.
+
+Streams are as lazy as they may be: kernels, copies and waits queue up until `synchronize`, on the stream itself, on an
+event behind them, or on a stream that waits for such an event. LOG records what was asked for, in order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+LOG: list[tuple[Any, ...]] = []
+LOCK = threading.RLock()
+HERE = threading.local()
+DRIVER = ctypes.CDLL("libcuda.so.1") if os.environ.get("PRETEND_CUDA_DRIVER") else None
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+def check(code: int) -> None:
+    if code:
+        raise CUDARuntimeError(f"the pretend driver says {code}")
+
+
+# memory
+
+
+def bits_at(address: int, nbytes: int, owner: Any) -> np.ndarray:
+    """Device memory as the pretend kernels reach it; a look at it keeps its owner."""
+    if DRIVER is not None:
+        DRIVER.pretend_alias.restype = ctypes.c_void_p
+        address = DRIVER.pretend_alias(ctypes.c_uint64(address))
+    buffer = (ctypes.c_uint8 * nbytes).from_address(address)
+    buffer.owner = owner
+    return np.frombuffer(buffer, np.uint8)
+
+
+class Allocation:
+    """Lives as long as anything looks into it, work that is still to be done included."""
+
+    made = gone = 0
+
+    def __init__(self, nbytes: int) -> None:
+        Allocation.made += 1
+        if DRIVER is None:
+            self.host = np.full(nbytes, 0xA5, np.uint8)
+            self.ptr = self.host.ctypes.data
+        else:
+            address = ctypes.c_uint64()
+            check(DRIVER.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(nbytes)))
+            self.ptr = address.value
+
+    def __del__(self) -> None:
+        Allocation.gone += 1
+        if DRIVER is not None:
+            DRIVER.cuMemFree_v2(ctypes.c_uint64(self.ptr))
+
+
+class Memory:
+    """ptr: a device address; bits: the same bytes for pretend kernels."""
+
+    def __init__(self, nbytes: int) -> None:
+        allocation = Allocation(max(nbytes, 1))
+        self.ptr, self.bits = allocation.ptr, bits_at(allocation.ptr, max(nbytes, 1), allocation)
+
+
+class UnownedMemory:
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
+        self.ptr, self.bits = ptr, bits_at(ptr, size, owner)
+
+
+class MemoryPointer:
+    def __init__(self, mem: Any, offset: int) -> None:
+        assert offset == 0
+        self.mem = mem
+
+
+class ndarray:
+    """A device array; `bits` is what kernels see, and nothing else may."""
+
+    def __init__(self, shape: Any, dtype: Any = float, memptr: MemoryPointer | None = None, bits: Any = None) -> None:
+        kind = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        self.mem = memptr.mem if memptr else Memory(nbytes)
+        self.bits = self.mem.bits[:nbytes].view(kind).reshape(shape) if bits is None else bits
+
+    def like(self, bits: np.ndarray) -> ndarray:
+        """Another look at the same memory."""
+        return ndarray(bits.shape, bits.dtype, MemoryPointer(self.mem, 0), bits)
+
+    shape = property(lambda self: self.bits.shape)
+    dtype = property(lambda self: self.bits.dtype)
+    size = property(lambda self: self.bits.size)
+    ndim = property(lambda self: self.bits.ndim)
+    nbytes = property(lambda self: self.bits.nbytes)
+    itemsize = property(lambda self: self.bits.itemsize)
+    device = property(lambda self: SimpleNamespace(id=0))
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.mem.ptr + self.bits.ctypes.data - self.mem.bits.ctypes.data)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        assert self.bits.flags.c_contiguous
+        kind = self.dtype.str
+        return {"shape": self.shape, "typestr": kind, "data": (self.data.ptr, False), "version": 3, "strides": None}
+
+    def __len__(self) -> int:
+        return len(self.bits)
+
+    def __getitem__(self, key: Any) -> ndarray:
+        return self.like(self.bits[key])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        target, source = self.bits[key], bits_of(value)
+        issue(lambda: np.copyto(target, source, casting="unsafe"))
+
+    def reshape(self, *shape: Any) -> ndarray:
+        return self.like(self.bits.reshape(*shape))
+
+    def view(self, dtype: Any) -> ndarray:
+        return self.like(self.bits.view(dtype))
+
+    def astype(self, dtype: Any) -> ndarray:
+        result = ndarray(self.shape, dtype)
+        result[...] = self
+        return result
+
+    def copy(self, order: str = "C") -> ndarray:
+        return self.astype(self.dtype)
+
+    def get(self) -> np.ndarray:
+        """A host copy; waits for the current stream."""
+        result = np.empty(self.shape, self.dtype)
+        issue(lambda: np.copyto(result, self.bits))
+        get_current_stream().synchronize()
+        return result
+
+    def set(self, value: np.ndarray) -> None:
+        self[...] = np.array(value)
+        get_current_stream().synchronize()
+
+    def __iadd__(self, other: Any) -> ndarray:
+        return add(self, other, out=self)
+
+    def __add__(self, other: Any) -> ndarray:
+        return add(self, other)
+
+    def __mul__(self, other: Any) -> ndarray:
+        return multiply(self, other)
+
+    def __truediv__(self, other: Any) -> ndarray:
+        return divide(self, other)
+
+    def __floordiv__(self, other: Any) -> ndarray:
+        return floor_divide(self, other)
+
+    def __lt__(self, other: Any) -> ndarray:
+        return less(self, other)
+
+    def __and__(self, other: Any) -> ndarray:
+        return logical_and(self, other)
+
+    def __ne__(self, other: Any) -> ndarray:  # type: ignore[override]
+        return not_equal(self, other)
+
+    __hash__ = object.__hash__
+
+
+def bits_of(value: Any) -> Any:
+    return value.bits if isinstance(value, ndarray) else value
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    def launch(*operands: Any, out: ndarray | None = None) -> ndarray:
+        inputs = [bits_of(operand) for operand in operands]
+        if out is None:
+            samples = [np.ones(1, each.dtype) if isinstance(each, np.ndarray) else each for each in inputs]
+            out = ndarray(np.broadcast_shapes(*map(np.shape, inputs)), function(*samples).dtype)
+        target = out.bits
+        issue(lambda: function(*inputs, out=target, casting="unsafe"))
+        return out
+
+    return launch
+
+
+add, multiply, divide, floor_divide = map(kernel, (np.add, np.multiply, np.divide, np.floor_divide))
+minimum, maximum, logical_or, logical_and = map(kernel, (np.minimum, np.maximum, np.logical_or, np.logical_and))
+less, not_equal, trunc = map(kernel, (np.less, np.not_equal, np.trunc))
+
+
+def copyto(target: ndarray, source: Any, casting: str = "same_kind") -> None:
+    target[...] = source
+
+
+def empty(shape: Any, dtype: Any = float) -> ndarray:
+    return ndarray(shape, dtype)
+
+
+def asarray(value: Any, dtype: Any = None) -> ndarray:
+    host = np.array(value, dtype)
+    result = ndarray(host.shape, host.dtype)
+    result[...] = host
+    return result
+
+
+def zeros(shape: Any, dtype: Any = float) -> ndarray:
+    return asarray(np.zeros(shape, dtype))
+
+
+# streams and events
+
+NUMBERS = itertools.count(1)
+
+
+class Stream:
+    """Work that waits until someone waits for it."""
+
+    known: dict[int, Stream] = {}  # noqa: RUF012
+    null: Stream
+    """The default stream."""
+
+    def __init__(self, non_blocking: bool = False) -> None:
+        self.ptr = next(NUMBERS) if Stream.known else 0
+        self.waiting: deque[Callable[[], Any]] = deque()
+        self.issued = self.reached = 0
+        Stream.known[self.ptr] = self
+
+    def run_to(self, point: int) -> None:
+        with LOCK:
+            while self.reached < point:
+                self.reached += 1
+                self.waiting.popleft()()
+
+    def synchronize(self) -> None:
+        LOG.append(("synchronize", self.ptr))
+        self.run_to(self.issued)
+
+    def __enter__(self) -> Stream:
+        stack().append(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        stack().pop()
+
+
+Stream.null = Stream()
+
+
+def stack() -> list[Stream]:
+    if not hasattr(HERE, "streams"):
+        HERE.streams = [Stream()]
+    return HERE.streams
+
+
+def get_current_stream() -> Stream:
+    return stack()[-1]
+
+
+def issue(work: Callable[[], Any], stream: Stream | None = None) -> None:
+    stream = stream or get_current_stream()
+    with LOCK:
+        stream.waiting.append(work)
+        stream.issued += 1
+
+
+class Event:
+    known: dict[int, Event] = {}  # noqa: RUF012
+
+    def __init__(self, disable_timing: bool = False) -> None:
+        self.ptr = next(NUMBERS)
+        self.stream: Stream | None = None
+        self.point = 0
+        Event.known[self.ptr] = self
+
+    @property
+    def done(self) -> bool:
+        return self.stream is None or self.stream.reached >= self.point
+
+    def run(self) -> None:
+        if self.stream is not None:
+            self.stream.run_to(self.point)
+
+    def synchronize(self) -> None:
+        LOG.append(("wait for event", self.ptr))
+        self.run()
+
+
+class Device:
+    def __init__(self, number: int = 0) -> None:
+        assert number == 0
+        if DRIVER is not None:
+            DRIVER.pretend_use()
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    use = __enter__
+
+
+# the runtime's own interface
+
+
+def eventRecord(event: int, stream: int) -> None:
+    LOG.append(("record", event, stream))
+    Event.known[event].stream, Event.known[event].point = Stream.known[stream], Stream.known[stream].issued
+
+
+def streamWaitEvent(stream: int, event: int) -> None:
+    LOG.append(("stream waits", stream, event))
+    awaited = Event.known[event]
+    origin, point = awaited.stream, awaited.point
+    issue(lambda: origin and origin.run_to(point), Stream.known[stream])
+
+
+def memcpyAsync(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+    LOG.append(("to host" if kind == 2 else "to device", nbytes, stream))
+
+    def copy() -> None:
+        if DRIVER is None:
+            ctypes.memmove(target, source, nbytes)
+        else:
+            check(DRIVER.cuMemcpy(*map(ctypes.c_uint64, (target, source, nbytes))))
+
+    issue(copy, Stream.known[stream])
+
+
+class Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+def ipcGetMemHandle(address: int) -> bytes:
+    LOG.append(("export",))
+    if DRIVER is None:
+        return str(address).encode()
+    handle = (ctypes.c_uint8 * 64)()
+    check(DRIVER.cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(address)))
+    return bytes(handle)
+
+
+class ByValue(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_uint8 * 64),)
+
+
+def ipcOpenMemHandle(handle: bytes) -> int:
+    LOG.append(("open",))
+    if DRIVER is None:
+        return int(handle)
+    address = ctypes.c_uint64()
+    check(DRIVER.cuIpcOpenMemHandle_v2(ctypes.byref(address), ByValue.from_buffer_copy(handle), ctypes.c_uint(1)))
+    return address.value
+
+
+def ipcCloseMemHandle(address: int) -> None:
+    LOG.append(("close",))
+    if DRIVER is not None:
+        check(DRIVER.cuIpcCloseMemHandle(ctypes.c_uint64(address)))
+
+
+runtime = SimpleNamespace(
+    CUDARuntimeError=CUDARuntimeError, eventRecord=eventRecord, streamWaitEvent=streamWaitEvent,
+    streamIsCapturing=lambda stream: False, memcpyAsync=memcpyAsync, memcpyDeviceToHost=2, memcpyHostToDevice=1,
+    ipcGetMemHandle=ipcGetMemHandle, ipcOpenMemHandle=ipcOpenMemHandle, ipcCloseMemHandle=ipcCloseMemHandle,
+    driverGetVersion=lambda: 13000, getDeviceCount=lambda: 1, getDevice=lambda: 0, deviceGetPCIBusId=lambda number: "0000:00:00.0",
+)  # fmt: skip
+def current_context() -> int:
+    context = ctypes.c_void_p(1)
+    if DRIVER is not None:
+        check(DRIVER.cuCtxGetCurrent(ctypes.byref(context)))
+    return context.value or 0
+
+
+class NcclCommunicator:
+    """Ranks are threads; all-reduces float32 sums at once, when all have come."""
+
+    meetings: dict[Any, tuple[threading.Barrier, list[Any]]] = {}  # noqa: RUF012
+    open = 0
+
+    def __init__(self, size: int, identity: Any, rank: int) -> None:
+        with LOCK:
+            self.gate, self.given = self.meetings.setdefault(identity, (threading.Barrier(size, timeout=30), [None] * size))
+            NcclCommunicator.open += 1
+        self.rank = rank
+
+    def allReduce(self, source: int, target: int, count: int, dtype: int, how: int, stream: int) -> None:
+        assert (dtype, how) == (7, 0)
+        Stream.known[stream].synchronize()
+        mine = np.frombuffer((ctypes.c_uint8 * (4 * count)).from_address(source), np.float32)
+        self.given[self.rank] = mine.copy()
+        self.gate.wait()
+        mine[:] = np.sum(self.given, axis=0)
+        self.gate.wait()
+
+    def destroy(self) -> None:
+        with LOCK:
+            NcclCommunicator.open -= 1
+
+
+nccl = SimpleNamespace(
+    available=True, get_unique_id=lambda: next(NUMBERS), NcclCommunicator=NcclCommunicator, NCCL_FLOAT32=7, NCCL_SUM=0
+)
+cuda = SimpleNamespace(
+    nccl=nccl,
+    driver=SimpleNamespace(ctxGetCurrent=current_context),
+    Stream=Stream, Event=Event, Device=Device, Memory=Memory, UnownedMemory=UnownedMemory, MemoryPointer=MemoryPointer,
+    get_current_stream=get_current_stream, alloc_pinned_memory=bytearray, runtime=runtime,
+)  # fmt: skip
