@@ -37,3 +37,14 @@ class NotInitializedError(HvdliteError, ValueError):
 
     def __init__(self, what: str = "hvdlite") -> None:
         super().__init__(f"{what} was used before hvd.init() or after hvd.shutdown(): call hvd.init() first.")
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Hosts have come or gone: `elastic.run` starts communication anew. skip_sync: all states are equal already."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the job's hosts have changed")
+        self.skip_sync = skip_sync
+
+
+HorovodInternalError = HvdliteError

@@ -29,6 +29,7 @@ from hvdlite.runtime import (
     size,
     when_started,
 )
+from hvdlite.torch import elastic
 from hvdlite.torch._cuda import choose_gpu
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, broadcast_variables
@@ -92,6 +93,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

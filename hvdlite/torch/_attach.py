@@ -264,6 +264,11 @@ class Attachment:
     def set_passes(self, passes: int) -> None:
         self.passes_per_step, self.passes = passes, 0
 
+    def renew(self) -> None:
+        """Attach the same optimizer again, in the same way, under the present runtime. Collective."""
+        self.detach()
+        attach(self.optimizer, self.settings, self.passes_per_step)
+
     def detach(self) -> None:
         """Take the hooks off."""
         self.detached = True
@@ -281,3 +286,9 @@ class Attachment:
             "no_sync": self.no_sync,
             "set_backward_passes_per_step": self.set_passes,
         }
+
+
+def attach(optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:
+    """Attach to the optimizer, and give it the methods that users call. Collective."""
+    attachment = Attachment(optimizer, settings, passes_per_step)
+    optimizer.__dict__.update(attachment.methods(), _hvdlite=attachment)

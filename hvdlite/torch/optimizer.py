@@ -11,7 +11,7 @@ import torch
 from hvdlite import runtime
 from hvdlite.ops import Adasum, Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.torch._attach import Attachment, Settings
+from hvdlite.torch._attach import Attachment, Settings, attach
 from hvdlite.torch.compression import Compression, wire_dtype
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -66,8 +66,7 @@ def DistributedOptimizer(
         wire=wire_dtype(compression),
         sparse_as_dense=sparse_as_dense,
     )
-    attachment = Attachment(optimizer, settings, backward_passes_per_step)
-    optimizer.__dict__.update(attachment.methods(), _hvdlite=attachment)
+    attach(optimizer, settings, backward_passes_per_step)
     return optimizer
 
 

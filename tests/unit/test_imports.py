@@ -30,7 +30,7 @@ LAYERS = [
     {"process_sets", "post", "zeros"},
     {"groups"},
     {"runtime"},
-    {"joining", "membership", "ops", "tracing"},
+    {"elastic", "joining", "membership", "ops", "tracing"},
     {"objects", "reducer"},
 ]
 

@@ -1,0 +1,174 @@
+"""Going on after an error or a change of hosts: states that can be committed, restored and given to all ranks.
+
+    @hvd.elastic.run
+    def train(state):
+        for state.epoch in range(state.epoch, 90):
+            ...
+            state.commit()
+
+`run` calls the function with rank 0's state on every rank. After an `HvdliteError` (Horovod: HorovodInternalError) the
+state is what it was at its last commit; after a `HostsUpdatedInterrupt` it stays as it is; either way communication
+starts anew, attached optimizers are attached again, and the function is called again. This needs no new process: where
+a rank is lost or communication is broken for good, the error ends the job. The names and their meaning are Horovod's,
+but for `ObjectState.save`, which copies deeply: what the function changes in place is undone, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import queue
+from collections.abc import Callable, Sequence
+from enum import IntFlag
+from typing import Any
+
+from hvdlite import runtime
+from hvdlite.errors import HostsUpdatedInterrupt, HvdliteError
+
+MOST_REPETITIONS = 3
+"""The same error this often, without a commit in between, is no accident."""
+
+
+class HostUpdateResult(IntFlag):
+    """How the hosts have changed."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = 3
+
+
+class State:
+    """What training must not lose. Subclasses say how to `save`, `restore` and `sync`.
+
+    bcast_object: gives rank 0's object to all ranks. get_rank: this process' rank.
+    """
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object, self._rank = bcast_object, get_rank
+        self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        self._last_updated = 0.0
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._commits = 0
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Have these called, in order, each time communication has started anew: to adapt to another size."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Communication has started anew."""
+        self._host_messages = queue.SimpleQueue()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Hosts have come or gone; the next `check_host_updates` acts on it. From any thread; only rank 0's counts."""
+        self._host_messages.put((timestamp, update_res))
+
+    def commit(self) -> None:
+        """Save, and `check_host_updates`. Collective. Not too often: saving copies everything."""
+        self.save()
+        self._commits += 1
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt on all ranks where rank 0 has learned of a change. Collective."""
+        before, last, change = self._last_updated, self._last_updated, HostUpdateResult.no_update
+        while not self._host_messages.empty():
+            timestamp, update = self._host_messages.get()
+            if timestamp > last:
+                last, change = timestamp, change | update
+        before, self._last_updated, change = self._bcast_object((before, last, change))
+        if self._last_updated > before:
+            raise HostsUpdatedInterrupt(skip_sync=change == HostUpdateResult.removed)
+
+    def save(self) -> None:
+        """Keep the present state for `restore`."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Return to what was saved last."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give rank 0's state to all ranks. Collective."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapt to a new communicator. By default nothing."""
+
+
+class ObjectState(State):
+    """Attributes, given as keyword arguments, that can be pickled."""
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = kwargs
+        self._set_attributes()
+        self._saved_state = copy.deepcopy(kwargs)
+
+    def save(self) -> None:
+        self._saved_state = copy.deepcopy({name: getattr(self, name) for name in self._saved_state})
+
+    def restore(self) -> None:
+        self._set_attributes()
+        self._saved_state = copy.deepcopy(self._saved_state)
+
+    def sync(self) -> None:
+        """Give what rank 0 has saved to all ranks; what it has not is lost. Collective."""
+        if self._saved_state:
+            self._saved_state = self._bcast_object(self._saved_state)
+            self.restore()
+
+    def _set_attributes(self) -> None:
+        for name, value in self._saved_state.items():
+            setattr(self, name, value)
+
+
+def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+    """`run`, for another way to start anew."""
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        skip_sync, before, repetitions = False, "", 0
+        while True:
+            commits = getattr(state, "_commits", 0)
+            try:
+                if not skip_sync:
+                    state.sync()
+                return func(state, *args, **kwargs)
+            except HvdliteError as error:
+                again = str(error) == before and getattr(state, "_commits", 0) == commits
+                repetitions = repetitions + 1 if again else 1
+                if repetitions >= MOST_REPETITIONS:
+                    raise
+                logging.getLogger("hvdlite").warning("back to the last commit, after: %s", error)
+                before, skip_sync = str(error), False
+                state.restore()
+            except HostsUpdatedInterrupt as interrupt:
+                skip_sync, before = interrupt.skip_sync, ""
+            reset()
+            state.on_reset()
+
+    return wrapper
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate the training function; its first argument is a `State`. Collective; see the head of this module.
+
+    Nothing may communicate before its first call but what every rank does. Raises what the function raises, but for
+    the two errors that it handles; the same HvdliteError three times without a commit in between is raised, too.
+    """
+    return run_fn(func, start_anew)
+
+
+def start_anew() -> None:
+    """Shut down, initialize, and attach again what was attached. Collective. Raises HvdliteError where communication
+    is broken for good."""
+    attachments = list(runtime.current().attachments) if runtime.is_initialized() else []
+    runtime.shutdown()
+    runtime.init()
+    for attachment in attachments:
+        attachment.renew()

@@ -1,0 +1,123 @@
+"""`TorchState`: models, optimizers and samplers, each by its own handler, and any other attribute as an object."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from hvdlite import runtime
+from hvdlite.elastic import ObjectState
+from hvdlite.objects import broadcast_object
+from hvdlite.torch.elastic.sampler import ElasticSampler
+from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
+
+
+class StateHandler:
+    """Saves, restores and synchronizes one value that has a `state_dict`."""
+
+    def __init__(self, value: Any) -> None:
+        self.set_value(value)
+
+    def set_value(self, value: Any) -> None:
+        """Handle this one from now on, and save it."""
+        self.value = value
+        self.save()
+
+    def save(self) -> None:
+        self.saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(copy.deepcopy(self.saved))
+
+    def sync(self) -> None:
+        """Give rank 0's to all ranks, and save it. Collective."""
+        self.broadcast()
+        self.save()
+
+    def broadcast(self) -> None:
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=0))
+
+
+class ModelStateHandler(StateHandler):
+    """A module's parameters and buffers."""
+
+    def broadcast(self) -> None:
+        broadcast_parameters(self.value.state_dict(), root_rank=0)
+
+
+class OptimizerStateHandler(StateHandler):
+    """An optimizer's state and options."""
+
+    def broadcast(self) -> None:
+        broadcast_optimizer_state(self.value, root_rank=0)
+
+
+class SamplerStateHandler(StateHandler):
+    """How far an epoch has come. (Loading it deals out the rest anew.)"""
+
+
+Registry = list[tuple[type, type[StateHandler]]]
+_registry: Registry = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> Registry:
+    """Which type is handled how; the first that fits counts."""
+    return _registry
+
+
+def set_handler_registry(registry: Registry) -> None:
+    """Handle values so in states made from now on."""
+    global _registry
+    _registry = registry
+
+
+class TorchState(ObjectState):
+    """A model, an optimizer, and whatever else is given by name: `TorchState(model, optimizer, epoch=0, batch=0)`.
+
+    Modules, optimizers and ElasticSamplers are saved by a deep copy of their `state_dict()`, at construction, `save`
+    and `sync`, and whenever the attribute is set to another object; `sync` gives rank 0's present ones to all ranks.
+    Anything else is an attribute of an `ObjectState`.
+    """
+
+    _handlers: dict[str, StateHandler]
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+        given = {"model": model, "optimizer": optimizer, **kwargs}
+        kinds = {name: next((how for kind, how in _registry if isinstance(value, kind)), None)
+                 for name, value in given.items()}  # fmt: skip
+        object.__setattr__(self, "_handlers", {name: how(given[name]) for name, how in kinds.items() if how})
+        for name, handler in self._handlers.items():
+            object.__setattr__(self, name, handler.value)
+        plain = {name: value for name, value in given.items() if name not in self._handlers}
+        super().__init__(broadcast_object, runtime.rank, **plain)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._handlers:
+            self._handlers[name].set_value(value)
+        super().__setattr__(name, value)
+
+    def save(self) -> None:
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        for handler in self._handlers.values():
+            handler.sync()
+        super().sync()
+
+    def reset(self) -> None:
+        for handler in self._handlers.values():
+            if isinstance(handler.value, ElasticSampler):
+                handler.value.reset()

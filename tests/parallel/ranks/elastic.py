@@ -1,0 +1,131 @@
+"""Elastic states of plain objects: what `run` does about errors and changes of hosts, on all ranks together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite import elastic, runtime
+from hvdlite.elastic import HostUpdateResult, ObjectState
+from hvdlite.errors import HorovodInternalError, HostsUpdatedInterrupt
+from tests.parallel.common import last, require_error
+
+
+def state_of(**values: Any) -> ObjectState:
+    return ObjectState(hvd.broadcast_object, hvd.rank, **values)
+
+
+def total() -> int:
+    return int(hvd.allreduce(np.array([1]), op=hvd.Sum)[0])
+
+
+def check_a_run_begins_with_rank_0s_state() -> None:
+    @elastic.run
+    def train(state: ObjectState, more: int, *, less: int) -> tuple[int, int]:
+        """What it does."""
+        return state.x + more - less, state.where["rank"]
+
+    assert train.__name__ == "train" and train.__doc__ == "What it does."
+    assert train(state_of(x=hvd.rank() + 5, where={"rank": hvd.rank()}), 3, less=1) == (7, 0)
+
+
+def check_commit_and_restore() -> None:
+    """Also of what is changed in place."""
+    state = state_of(step=1, history=[1])
+    state.step, state.other = 2, 3
+    state.history.append(2)
+    state.commit()
+    state.step, state.other = 9, 9
+    state.history.append(9)
+    state.restore()
+    assert (state.step, state.history, state.other) == (2, [1, 2], 9)  # `other` is not tracked
+    state.history.append(9)
+    state.restore()
+    assert state.history == [1, 2]
+
+
+def check_an_error_takes_all_back_to_the_last_commit() -> None:
+    """Raised on one rank, while the others are in a collective, or on all; communication is new afterwards."""
+    for everywhere in (False, True):
+        state, seen, before = state_of(step=0), [], runtime.current()
+
+        @elastic.run
+        def train(state: ObjectState, everywhere: bool = everywhere, seen: list[int] = seen) -> int:
+            while state.step < 6:
+                seen.append(state.step)
+                if seen.count(4) == 1 and state.step == 4 and (everywhere or last() or hvd.size() == 1):
+                    raise HorovodInternalError("as if something had failed")
+                assert total() == hvd.size()
+                state.step += 1
+                if state.step % 2 == 1:
+                    state.commit()
+            return state.step
+
+        assert train(state) == 6 and seen == [0, 1, 2, 3, 4, 3, 4, 5]
+        assert runtime.current() is not before and total() == hvd.size()
+
+
+def check_a_mismatch_is_survived_too() -> None:
+    """All get it, all go back, and the second time the ranks agree."""
+    lengths = iter([4 if last() else 3, 3])
+
+    @elastic.run
+    def train(state: ObjectState) -> float:
+        return float(hvd.allreduce(np.ones(next(lengths)), name="loss").sum())
+
+    assert train(state_of(x=0)) == 3.0
+
+
+def check_the_same_error_again_and_again_is_raised() -> None:
+    calls: list[int] = []
+
+    @elastic.run
+    def train(state: ObjectState) -> None:
+        calls.append(1)
+        raise HorovodInternalError("always")
+
+    require_error(HorovodInternalError, lambda: train(state_of(x=0)), "always")
+    assert len(calls) == elastic.MOST_REPETITIONS
+    assert total() == hvd.size()
+
+
+def check_other_errors_pass() -> None:
+    @elastic.run
+    def train(state: ObjectState) -> None:
+        raise KeyError("mine")
+
+    require_error(KeyError, lambda: train(state_of(x=0)), "mine")
+    assert total() == hvd.size()
+
+
+def check_changed_hosts_interrupt_all_ranks_at_the_same_commit() -> None:
+    """Without going back; with rank 0's state, unless hosts were only removed. Only rank 0's message counts."""
+    for change, synced in ((HostUpdateResult.removed, False), (HostUpdateResult.added, True), (HostUpdateResult.mixed, True)):
+        order: list[str] = []
+        state = state_of(step=0, mine=hvd.rank())
+        state.register_reset_callbacks([lambda order=order: order.append("first"), lambda order=order: order.append("second")])
+
+        @elastic.run
+        def train(state: ObjectState, change: HostUpdateResult = change, order: list[str] = order) -> int:
+            order.append(f"step {state.step}")
+            if state.step == 0:
+                state.mine = hvd.rank()
+                if last() or hvd.size() == 1:
+                    state.on_hosts_updated(5.0, change)
+                if hvd.rank() == 0:
+                    state.on_hosts_updated(7.0, change)
+                state.step = 1
+                state.commit()
+                raise AssertionError("not interrupted")
+            return state.mine
+
+        assert train(state) == (0 if synced else hvd.rank())
+        assert order == ["step 0", "first", "second", "step 1"]
+        state.check_host_updates()  # once is enough
+
+
+def check_names() -> None:
+    assert HorovodInternalError is hvd.HvdliteError and issubclass(HorovodInternalError, RuntimeError)
+    assert HostsUpdatedInterrupt(True).skip_sync and not HostsUpdatedInterrupt().skip_sync

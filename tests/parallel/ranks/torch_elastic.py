@@ -1,0 +1,163 @@
+"""TorchState and ElasticSampler, and training that an error interrupts."""
+
+from __future__ import annotations
+
+import torch
+
+import hvdlite.torch as hvd
+from hvdlite.torch.elastic import state as states
+from tests.parallel.common import last, require_same_bits
+
+
+def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """The same on all ranks; attached, with momentum."""
+    torch.manual_seed(3)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters())
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+    data = torch.arange(8.0).reshape(2, 4).sin() + number + hvd.rank()
+    optimizer.zero_grad()
+    (model(data) ** 2).mean().backward()
+    optimizer.step()
+
+
+def check_training_through_an_error_is_training_without_one() -> None:
+    """To the bit, weights and momentum: the attached optimizer goes on under the new communicator."""
+    model, optimizer = model_and_optimizer()
+    for number in range(8):
+        step(model, optimizer, number)
+    expected = [p.detach().clone() for p in model.parameters()]
+
+    for everywhere in (True, False):
+        model, optimizer = model_and_optimizer()
+        failed: list[int] = []
+
+        @hvd.elastic.run
+        def train(state: hvd.elastic.TorchState, everywhere: bool = everywhere, failed: list[int] = failed) -> None:
+            while state.number < 8:
+                if state.number == 5 and not failed:
+                    failed.append(1)
+                    if everywhere or last() or hvd.size() == 1:
+                        raise hvd.HorovodInternalError("as if something had failed")
+                step(state.model, state.optimizer, state.number)
+                state.number += 1
+                if state.number == 3:
+                    state.commit()
+
+        state = hvd.elastic.TorchState(model, optimizer, number=0)
+        train(state)
+        assert failed and state.optimizer is optimizer
+        found = [p.detach() for p in model.parameters()]
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        require_same_bits(found)
+        require_same_bits([optimizer.state[p]["momentum_buffer"] for p in model.parameters()])
+
+
+def check_sync_gives_rank_0s() -> None:
+    model, optimizer = model_and_optimizer()
+    with torch.no_grad():
+        model.weight.fill_(hvd.rank())
+    optimizer.param_groups[0]["lr"] = 0.5 + hvd.rank()
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=hvd.rank() + 7)
+    state.sync()
+    assert (model.weight == 0).all() and optimizer.param_groups[0]["lr"] == 0.5 and state.epoch == 7
+    with torch.no_grad():
+        model.weight.fill_(9)
+    state.restore()
+    assert (model.weight == 0).all()
+
+
+def check_restore_and_replace() -> None:
+    """Also under any other name; an object set anew is saved at once; None is an ordinary attribute."""
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    state = hvd.elastic.TorchState(net=first, epoch=0)
+    assert state.model is None and state.optimizer is None
+    kept = first.weight.detach().clone()
+    with torch.no_grad():
+        first.weight.zero_()
+    state.restore()
+    assert torch.equal(first.weight, kept)
+    state.net = second
+    kept = second.weight.detach().clone()
+    with torch.no_grad():
+        second.weight.zero_()
+        first.weight.fill_(4)
+    state.restore()
+    assert state.net is second and torch.equal(second.weight, kept) and (first.weight == 4).all()
+
+
+def check_handlers_of_ones_own() -> None:
+    class Counter:
+        n = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"n": self.n}
+
+        def load_state_dict(self, given: dict[str, int]) -> None:
+            self.n = given["n"]
+
+    before = states.get_handler_registry()
+    states.set_handler_registry([*before, (Counter, states.StateHandler)])
+    counter = Counter()
+    state = hvd.elastic.TorchState(counter=counter)
+    states.set_handler_registry(before)
+    counter.n = hvd.rank() + 3
+    state.sync()
+    assert state.counter is counter and counter.n == 3
+
+
+def check_sampler_deals_out_everything_once() -> None:
+    """All ranks together see each sample of an epoch, in an order that the epoch decides; some twice, to be even."""
+    p, r = hvd.size(), hvd.rank()
+    data = list(range(10))
+    sampler = hvd.elastic.ElasticSampler(data, seed=5)
+    assert (sampler.num_replicas, sampler.rank, len(sampler)) == (p, r, -(-10 // p))
+    orders = []
+    for epoch in range(2):
+        everyone = hvd.allgather_object(list(sampler))
+        assert {len(mine) for mine in everyone} == {len(sampler)}
+        assert {i for mine in everyone for i in mine} == set(data)
+        assert sum(len(mine) for mine in everyone) == sampler.total_size < 10 + p
+        orders.append(everyone)
+        sampler.set_epoch(epoch + 1)
+    assert orders[0] != orders[1]
+    plain = hvd.elastic.ElasticSampler(data, shuffle=False)
+    assert list(plain)[:2] == [r, r + p] and next(iter(torch.utils.data.DataLoader(data, sampler=plain))).item() == r
+
+
+def check_sampler_goes_on_where_it_was() -> None:
+    p = hvd.size()
+    sampler = hvd.elastic.ElasticSampler(range(20), seed=1)
+    done = [i for mine in hvd.allgather_object(list(sampler)[:2]) for i in mine]
+    sampler.record_batch(0, 2)
+    assert sampler.processed_num == 2 * p and sampler.state_dict() == {"epoch": 0, "processed_num": 2 * p}
+    other = hvd.elastic.ElasticSampler(range(20), seed=1)
+    other.load_state_dict(sampler.state_dict())
+    assert sorted(other.processed_indices) == sorted(done)
+    rest = [i for mine in hvd.allgather_object(list(other)) for i in mine]
+    assert set(rest) == set(range(20)) - set(done) and len(other) == -(-(20 - 2 * p) // p)
+    other.record_batch(1, 100)
+    other.reset()
+    assert list(other) == [] and len(other) == 0
+    tiny = hvd.elastic.ElasticSampler(range(1))
+    assert list(tiny) == [0]  # on every rank
+
+
+def check_sampler_in_a_state() -> None:
+    """Progress is committed, restored, given to all, and dealt out anew at a reset."""
+    sampler = hvd.elastic.ElasticSampler(range(16), seed=2)
+    state = hvd.elastic.TorchState(sampler=sampler, batch=0)
+    sampler.record_batch(0, 1)
+    state.commit()
+    sampler.record_batch(1, 1)
+    state.restore()
+    assert sampler.processed_num == hvd.size()
+    sampler.processed_num = 4 + hvd.rank()
+    state.sync()
+    assert sampler.processed_num == 4 and len(sampler) == -(-12 // hvd.size())
+    sampler.num_replicas = 99
+    state.on_reset()
+    assert sampler.num_replicas == hvd.size()
