@@ -6,7 +6,13 @@ import importlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-ADAPTERS = {"torch": "hvdlite.torch", "numpy": "hvdlite.numpy", "cupy": "hvdlite.numpy"}
+ADAPTERS = {
+    "torch": "hvdlite.torch",
+    "keras": "hvdlite.keras",
+    "tensorflow": "hvdlite.tensorflow",
+    "numpy": "hvdlite.numpy",
+    "cupy": "hvdlite.numpy",
+}
 
 
 def family(obj: Any) -> str:
@@ -25,8 +31,8 @@ def family(obj: Any) -> str:
     if isinstance(obj, (int, float, complex, bool)):
         return "numpy"
     raise TypeError(
-        f"hvdlite does not know {type(obj).__module__}.{type(obj).__qualname__}: it serves torch tensors, modules and "
-        "optimizers, and NumPy and CuPy arrays"
+        f"hvdlite does not know {type(obj).__module__}.{type(obj).__qualname__}: it serves models, optimizers, "
+        "variables and tensors of PyTorch, Keras 3 and TensorFlow, and NumPy and CuPy arrays"
     )
 
 

@@ -32,6 +32,7 @@ POLITE = {  # for more ranks than cores, on one host, as root in a container
     "OMPI_MCA_btl": "self,sm",
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 
 

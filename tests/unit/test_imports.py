@@ -32,6 +32,8 @@ LAYERS = [
     {"runtime"},
     {"elastic", "joining", "membership", "ops", "tracing"},
     {"objects", "reducer"},
+    {"exchange", "variables"},
+    {"gradients"},
 ]
 
 
@@ -100,7 +102,7 @@ def test_only_adapters_import_their_framework() -> None:
     for module, path in modules().items():
         if area(module) in ("bench", "check"):
             continue
-        own = {"torch": ("torch",), "tensorflow": ("tensorflow", "keras"), "keras": ("keras", "tensorflow", "torch")}
+        own = {"torch": ("torch",), "tensorflow": ("tensorflow", "keras"), "keras": ("keras", "tensorflow", "torch", "jax")}
         foreign = [name for name in FRAMEWORKS if name not in own.get(area(module), ())]
         assert not [name for name in imports(path) if within(name, *foreign)], module
 

@@ -1,0 +1,179 @@
+"""Gradients handed over as arrays, for frameworks that compute them all and then apply them (TensorFlow, Keras).
+
+    begin()           a new round
+    put(i, array)     copies gradient i into its slot of the arena: the only copy; a full bucket may leave
+    finish()          what is missing is zeros; waits for all ranks; the results lie in `views`
+
+An exchange is the reducer seen from such a framework: who wants gradients is known when it is made. Embeddings'
+sparse gradients are gathered, not reduced; a variable that is sparse on one rank is sparse on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hvdlite import ops, runtime
+from hvdlite.algorithms import allreduce
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import Array
+from hvdlite.buckets import Spec, plan
+from hvdlite.engine import Lane
+from hvdlite.ops import Adasum, Average, Op, Sum
+from hvdlite.process_sets import ProcessSet
+from hvdlite.reducer import Reducer, Use, overlap_pays
+from hvdlite.requests import Request, Signature
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How gradients are to be reduced: op over ranks, divided by `predivide` before the sum and multiplied after."""
+
+    op: Op = Average
+    predivide: float = 1.0
+
+    def check(self) -> None:
+        """Raises ValueError for what cannot be right, NotImplementedError for Adasum."""
+        if self.op is Adasum:
+            raise NotImplementedError("op=Adasum is not supported yet; use op=Average")
+        if self.predivide != 1.0 and self.op is not Average:
+            raise ValueError("gradient_predivide_factor is for op=Average only")
+
+    def reduction(self, size: int) -> Reduction:
+        """The arithmetic over this many ranks."""
+        return ops.reduction(self.op, size, 1.0 / self.predivide, self.predivide)
+
+
+class Exchange:
+    """One list of variables' gradients, reduced once per round. Creating one is collective; not thread-safe.
+
+    specs: every variable, in the same order on all ranks. mine: what this rank has for each. Raises MismatchError
+    with a diff, on every rank, where the ranks' variables differ.
+    """
+
+    reductions = 0
+    """How often any exchange has reduced gradients, to prove that a step did."""
+
+    def __init__(
+        self, lane: Lane, name: str, number: int, specs: Sequence[Spec], mine: Iterable[Use], terms: Terms,
+        process_set: ProcessSet | None = None,
+    ) -> None:
+        """lane: of process_set. name, number: of this exchange on its lane. Where ranks are at different numbers of
+        one name, that is a mismatch, not a wait."""
+        self.lane, self.name, self.number, self.specs, self.terms = lane, name, number, tuple(specs), terms
+        self.uses = agree(lane, name, self.specs, mine, terms)
+        """What any rank had for each variable when the exchange was made."""
+        self.dense = [index for index, use in enumerate(self.uses) if use is not Use.SPARSE]
+        self.sparse = [index for index, use in enumerate(self.uses) if use is Use.SPARSE]
+        config = runtime.current().config
+        layout = plan((self.specs[i] for i in self.dense), config.bucket_bytes, config.first_bucket_bytes)
+        overlap = overlap_pays(config.overlap, lane.place)
+        self.reducer = Reducer(lane, layout, terms.reduction(lane.transport.size), name, overlap)
+        self.place = {index: place for place, index in enumerate(self.dense)}
+        self.buckets = [[self.dense[place] for place in bucket.members] for bucket in layout.buckets]
+        """The dense variables, in the order in which their gradients are sent."""
+        self.process_set = process_set
+        self.count_anew()
+        runtime.current().after_join.append(self.count_anew)
+
+    def count_anew(self) -> None:
+        self.rounds = self.retries = 0
+
+    def begin(self) -> None:
+        """Start a round; one that was begun and not finished, because its step failed, is forgotten."""
+        self.retries += self.reducer.abandon_round()
+
+    @property
+    def tag(self) -> tuple[int, ...]:
+        return (self.number, self.rounds, self.retries)
+
+    def put(self, index: int, gradient: Array) -> None:
+        """Copy a dense gradient to where the peers can reach it. Never waits."""
+        place = self.place[index]
+        np.copyto(self.reducer.views[place], gradient, casting="unsafe")
+        self.reducer.mark_ready(place, self.tag)
+
+    def finish(self, absent: Use = Use.DENSE) -> None:
+        """Complete the round; waits for all ranks. absent: what a variable that nothing was put for counts as, of
+        which `used` tells afterwards; DENSE (zeros) saves the ranks from telling each other."""
+
+        def load(place: int) -> Use:
+            self.reducer.views[place].fill(0)
+            return absent
+
+        self.used = self.reducer.finish_round(load, self.tag)
+        self.rounds, self.retries = self.rounds + 1, 0
+        Exchange.reductions += 1
+
+    def result(self, index: int) -> Array:
+        """A dense variable's reduced gradient, where it lies: the next round overwrites it."""
+        return self.reducer.views[self.place[index]][...]
+
+    def gather(self, index: int, rows: Array, values: Array) -> tuple[Array, Array]:
+        """A sparse variable's gradient: all ranks' row numbers and values. Waits for all ranks."""
+        if self.terms.op not in (Average, Sum):
+            raise NotImplementedError(f"sparse gradients with op={self.terms.op.name}: only Average and Sum")
+        name = f"{self.name}.{self.number} {index} {self.specs[index].name}"
+        all_rows = ops.allgather(np.ascontiguousarray(rows), f"{name} rows", self.process_set)
+        all_values = ops.allgather(np.ascontiguousarray(values), f"{name} values", self.process_set)
+        if self.terms.op is Average:
+            np.divide(all_values, self.lane.transport.size, out=all_values, casting="unsafe")
+        Exchange.reductions += 1
+        return all_rows, all_values
+
+
+def agree(lane: Lane, name: str, specs: Sequence[Spec], mine: Iterable[Use], terms: Terms) -> list[Use]:
+    """The largest use over ranks for each variable. Collective; compares the ranks' variables first."""
+    uses = np.array([int(use) for use in mine], np.uint8)
+
+    def work(lane: Lane) -> None:
+        allreduce(lane.transport, lane.workspace, lane.place, uses, Reduction("max"))
+
+    # Named as the reducer names a plan and a round's first bucket, whichever the other ranks are about to ask for.
+    facts = (("parameters", tuple(spec.line for spec in specs)), ("terms", terms))
+    lane.run(Request(Signature("plan", f"{name} bucket 0", facts), work))
+    return [Use(int(use)) for use in uses]
+
+
+def reduce_now(
+    exchange: Exchange, gradients: Sequence[Any], to_array: Callable[[Any], Array], to_tensor: Callable[[Array], Any]
+) -> list[Any]:
+    """Reduce dense gradients at once; those that no rank has stay None. Waits for all ranks.
+
+    to_array, to_tensor: the framework's conversions, which need not copy.
+    """
+    exchange.begin()
+    for index in (index for bucket in exchange.buckets for index in bucket):
+        if gradients[index] is not None:
+            exchange.put(index, to_array(gradients[index]))
+    exchange.finish(absent=Use.UNUSED)
+    results = list(gradients)
+    for place, index in enumerate(exchange.dense):
+        results[index] = to_tensor(exchange.result(index)) if exchange.used[place] else None
+    return results
+
+
+class Accumulator:
+    """Sums of gradients over several passes, kept on this rank until they are reduced."""
+
+    def __init__(self, passes: int, average: bool) -> None:
+        self.passes, self.average, self.count = passes, average, 0
+        self.sums: dict[str, Array] = {}
+
+    def add(self, names: Sequence[str], gradients: Sequence[Array]) -> bool:
+        """One pass more; whether it was the last before a step."""
+        for name, gradient in zip(names, gradients, strict=True):
+            if name in self.sums:
+                self.sums[name] += gradient
+            else:
+                self.sums[name] = np.array(gradient)
+        self.count += 1
+        return self.count % self.passes == 0
+
+    def take(self, names: Sequence[str]) -> list[Array]:
+        """The sums (or averages over the passes), which then start anew."""
+        totals = [self.sums.pop(name) for name in names]
+        return [total / total.dtype.type(self.passes) if self.average else total for total in totals]

@@ -1,0 +1,214 @@
+"""Lists of gradients on their way to all ranks and back: which are reduced, in which dtype, through which exchange.
+
+One `Gradients` serves one optimizer, or all tapes that ask for the same. It makes an exchange for a list of variables
+when it first sees them, and keeps it: a training loop sees the same list at every step. What frameworks do
+differently is behind `Border`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from hvdlite import runtime
+from hvdlite.buckets import Spec
+from hvdlite.exchange import Accumulator, Exchange, Terms
+from hvdlite.ops import Op
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.reducer import Use
+from hvdlite.variables import common_name, is_one_of, name_of
+
+
+class Border(Protocol):
+    """How a framework's gradients (its tensors, its sparse tensors, or None) cross into the core. A module, usually."""
+
+    Compression: Any
+    """The compressors to choose from, by Horovod's names."""
+
+    def use_of(self, gradient: Any) -> Use: ...
+
+    def dtype_of(self, gradient: Any) -> str:
+        """The dtype's name in the core."""
+        ...
+
+    def densified(self, gradient: Any) -> Any:
+        """A sparse gradient as an ordinary tensor."""
+        ...
+
+    def traced(self, gradients: Sequence[Any]) -> bool:
+        """Whether a graph is being made, to be run many times."""
+        ...
+
+    def in_order(self) -> bool:
+        """Whether rounds run one after another, as the program has them. If not, each call gets its own exchange."""
+        ...
+
+    compiles_with_xla: bool
+    """Whether steps may be compiled for XLA, which then cannot call Python."""
+
+    def wait(self) -> None:
+        """Until steps that have been started have reduced their gradients."""
+        ...
+
+    def untouched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, not to be rewritten by the framework."""
+        ...
+
+    def refuse_compiled(self) -> None:
+        """Raise where the step is being compiled for something that cannot call Python."""
+        ...
+
+    def reduce(self, exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:
+        """The gradients reduced over all ranks. borrow: they are gone when the next round begins."""
+        ...
+
+    def using(self) -> AbstractContextManager[None]:
+        """Where borrowed results are used."""
+        ...
+
+    def accumulate(self, accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> Any:
+        """Add gradients to the sums; a bool or boolean tensor: whether a step follows."""
+        ...
+
+    def accumulated(self, accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> list[Any]:
+        """The sums, as tensors like gradients."""
+        ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for. Hashable, if the compressor is."""
+
+    terms: Terms
+    compression: Any
+    sparse_as_dense: bool = False
+    groups: int | tuple[tuple[str, ...], ...] | None = None
+    """The number of groups of variables that travel together, or their members' names."""
+    scale_local: bool = True
+    """Local variables' gradients are divided by the number of ranks, as averaged ones are."""
+    process_set: ProcessSet = global_process_set
+
+    @property
+    def size(self) -> int:
+        """How many ranks reduce gradients together with this one; 1 where it is no member of the set."""
+        return runtime.group_of(self.process_set).size if self.process_set.included() else 1
+
+
+class Gradients:
+    """Reduces lists of gradients over all ranks. Creating one is collective."""
+
+    def __init__(self, settings: Settings, border: Border, name: str) -> None:
+        group = runtime.group_of(settings.process_set)
+        self.settings, self.border = settings, border
+        self.name = f"{name}.{group.serial(name)}"
+        self.lane = group.new_lane(self.name)
+        self.exchanges: dict[Any, Exchange] = {}
+
+    def reduce(
+        self, grads: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = (), borrow: bool = False
+    ) -> list[Any]:
+        """The gradients of all ranks, in the same order. local: variables whose gradients remain this rank's.
+
+        borrow: the results last until the next round. Collective.
+        """
+        settings, results = self.settings, list(grads)
+        common = [i for i, variable in enumerate(variables) if not is_one_of(variable, local)]
+        for i in set(range(len(grads))) - set(common):
+            if settings.scale_local and grads[i] is not None:
+                results[i] = grads[i] / settings.size
+        chosen = [self.border.densified(grads[i]) if settings.sparse_as_dense else grads[i] for i in common]
+        packed = [settings.compression.compress(g) if self.is_dense(g) else (g, None) for g in chosen]
+        small = [g for g, _ in packed]
+        exchange = self.exchange(small, [variables[i] for i in common])
+        for i, g, (_, context) in zip(common, self.border.reduce(exchange, small, borrow), packed, strict=True):
+            results[i] = settings.compression.decompress(g, context) if context is not None and g is not None else g
+        return results
+
+    def is_dense(self, gradient: Any) -> bool:
+        return self.border.use_of(gradient) is Use.DENSE
+
+    def exchange(self, grads: Sequence[Any], variables: Sequence[Any]) -> Exchange:
+        """The exchange for these variables, made at the first call. Collective when it makes one."""
+        groups = self.groups_of([name_of(variable) for variable in variables])
+        specs = [
+            Spec(common_name(v), tuple(v.shape), self.wire_dtype(g, v), group=group)
+            for g, v, group in zip(grads, variables, groups, strict=True)
+        ]
+        uses = [self.border.use_of(g) for g in grads]
+        # In a graph it is fixed who has a gradient; outside it may change at each call, and each round tells.
+        key: tuple[Any, ...] = (tuple(specs), *(uses if self.border.traced(grads) else ()))
+        number, name = len(self.exchanges), self.name
+        if not self.border.in_order():
+            key, name = (*key, number), f"{name}.{number}"
+        if key not in self.exchanges:
+            terms, process_set = self.settings.terms, self.settings.process_set
+            self.exchanges[key] = Exchange(self.lane, name, number, specs, uses, terms, process_set)
+        return self.exchanges[key]
+
+    def groups_of(self, names: Sequence[str]) -> list[int | None]:
+        """The number of each variable's group."""
+        groups = self.settings.groups
+        if isinstance(groups, int):
+            return [index * groups // len(names) for index in range(len(names))]
+        numbers = {name: number for number, group in enumerate(groups or ()) for name in group}
+        return [numbers.get(name) for name in names]
+
+    def wire_dtype(self, gradient: Any, variable: Any) -> str:
+        if gradient is not None:
+            return self.border.dtype_of(gradient)
+        dtype = getattr(variable.dtype, "name", str(variable.dtype))
+        wire = getattr(self.settings.compression, "wire", None)
+        return str(wire).removeprefix("torch.") if wire is not None and "float" in dtype else str(dtype)
+
+
+def dense(settings: Settings, border: Border, gradient: Any, variable: Any) -> Any:
+    """The gradient as an ordinary tensor. Raises ValueError for a sparse one, without sparse_as_dense."""
+    if border.use_of(gradient) is Use.SPARSE and not settings.sparse_as_dense:
+        raise ValueError(
+            f"{name_of(variable)} has a sparse gradient: backward_passes_per_step needs sparse_as_dense=True"
+        )
+    return border.densified(gradient)
+
+
+def settings_of(
+    op: Op | int, predivide: float, compression: Any, sparse_as_dense: bool, num_groups: int, groups: Any,
+    scale_local: bool, process_set: ProcessSet,
+) -> Settings:
+    """Horovod's arguments, checked. Raises ValueError for what cannot be right."""
+    terms = Terms(Op(op), predivide)
+    terms.check()
+    if process_set.process_set_id is None and runtime.current():
+        raise ValueError(f"{process_set} is not registered: give it to hvd.init() or hvd.add_process_set()")
+    if num_groups:
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
+    names = group_names(num_groups or None if groups is None else groups)
+    return Settings(terms, compression, sparse_as_dense, names, scale_local, process_set)
+
+
+_shared: WeakKeyDictionary[runtime.Runtime, dict[Hashable, Gradients]] = WeakKeyDictionary()
+
+
+def shared_gradients(settings: Settings, border: Border, name: str) -> Gradients:
+    """The one `Gradients` for all that ask for the same; it lives as long as the runtime. Collective when it is new."""
+    known = _shared.setdefault(runtime.current(), {})
+    if (settings, name) not in known:
+        known[settings, name] = Gradients(settings, border, name)
+    return known[settings, name]
+
+
+def group_names(groups: Any) -> int | tuple[tuple[str, ...], ...] | None:
+    """The user's groups (a number, or lists of variables) as `Settings` keeps them. Raises ValueError for numbers below
+    1 and for what is neither."""
+    if groups is None:
+        return None
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 1:
+            raise ValueError(f"groups must be at least 1, not {groups}")
+        return groups
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError("groups must be a number or lists of variables")
+    return tuple(tuple(name_of(variable) for variable in group) for group in groups)

@@ -1,0 +1,204 @@
+"""Attaching to a Keras optimizer: its `apply` is replaced on the instance, nothing is wrapped.
+
+    fit, train_on_batch, custom train_step, GradientTape loops
+        -> optimizer.apply_gradients -> optimizer.apply          (stateless_apply, too, comes through here)
+               gradients are reduced over all ranks, then the optimizer's own apply goes on: clipping, weight decay,
+               EMA and gradient accumulation see reduced gradients
+
+The optimizer stays the same object: compile, isinstance, saving and its class go on working, and a saved model holds
+the plain optimizer. Keras 3 never calls the hooks that Horovod used, and trained unsynchronized without a word. So
+that this cannot happen here, the optimizer's update step refuses gradients that have not come through `apply`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+from hvdlite import runtime
+from hvdlite.exchange import Accumulator
+from hvdlite.gradients import Gradients, Settings, dense
+from hvdlite.keras._backends import border
+
+Optimizer = Any
+Apply = Callable[[list[Any], Sequence[Any] | None], Any]
+
+
+class Attachment:
+    """One optimizer's gradients, reduced. Lives as long as the runtime that it was made under."""
+
+    def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
+        self.optimizer, self.settings, self.sums, self.border = optimizer, settings, sums, border()
+        self.runtime = runtime.current()
+        self.alone = settings.size == 1  # then there is nothing to reduce
+        if not self.alone:
+            self.gradients = Gradients(settings, self.border, "optimizer")
+        self.local: list[Any] = []
+        self.reduced = False  # the update under way has reduced gradients
+
+    @property
+    def alive(self) -> bool:
+        return runtime.is_initialized() and runtime.current() is self.runtime
+
+    @property
+    def at_work(self) -> bool:
+        """Whether there is something to do. Raises RuntimeError where there is and it cannot be done."""
+        if not self.alive and runtime.is_initialized() and runtime.size() > 1:
+            raise RuntimeError(
+                "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again "
+                "after hvd.init(), or its gradients would not be reduced."
+            )
+        return self.alive and (not self.alone or self.sums.passes > 1)
+
+    def register_local(self, variable: Any) -> None:
+        """Keep this variable's gradient out of the reduction."""
+        self.local.append(variable)
+
+    # What the optimizer's methods become
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Reduce the gradients over all ranks and apply them."""
+        self.reduce_and(self.original("apply"), self.optimizer, grads, trainable_variables)
+
+    def update_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's own update, for gradients that have been reduced."""
+        if self.at_work and not self.reduced:
+            raise RuntimeError(
+                f"{type(self.optimizer).__name__} was about to apply gradients that were not reduced over all ranks: "
+                "this Keras calls the optimizer in a way that hvdlite does not know. Nothing was changed."
+            )
+        return self.original("_backend_update_step")(*args, **kwargs)
+
+    def original(self, method: str) -> Callable[..., Any]:
+        """The class's method, looked up anew at each call."""
+        return getattr(type(self.optimizer), method).__get__(self.optimizer)  # type: ignore[no-any-return]
+
+    def reduce_and(
+        self, apply: Apply, optimizer: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[Any] | None
+    ) -> None:
+        """Call apply(gradients, trainable_variables) with reduced gradients, at the last of several passes."""
+        grads = list(grads)
+        if self.reduced or not grads or not self.at_work:
+            apply(grads, trainable_variables)
+            return
+        self.border.refuse_compiled()
+        given = None if trainable_variables is None else list(trainable_variables)
+        variables = optimizer._trainable_variables if given is None else given
+        if len(grads) != len(variables):
+            raise ValueError(f"{len(grads)} gradients for {len(variables)} variables: build the optimizer first")
+
+        def reduce_all(grads: list[Any]) -> None:
+            reduced = grads if self.alone else self.gradients.reduce(grads, variables, self.local, borrow=True)
+            with self.border.using(), self.updating():
+                apply(reduced, given)
+
+        if self.sums.passes == 1:
+            reduce_all(grads)
+        else:
+            self.at_last_pass(reduce_all, optimizer, grads, variables)
+
+    def at_last_pass(
+        self, then: Callable[[list[Any]], None], optimizer: Optimizer, grads: list[Any], variables: list[Any]
+    ) -> None:
+        """Add the gradients to those of earlier passes; at the last, then(sums). Each pass counts as an iteration."""
+        if not optimizer.built:  # variables cannot be made in one branch of a condition
+            with keras.name_scope(optimizer.name):
+                optimizer.build(variables)
+            optimizer.built = True
+        chosen = [i for i, g in enumerate(grads) if g is not None]
+        names = [str(i) for i in chosen]
+        given = [dense(self.settings, self.border, grads[i], variables[i]) for i in chosen]
+        last = self.border.accumulate(self.sums, names, given)
+
+        def step() -> None:
+            results: list[Any] = [None] * len(grads)
+            for i, total in zip(chosen, self.border.accumulated(self.sums, names, given), strict=True):
+                results[i] = total
+            then(results)
+
+        def skip() -> None:
+            innermost(optimizer)._iterations.assign_add(1)
+
+        keras.ops.cond(last, step, skip)
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Inside, gradients are reduced ones."""
+        before, self.reduced = self.reduced, True
+        try:
+            yield
+        finally:
+            self.reduced = before
+
+
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside a LossScaleOptimizer, else the optimizer itself."""
+    return innermost(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else optimizer
+
+
+def attachment_of(optimizer: Optimizer) -> Attachment | None:
+    """What is attached to the optimizer, or to the one inside it."""
+    found: Attachment | None = vars(optimizer).get("_hvdlite")
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return found if found is not None or inner is None else attachment_of(inner)
+
+
+def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
+    """Attach to the optimizer (to the one inside a LossScaleOptimizer). Collective. Raises RuntimeError where it is
+    attached already."""
+    before = attachment_of(optimizer)
+    if before is not None and before.alive:
+        raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
+    inner = innermost(optimizer)
+    attachment = Attachment(inner, settings, sums)
+    untouched = attachment.border.untouched
+    # Past __setattr__, with which Keras keeps account of an object's parts.
+    inner.__dict__.update(
+        _hvdlite=attachment,
+        apply=untouched(attachment.apply),
+        _backend_update_step=untouched(attachment.update_step),
+    )
+    for each in (inner, optimizer):
+        each.__dict__.update(register_local_var=attachment.register_local)
+    reduce_before_scaling()
+
+
+def reduce_before_scaling() -> None:
+    """Teach Keras' LossScaleOptimizer about attached inner optimizers. Once per process.
+
+    With mixed precision, compile() wraps the optimizer into one; it looks whether gradients are finite and skips the
+    step where they are not. All ranks must skip alike, so the reduction comes before the look: an infinity on one
+    rank is then one on all.
+    """
+    scaler = keras.optimizers.LossScaleOptimizer
+    if hasattr(scaler.apply, "reduces"):
+        return
+    scaled_apply, scaled_stateless_apply = scaler.apply, scaler.stateless_apply
+
+    def apply(self: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        attachment, go_on = attachment_of(self), scaled_apply.__get__(self)
+        if attachment is None:
+            go_on(grads, trainable_variables)
+        else:
+            attachment.reduce_and(go_on, self, grads, trainable_variables)
+
+    def stateless_apply(
+        self: Optimizer, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
+    ) -> Any:
+        attachment, go_on = attachment_of(self), scaled_stateless_apply.__get__(self)
+        results: list[Any] = []
+
+        def step(reduced: Sequence[Any], _: Any) -> None:
+            results.append(go_on(optimizer_variables, reduced, trainable_variables))
+
+        if attachment is None:
+            return go_on(optimizer_variables, grads, trainable_variables)
+        attachment.reduce_and(step, self, grads, None)
+        return results[0]
+
+    apply.reduces = True  # type: ignore[attr-defined]
+    untouched = border().untouched
+    scaler.apply, scaler.stateless_apply = untouched(apply), untouched(stateless_apply)

@@ -1,0 +1,117 @@
+"""Gradients across the border between Keras on JAX and the core.
+
+Keras compiles its step with XLA, which calls back to the host, in order, for the reduction: the callback gets all
+gradients at once when the last is computed, so nothing overlaps. Copied per gradient byte: 2, besides what XLA copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+
+from hvdlite.exchange import Accumulator, Exchange, reduce_now
+from hvdlite.reducer import Use
+
+compiles_with_xla = False  # it does, but XLA for JAX calls back to the host
+
+
+class Cast:
+    """Floating-point gradients travel in another dtype; sums are computed in float32."""
+
+    def __init__(self, wire: str | None) -> None:
+        self.wire = wire
+
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
+        """The tensor to send, and its own dtype."""
+        floating = jax.numpy.issubdtype(tensor.dtype, jax.numpy.floating)
+        return (tensor.astype(self.wire) if self.wire and floating else tensor), tensor.dtype
+
+    def decompress(self, tensor: Any, ctx: Any) -> Any:
+        """The received tensor in the original dtype."""
+        return tensor.astype(ctx)
+
+
+class Compression:
+    """The compressors to choose from."""
+
+    none, fp16, bf16 = Cast(None), Cast("float16"), Cast("bfloat16")
+
+
+def use_of(gradient: Any) -> Use:
+    return Use.UNUSED if gradient is None else Use.DENSE
+
+
+def dtype_of(gradient: Any) -> str:
+    return str(gradient.dtype)
+
+
+def densified(gradient: Any) -> Any:
+    return gradient
+
+
+def traced(gradients: Sequence[Any]) -> bool:
+    return any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
+
+
+def wait() -> None:
+    """Steps run asynchronously; this waits for their callbacks."""
+    jax.effects_barrier()
+
+
+def in_order() -> bool:
+    return True  # ordered callbacks
+
+
+def untouched(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def refuse_compiled() -> None:
+    """Nothing to refuse: XLA for JAX calls back to the host."""
+
+
+def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:
+    """The gradients reduced over all ranks; None where no rank has any."""
+    if not traced(gradients):
+        return reduce_now(exchange, gradients, np.asarray, lambda view: jax.numpy.array(view, copy=True))
+    given = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    used = [index for index in exchange.dense if exchange.uses[index] is Use.DENSE]
+
+    def call(*arrays: Any) -> list[Any]:
+        exchange.begin()
+        by_index = dict(zip(given, arrays, strict=True))
+        for index in (index for bucket in exchange.buckets for index in bucket if index in by_index):
+            exchange.put(index, np.asarray(by_index[index]))
+        exchange.finish()
+        return [exchange.result(index).copy() for index in used]
+
+    shapes = [jax.ShapeDtypeStruct(exchange.specs[i].shape, exchange.specs[i].dtype) for i in used]
+    outputs = io_callback(call, shapes, *(gradients[index] for index in given), ordered=True)
+    results: list[Any] = [None] * len(gradients)
+    for index, output in zip(used, outputs, strict=True):
+        results[index] = output
+    return results
+
+
+def using() -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def accumulate(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> bool:
+    """Add to the sums of earlier passes; whether this was the last. Raises NotImplementedError in compiled steps."""
+    if traced(gradients):
+        raise NotImplementedError(
+            "backward_passes_per_step on JAX: use the optimizer's own gradient_accumulation_steps, which does the same"
+        )
+    return accumulator.add(names, [np.asarray(gradient) for gradient in gradients])
+
+
+def accumulated(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> list[Any]:
+    """The sums."""
+    return [jax.numpy.array(total, copy=True) for total in accumulator.take(names)]

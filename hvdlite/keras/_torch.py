@@ -1,0 +1,66 @@
+"""Gradients across the border between Keras on PyTorch and the core: copied once per gradient byte."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from hvdlite.exchange import Accumulator, Exchange, reduce_now
+from hvdlite.reducer import Use
+from hvdlite.torch._tensors import dtype_name as dtype_of
+from hvdlite.torch._tensors import to_array, to_tensor
+from hvdlite.torch.compression import Compression
+
+__all__ = ["Compression", "dtype_of"]
+compiles_with_xla = False
+
+
+def use_of(gradient: Any) -> Use:
+    return Use.UNUSED if gradient is None else Use.DENSE
+
+
+def densified(gradient: Any) -> Any:
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
+
+
+def traced(gradients: Sequence[Any]) -> bool:
+    return False
+
+
+def wait() -> None:
+    """Nothing to wait for: steps are done when they return."""
+
+
+def in_order() -> bool:
+    return True
+
+
+def untouched(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def refuse_compiled() -> None:
+    """Nothing to refuse: apply runs outside of compiled code."""
+
+
+def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:
+    """The gradients reduced over all ranks; None where no rank has any."""
+    dense = [g if g is None else g.detach().contiguous() for g in map(densified, gradients)]
+    results = reduce_now(exchange, dense, to_array, to_tensor)
+    return results if borrow else [g if g is None else g.clone() for g in results]
+
+
+def using() -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def accumulate(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> bool:
+    """Add to the sums of earlier passes; whether this was the last pass."""
+    return accumulator.add(names, [to_array(gradient.detach().contiguous()) for gradient in gradients])
+
+
+def accumulated(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> list[Any]:
+    """The sums."""
+    return [to_tensor(total) for total in accumulator.take(names)]

@@ -1,0 +1,75 @@
+"""Starting alike, and collectives on values: numbers, arrays, tensors of the backend, Keras variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdlite import runtime
+from hvdlite.keras._backends import collectives, to_given
+from hvdlite.ops import Op, resolve_op
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.variables import broadcast_arrays, common_name, variables_of
+
+
+def broadcast_variables(
+    variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set, inplace: bool = False
+) -> None:
+    """Overwrite the weights of a model, an optimizer's state, or variables in a dict or sequence with root_rank's.
+
+    inplace: accepted for Horovod's sake; variables are always assigned to. Waits for all ranks.
+    """
+    chosen = variables_of(variables)
+    values = [np.array(keras.ops.convert_to_numpy(variable), order="C") for variable in chosen]
+    broadcast_arrays(values, [common_name(variable) for variable in chosen], root_rank, process_set)
+    for variable, value in zip(chosen, values, strict=True):
+        if runtime.rank() != root_rank:
+            variable.assign(value)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Raises RuntimeError: Keras 3 has no list of all variables."""
+    raise RuntimeError(
+        "Keras 3 keeps no list of all variables: use hvd.broadcast_variables(model, root_rank), or "
+        "hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) with model.fit"
+    )
+
+
+def collective(kind: str, value: Any, compression: Any = None, **arguments: Any) -> Any:
+    """The backend's collective of this kind on a value; the result as what value is: a Keras variable for one, else a
+    tensor of the backend."""
+    tensor = keras.ops.convert_to_tensor(value)
+    small, context = (tensor, None) if compression is None else compression.compress(tensor)
+    result = getattr(collectives(), kind)(to_given(small), **arguments)
+    result = keras.ops.convert_to_tensor(result)
+    if compression is not None:
+        result = compression.decompress(result, context)
+    if isinstance(value, keras.Variable):
+        return keras.Variable(result, dtype=value.dtype, trainable=value.trainable)
+    return result
+
+
+def allreduce(
+    value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, op: Op | int | None = None, compression: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The reduction of all ranks' values (Average by default). compression: `Compression.none`, `.fp16` or `.bf16`."""
+    return collective(
+        "allreduce", value, compression, op=resolve_op(op, average), name=name, prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor, process_set=process_set,
+    )  # fmt: skip
+
+
+def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """All ranks' values concatenated along the first dimension, which may differ."""
+    return collective("allgather", value, name=name, process_set=process_set)
+
+
+def broadcast(
+    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """root_rank's value on every rank."""
+    return collective("broadcast", value, root_rank=root_rank, name=name, process_set=process_set)

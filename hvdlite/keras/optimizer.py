@@ -1,0 +1,85 @@
+"""`DistributedOptimizer`: Horovod's name and arguments for attaching to a Keras optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import keras
+
+from hvdlite.exchange import Accumulator
+from hvdlite.gradients import settings_of
+from hvdlite.keras._attach import attach
+from hvdlite.keras._backends import border
+from hvdlite.ops import Average, Op, Sum
+from hvdlite.process_sets import ProcessSet, global_process_set
+
+OptimizerT = TypeVar("OptimizerT")
+
+
+def DistributedOptimizer(
+    optimizer: OptimizerT,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Op | int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> OptimizerT:
+    """Make every apply() use the gradients of all ranks. Returns the same optimizer object, before or after compile().
+
+    Whatever applies gradients (fit, train_on_batch, a custom train_step, a GradientTape loop) then applies the ranks'
+    average; clipping, weight decay, EMA and loss scaling see averaged gradients. The optimizer gains
+    `register_local_var(variable)`, whose gradient stays the rank's own, divided by the number of ranks where
+    scale_local_gradients. Collective: every rank attaches the same optimizer to the same model; a difference raises
+    MismatchError with a diff on every rank, before any gradient moves. In a job of one rank nothing changes.
+
+    compression: `Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel.
+    sparse_as_dense: sparse gradients (embeddings) travel dense. gradient_predivide_factor: f divides before the sum
+    and multiplies after; with Average only. op: Average or Sum. backward_passes_per_step: gradients are summed
+    locally over that many apply() (averaged, with average_aggregated_gradients), reduced and applied at the last;
+    the others only count iterations. groups: a number, or lists of variables that are to travel together;
+    num_groups: deprecated name for the number. name, device_dense, device_sparse: accepted for Horovod's sake.
+
+    Raises ValueError for arguments that cannot be right, RuntimeError where the optimizer is attached already.
+    """
+    op = Op(op)
+    if op not in (Average, Sum):
+        raise ValueError("op must be hvd.Average or hvd.Sum")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
+    if compression is None:
+        compression = border().Compression.none
+    settings = settings_of(
+        op, gradient_predivide_factor, compression, sparse_as_dense, num_groups, groups, scale_local_gradients,
+        process_set,
+    )  # fmt: skip
+    attach(optimizer, settings, Accumulator(backward_passes_per_step, average_aggregated_gradients))
+    return optimizer
+
+
+def PartialDistributedOptimizer(
+    optimizer: OptimizerT, *args: Any, local_layers: Any = None, **kwargs: Any
+) -> OptimizerT:
+    """As DistributedOptimizer; the weights of local_layers (a Keras layer or several) keep this rank's gradients."""
+    local = weights_of(local_layers)
+    optimizer = DistributedOptimizer(optimizer, *args, **kwargs)
+    for variable in local:
+        optimizer.register_local_var(variable)  # type: ignore[attr-defined]
+    return optimizer
+
+
+def weights_of(layers: Any) -> list[Any]:
+    """The trainable weights of a layer or several. Raises ValueError for what is no layer."""
+    several = layers if isinstance(layers, Iterable) else [] if layers is None else [layers]
+    chosen = list(several)
+    if not all(isinstance(layer, keras.Layer) for layer in chosen):
+        raise ValueError("local_layers takes Keras layers")
+    return [variable for layer in chosen for variable in layer.trainable_weights]

@@ -1,0 +1,101 @@
+"""Horovod's names for TensorFlow: `import hvdlite.tensorflow as hvd`."""
+
+from hvdlite.build import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from hvdlite.membership import add_process_set, remove_process_set
+from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.runtime import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.facts import join, local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from hvdlite.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from hvdlite.tensorflow.movement import allgather, alltoall, broadcast, grouped_allgather
+from hvdlite.tensorflow.optimizer import DistributedOptimizer
+from hvdlite.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
+from hvdlite.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "PartialDistributedGradientTape",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+]

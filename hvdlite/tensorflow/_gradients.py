@@ -1,0 +1,176 @@
+"""Gradients across the border between TensorFlow and the core.
+
+In a graph, one node per bucket: it copies the bucket's gradients into the arena and sends them, as soon as they are
+computed; the last one also waits for all ranks and hands out the results. Control edges keep the plan's order.
+Copied per gradient byte: 1 byte where the results are borrowed (they lie in the arena until the next round: right for
+an optimizer, which applies them at once), 2 where the user may keep them. Eagerly: 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import tensorflow as tf
+
+from hvdlite.arrays import Array
+from hvdlite.exchange import Accumulator, Exchange, reduce_now
+from hvdlite.reducer import Use
+from hvdlite.tensorflow._graph import (
+    aligned_copy,
+    in_order,
+    node,
+    refuse_compiled,
+    tensorflow_errors,
+    to_tensor,
+    untouched,
+)
+from hvdlite.tensorflow.compression import Compression
+
+__all__ = ["Compression", "in_order", "refuse_compiled", "untouched"]
+compiles_with_xla = True
+BORDER: Any = sys.modules[__name__]
+"""This module, a `hvdlite.gradients.Border`."""
+Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None
+_users: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+"""By graph: the operations that use borrowed results."""
+
+
+def use_of(gradient: Gradient) -> Use:
+    if gradient is None:
+        return Use.UNUSED
+    return Use.SPARSE if isinstance(gradient, tf.IndexedSlices) else Use.DENSE
+
+
+def dtype_of(gradient: tf.Tensor) -> str:
+    return str(gradient.dtype.name)
+
+
+def densified(gradient: Gradient) -> Gradient:
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def traced(gradients: Sequence[Any]) -> bool:
+    return not tf.executing_eagerly()
+
+
+def wait() -> None:
+    """Nothing to wait for: a function's Python nodes have run when it returns."""
+
+
+@contextlib.contextmanager
+def using() -> Iterator[None]:
+    """Inside, operations that use borrowed results are made: the next round in this graph waits for them."""
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    _users[graph] = graph.get_operations()[before:]
+
+
+def reduce(exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = False) -> list[Gradient]:
+    """The gradients reduced over all ranks, in the same order; None where no rank has any.
+
+    borrow: the results are gone when the next round begins; only for use within `using()`.
+    """
+    dense = [gradients[i] if use is not Use.SPARSE else None for i, use in enumerate(exchange.uses)]
+    after: Sequence[Any] = ()
+    if tf.executing_eagerly():
+        with tensorflow_errors():
+            results = reduce_now(exchange, dense, np.asarray, lambda view: to_tensor(aligned_copy(view)))
+    else:
+        results, after = reduce_in_graph(exchange, dense, borrow)
+    for index in exchange.sparse:
+        results[index], after = gather(exchange, index, gradients[index], after)
+    return results
+
+
+def reduce_in_graph(
+    exchange: Exchange, gradients: Sequence[Gradient], borrow: bool
+) -> tuple[list[Gradient], Sequence[Any]]:
+    """The nodes of one round, and what to depend on for "they have run". A variable without a gradient on any rank
+    when the exchange was made stays None."""
+    after = _users.get(tf.compat.v1.get_default_graph(), [])
+    results: list[Gradient] = [None] * len(gradients)
+    used = [index for index in exchange.dense if exchange.uses[index] is Use.DENSE]
+    for number, members in enumerate(exchange.buckets):
+        mine = [index for index in members if gradients[index] is not None]
+        first, last = number == 0, number == len(exchange.buckets) - 1
+        wanted = used if last else []
+        with tf.control_dependencies(after):
+            outputs, done = node(
+                visit(exchange, mine, wanted, first, last, borrow),
+                [gradients[index] for index in mine],
+                [tf.as_dtype(exchange.specs[index].dtype) for index in wanted],
+                [exchange.specs[index].shape for index in wanted],
+                name=f"hvdlite_{exchange.name}_{exchange.number}_bucket_{number}".replace(".", "_"),
+            )
+        after = [done]
+        for index, output in zip(wanted, outputs, strict=True):
+            results[index] = output
+    return results, after
+
+
+def visit(
+    exchange: Exchange, mine: Sequence[int], wanted: Sequence[int], first: bool, last: bool, borrow: bool
+) -> Callable[..., list[Array]]:
+    """What one bucket's node does."""
+
+    def call(*arrays: Array) -> list[Array]:
+        if first:
+            exchange.begin()
+        for index, array in zip(mine, arrays, strict=True):
+            exchange.put(index, array)
+        if last:
+            exchange.finish()
+        return [exchange.result(index) if borrow else aligned_copy(exchange.result(index)) for index in wanted]
+
+    return call
+
+
+def gather(
+    exchange: Exchange, index: int, gradient: Gradient, after: Sequence[Any]
+) -> tuple[tf.IndexedSlices, Sequence[Any]]:
+    """All ranks' rows and values of one sparse gradient, and what to depend on. This rank's may be dense, or None.
+
+    after: what must have run before, in a graph.
+    """
+    spec = exchange.specs[index]
+    if gradient is None:
+        rows, values = tf.zeros([0], tf.int64), tf.zeros([0, *spec.shape[1:]], spec.dtype)
+    elif isinstance(gradient, tf.IndexedSlices):
+        rows, values = tf.cast(gradient.indices, tf.int64), tf.convert_to_tensor(gradient.values)
+    else:
+        rows, values = tf.range(spec.shape[0], dtype=tf.int64), gradient
+    if tf.executing_eagerly():
+        with tensorflow_errors():
+            rows, values = map(tf.convert_to_tensor, exchange.gather(index, np.asarray(rows), np.asarray(values)))
+    else:
+        with tf.control_dependencies(after):
+            (rows, values), done = node(
+                lambda *arrays: exchange.gather(index, *arrays),
+                [rows, values], [tf.int64, tf.as_dtype(spec.dtype)], [(None,), (None, *spec.shape[1:])],
+            )  # fmt: skip
+        after = [done]
+    return tf.IndexedSlices(values, rows, tf.constant(spec.shape, tf.int64)), after
+
+
+def accumulate(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[tf.Tensor]) -> Any:
+    """Add to the sums of earlier passes; whether this was the last pass, as a bool or a tensor."""
+    if tf.executing_eagerly():
+        return accumulator.add(names, [np.asarray(gradient) for gradient in gradients])
+    (last,), _ = node(lambda *arrays: [np.array(accumulator.add(names, arrays))], gradients, [tf.bool], [()])
+    return last
+
+
+def accumulated(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The sums, with the dtypes and shapes of gradients."""
+    if tf.executing_eagerly():
+        return [tf.convert_to_tensor(total) for total in accumulator.take(names)]
+    return node(lambda: accumulator.take(names), [], [g.dtype for g in gradients], [g.shape for g in gradients])[0]

@@ -1,0 +1,100 @@
+"""Starting alike: variables of one rank, given to all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdlite import runtime
+from hvdlite.arrays import Array
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow._graph import aligned_copy, call, untouched
+from hvdlite.variables import broadcast_arrays, common_name, variables_of
+
+
+@untouched
+def broadcast_variables(
+    variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set, inplace: bool = False
+) -> Any:
+    """Overwrite variables with root_rank's. variables: of TensorFlow or Keras, in a dict or sequence; a model's
+    weights, an optimizer's state. Waits for all ranks.
+
+    In a graph: returns the operation that does it, when it is run. inplace: accepted for Horovod's sake; variables
+    are always assigned to. Raises MismatchError with a diff, on every rank, where the ranks' variables differ (in
+    graphs FailedPreconditionError).
+    """
+    chosen = [unwrapped(variable) for variable in variables_of(variables)]
+    if not chosen:
+        return None if tf.executing_eagerly() else tf.no_op()
+    values = received(chosen, root_rank, process_set)
+    assigned = [variable.assign(value) for variable, value in zip(chosen, values, strict=True)]
+    return None if tf.executing_eagerly() else tf.group(*assigned)
+
+
+def unwrapped(variable: Any) -> Any:
+    """The tf.Variable inside a Keras variable, or the variable itself."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def received(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[tf.Tensor]:
+    """root_rank's values of these variables, as one operation."""
+    names = [common_name(variable) for variable in variables]
+
+    def work(*arrays: Array) -> list[Array]:
+        copies = [aligned_copy(array) for array in arrays]
+        broadcast_arrays(copies, names, root_rank, process_set)
+        return copies
+
+    if tf.executing_eagerly():
+        return [tf.convert_to_tensor(value) for value in work(*(np.asarray(each) for each in variables))]
+    inputs = [tf.convert_to_tensor(each) for each in variables]
+    return call(work, inputs, [each.dtype for each in inputs], [each.shape for each in inputs])
+
+
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[tf.Tensor]:
+    """Overwrite tf.Variables with root_rank's; returns their new values. name: accepted for Horovod's sake."""
+    chosen = [unwrapped(variable) for variable in variables]
+    values = received(chosen, root_rank, process_set)
+    return [tf.convert_to_tensor(each.assign(value)) for each, value in zip(chosen, values, strict=True)]
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """The operation that overwrites all of a TF1 graph's variables with root_rank's. Raises RuntimeError in eager mode,
+    where there is no list of all variables."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "broadcast_global_variables is for TF1 graphs; with TF2 use hvd.broadcast_variables(model, root_rank)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """For MonitoredTrainingSession: after the session is made (or restored), gives every rank root_rank's variables."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        """device: accepted for Horovod's sake."""
+        super().__init__()
+        self.root_rank, self.device = root_rank, device
+        self.operation: Any = None
+
+    def begin(self) -> None:
+        if self.operation is None or self.operation.graph != tf.compat.v1.get_default_graph():
+            self.operation = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        session.run(self.operation)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """A function that takes an object and returns root_rank's. session: accepted for Horovod's sake."""
+    from hvdlite.objects import broadcast_object
+
+    runtime.group_of(process_set)
+    return lambda obj: broadcast_object(obj, root_rank, name, process_set)

@@ -1,0 +1,130 @@
+"""All-gather, broadcast, all-to-all of TensorFlow tensors, with Horovod's names and gradients: eager and in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite import ops, runtime
+from hvdlite.arrays import Array
+from hvdlite.ops import Average
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow._common import Tensor, differentiable, named, rows_unknown, size_of, tensors_of
+from hvdlite.tensorflow._graph import aligned_copy, call, untouched
+
+Everyone = global_process_set
+
+
+def averaged(grad: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
+    """The average of all ranks' gradients."""
+    from hvdlite.tensorflow.reductions import allreduce  # which needs the gather of this module for its own gradients
+
+    return allreduce(grad, op=Average, process_set=process_set)
+
+
+@untouched
+def allgather(
+    tensor: Tensor, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = Everyone
+) -> tf.Tensor:
+    """All ranks' tensors concatenated along the first dimension, which may differ; differentiable."""
+    tensor = tf.convert_to_tensor(tensor)
+    name = named("Allgather", [tensor], name, ignore_name_scope)
+
+    def work(array: Array) -> list[Array]:
+        return [ops.allgather(array, name, process_set)]
+
+    def backward(grad: tf.Tensor) -> list[tf.Tensor]:
+        return [own_rows(grad, tf.shape(tensor)[:1], process_set)]
+
+    return differentiable(
+        lambda given: call(work, [given], [given.dtype], [rows_unknown(given)], name), backward, [tensor]
+    )[0]
+
+
+def own_rows(grad: tf.Tensor, rows: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
+    """The average of all ranks' gradients, at the rows that this rank contributed. rows: how many, of shape (1,)."""
+    mean = averaged(grad, process_set)
+    counts = allgather(rows, process_set=process_set)
+    return tf.split(mean, counts, num=size_of(process_set))[runtime.group_of(process_set).rank]
+
+
+@untouched
+def grouped_allgather(
+    tensors: Sequence[Tensor], name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = Everyone,
+) -> list[tf.Tensor]:
+    """All-gathers of several tensors as one operation; differentiable."""
+    if not tensors:
+        return list(tensors)
+    given = tensors_of(tensors)
+    name = named("GroupedAllgather", given, name, ignore_name_scope)
+
+    def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        return call(
+            lambda *arrays: ops.grouped_allgather(arrays, name, process_set),
+            inputs, [each.dtype for each in inputs], [rows_unknown(each) for each in inputs], name,
+        )  # fmt: skip
+
+    def backward(*grads: tf.Tensor) -> list[tf.Tensor]:
+        return [own_rows(g, tf.shape(tensor)[:1], process_set) for g, tensor in zip(grads, given, strict=True)]
+
+    return differentiable(forward, backward, given)
+
+
+@untouched
+def broadcast(
+    tensor: Tensor, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = Everyone,
+) -> tf.Tensor:
+    """root_rank's tensor on every rank, as a new tensor; differentiable: the root receives the average of all ranks'
+    gradients, the others zeros."""
+    tensor = tf.convert_to_tensor(tensor)
+    name = named("Broadcast", [tensor], name, ignore_name_scope)
+
+    def work(array: Array) -> list[Array]:
+        return [ops.broadcast_(aligned_copy(array), root_rank, name, process_set)]
+
+    def backward(grad: tf.Tensor) -> list[tf.Tensor]:
+        mean = averaged(grad, process_set)
+        with tf.control_dependencies([mean]):  # the other ranks wait for it
+            return [mean if runtime.rank() == root_rank else tf.zeros_like(mean)]
+
+    return differentiable(
+        lambda given: call(work, [given], [given.dtype], [given.shape], name), backward, [tensor]
+    )[0]
+
+
+@untouched
+def alltoall(
+    tensor: Tensor, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = Everyone,
+) -> Any:
+    """Send the first splits[0] rows to rank 0, the next splits[1] to rank 1, and so on; equal parts without splits.
+
+    Returns what all ranks sent here, in rank order; with splits, also how many rows each did. Differentiable. Raises
+    InvalidArgumentError for splits that do not fit.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    given = [tensor] if splits is None else [tensor, tf.convert_to_tensor(splits, tf.int32)]
+    name = named("Alltoall", [tensor], name, ignore_name_scope)
+    counts: list[tf.Tensor] = []
+
+    def work(array: Array, rows: Array | None = None) -> Sequence[Array]:
+        result: tuple[Array, Array] = ops.alltoall(array, rows, name, process_set)
+        return result
+
+    def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        results = call(work, inputs, [tensor.dtype, tf.int32], [rows_unknown(tensor), [size_of(process_set)]], name)
+        counts[:] = results[1:]
+        return results
+
+    def backward(grad: tf.Tensor, _: Any) -> list[Any]:
+        back, _ = alltoall(grad, counts[0], process_set=process_set)
+        unsent = tf.shape(tensor)[:1] - tf.shape(back)[:1]
+        back = tf.concat([back, tf.zeros(tf.concat([unsent, tf.shape(tensor)[1:]], 0), back.dtype)], 0)
+        return [back, *[None] * (len(given) - 1)]
+
+    output, received = differentiable(forward, backward, given)
+    return output if splits is None else (output, received)

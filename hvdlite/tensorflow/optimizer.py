@@ -1,0 +1,154 @@
+"""`DistributedOptimizer` for both of TensorFlow's kinds: Keras optimizers, and TF1's, which compute gradients too.
+
+A TF1 optimizer's `compute_gradients` is replaced on the instance, so that `minimize`, and scripts that compute, clip
+and apply, get reduced gradients; slots, savers and isinstance go on working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from hvdlite import frameworks, runtime
+from hvdlite.exchange import Accumulator
+from hvdlite.gradients import Gradients, Settings, dense, settings_of
+from hvdlite.ops import Average, Op
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow import _gradients
+from hvdlite.tensorflow._graph import untouched
+from hvdlite.tensorflow.compression import Compression
+
+OptimizerT = TypeVar("OptimizerT")
+
+
+def DistributedOptimizer(
+    optimizer: OptimizerT,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: Op | int = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> OptimizerT:
+    """Make the optimizer's gradients those of all ranks. Returns the same optimizer object.
+
+    optimizer: a Keras optimizer (see `hvdlite.keras.DistributedOptimizer`, which explains the arguments) or a
+    `tf.compat.v1.train.Optimizer`: its compute_gradients, and so its minimize, then returns reduced gradients.
+    use_locking: accepted for Horovod's sake. Collective.
+    """
+    if frameworks.family(optimizer) == "keras":
+        from hvdlite.keras.optimizer import DistributedOptimizer as distributed
+
+        return distributed(
+            optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
+            backward_passes_per_step, average_aggregated_gradients, num_groups, groups, process_set,
+            scale_local_gradients,
+        )  # fmt: skip
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        raise ValueError(f"{type(optimizer).__name__} is neither a Keras nor a tf.compat.v1.train optimizer")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
+    settings = settings_of(
+        op, gradient_predivide_factor, compression, sparse_as_dense, num_groups, groups, scale_local_gradients,
+        process_set,
+    )  # fmt: skip
+    attach(optimizer, settings, Accumulator(backward_passes_per_step, average_aggregated_gradients))
+    return optimizer
+
+
+def attach(optimizer: Any, settings: Settings, sums: Accumulator) -> None:
+    """Replace the optimizer's methods on the instance. Raises RuntimeError where it is attached already."""
+    before: Attachment | None = vars(optimizer).get("_hvdlite")
+    if before is not None and before.alive:
+        raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
+    attachment = Attachment(optimizer, settings, sums)
+    optimizer.__dict__.update(
+        _hvdlite=attachment,
+        compute_gradients=untouched(attachment.compute_gradients),
+        apply_gradients=untouched(attachment.apply_gradients),
+        register_local_var=attachment.local.append,
+    )
+
+
+class Attachment:
+    """One TF1 optimizer's gradients, reduced. Lives as long as the runtime that it was made under."""
+
+    def __init__(self, optimizer: Any, settings: Settings, sums: Accumulator) -> None:
+        self.optimizer, self.settings, self.sums = optimizer, settings, sums
+        self.runtime = runtime.current()
+        self.alone = settings.size == 1  # then there is nothing to reduce
+        if not self.alone:
+            self.gradients = Gradients(settings, _gradients.BORDER, "optimizer")
+        self.local: list[Any] = []
+        self.computed = False
+        self.last: Any = True  # of the passes before a step; a tensor in a graph
+
+    @property
+    def alive(self) -> bool:
+        return runtime.is_initialized() and runtime.current() is self.runtime
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """(gradient, variable) pairs, reduced over all ranks: with several passes per step the sums, at the last."""
+        pairs = type(self.optimizer).compute_gradients(self.optimizer, *args, **kwargs)
+        self.require_life()
+        self.computed = True
+        if self.sums.passes == 1:
+            return self.reduced(pairs)
+        chosen = [i for i, (grad, _) in enumerate(pairs) if grad is not None]
+        grads = [dense(self.settings, _gradients.BORDER, *pairs[i]) for i in chosen]
+        names = [str(i) for i in chosen]
+        self.last = _gradients.accumulate(self.sums, names, grads)
+
+        def totals() -> list[Any]:
+            taken = _gradients.accumulated(self.sums, names, grads)
+            sums = [(total, pairs[i][1]) for total, i in zip(taken, chosen, strict=True)]
+            return [grad for grad, _ in self.reduced(sums)]
+
+        results = tf.cond(self.last, totals, lambda: [tf.zeros_like(grad) for grad in grads])
+        by_place = dict(zip(chosen, results, strict=True))
+        return [(by_place.get(i), variable) for i, (_, variable) in enumerate(pairs)]
+
+    def reduced(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        if self.alone:
+            return list(pairs)
+        grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
+        return list(zip(self.gradients.reduce(grads, variables, self.local), variables, strict=True))
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply gradients that compute_gradients has returned; nothing between the last passes of two steps."""
+        self.require_life()
+        if not self.computed:
+            raise RuntimeError(
+                "apply_gradients without compute_gradients: these gradients were not reduced over the ranks. Compute "
+                "them with this optimizer's compute_gradients (or minimize), or with hvd.DistributedGradientTape and "
+                "an optimizer that is not distributed."
+            )
+        apply, pairs = type(self.optimizer).apply_gradients, list(grads_and_vars)
+        if self.sums.passes == 1:
+            return apply(self.optimizer, pairs, *args, **kwargs)
+
+        def step() -> Any:
+            with tf.control_dependencies([apply(self.optimizer, pairs, *args, **kwargs)] if graph else []):
+                return tf.constant(True)
+
+        graph = not tf.executing_eagerly()
+        if not graph:
+            return apply(self.optimizer, pairs, *args, **kwargs) if self.last else None
+        return tf.cond(self.last, step, lambda: tf.constant(False)).op
+
+    def require_life(self) -> None:
+        if not self.alive and runtime.is_initialized() and runtime.size() > 1:
+            raise RuntimeError(
+                "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again "
+                "after hvd.init(), or its gradients would not be reduced."
+            )

@@ -1,0 +1,181 @@
+"""All-reduce and reduce-scatter of TensorFlow tensors, with Horovod's names and gradients: eager and in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite import ops
+from hvdlite.arrays import Array
+from hvdlite.ops import Average, Op, Sum
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow import movement
+from hvdlite.tensorflow._common import Tensor, differentiable, named, rows_unknown, size_of
+from hvdlite.tensorflow._graph import aligned_copy, call, untouched
+from hvdlite.tensorflow.compression import Compression
+
+Everyone = global_process_set
+
+
+@dataclass(frozen=True)
+class How:
+    """A reduction's arithmetic and ranks."""
+
+    op: Op
+    prescale: float
+    postscale: float
+    process_set: ProcessSet
+
+    def of(self, array: Array) -> dict[str, Any]:
+        """As the core's functions take it."""
+        return {"op": self.op, "prescale": self.prescale, "postscale": self.postscale, "process_set": self.process_set}
+
+
+@untouched
+def allreduce(
+    tensor: Tensor, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, op: Op | int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = Everyone,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """The reduction of all ranks' tensors (Average by default), as a new tensor; differentiable.
+
+    tensor: same shape and dtype on every rank. tf.IndexedSlices are gathered instead: Average and Sum, without
+    factors, else NotImplementedError. device_dense, device_sparse: accepted for Horovod's sake.
+    Raises FailedPreconditionError on every rank where the ranks' arguments differ; the job can go on.
+    """
+    how = How(ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    if isinstance(tensor, tf.IndexedSlices):
+        return sparse_allreduce(tensor, how, name)
+    small, context = compression.compress(tf.convert_to_tensor(tensor))
+    name = named("Allreduce", [small], name, ignore_name_scope)
+    (result,) = reduced([small], how, lambda arrays: [ops.allreduce_(arrays[0], name=name, **how.of(arrays[0]))], name)
+    return compression.decompress(result, context)
+
+
+@untouched
+def grouped_allreduce(
+    tensors: Sequence[Tensor], average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, op: Op | int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = Everyone, ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """The reductions of several tensors, as new tensors, as one operation; differentiable. Arguments as for
+    allreduce; tensors may have different dtypes, and tf.IndexedSlices may be among them."""
+    how = How(ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    results: list[Any] = list(tensors)
+    dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    for i in set(range(len(tensors))) - set(dense):
+        results[i] = sparse_allreduce(tensors[i], how, name and f"{name}.{i}")
+    if not dense:
+        return results
+    packed = [compression.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
+    small = [tensor for tensor, _ in packed]
+    label = named("GroupedAllreduce", small, name, ignore_name_scope)
+    summed = reduced(
+        small, how, lambda arrays: ops.grouped_allreduce_(arrays, name=label, **how.of(arrays[0])), label
+    )
+    for i, result, (_, context) in zip(dense, summed, packed, strict=True):
+        results[i] = compression.decompress(result, context)
+    return results
+
+
+def reduced(
+    tensors: Sequence[tf.Tensor], how: How, work: Callable[[list[Array]], Sequence[Array]], name: str | None
+) -> list[tf.Tensor]:
+    """The tensors after work on copies of them; the gradient is the same reduction of the gradients."""
+
+    def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        return call(
+            lambda *arrays: work([aligned_copy(array) for array in arrays]),
+            inputs, [each.dtype for each in inputs], [each.shape for each in inputs], name,
+        )  # fmt: skip
+
+    def backward(*grads: tf.Tensor) -> list[Any]:
+        same = [tf.cast(grad, tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True)]
+        return grouped_allreduce(  # type: ignore[no-any-return]
+            same, op=how.op, prescale_factor=how.prescale, postscale_factor=how.postscale, process_set=how.process_set
+        )
+
+    return differentiable(forward, backward, tensors)
+
+
+def sparse_allreduce(slices: tf.IndexedSlices, how: How, name: str | None) -> tf.IndexedSlices:
+    """All ranks' rows and values; those of Average are divided by the number of ranks."""
+    if how.op not in (Average, Sum):
+        raise NotImplementedError(f"tf.IndexedSlices with op={how.op.name}: only Average and Sum; use sparse_as_dense")
+    if (how.prescale, how.postscale) != (1.0, 1.0):
+        raise NotImplementedError("tf.IndexedSlices with prescale_factor or postscale_factor: use sparse_as_dense")
+    values = movement.allgather(slices.values, name and f"{name}.values", process_set=how.process_set)
+    indices = movement.allgather(slices.indices, name and f"{name}.indices", process_set=how.process_set)
+    if how.op is Average:
+        values = values / size_of(how.process_set)
+    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+
+
+@untouched
+def reducescatter(
+    tensor: Tensor, device_dense: str = "", compression: Any = Compression.none, op: Op | int = Average,
+    name: str | None = None, process_set: ProcessSet = Everyone, ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """This rank's rows of the reduction of all ranks' tensors, dealt out as evenly as possible; differentiable.
+
+    op: Average or Sum.
+    """
+    how = How(Op(op), prescale_factor, postscale_factor, process_set)
+    small, context = compression.compress(with_rows(tensor))
+    name = named("Reducescatter", [small], name, ignore_name_scope)
+    (result,) = scattered(
+        [small], how, lambda arrays: [ops.reducescatter(arrays[0], name=name, **how.of(arrays[0]))], name
+    )
+    return compression.decompress(result, context)
+
+
+@untouched
+def grouped_reducescatter(
+    tensors: Sequence[Tensor], device_dense: str = "", compression: Any = Compression.none, op: Op | int = Average,
+    process_set: ProcessSet = Everyone, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """Reduce-scatters of several tensors as one operation; differentiable."""
+    if not tensors:
+        return list(tensors)
+    how = How(Op(op), prescale_factor, postscale_factor, process_set)
+    packed = [compression.compress(with_rows(tensor)) for tensor in tensors]
+    small = [tensor for tensor, _ in packed]
+    name = named("GroupedReducescatter", small, name, False)
+    results = scattered(
+        small, how, lambda arrays: ops.grouped_reducescatter(arrays, name=name, **how.of(arrays[0])), name
+    )
+    return [compression.decompress(result, context) for result, (_, context) in zip(results, packed, strict=True)]
+
+
+def with_rows(value: Tensor) -> tf.Tensor:
+    """The value as a tensor. Raises InvalidArgumentError for one without rows."""
+    tensor = tf.convert_to_tensor(value)
+    if tensor.shape.rank == 0:
+        raise tf.errors.InvalidArgumentError(None, None, "reducescatter needs a tensor of at least one dimension")
+    return tensor
+
+
+def scattered(
+    tensors: Sequence[tf.Tensor], how: How, work: Callable[[Sequence[Array]], Sequence[Array]], name: str | None
+) -> list[tf.Tensor]:
+    """Reduce-scatters; the gradients are gathered."""
+
+    def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        return call(
+            lambda *arrays: work(arrays),
+            inputs, [each.dtype for each in inputs], [rows_unknown(each) for each in inputs], name,
+        )  # fmt: skip
+
+    def backward(*grads: tf.Tensor) -> list[tf.Tensor]:
+        factor = (size_of(how.process_set) if how.op is Sum else 1) * how.prescale * how.postscale
+        scaled = [tf.cast(grad, t.dtype) * tf.cast(factor, t.dtype) for grad, t in zip(grads, tensors, strict=True)]
+        return movement.grouped_allgather(scaled, process_set=how.process_set)  # type: ignore[no-any-return]
+
+    return differentiable(forward, backward, tensors)

@@ -1,0 +1,86 @@
+"""Variables of Keras and TensorFlow, told from what they can do; and arrays of one rank, given to all.
+
+Ranks' variables are compared by `line`: name, dtype and shape. Keras numbers the names that it invents (dense,
+dense_1, ...) through the life of a process, so one model may be `dense/kernel` here and `dense_3/kernel` there, where
+rank 0 has built another model before. Such numbers are left out of the comparison.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hvdlite import runtime
+from hvdlite.algorithms import movement
+from hvdlite.arrays import Array, dtype_name
+from hvdlite.engine import Lane
+from hvdlite.ops.common import root_of, submit
+from hvdlite.process_sets import ProcessSet
+
+NUMBERED = re.compile(r"_\d+(?=[/:_]|$)")
+
+
+def is_variable(found: Any) -> bool:
+    return hasattr(found, "assign")
+
+
+def variables_of(found: Any) -> list[Any]:
+    """The variables of a model, layer, module or optimizer, or those in a dict or sequence of such.
+
+    A Keras model's weights without its metrics, which are a rank's own. Raises ValueError for a model or layer that
+    has not been built, and so has no weights yet; TypeError for what has no variables.
+    """
+    if is_variable(found):
+        return [found]
+    if isinstance(found, Mapping):
+        found = found.values()
+    elif hasattr(found, "weights"):
+        if not getattr(found, "built", True):
+            raise ValueError(f"{found.name} has no weights yet: build it (or call it once) before broadcasting them")
+        found = found.weights
+    elif hasattr(found, "variables"):
+        found = found.variables() if callable(found.variables) else found.variables
+    if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
+        raise TypeError(f"{type(found).__name__} is no model, optimizer or variable")
+    return [variable for each in found for variable in variables_of(each)]
+
+
+def name_of(variable: Any) -> str:
+    """A Keras variable's path, a framework variable's name."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def common_name(variable: Any) -> str:
+    """The name without what may differ between ranks that have the same model."""
+    return NUMBERED.sub("", name_of(variable))
+
+
+def is_one_of(variable: Any, chosen: Iterable[Any]) -> bool:
+    """Whether a variable is among the chosen. A Keras variable and the framework's variable inside it are one."""
+    inside = getattr(variable, "_value", variable)
+    return any(each is variable or getattr(each, "_value", each) is inside for each in chosen)
+
+
+def broadcast_arrays(
+    arrays: Sequence[Array], names: Sequence[str], root_rank: int, process_set: ProcessSet | None = None
+) -> None:
+    """Overwrite contiguous arrays with root_rank's, in place, as one operation. Waits for all ranks.
+
+    names: of the variables, for messages. Raises MismatchError with a diff, on every rank, where the ranks' lists
+    differ; ValueError for a root_rank that there is not.
+    """
+    group = runtime.group_of(process_set)
+    root = root_of(group, "broadcast", root_rank)
+    if not arrays:
+        return
+    lines = tuple(
+        f"{name}: {dtype_name(array.dtype)}{list(array.shape)}" for name, array in zip(names, arrays, strict=True)
+    )
+
+    def work(lane: Lane) -> None:
+        for array in arrays:
+            movement.broadcast(lane.transport, array.reshape(-1), root)
+
+    name = f"variables.{group.serial('broadcast_variables')}"
+    submit(group, "broadcast", name, (("parameters", lines), ("root rank", root_rank)), work, arrays[0], wait=True)

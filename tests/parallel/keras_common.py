@@ -1,0 +1,79 @@
+"""Training alone and together: what the checks of Keras on each backend share.
+
+The data are small whole numbers and the ranks' batches equal, so that N ranks with batches of B and one process with
+batches of N * B differ by the order of float32 sums only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+import hvdlite as hvd
+from tests.parallel.common import require_same_bits
+
+STEPS, BATCH, WIDTH = 6, 12, 6  # 12 rows can be shared by 1, 2, 3 and 4 ranks
+CLOSE = 1e-5  # relative to weights of about 1: some 100 roundings of 6e-8
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: keras.optimizers.SGD(0.05),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "Adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-3),  # the default divides roundings by roundings
+}
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.integers(-2, 3, (STEPS * BATCH, WIDTH)).astype(np.float32)
+    return x, (x[:, :2] - x[:, 2:4] + 1).astype(np.float32)
+
+
+def share() -> np.ndarray:
+    """The numbers of this rank's rows: its part of each batch."""
+    part = BATCH // hvd.size()
+    start = np.arange(STEPS)[:, None] * BATCH + hvd.rank() * part
+    return (start + np.arange(part)).reshape(-1)
+
+
+def model() -> Any:
+    """The same weights on every rank and at each call."""
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [keras.layers.Input((WIDTH,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(2)]
+    )
+
+
+def weights(trained: Any) -> list[np.ndarray]:
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in trained.trainable_variables]
+
+
+def alone(train: Callable[[], Any]) -> Any:
+    """What train() returns on rank 0, which runs it alone; on every rank."""
+    return hvd.broadcast_object(train() if hvd.rank() == 0 else None, 0)
+
+
+def require_close(ours: list[np.ndarray], expected: list[np.ndarray], what: str, tolerance: float = CLOSE) -> None:
+    for a, b in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=what)
+    require_same_bits(ours)
+
+
+def fit(optimizer: Any, rows: Any = slice(None), batch: int = BATCH, build: Any = model, **compiled: Any) -> Any:
+    trained = build()
+    trained.compile(optimizer, "mse", **compiled)
+    x, y = data()
+    trained.fit(x[rows], y[rows], batch_size=batch, epochs=2, shuffle=False, verbose=0)
+    return trained
+
+
+def both(make: Callable[[], Any], build: Any = model, tolerance: float = CLOSE, batch: int | None = None,
+         compiled: dict[str, Any] | None = None, **arguments: Any) -> Any:
+    """Fit alone with whole batches and together with shares: equal weights. Returns the model trained together."""
+    expected = alone(lambda: weights(fit(make(), build=build, **(compiled or {}))))
+    optimizer = make()
+    assert hvd.DistributedOptimizer(optimizer, **arguments) is optimizer
+    together = fit(optimizer, share(), batch or BATCH // hvd.size(), build, **(compiled or {}))
+    require_close(weights(together), expected, f"{optimizer.name} {arguments} {compiled}", tolerance)
+    return together

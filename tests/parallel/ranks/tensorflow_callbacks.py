@@ -1,0 +1,231 @@
+"""Horovod's callbacks under fit, saving and loading, and the proof that ranks train together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import hvdlite.tensorflow.keras as hvd
+from hvdlite import HvdliteError
+from tests.parallel.common import last, require_error, require_same_bits
+from tests.parallel.keras_common import BATCH, STEPS, alone, data, fit, model, require_close, share, weights
+
+SIZES = (2,)
+
+
+def random_model() -> Any:
+    """Other weights on each rank."""
+    built = model()
+    for variable in built.trainable_variables:
+        variable.assign(variable + hvd.rank())
+    return built
+
+
+def train(trained: Any, callbacks: list[Any], optimizer: Any = None, epochs: int = 2, **arguments: Any) -> Any:
+    optimizer = optimizer or hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+    trained.compile(optimizer, "mse", metrics=["mae"], **arguments)
+    x, y = data()
+    x, y = x[share()], y[share()]
+    return trained.fit(x, y, batch_size=BATCH // hvd.size(), epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+
+
+def check_broadcast_at_the_beginning() -> None:
+    """Ranks that start apart train as rank 0 would alone: not even the first step differs."""
+    expected = alone(lambda: weights(fit(keras.optimizers.SGD(0.05, momentum=0.9))))
+    trained = random_model()
+    train(trained, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    require_close(weights(trained), expected, "broadcast")
+
+
+def check_broadcast_of_a_model_built_by_its_first_batch() -> None:
+    keras.utils.set_random_seed(hvd.rank())
+    trained = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
+    local = keras.Variable(float(hvd.rank()))
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=local)
+    train(trained, [callback])
+    require_same_bits(weights(trained) + [np.asarray(v) for v in trained.optimizer.variables])
+    assert float(local) == hvd.rank()
+
+
+def check_local_variables_are_kept() -> None:
+    trained = random_model()
+    bias = trained.layers[-1].bias
+    optimizer = keras.optimizers.SGD(0.0)
+    optimizer = hvd.DistributedOptimizer(optimizer)
+    before = np.array(bias)
+    train(trained, [hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[bias])], optimizer)
+    np.testing.assert_array_equal(bias, before)
+    require_error(ValueError, lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["bias"]), "str")
+
+
+def check_training_alone_is_found_out() -> None:
+    """An optimizer that is not distributed; and one whose apply is passed by."""
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    require_error(RuntimeError, lambda: train(model(), [callback], keras.optimizers.SGD(0.1)), "trains alone", "DistributedOptimizer")
+
+    class Other(keras.Sequential):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            variables = self.trainable_variables
+            self.optimizer._backend_apply_gradients([keras.ops.ones_like(v) for v in variables], variables)
+            return {}
+
+    trained = Other(model().layers)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    optimizer.build(trained.trainable_variables)
+    before = weights(trained)
+    require_error(RuntimeError, lambda: train(trained, [], optimizer), "not reduced over all ranks")
+    for a, b in zip(before, weights(trained), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def check_xla_is_settled() -> None:
+    """jit_compile=True, as 'auto' becomes on machines with GPUs: trained without."""
+    expected = alone(lambda: weights(fit(keras.optimizers.SGD(0.05, momentum=0.9))))
+    trained = model()
+    train(trained, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)], jit_compile=True)
+    assert not trained.jit_compile
+    require_close(weights(trained), expected, "jit_compile")
+
+
+def check_metrics_are_averaged() -> None:
+    callback = hvd.callbacks.MetricAverageCallback()
+    history = train(model(), [callback]).history
+    expected = alone(lambda: fit(keras.optimizers.SGD(0.05, momentum=0.9)).history.history["loss"])
+    np.testing.assert_allclose(history["loss"], expected, rtol=1e-4)
+    logs = {"loss": float(hvd.rank()), "b": 2.0 * hvd.rank()}
+    callback.on_epoch_end(0, logs)
+    mean = (hvd.size() - 1) / 2
+    assert logs == {"loss": mean, "b": 2 * mean}
+    odd = {"loss": 1.0} | ({"other": 1.0} if last() else {})
+    require_error(HvdliteError, lambda: callback.on_epoch_end(0, odd), "other", "rank 0 has loss")
+
+
+def check_metrics_weighted_by_samples() -> None:
+    """Rank r has 12 (r + 1) samples, and validates with 4 (r + 1)."""
+    x, y = data()
+    count = hvd.rank() + 1
+    trained = model()
+    trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+    history = trained.fit(
+        x[:12].repeat(count, 0), hvd.rank() + y[:12].repeat(count, 0), batch_size=12 * count, epochs=1, verbose=0,
+        validation_data=(x[:4].repeat(count, 0), y[:4].repeat(count, 0) - hvd.rank()), shuffle=False,
+        callbacks=[hvd.callbacks.MetricAverageCallback(weighted=True)],
+    ).history  # fmt: skip
+
+    def expected(rows: int, sign: int) -> float:
+        losses = [np.mean((trained.predict(x[:rows], verbose=0) - y[:rows] - sign * r) ** 2) for r in range(hvd.size())]
+        return float(np.average(losses, weights=np.arange(hvd.size()) + 1))
+
+    np.testing.assert_allclose(history["loss"], [expected(12, 1)], rtol=1e-5)
+    np.testing.assert_allclose(history["val_loss"], [expected(4, -1)], rtol=1e-5)
+
+
+class Rates(keras.callbacks.Callback):
+    """What the learning rate was in each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(float(self.model.optimizer.learning_rate))
+
+
+def check_warm_up() -> None:
+    """From initial_lr / size in equal steps to initial_lr after two epochs."""
+    rates, size = Rates(), hvd.size()
+    warm = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1, warmup_epochs=2)
+    history = train(model(), [warm, rates], epochs=3).history
+    done = np.minimum((np.arange(3 * STEPS) + 1) / (2 * STEPS), 1)
+    np.testing.assert_allclose(rates.seen, 0.1 / size * (done * (size - 1) + 1), rtol=1e-5)
+    np.testing.assert_allclose(history["lr"], rates.seen[STEPS - 1 :: STEPS], rtol=1e-6)
+
+
+def check_schedule() -> None:
+    rates = Rates()
+    schedules = [
+        hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, start_epoch=1, end_epoch=3),
+        hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 2.0, start_epoch=3),
+    ]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    train(model(), [*schedules, rates], optimizer, epochs=4)
+    np.testing.assert_allclose(rates.seen[::STEPS], [0.1, 0.1, 0.05, 0.2], rtol=1e-6)
+    require_error(ValueError, lambda: hvd.callbacks.LearningRateScheduleCallback(None, 0.5), "initial_lr")
+
+
+def check_momentum_is_corrected() -> None:
+    """With gradients of 1 and momentum m: v = -lr, then v' = m (lr'/lr) v - lr'."""
+    variable = keras.Variable(np.zeros(1, np.float32))
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+    optimizer.apply([np.ones(1, np.float32)], [variable])
+    callback = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 10.0)
+    trained = model()
+    trained.compile(optimizer, "mse")
+    callback.set_model(trained)
+    callback.set_rate(0)
+    optimizer.apply([np.ones(1, np.float32)], [variable])
+    np.testing.assert_allclose(variable, [-0.1 + 0.5 * 10 * -0.1 - 1.0], rtol=1e-6)
+
+
+def check_save_and_load() -> None:
+    """Saved while distributed: loads without hvdlite, and with it goes on training, its state restored."""
+    trained = model()
+    train(trained, [], hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        trained.save(path)
+        loaded = hvd.load_model(path)
+        require_close(weights(loaded), weights(trained), "loaded", 0)
+        assert type(loaded.optimizer) is keras.optimizers.Adam and int(loaded.optimizer.iterations) == 2 * STEPS
+        x, y = data()
+        for each in (trained, loaded):
+            each.fit(x[share()], y[share()], batch_size=BATCH // hvd.size(), shuffle=False, verbose=0)
+            require_same_bits(weights(each))
+        require_close(weights(loaded), weights(trained), "trained on", 0)
+        if hvd.rank() == 0:
+            code = f"import sys, keras; m = keras.models.load_model({str(path)!r}); assert m.optimizer.iterations == {2 * STEPS}; assert 'hvdlite' not in sys.modules"
+            subprocess.run([sys.executable, "-c", code], check=True)
+        require_error(ValueError, lambda: hvd.load_model(path, legacy_opts=True), "legacy")
+
+
+def check_best_model_checkpoint() -> None:
+    checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+    require_error(ValueError, lambda: train(model(), [checkpoint]), "filepath")
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.filepath = str(Path(folder) / "best.keras")
+        trained = model()
+        train(trained, [checkpoint], epochs=3)
+        losses = [trained.evaluate(*data(), verbose=0)[0]]
+        losses.append(keras.models.load_model(checkpoint.filepath).evaluate(*data(), verbose=0)[0])
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)  # the last was the best
+
+
+def check_local_layers() -> None:
+    """Their gradients stay the rank's own; those of the others are averaged."""
+    for scale in (True, False):
+        trained = model()
+        head = trained.layers[-1]
+        optimizer = keras.optimizers.SGD(1.0)
+        hvd.PartialDistributedOptimizer(optimizer, local_layers=head, scale_local_gradients=scale)
+        variables = trained.trainable_variables
+        before = [np.array(v) for v in variables]
+        optimizer.apply([keras.ops.ones_like(v) * (hvd.rank() + 1.0) for v in variables], variables)
+        moved = [float(np.mean(b - np.array(v))) for b, v in zip(before, variables, strict=True)]
+        own = (hvd.rank() + 1) / (hvd.size() if scale else 1)
+        np.testing.assert_allclose(moved, [(hvd.size() + 1) / 2] * 2 + [own] * 2, rtol=1e-6)
+    require_error(ValueError, lambda: hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers="head"), "layers")
+
+
+def check_values() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    np.testing.assert_allclose(hvd.allreduce(float(rank)), (size - 1) / 2)
+    np.testing.assert_allclose(hvd.allreduce(np.full(3, rank, "float32"), op=hvd.Sum, compression=hvd.Compression.fp16),
+                               [sum(range(size))] * 3)
+    np.testing.assert_allclose(hvd.allgather([float(rank)]), range(size))
+    np.testing.assert_allclose(hvd.broadcast([float(rank)], 1), [1.0])

@@ -1,0 +1,126 @@
+"""Keras optimizers' options and DistributedOptimizer's arguments: each trains as one process does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvdlite.tensorflow as hvd
+from tests.parallel.common import last, require_error, require_same_bits
+from tests.parallel.keras_common import (
+    BATCH,
+    OPTIMIZERS,
+    STEPS,
+    WIDTH,
+    alone,
+    both,
+    data,
+    fit,
+    model,
+    require_close,
+    share,
+    weights,
+)
+
+SIZES = (2,)
+
+
+def check_fit_eagerly_and_many_steps_at_once() -> None:
+    both(OPTIMIZERS["Adam"], compiled={"run_eagerly": True})
+    both(OPTIMIZERS["Adam"], compiled={"steps_per_execution": 3})
+
+
+def check_options_see_averaged_gradients() -> None:
+    """Clipping, EMA, weight decay; Keras' own accumulation."""
+    for options in ({"global_clipnorm": 0.1, "use_ema": True, "ema_overwrite_frequency": 4, "weight_decay": 0.1},
+                    {"clipnorm": 0.05, "gradient_accumulation_steps": 2}):
+        both(lambda options=options: keras.optimizers.SGD(0.05, momentum=0.9, **options))
+
+
+def check_arguments() -> None:
+    both(OPTIMIZERS["momentum"], groups=2)
+    both(OPTIMIZERS["momentum"], gradient_predivide_factor=2.0)
+    both(OPTIMIZERS["momentum"], compression=hvd.Compression.fp16, tolerance=0.02)
+    expected = alone(lambda: weights(fit(keras.optimizers.SGD(0.01))))
+    summed = keras.optimizers.SGD(0.01 / hvd.size())
+    together = fit(hvd.DistributedOptimizer(summed, op=hvd.Sum), share(), BATCH // hvd.size())
+    require_close(weights(together), expected, "Sum")
+
+
+def check_several_passes_per_step() -> None:
+    """Two passes with half a batch each are one with the whole; each counts as an iteration."""
+    if BATCH // hvd.size() % 2:
+        return
+    for eagerly in (False, True):
+        together = both(
+            OPTIMIZERS["momentum"], batch=BATCH // hvd.size() // 2, compiled={"run_eagerly": eagerly},
+            backward_passes_per_step=2, average_aggregated_gradients=True,
+        )
+        assert int(together.optimizer.iterations) == 4 * STEPS
+
+
+def embedding() -> Any:
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Lambda(lambda x: tf.cast(x + 2, tf.int32)), keras.layers.Embedding(5, 3)]
+    return keras.Sequential([keras.layers.Input((WIDTH,)), *layers, keras.layers.Flatten(), keras.layers.Dense(2)])
+
+
+def check_sparse_gradients() -> None:
+    for options in ({}, {"sparse_as_dense": True}):
+        both(OPTIMIZERS["SGD"], embedding, **options)
+        both(OPTIMIZERS["SGD"], embedding, compiled={"run_eagerly": True}, **options)
+
+
+def check_mixed_precision() -> None:
+    """A LossScaleOptimizer, given or put around by compile(): all ranks skip a step together."""
+    def build() -> Any:
+        keras.config.set_dtype_policy("mixed_float16")
+        try:
+            return model()
+        finally:
+            keras.config.set_dtype_policy("float32")
+
+    def scaled() -> Any:
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=16.0)
+
+    both(scaled, build, tolerance=0.02)  # float16 products: 5e-4 each, a few dozen of them
+    x, y = data()
+    x, y = x[share()].copy(), y[share()]
+    if last():
+        x[0] = np.inf  # on one rank, in the first step
+    for optimizer in (scaled(), keras.optimizers.SGD(0.05)):
+        trained = build()
+        trained.compile(hvd.DistributedOptimizer(optimizer), "mse")
+        trained.fit(x, y, batch_size=BATCH // hvd.size(), shuffle=False, verbose=0)
+        assert all(np.isfinite(w).all() for w in weights(trained))
+        require_same_bits([np.asarray(v) for v in trained.optimizer.variables])
+        steps, skipped = int(trained.optimizer.iterations), hvd.size() > 1
+        assert steps <= STEPS - skipped, steps
+        if optimizer.name.startswith("loss_scale"):
+            assert steps == STEPS - skipped, steps
+
+
+def check_the_optimizer_remains_itself() -> None:
+    optimizer = keras.optimizers.Adam(0.01)
+    config = optimizer.get_config()
+    hvd.DistributedOptimizer(optimizer)
+    assert type(optimizer) is keras.optimizers.Adam and optimizer.get_config() == config
+    require_error(RuntimeError, lambda: hvd.DistributedOptimizer(optimizer), "attached already")
+
+
+def check_names_that_keras_invents_do_not_matter() -> None:
+    """Rank 0 has built another model before."""
+    if hvd.rank() == 0:
+        model()
+    hvd.broadcast_variables(model(), 0)
+    both(OPTIMIZERS["SGD"])
+
+
+def check_xla_is_refused() -> None:
+    """without the callback that settles it: an error before the first step."""
+    if hvd.size() > 1:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+        require_error(RuntimeError, lambda: fit(optimizer, share(), BATCH // hvd.size(), jit_compile=True), "jit_compile=False")

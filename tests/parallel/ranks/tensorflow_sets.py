@@ -1,0 +1,79 @@
+"""TensorFlow among some ranks only, and ranks that have come to the end of their data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvdlite.tensorflow as hvd
+from tests.parallel.common import require_error
+
+SIZES = (3,)
+
+
+def restart(**arguments: Any) -> None:
+    hvd.shutdown()
+    hvd.init(**arguments)
+
+
+def check_collectives_in_a_set() -> None:
+    odd = hvd.ProcessSet([0, 2])
+    restart(process_sets=[odd])
+    try:
+        rank = hvd.rank()
+        np.testing.assert_array_equal(hvd.size_op(odd.process_set_id), 2)
+        np.testing.assert_array_equal(hvd.process_set_included_op(odd.process_set_id), int(rank != 1))
+        np.testing.assert_array_equal(hvd.process_set_included_op(7), -3)
+        if rank == 1:
+            require_error(tf.errors.InvalidArgumentError, lambda: hvd.allreduce(tf.ones(1), process_set=odd), "not a member")
+            return
+        x = tf.constant([float(rank)])
+        for mode in (lambda f: f(), lambda f: tf.function(f)()):
+            np.testing.assert_array_equal(mode(lambda: hvd.allreduce(x, process_set=odd)), [1.0])
+            np.testing.assert_array_equal(mode(lambda: hvd.allgather(x, process_set=odd)), [0.0, 2.0])
+            np.testing.assert_array_equal(mode(lambda: hvd.broadcast(x, 2, process_set=odd)), [2.0])
+            np.testing.assert_array_equal(mode(lambda: hvd.reducescatter(tf.stack([x, x]), op=hvd.Sum, process_set=odd)), [[2.0]])
+            np.testing.assert_array_equal(mode(lambda: hvd.alltoall(tf.concat([x, x], 0), process_set=odd)), [0.0, 2.0])
+        variable = tf.Variable(x)
+        hvd.broadcast_variables([variable], 2, process_set=odd)
+        np.testing.assert_array_equal(variable, [2.0])
+    finally:
+        restart()
+
+
+def check_training_in_a_set() -> None:
+    """Members average among themselves; others train alone."""
+    odd = hvd.ProcessSet([0, 2])
+    restart(process_sets=[odd])
+    try:
+        own = [1.0, 5.0, 3.0][hvd.rank()]
+        expected = 5.0 if hvd.rank() == 1 else 2.0
+        gradient = tf.constant([own])
+        variable = keras.Variable(np.zeros(1, np.float32))
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=odd).apply([gradient], [variable])
+        np.testing.assert_array_equal(variable, [-expected])
+        w = tf.Variable([1.0])
+        with tf.GradientTape() as tape:
+            loss = w * gradient
+        np.testing.assert_array_equal(hvd.DistributedGradientTape(tape, process_set=odd).gradient(loss, w), [expected])
+    finally:
+        restart()
+
+
+def check_join() -> None:
+    """Rank r trains r + 1 steps: those that have ended count as zeros."""
+    variable = keras.Variable(np.zeros(2, np.float32))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    step = tf.function(lambda: optimizer.apply([tf.ones(2)], [variable]))
+    step()
+    for _ in range(2):
+        variable.assign([0.0, 0.0])
+        for _ in range(hvd.rank() + 1):
+            step()
+        last = int(hvd.join())
+        assert last == 2
+        parts = [3 / 3, 2 / 3, 1 / 3]
+        np.testing.assert_allclose(variable, [-sum(parts[: hvd.rank() + 1])] * 2, rtol=1e-6)

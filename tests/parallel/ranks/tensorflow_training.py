@@ -1,0 +1,233 @@
+"""N ranks with batches of B train to the weights of one process with batches of N * B: fit, tape and TF1 sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvdlite.tensorflow as hvd
+from hvdlite import MismatchError
+from tests.parallel.common import last, require_error
+from tests.parallel.keras_common import (
+    BATCH,
+    OPTIMIZERS,
+    STEPS,
+    WIDTH,
+    alone,
+    both,
+    data,
+    fit,
+    model,
+    require_close,
+    share,
+    weights,
+)
+
+v1 = tf.compat.v1
+
+
+def check_fit() -> None:
+    for make in OPTIMIZERS.values():
+        both(make)
+
+
+def check_custom_train_step_and_loops() -> None:
+    class Custom(keras.Sequential):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean((self(x, training=True) - y) ** 2)
+            grads = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        return Custom([keras.layers.Input((WIDTH,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(2)])
+
+    both(OPTIMIZERS["Adam"], build)
+
+
+def train_with_tape(optimizer: Any, rows: Any, compiled: bool, distribute: bool, **arguments: Any) -> Any:
+    """A custom loop; with distribute, over a DistributedGradientTape."""
+    trained = model()
+    x, y = data()
+    optimizer.build(trained.trainable_variables)
+
+    def step(xs: Any, ys: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((trained(xs, training=True) - ys) ** 2)
+        if distribute:
+            tape = hvd.DistributedGradientTape(tape, **arguments)
+        grads = tape.gradient(loss, trained.trainable_variables)
+        optimizer.apply_gradients(zip(grads, trained.trainable_variables, strict=True))
+
+    run = tf.function(step) if compiled else step
+    for xs, ys in zip(np.split(x[rows], STEPS), np.split(y[rows], STEPS), strict=True):
+        run(tf.constant(xs), tf.constant(ys))
+    return trained
+
+
+def check_tape() -> None:
+    for make in OPTIMIZERS.values():
+        expected = alone(lambda make=make: weights(train_with_tape(make(), slice(None), True, distribute=False)))
+        for compiled in (True, False):
+            together = train_with_tape(make(), share(), compiled, distribute=True)
+            require_close(weights(together), expected, f"tape, compiled={compiled}")
+
+
+def check_tape_details() -> None:
+    """Nested sources, None, local sources, several gradients of one persistent tape, in each mode."""
+    a, b, unused = tf.Variable(2.0), tf.Variable([3.0, 4.0]), tf.Variable(1.0)
+    rank, mean = hvd.rank(), (hvd.size() - 1) / 2
+
+    def gradients() -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            loss = float(rank) * (a + tf.reduce_sum(b * b))
+            other = a * a
+        tape = hvd.DistributedGradientTape(tape)
+        nested = tape.gradient(loss, {"a": a, "more": (b, unused)})
+        single = tape.gradient(other, a)
+        local = hvd.DistributedGradientTape(tape, scale_local_gradients=False)
+        local.register_local_source(b)
+        return nested, single, local.gradient(loss, [a, b])
+
+    for mode in (gradients, tf.function(gradients), gradients):
+        nested, single, local = mode()
+        np.testing.assert_allclose(nested["a"], mean)
+        np.testing.assert_allclose(nested["more"][0], [6 * mean, 8 * mean])
+        assert nested["more"][1] is None
+        np.testing.assert_allclose(single, 4.0)
+        np.testing.assert_allclose(local[0], mean)
+        np.testing.assert_allclose(local[1], [6.0 * rank, 8.0 * rank])
+
+
+def check_a_gradient_that_one_rank_lacks() -> None:
+    """counts as zeros."""
+    w, v = tf.Variable([1.0, 2.0]), tf.Variable([1.0])
+
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(w) + (tf.reduce_sum(v) if hvd.rank() == 0 else 0.0)
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, [w, v])
+
+    for mode in (gradients, tf.function(gradients)):
+        of_w, of_v = mode()
+        np.testing.assert_array_equal(of_w, [hvd.size()] * 2)
+        np.testing.assert_array_equal(of_v, [1.0])
+
+
+def train_v1(make: Callable[[], Any], rows: Any, distribute: bool, **arguments: Any) -> list[np.ndarray]:
+    """The script of every TF1 tutorial."""
+    x, y = data()
+    with tf.Graph().as_default():
+        v1.set_random_seed(1 + hvd.rank() * distribute)
+        xs, ys = v1.placeholder(tf.float32, [None, WIDTH]), v1.placeholder(tf.float32, [None, 2])
+        # Ranks start apart: the hook makes them equal to rank 0, whose values are the ones trained alone.
+        start = np.random.default_rng(hvd.rank() if distribute else 0)
+        w = v1.get_variable("w", initializer=start.integers(-3, 3, (WIDTH, 2)).astype(np.float32) / 8)
+        b = v1.get_variable("b", initializer=np.full(2, float(hvd.rank() * distribute), np.float32))
+        loss = tf.reduce_mean((xs @ w + b - ys) ** 2)
+        optimizer = make()
+        if distribute:
+            assert hvd.DistributedOptimizer(optimizer, **arguments) is optimizer
+        hooks = [hvd.BroadcastGlobalVariablesHook(0)] if distribute else []
+        train_op = optimizer.minimize(loss, global_step=v1.train.get_or_create_global_step())
+        config = v1.ConfigProto()
+        config.gpu_options.visible_device_list = str(hvd.local_rank())
+        with v1.train.MonitoredTrainingSession(hooks=hooks, config=config) as session:
+            for one in zip(np.split(x[rows], STEPS), np.split(y[rows], STEPS), strict=True):
+                session.run(train_op, dict(zip((xs, ys), one, strict=True)))
+            return list(session.run([w, b]))
+
+
+def check_v1() -> None:
+    train = v1.train
+    for make in (lambda: train.GradientDescentOptimizer(0.05), lambda: train.MomentumOptimizer(0.05, 0.9),
+                 lambda: train.AdamOptimizer(0.01, epsilon=1e-3)):
+        expected = alone(lambda make=make: train_v1(make, slice(None), distribute=False))
+        require_close(train_v1(make, share(), distribute=True), expected, "v1")
+
+
+def check_v1_passes_and_guard() -> None:
+    """Two passes with the same batch each, averaged: every other step moves."""
+    with tf.Graph().as_default():
+        w = v1.get_variable("w", initializer=np.zeros(2, np.float32))
+        optimizer = hvd.DistributedOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2, average_aggregated_gradients=True
+        )
+        train_op = optimizer.minimize(tf.reduce_sum(w * float(hvd.rank() + 1)))
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            seen = []
+            for _ in range(4):
+                session.run(train_op)
+                seen.append(float(session.run(w)[0]))
+        mean = (hvd.size() + 1) / 2
+        np.testing.assert_allclose(seen, [0, -mean, -mean, -2 * mean])
+        by_hand = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
+        require_error(RuntimeError, lambda: by_hand.apply_gradients([(tf.ones(2), w)]), "compute_gradients")
+
+
+def check_two_optimizers_in_one_session() -> None:
+    """Their nodes run in any order, on each rank its own."""
+    with tf.Graph().as_default():
+        ws = [v1.get_variable(f"w{i}", initializer=np.zeros(2, np.float32)) for i in range(2)]
+        ops = [
+            hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0)).minimize(tf.reduce_sum(w * (hvd.rank() + i)))
+            for i, w in enumerate(ws)
+        ]
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for _ in range(5):
+                session.run(ops)
+            mean = (hvd.size() - 1) / 2
+            np.testing.assert_allclose(session.run(ws), [[-5 * mean] * 2, [-5 * (mean + 1)] * 2])
+
+
+def check_another_model_on_one_rank() -> None:
+    """Every rank gets the difference, before any gradient moves, and the job goes on."""
+    if hvd.size() == 1:
+        return
+    width = 5 if last() else 4
+
+    def build() -> Any:
+        return keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(width), keras.layers.Dense(2)])
+
+    def tape() -> None:
+        w = tf.Variable(tf.zeros([width, 3]))
+        with tf.GradientTape() as recorded:
+            loss = tf.reduce_sum(w)
+        hvd.DistributedGradientTape(recorded).gradient(loss, [w])
+
+    calls = [
+        lambda: fit(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), share(), 2, build),
+        tape,
+        tf.function(tape, autograph=False),
+        lambda: hvd.broadcast_variables(build(), 0),
+    ]
+    for call in calls:
+        text = require_error(MismatchError, call, "parameters differs", f"+++ rank {hvd.size() - 1}", "[4, ", "[5, ")
+        assert len(set(hvd.allgather_object(text))) == 1
+        np.testing.assert_array_equal(hvd.allreduce(tf.ones(2), op=hvd.Sum), np.full(2, hvd.size()))
+
+
+def check_after_a_restart() -> None:
+    """An optimizer attached under an earlier init() refuses to train alone; attached again it trains."""
+    optimizer = keras.optimizers.SGD(0.05)
+    hvd.DistributedOptimizer(optimizer)
+    hvd.shutdown()
+    hvd.init()
+    if hvd.size() > 1:
+        require_error(RuntimeError, lambda: fit(optimizer, share(), BATCH // hvd.size()), "again")
+    optimizer = keras.optimizers.SGD(0.05)
+    hvd.DistributedOptimizer(optimizer)
+    hvd.shutdown()
+    hvd.init()
+    hvd.DistributedOptimizer(optimizer)
+    together = fit(optimizer, share(), BATCH // hvd.size())
+    require_close(weights(together), alone(lambda: weights(fit(keras.optimizers.SGD(0.05)))), "restarted")
