@@ -14,7 +14,16 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from hvdlite import frameworks
-from hvdlite.errors import HvdliteError, MismatchError, NotInitializedError, ShutdownError, StallError
+from hvdlite.errors import (
+    HorovodInternalError,
+    HvdliteError,
+    MismatchError,
+    NotInitializedError,
+    ShutdownError,
+    StallError,
+)
+from hvdlite.front import *  # noqa: F403
+from hvdlite.front import __all__ as _collectives
 from hvdlite.joining import join
 from hvdlite.membership import add_process_set, remove_process_set
 from hvdlite.objects import allgather_object, broadcast_object
@@ -50,25 +59,10 @@ def broadcast_variables(variables: Any, root_rank: int = 0) -> None:
     frameworks.adapter(variables).broadcast_variables(variables, root_rank)
 
 
-def allreduce(tensor: T, *args: Any, **kwargs: Any) -> T:
-    """The reduction (Average by default; op=, name=) of all ranks' tensors, as a new tensor of the same kind."""
-    return frameworks.adapter(tensor).allreduce(tensor, *args, **kwargs)  # type: ignore[no-any-return]
-
-
-def allgather(tensor: T, *args: Any, **kwargs: Any) -> T:
-    """All ranks' tensors concatenated along the first dimension (which may differ), of the same kind."""
-    return frameworks.adapter(tensor).allgather(tensor, *args, **kwargs)  # type: ignore[no-any-return]
-
-
-def broadcast(tensor: T, root_rank: int, *args: Any, **kwargs: Any) -> T:
-    """root_rank's tensor on every rank, as a new tensor of the same kind."""
-    return frameworks.adapter(tensor).broadcast(tensor, root_rank, *args, **kwargs)  # type: ignore[no-any-return]
-
-
 __all__ = [
-    "Adasum", "Average", "DistributedOptimizer", "HvdliteError", "Max", "Min", "MismatchError", "NotInitializedError",
-    "Op", "ProcessSet", "Product", "ShutdownError", "StallError", "Sum", "add_process_set", "allgather",
-    "allgather_object", "allreduce", "barrier", "broadcast", "broadcast_object", "broadcast_variables", "cross_rank",
+    *_collectives, "Adasum", "Average", "DistributedOptimizer", "HorovodInternalError", "HvdliteError", "Max", "Min",
+    "MismatchError", "NotInitializedError", "Op", "ProcessSet", "Product", "ShutdownError", "StallError", "Sum",
+    "add_process_set", "allgather_object", "barrier", "broadcast_object", "broadcast_variables", "cross_rank",
     "cross_size", "global_process_set", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size",
     "rank", "remove_process_set", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip

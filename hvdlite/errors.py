@@ -7,7 +7,7 @@ which rank, which tensor, what each side said, what to do.
 
 
 class HvdliteError(RuntimeError):
-    """Something went wrong between the ranks. Horovod's name for it is `HorovodInternalError`."""
+    """Something went wrong between the ranks. `HorovodInternalError`, Horovod's name for it, is the same class."""
 
 
 class MismatchError(HvdliteError):

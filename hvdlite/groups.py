@@ -74,12 +74,17 @@ class Groups:
         """The group of a set, everyone for None. Raises ValueError where it is unknown or this process is no member."""
         if process_set is None or process_set is global_process_set:
             return self.everyone
+        found = self.find(process_set)
+        if found is None:
+            raise ValueError(f"rank {self.rank} is not a member of {process_set}: only members may call")
+        return found
+
+    def find(self, process_set: ProcessSet) -> Group | None:
+        """The group of a set; None where this process is no member. Raises ValueError where it is unknown."""
         number = process_set.process_set_id
         if number is None or process_set not in self.registered.get(number, ()):
             raise ValueError(f"{process_set} is not registered: give it to hvd.init() or hvd.add_process_set()")
-        if number not in self.mine:
-            raise ValueError(f"rank {self.rank} is not a member of {process_set}: only members may call")
-        return self.mine[number]
+        return self.mine.get(number)
 
     def lanes(self) -> list[Lane]:
         """All lanes there are at the moment. From any thread."""

@@ -1,15 +1,23 @@
-"""The neutral collectives for NumPy and CuPy arrays: new arrays out, arguments untouched."""
+"""The collectives for NumPy and CuPy arrays, with Horovod's names and the forms that they have for torch.
+
+Plain: waits, and returns a new array. `_async`: returns a number at once, for `synchronize`. A name that ends in `_`
+changes its argument in place, whatever its layout. Numbers count as 0-dimensional arrays. Results of a gather or a
+message lie on the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hvdlite import ops
+from hvdlite.algorithms.label import require_known
 from hvdlite.arrays import Array
-from hvdlite.ops import Op
+from hvdlite.handles import Call, later, poll, synchronize, waiting
+from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet
 
 
@@ -19,29 +27,184 @@ def contiguous_copy(value: Any) -> Array:
     return value.copy(order="C") if on_device else np.array(value, order="C")
 
 
-def allreduce(
+def contiguous(value: Any) -> Array:
+    """The same, but value itself where it is one."""
+    fine = hasattr(value, "flags") and hasattr(value, "dtype") and value.flags.c_contiguous and value.ndim
+    return value if fine else contiguous_copy(value)
+
+
+def in_place(array: Array) -> tuple[Array, Callable[[Any], Array]]:
+    """Contiguous memory to work in, and what to call when it holds the result, which the array then has."""
+    if array.flags.c_contiguous:
+        return array, lambda _: array
+    copy = contiguous_copy(array)
+
+    def put_back(_: Any) -> Array:
+        array[...] = copy
+        return array
+
+    return copy, put_back
+
+
+def _allreduce(
     value: Any, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
-) -> Array:
-    """The reduction of all ranks' arrays (Average by default), as a new array of the same shape and dtype."""
-    how = ops.resolve_op(op, average)
-    return ops.allreduce_(contiguous_copy(value), how, name, prescale_factor, postscale_factor, process_set)
+) -> Call:
+    """The reduction of all ranks' arrays (Average by default), of the same shape and dtype."""
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return Call(partial(ops.allreduce_, contiguous_copy(value), *how))
 
 
-def allgather(value: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
+def _allreduce_(
+    array: Array, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+) -> Call:
+    """The same in place; the result is the argument."""
+    memory, deliver = in_place(array)
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return Call(partial(ops.allreduce_, memory, *how), deliver)
+
+
+def _grouped_allreduce(
+    values: Sequence[Any], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+) -> Call:
+    """Several all-reduces as one operation; a list of new arrays."""
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return Call(partial(ops.grouped_allreduce_, [contiguous_copy(value) for value in values], *how))
+
+
+def _grouped_allreduce_(
+    arrays: Sequence[Array], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+) -> Call:
+    """Several all-reduces in place as one operation; the tuple of the arguments."""
+    memories = [in_place(array) for array in arrays]
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    start = partial(ops.grouped_allreduce_, [memory for memory, _ in memories], *how)
+    return Call(start, lambda _: tuple(deliver(None) for _, deliver in memories))
+
+
+def _reduce(
+    value: Any, root_rank: int, op: Op | int = Average, name: str | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+) -> Call:
+    """The reduction of all ranks' arrays at root_rank; None elsewhere."""
+    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    return Call(partial(ops.reduce_, contiguous_copy(value), root_rank, *how))
+
+
+def _reducescatter(
+    value: Any, name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Call:
+    """This rank's rows of the reduction: dealt out as evenly as possible, the first ranks one more. Average or Sum."""
+    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    return Call(partial(ops.reducescatter, contiguous(value), *how))
+
+
+def _grouped_reducescatter(
+    values: Sequence[Any], name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Call:
+    """Several of them as one operation; a list."""
+    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    return Call(partial(ops.grouped_reducescatter, [contiguous(value) for value in values], *how))
+
+
+def _allgather(value: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
     """All ranks' arrays concatenated along the first dimension, which may differ."""
-    return ops.allgather(contiguous_copy(value), name, process_set)
+    return Call(partial(ops.allgather, contiguous(value), name, process_set))
 
 
-def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
+def _grouped_allgather(values: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+    """Several of them as one operation; a list."""
+    return Call(partial(ops.grouped_allgather, [contiguous(value) for value in values], name, process_set))
+
+
+def _gather(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+    """All ranks' arrays concatenated along the first dimension, which may differ, at root_rank; None elsewhere."""
+    return Call(partial(ops.gather, contiguous(value), root_rank, name, process_set))
+
+
+def _scatter(
+    value: Any, root_rank: int, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> Call:
+    """This rank's rows of root_rank's array; without splits as evenly as possible. Elsewhere value may be None."""
+    array = None if value is None else contiguous(value)
+    return Call(partial(ops.scatter, array, root_rank, splits, name, process_set))
+
+
+def _broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
     """root_rank's array, as a new array on every rank."""
-    return ops.broadcast_(contiguous_copy(value), root_rank, name, process_set)
+    return Call(partial(ops.broadcast_, contiguous_copy(value), root_rank, name, process_set))
+
+
+def _broadcast_(array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+    """The same in place; the result is the argument."""
+    memory, deliver = in_place(array)
+    return Call(partial(ops.broadcast_, memory, root_rank, name, process_set), deliver)
+
+
+def _alltoall(
+    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> Call:
+    """The rows that all ranks sent here, in rank order, and how many each sent (int32)."""
+    return Call(partial(ops.alltoall, contiguous(value), splits, name, process_set))
+
+
+def _send(value: Any, dest: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+    """Send an array to a rank that calls recv, which the plain form waits for. None.
+
+    Two ranks that both send first and receive then wait for each other: let one of them use send_async."""
+    array = contiguous(value)
+    require_known(array.dtype)  # before a number is taken
+    return Call(partial(ops.letter_to(dest, name, process_set).send, array))
+
+
+def _recv(source: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+    """The array that a rank sends here, as a new array."""
+    return Call(ops.letter_from(source, name, process_set).receive, lambda result: result[0])
+
+
+allreduce, allreduce_async = waiting(_allreduce), later(_allreduce)
+allreduce_, allreduce_async_ = waiting(_allreduce_), later(_allreduce_)
+grouped_allreduce, grouped_allreduce_async = waiting(_grouped_allreduce), later(_grouped_allreduce)
+grouped_allreduce_, grouped_allreduce_async_ = waiting(_grouped_allreduce_), later(_grouped_allreduce_)
+reduce, reduce_async = waiting(_reduce), later(_reduce)
+reducescatter, reducescatter_async = waiting(_reducescatter), later(_reducescatter)
+grouped_reducescatter, grouped_reducescatter_async = waiting(_grouped_reducescatter), later(_grouped_reducescatter)
+allgather, allgather_async = waiting(_allgather), later(_allgather)
+grouped_allgather, grouped_allgather_async = waiting(_grouped_allgather), later(_grouped_allgather)
+gather, gather_async = waiting(_gather), later(_gather)
+scatter, scatter_async = waiting(_scatter), later(_scatter)
+broadcast, broadcast_async = waiting(_broadcast), later(_broadcast)
+broadcast_, broadcast_async_ = waiting(_broadcast_), later(_broadcast_)
+alltoall_async = later(_alltoall)
+send, send_async = waiting(_send), later(_send)
+recv, recv_async = waiting(_recv), later(_recv)
+
+
+def alltoall(
+    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> Any:
+    """The rows that all ranks sent here, in rank order; with splits also how many each sent (int32)."""
+    rows, received = waiting(_alltoall)(value, splits, name, process_set)
+    return rows if splits is None else (rows, received)
 
 
 def broadcast_variables(variables: Any, root_rank: int = 0) -> None:
     """Overwrite arrays with root_rank's, in place. variables: an array, or a dict or sequence of arrays."""
     arrays = variables.values() if isinstance(variables, Mapping) else variables
     for array in [variables] if hasattr(variables, "dtype") else arrays:
-        copy = contiguous_copy(array)
-        ops.broadcast_(copy, root_rank)
-        array[...] = copy
+        broadcast_(array, root_rank)
+
+
+__all__ = [
+    "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
+    "alltoall_async", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_variables", "gather",
+    "gather_async", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
+    "poll", "recv", "recv_async", "reduce", "reduce_async", "reducescatter", "reducescatter_async", "scatter",
+    "scatter_async", "send", "send_async", "synchronize",
+]  # fmt: skip

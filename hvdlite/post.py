@@ -10,12 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
 
 from hvdlite.algorithms import Place
 from hvdlite.engine import Lane
 from hvdlite.observers import Observer
-from hvdlite.requests import Request, Signature
 from hvdlite.transports import Transport
 from hvdlite.transports.pair import PairTransport
 
@@ -40,15 +38,12 @@ class Post:
                 self.lanes[peer] = Lane(pair, Place(2, False), members, "messages", self.observers)
             return self.lanes[peer]
 
-    def submit(self, source: int, dest: int, name: str | None, work: Any, ready: Any, wait: bool) -> Any:
-        """Put a message on the lane of this rank and the other of source and dest; its result, or its handle."""
-        lane = self.lane(source if dest == self.transport.rank else dest)
+    def name(self, source: int, dest: int, name: str | None) -> str:
+        """What both sides call a message; those without a name are numbered, each way."""
         if name is None:
             with self.lock:
                 name = f"noname.{next(self.unnamed.setdefault((source, dest), count(1)))}"
-        way = f"{name} from rank {self.members[source]} to rank {self.members[dest]}"
-        request = Request(Signature("message", way), work, ready)
-        return lane.run(request) if wait else lane.submit(request)
+        return f"{name} from rank {self.members[source]} to rank {self.members[dest]}"
 
     def start_leaving(self) -> None:
         """Tell every peer that this rank has talked to, or that calls it now, that no message follows."""

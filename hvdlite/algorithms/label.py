@@ -11,25 +11,34 @@ from hvdlite.arrays import Array, bfloat16
 from hvdlite.transports import Transport
 
 MOST_DIMENSIONS = 64  # NumPy's limit
+HEAD = 3
 DTYPES = (*(np.dtype(letter) for letter in "?bhiqBHIQefdFD"), bfloat16)
 
 
-def encode(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """Raises ValueError for dtypes that other processes would not know."""
+def require_known(dtype: np.dtype[Any]) -> None:
+    """Raises ValueError for a dtype that receivers do not know."""
     if dtype not in DTYPES:
         raise ValueError(f"arrays of dtype {dtype} cannot be sent: the receiver would not know it")
-    label = np.zeros(2 + MOST_DIMENSIONS, np.int64)
-    label[:2] = DTYPES.index(dtype), len(shape)
-    label[2 : 2 + len(shape)] = shape
+
+
+def encode(shape: Sequence[int], dtype: np.dtype[Any], note: int = 0) -> Array:
+    """note: any number that the receiver is to know. Raises ValueError for dtypes that it would not know."""
+    require_known(dtype)
+    label = np.zeros(HEAD + MOST_DIMENSIONS, np.int64)
+    label[:HEAD] = DTYPES.index(dtype), note, len(shape)
+    label[HEAD : HEAD + len(shape)] = shape
     return label
 
 
-def decode(label: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    return tuple(int(length) for length in label[2 : 2 + label[1]]), DTYPES[label[0]]
+def decode(label: Array) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """shape, dtype, note."""
+    code, note, dimensions = (int(number) for number in label[:HEAD])
+    return tuple(int(length) for length in label[HEAD : HEAD + dimensions]), DTYPES[code], note
 
 
-def receive(transport: Transport, source: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape and dtype in the label that `source` sends next."""
-    label = np.empty(2 + MOST_DIMENSIONS, np.int64)
+def receive(transport: Transport, source: int) -> tuple[Array, int]:
+    """An empty array of the shape and dtype in the label that `source` sends next, and the note."""
+    label = np.empty(HEAD + MOST_DIMENSIONS, np.int64)
     transport.receive(label, source)
-    return decode(label)
+    shape, dtype, note = decode(label)
+    return np.empty(shape, dtype), note

@@ -6,7 +6,7 @@ member, a name in flight) is a ValueError there, at once; where ranks differ, a 
 """
 
 from hvdlite.ops.common import Adasum, Average, Max, Min, Op, Product, Sum, reduction, resolve_op
-from hvdlite.ops.messages import receive, send
+from hvdlite.ops.messages import letter_from, letter_to
 from hvdlite.ops.movement import allgather, alltoall, barrier, broadcast_, gather, grouped_allgather, scatter
 from hvdlite.ops.reductions import allreduce_, grouped_allreduce_, grouped_reducescatter, reduce_, reducescatter
 
@@ -27,11 +27,11 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce_",
     "grouped_reducescatter",
-    "receive",
+    "letter_from",
+    "letter_to",
     "reduce_",
     "reducescatter",
     "reduction",
     "resolve_op",
     "scatter",
-    "send",
 ]

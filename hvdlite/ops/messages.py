@@ -2,51 +2,75 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from hvdlite import runtime
 from hvdlite.algorithms import label
-from hvdlite.arrays import NOTHING_PENDING, Array, on_host
+from hvdlite.arrays import Array, on_host
 from hvdlite.engine import Lane
 from hvdlite.groups import Group
 from hvdlite.ops.common import describe
 from hvdlite.process_sets import ProcessSet
+from hvdlite.requests import Request, Signature
 
 
-def send(
-    array: Array, dest: int, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True
-) -> Any:
-    """Send an array of any shape and dtype to a rank that calls `receive`; waits until it has (or returns a Handle).
+@dataclass(frozen=True)
+class Letter:
+    """One message, as both sides know it: from one place of a group to another, under one name."""
 
-    dest: a global rank. name: equal on both sides; without one, messages each way are numbered. Two ranks that both
-    send first and receive afterwards wait for each other for ever: let one of them use wait=False. Raises ValueError
-    for a rank that is no member, or this one; ShutdownError where the other has shut down.
+    group: Group
+    source: int
+    dest: int
+    name: str
+    kind: str = "message"
+
+    def answer(self, kind: str) -> Letter:
+        """Another message, that goes back and belongs to this one."""
+        return replace(self, source=self.dest, dest=self.source, kind=kind)
+
+    def send(self, array: Array, note: int = 0, wait: bool = True) -> Any:
+        """note: a number that the receiver is given."""
+        array = on_host(array)
+        header = label.encode(array.shape, array.dtype, note)
+
+        def work(lane: Lane) -> None:
+            lane.transport.send(header, self.dest)
+            lane.transport.send(array, self.dest)
+
+        request = Request(Signature(self.kind, self.name), work)
+        lane = self.group.post.lane(self.dest)
+        return lane.run(request) if wait else lane.submit(request)
+
+    def receive(self, wait: bool = True) -> Any:
+        """Result: a new array on the host, and the note."""
+
+        def work(lane: Lane) -> tuple[Array, int]:
+            array, note = label.receive(lane.transport, self.source)
+            lane.transport.receive(array, self.source)
+            return array, note
+
+        request = Request(Signature(self.kind, self.name), work)
+        lane = self.group.post.lane(self.source)
+        return lane.run(request) if wait else lane.submit(request)
+
+
+def letter_to(dest: int, name: str | None = None, process_set: ProcessSet | None = None) -> Letter:
+    """A message to another rank.
+
+    dest: a global rank. name: equal on both sides; without one, messages each way are numbered. Raises ValueError for
+    a rank that is no member, or this one.
     """
     group = runtime.group_of(process_set)
     place = other(group, "send", dest)
-    array = on_host(array)
-    header = label.encode(array.shape, array.dtype)
-
-    def work(lane: Lane) -> None:
-        lane.transport.send(header, place)
-        lane.transport.send(array, place)
-
-    return group.post.submit(group.rank, place, name, work, NOTHING_PENDING, wait)
+    return Letter(group, group.rank, place, group.post.name(group.rank, place, name))
 
 
-def receive(source: int, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True) -> Any:
-    """The array that global rank `source` sends here, as a new array on the host. Arguments as for `send`."""
+def letter_from(source: int, name: str | None = None, process_set: ProcessSet | None = None) -> Letter:
+    """A message from another rank. Arguments as for `letter_to`."""
     group = runtime.group_of(process_set)
     place = other(group, "recv", source)
-
-    def work(lane: Lane) -> Array:
-        result = np.empty(*label.receive(lane.transport, place))
-        lane.transport.receive(result, place)
-        return result
-
-    return group.post.submit(place, group.rank, name, work, NOTHING_PENDING, wait)
+    return Letter(group, place, group.rank, group.post.name(place, group.rank, name))
 
 
 def other(group: Group, kind: str, rank: int) -> int:

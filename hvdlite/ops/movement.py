@@ -153,8 +153,8 @@ def scatter(
     """This rank's rows of root_rank's array: the first splits[0] rows go to rank 0, and so on.
 
     array, splits: the root's count, the others' are ignored and may be None. Without splits the rows are dealt out
-    as evenly as possible, the first ranks one more. The result lies on the host but at the root, where it lies with
-    the array. Raises ValueError at the root for splits that do not fit.
+    as evenly as possible, the first ranks one more. The result lies on the host. Raises ValueError at the root for
+    splits that do not fit.
     """
     group = runtime.group_of(process_set)
     root = root_of(group, "scatter", root_rank)
@@ -177,7 +177,7 @@ def scatter(
 
 def scattered(lane: Lane, root: int) -> Array:
     """What the root sends here. Runs on the lane."""
-    result = np.empty(*label.receive(lane.transport, root))
+    result, _ = label.receive(lane.transport, root)
     movement.scatter(lane.transport, None, result, root)
     return result
 

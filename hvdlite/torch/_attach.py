@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from operator import is_not
 from typing import Any
 
@@ -21,29 +20,14 @@ import torch
 
 from hvdlite import ops, runtime
 from hvdlite.buckets import Spec
-from hvdlite.ops import Op
 from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.torch import _cuda
+from hvdlite.torch._settings import Settings
 from hvdlite.torch._sparse import reduce_sparse
 from hvdlite.torch._tensors import device_name, dtype_name, to_tensor
 
 Parameter = torch.nn.Parameter
 current_graph = torch._C._current_graph_task_id
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the user asked for; see DistributedOptimizer."""
-
-    names: dict[int, str]
-    """Parameter names by id()."""
-    groups: dict[int, int]
-    """Bucket group by id(), where the user grouped parameters."""
-    op: Op
-    predivide: float
-    wire: torch.dtype | None
-    """Gradients travel in this dtype; None: their own."""
-    sparse_as_dense: bool
 
 
 class Attachment:
@@ -52,21 +36,24 @@ class Attachment:
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:
         self.optimizer, self.settings, self.passes_per_step = optimizer, settings, passes_per_step
         self.runtime = runtime.current()
-        self.name = f"optimizer.{self.runtime.serial('optimizer')}"
+        self.group = self.runtime.groups.find(settings.process_set)
+        self.name = f"optimizer.{self.group.serial('optimizer') if self.group else 0}"
         self.parameters: list[Parameter] = []
         self.sparse: dict[int, Parameter] = {}
         self.densified: set[int] = set()
         self.hooks: dict[int, Any] = {}
         self.given: dict[int, torch.Tensor | None] = {}
-        self.paused = runtime.size() == 1  # then there is nothing to reduce
+        self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.detached = False
         self.passes = self.rounds = self.retries = self.steps = 0
         self.graph = -1  # the autograd run under way
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
-        if not self.paused:
-            self.lane = self.runtime.new_lane(self.name)
+        if self.group is not None and not self.paused:
+            self.lane, self.size = self.group.new_lane(self.name), self.group.size
             self.make_plan(self.trainable())
             self.take_over()
+            if self.group is self.runtime.everyone:
+                self.runtime.after_join.append(self.start_over)
         self.step_hook = optimizer.register_step_pre_hook(self.before_step)
 
     def take_over(self) -> None:
@@ -101,7 +88,7 @@ class Attachment:
     def make_plan(self, now: list[Parameter]) -> None:
         """Plan, allocate and hook for these parameters. Collective. Where it raises, the plan before stays."""
         scale = self.settings.predivide
-        how = ops.reduction(self.settings.op, runtime.size(), 1.0 / scale, scale)
+        how = ops.reduction(self.settings.op, self.size, 1.0 / scale, scale)
         specs = [self.spec(i, p) for i, p in enumerate(now)]
         layout, overlap = planned(specs, self.runtime.config, self.lane.place)
         gpu = _cuda.gpu_of(now)
@@ -204,7 +191,7 @@ class Attachment:
             for p, view, use in zip(self.parameters, self.views, uses, strict=True):
                 self.give(p, view, use)
         for p in self.sparse.values():
-            reduce_sparse(p, self.settings.op)
+            reduce_sparse(p, self.settings.op, self.settings.process_set)
         if self.settings.op is not ops.Average:  # the average of equal gradients is themselves: it may be taken again
             self.given = {id(p): p.grad for p in (*self.parameters, *self.sparse.values())}
 
@@ -269,9 +256,17 @@ class Attachment:
         self.detach()
         attach(self.optimizer, self.settings, self.passes_per_step)
 
+    def start_over(self) -> None:
+        """All ranks have joined: count steps from 0, since some have made more."""
+        self.reducer.abandon_round()
+        self.expected, self.reducing, self.given = {}, False, {}
+        self.passes = self.rounds = self.retries = self.steps = 0
+
     def detach(self) -> None:
         """Take the hooks off."""
         self.detached = True
+        if self.start_over in self.runtime.after_join:
+            self.runtime.after_join.remove(self.start_over)
         if self in self.runtime.attachments:
             self.runtime.attachments.remove(self)
         self.step_hook.remove()

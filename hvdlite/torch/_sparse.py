@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from hvdlite import ops, runtime
 from hvdlite.ops import Average, Op, Sum
+from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._tensors import to_array, to_tensor
 
 
-def reduce_sparse(p: torch.nn.Parameter, op: Op) -> None:
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: Op | int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Start to add up (or average) all ranks' sparse tensors; returns a function that waits and returns the result,
+    sparse and not coalesced, of the same shape. Raises NotImplementedError for operations other than these two."""
+    require_sum(Op(op))
+    coalesced: Any = tensor.coalesce()
+    indices, values = coalesced.indices().t().contiguous(), coalesced.values().contiguous()
+    names = [None if name is None else f"{name}.{part}" for part in ("indices", "values")]
+    handles = [ops.allgather(to_array(part), each, process_set, wait=False)
+               for part, each in zip((indices, values), names, strict=True)]  # fmt: skip
+
+    def finish() -> torch.Tensor:
+        all_indices, all_values = (to_tensor(handle.wait()) for handle in handles)
+        if Op(op) is Average:
+            all_values = all_values / runtime.group_of(process_set).size
+        return sparse(all_indices, all_values, tensor)
+
+    return finish
+
+
+def sparse(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(indices.t(), values, like.shape, dtype=like.dtype, check_invariants=False)
+
+
+def require_sum(op: Op) -> None:
+    if op not in (Average, Sum):
+        raise NotImplementedError(f"sparse tensors with op={op.name}: only Average and Sum are possible")
+
+
+def reduce_sparse(p: torch.nn.Parameter, op: Op, process_set: ProcessSet) -> None:
     """Replace p.grad by the sum (or average) of all ranks' sparse gradients; a rank without one adds nothing.
 
     Where no rank has any, p.grad stays as it is. Raises NotImplementedError for operations other than these two.
     """
     indices, values = coordinates(p)
-    if op not in (Average, Sum):
-        raise NotImplementedError(f"sparse gradients with op={op.name}: only Average and Sum are possible")
-    all_indices = to_tensor(ops.allgather(to_array(indices.t().contiguous())))
-    all_values = to_tensor(ops.allgather(to_array(values.contiguous())))
+    require_sum(op)
+    all_indices = to_tensor(ops.allgather(to_array(indices.t().contiguous()), process_set=process_set))
+    all_values = to_tensor(ops.allgather(to_array(values.contiguous()), process_set=process_set))
     if all_indices.shape[0] == 0 and p.grad is None:
         return
     if op is Average:
-        all_values /= runtime.size()
-    p.grad = torch.sparse_coo_tensor(all_indices.t(), all_values, p.shape, dtype=p.dtype, check_invariants=False)
+        all_values /= runtime.group_of(process_set).size
+    p.grad = sparse(all_indices, all_values, p)
 
 
 def coordinates(p: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,39 @@ def to_array(tensor: torch.Tensor) -> Array:
     """The tensor's memory as an array. Raises ValueError where it is not contiguous or of a foreign dtype."""
     name = dtype_name(tensor)
     if not tensor.is_contiguous():
-        raise ValueError("the tensor is not contiguous: call .contiguous() first (in-place operations need its memory)")
+        raise ValueError("the tensor is not contiguous: call .contiguous() first")
     tensor = tensor.detach()
     if device_name(tensor) == "cuda":
         return _cuda.to_array(tensor)
     if name == "bfloat16":
         return tensor.view(torch.int16).numpy().view(bfloat16)
     return tensor.numpy()
+
+
+def fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy, to be overwritten."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def readable(tensor: torch.Tensor) -> Array:
+    """The tensor's values as an array: its own memory, or a contiguous copy."""
+    return to_array(tensor.detach().contiguous())
+
+
+def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[Any], torch.Tensor]]:
+    """Contiguous memory to work in, and what to call when it holds the result, which the tensor then has.
+
+    Autograd is not told: leaf parameters are welcome, and no version counts.
+    """
+    if tensor.is_contiguous():
+        return to_array(tensor), lambda _: tensor
+    copy = fresh(tensor)
+
+    def put_back(_: Any) -> torch.Tensor:
+        tensor.data.copy_(copy)
+        return tensor
+
+    return to_array(copy), put_back
 
 
 def to_tensor(array: Any) -> torch.Tensor:

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvdlite import runtime
 from hvdlite.ops import Adasum, Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.torch._attach import Attachment, Settings, attach
+from hvdlite.torch._attach import Attachment, attach
+from hvdlite.torch._settings import Settings
 from hvdlite.torch.compression import Compression, wire_dtype
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -42,7 +42,7 @@ def DistributedOptimizer(
     op: Average or Sum (Min, Max, Product where they make sense). gradient_predivide_factor: f divides before the
     sum and multiplies after; with Average only. groups: a number of buckets-mates lists or lists of parameters that
     are to travel together; num_groups: deprecated name for the number. sparse_as_dense: sparse gradients travel dense.
-    process_set: the global one.
+    process_set: the ranks that reduce together; on others nothing is attached but the methods. Its members attach.
 
     Raises ValueError for arguments that cannot be right, RuntimeError where the optimizer is attached already.
     """
@@ -53,7 +53,6 @@ def DistributedOptimizer(
     if attached is not None:
         attached.detach()
     check(op, backward_passes_per_step, gradient_predivide_factor)
-    runtime.group_of(process_set)
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -65,6 +64,7 @@ def DistributedOptimizer(
         predivide=gradient_predivide_factor,
         wire=wire_dtype(compression),
         sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
     )
     attach(optimizer, settings, backward_passes_per_step)
     return optimizer

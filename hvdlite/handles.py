@@ -1,0 +1,76 @@
+"""Handles of asynchronous operations: plain numbers, as in Horovod, whatever framework the operation was called in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from itertools import count
+from typing import Any, ParamSpec
+
+from hvdlite.requests import Handle
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A request's handle and how its result becomes the user's tensor."""
+
+    handle: Handle
+    deliver: Callable[[Any], Any]
+
+
+_awaited: dict[int, Awaited] = {}
+_numbers = count(1)
+
+
+def remember(handle: Handle, deliver: Callable[[Any], Any] = lambda result: result) -> int:
+    """A number for the handle. deliver: called once, by `synchronize`, with the request's result."""
+    number = next(_numbers)
+    _awaited[number] = Awaited(handle, deliver)
+    return number
+
+
+def poll(handle: int) -> bool:
+    """Whether synchronize(handle) would return at once. Raises ValueError for a handle that is not pending."""
+    if handle not in _awaited:
+        raise ValueError(f"{handle} is not a pending handle: unknown, or already synchronized")
+    return _awaited[handle].handle.poll()
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for an asynchronous operation; its output. None for a handle already synchronized, as in Horovod."""
+    awaited = _awaited.pop(handle, None)
+    return None if awaited is None else awaited.deliver(awaited.handle.wait())
+
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation that can be run in both ways. start(wait=...): its result, or a request's handle."""
+
+    start: Callable[..., Any]
+    deliver: Callable[[Any], Any] = lambda result: result
+
+
+def waiting(prepare: Callable[P, Call]) -> Callable[P, Any]:
+    """The function that runs what `prepare` prepares, and returns its result."""
+
+    @wraps(prepare)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        prepared = prepare(*args, **kwargs)
+        return prepared.deliver(prepared.start(wait=True))
+
+    return call
+
+
+def later(prepare: Callable[P, Call]) -> Callable[P, int]:
+    """The function that starts what `prepare` prepares, and returns a number for `synchronize`."""
+
+    @wraps(prepare)
+    def call(*args: P.args, **kwargs: P.kwargs) -> int:
+        prepared = prepare(*args, **kwargs)
+        return remember(prepared.start(wait=False), prepared.deliver)
+
+    return call

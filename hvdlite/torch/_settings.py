@@ -1,0 +1,26 @@
+"""What the user asked `DistributedOptimizer` for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hvdlite.ops import Op
+from hvdlite.process_sets import ProcessSet
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for; see DistributedOptimizer."""
+
+    names: dict[int, str]
+    """Parameter names by id()."""
+    groups: dict[int, int]
+    """Bucket group by id(), where the user grouped parameters."""
+    op: Op
+    predivide: float
+    wire: torch.dtype | None
+    """Gradients travel in this dtype; None: their own."""
+    sparse_as_dense: bool
+    process_set: ProcessSet

@@ -1,0 +1,181 @@
+"""Broadcast, all-gather and all-to-all of torch tensors. The plain functions that make new tensors are differentiable,
+by Horovod's rule: gradients are those of the average over ranks of the ranks' losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from hvdlite import ops, runtime
+from hvdlite.handles import Call, later, remember, waiting
+from hvdlite.ops import Average
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.torch._tensors import fresh, in_place, readable, to_array, to_tensor
+from hvdlite.torch.reductions import allreduce, grouped_allreduce
+
+Everyone = global_process_set
+
+
+# broadcast
+
+def _broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
+) -> Call:
+    """Overwrite tensor with root_rank's, in place; the result is the tensor."""
+    array, deliver = in_place(tensor)
+    return Call(partial(ops.broadcast_, array, root_rank, name, process_set), deliver)
+
+
+broadcast_, broadcast_async_ = waiting(_broadcast_), later(_broadcast_)
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
+) -> int:
+    """root_rank's tensor as a new tensor, asynchronously; returns a handle."""
+    return broadcast_async_(fresh(tensor), root_rank, name, process_set)
+
+
+class BroadcastFunction(torch.autograd.Function):
+    """The root receives the average of all ranks' gradients, the others zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: Any) -> torch.Tensor:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        return broadcast_(fresh(tensor), root_rank, name, process_set)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad = allreduce(grads[0], op=Average, process_set=ctx.process_set)
+        return grad if runtime.rank() == ctx.root_rank else torch.zeros_like(grad), None, None, None
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
+) -> torch.Tensor:
+    """root_rank's tensor on every rank, as a new tensor; differentiable. root_rank: a global rank."""
+    return BroadcastFunction.apply(tensor, root_rank, name, process_set)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# all-gather
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = Everyone) -> int:
+    """All ranks' tensors concatenated along dimension 0, asynchronously; returns a handle."""
+    return remember(ops.allgather(readable(tensor), name, process_set, wait=False), to_tensor)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = Everyone
+) -> int:
+    """Several all-gathers as one operation, asynchronously; returns a handle for a tuple."""
+    handle = ops.grouped_allgather([readable(tensor) for tensor in tensors], name, process_set, wait=False)
+    return remember(handle, lambda arrays: tuple(map(to_tensor, arrays)))
+
+
+class GroupedAllgatherFunction(torch.autograd.Function):
+    """A rank's gradient is the average of all ranks' gradients, at the rows it contributed."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, process_set: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        arrays = ops.grouped_allgather([readable(tensor) for tensor in tensors], name, process_set)
+        ctx.rows, ctx.process_set = [tensor.shape[0] for tensor in tensors], process_set
+        return tuple(map(to_tensor, arrays))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        counts = to_tensor(ops.allgather(to_array(torch.tensor([ctx.rows])), process_set=ctx.process_set))
+        starts = counts[: runtime.group_of(ctx.process_set).rank].sum(dim=0).tolist()
+        all_rows = grouped_allreduce(grads, op=Average, process_set=ctx.process_set)
+        mine = [grad[start : start + rows] for grad, start, rows in zip(all_rows, starts, ctx.rows, strict=True)]
+        return None, None, *mine
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = Everyone
+) -> tuple[torch.Tensor, ...]:
+    """Several all-gathers as one operation; differentiable."""
+    return GroupedAllgatherFunction.apply(name, process_set, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class AllgatherFunction(torch.autograd.Function):
+    """The same for one tensor, whose name is that of an all-gather."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: Any) -> torch.Tensor:
+        array = ops.allgather(readable(tensor), name, process_set)
+        ctx.rows, ctx.process_set = [tensor.shape[0]], process_set
+        return to_tensor(array)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return GroupedAllgatherFunction.backward(ctx, *grads)[2], None, None
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = Everyone) -> torch.Tensor:
+    """All ranks' tensors concatenated along dimension 0 (which may differ), on every rank; differentiable."""
+    return AllgatherFunction.apply(tensor, name, process_set)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# all-to-all
+
+def checked_splits(splits: Any) -> torch.Tensor | None:
+    """As a tensor of int32. Raises ValueError for tensors of another dtype, and for what are no whole numbers."""
+    if splits is None:
+        return None
+    found = splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits)
+    if found.dtype != torch.int32 and (isinstance(splits, torch.Tensor) or found.dtype != torch.int64):
+        raise ValueError(f"alltoall: splits must be int32, not {found.dtype}")
+    return found.to(torch.int32)
+
+
+def _alltoall(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = Everyone
+) -> Call:
+    """The rows sent here by all ranks, and how many each sent (int32, where the splits lie)."""
+    wanted = checked_splits(splits)
+    counts = None if wanted is None else wanted.cpu().numpy()
+    device = torch.device("cpu") if wanted is None else wanted.device
+    start = partial(ops.alltoall, readable(tensor), counts, name, process_set)
+    return Call(start, lambda result: (to_tensor(result[0]), to_tensor(result[1]).to(device)))
+
+
+alltoall_async = later(_alltoall)
+
+
+class AlltoallFunction(torch.autograd.Function):
+    """The gradient of an all-to-all is the all-to-all back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        output, received = waiting(_alltoall)(tensor, splits, name, process_set)
+        ctx.received, ctx.process_set, ctx.rows = received, process_set, tensor.shape[0]
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad, _ = alltoall(grads[0], ctx.received, None, ctx.process_set)
+        unsent = grad.new_zeros(ctx.rows - grad.shape[0], *grad.shape[1:])
+        return torch.cat([grad, unsent]), None, None, None
+
+
+def alltoall(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = Everyone
+) -> Any:
+    """Send the first splits[0] rows to rank 0 of the set, the next splits[1] to rank 1, ...; differentiable.
+
+    Returns what all ranks sent here, in rank order; with splits also how many rows each sent (int32). Without splits
+    all get equally many rows. Raises ValueError for splits that do not fit.
+    """
+    output, received = AlltoallFunction.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
+    return output if splits is None else (output, received)
+
+
+def barrier(process_set: ProcessSet = Everyone) -> None:
+    """Wait until every rank of the set has called this."""
+    ops.barrier(process_set)

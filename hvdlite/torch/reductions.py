@@ -1,0 +1,131 @@
+"""All-reduce and reduce of torch tensors. `allreduce` and `grouped_allreduce` are differentiable, by Horovod's rule:
+gradients are those of the average over ranks of the ranks' losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from hvdlite import ops
+from hvdlite.handles import Call, later, waiting
+from hvdlite.ops import Average, Op
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.torch._tensors import fresh, in_place, to_array, to_tensor
+from hvdlite.torch.compression import Compression
+
+Everyone = global_process_set
+
+
+# all-reduce
+
+def _allreduce_(
+    tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+) -> Call:
+    """All-reduce in place; the result is the tensor. Same shape on every rank, any layout."""
+    array, deliver = in_place(tensor)
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return Call(partial(ops.allreduce_, array, *how), deliver)
+
+
+allreduce_, allreduce_async_ = waiting(_allreduce_), later(_allreduce_)
+
+
+def allreduce_async(
+    tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+) -> int:
+    """All-reduce into a new tensor, asynchronously; returns a handle."""
+    return allreduce_async_(fresh(tensor), average, name, op, prescale_factor, postscale_factor, process_set)
+
+
+class AllreduceFunction(torch.autograd.Function):
+    """The gradient of an all-reduce is the same all-reduce of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *how: Any) -> torch.Tensor:
+        ctx.how = how
+        return allreduce_(fresh(tensor), None, name, *how)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return AllreduceFunction.apply(grads[0], None, *ctx.how), *(None,) * 5  # type: ignore[no-untyped-call]
+
+
+def allreduce(
+    tensor: torch.Tensor, average: bool | None = None, name: str | None = None, compression: Any = Compression.none,
+    op: Op | int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    process_set: ProcessSet = Everyone,
+) -> torch.Tensor:
+    """The reduction of all ranks' tensors, as a new tensor; differentiable. Average by default."""
+    small, context = compression.compress(tensor)
+    result = AllreduceFunction.apply(  # type: ignore[no-untyped-call]
+        small, name, ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set
+    )
+    return compression.decompress(result, context)  # type: ignore[no-any-return]
+
+
+def _grouped_allreduce_(
+    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+) -> Call:
+    """All-reduce several tensors in place as one operation; the result is the tuple of them."""
+    memories = [in_place(tensor) for tensor in tensors]
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    start = partial(ops.grouped_allreduce_, [array for array, _ in memories], *how)
+    return Call(start, lambda _: tuple(deliver(None) for _, deliver in memories))
+
+
+grouped_allreduce_, grouped_allreduce_async_ = waiting(_grouped_allreduce_), later(_grouped_allreduce_)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+) -> int:
+    """All-reduce several tensors into new ones as one operation, asynchronously; returns a handle."""
+    copies = [fresh(tensor) for tensor in tensors]
+    return grouped_allreduce_async_(copies, average, name, op, prescale_factor, postscale_factor, process_set)
+
+
+class GroupedAllreduceFunction(torch.autograd.Function):
+    """The gradients of a grouped all-reduce are the same grouped all-reduce of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, how: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.how = how
+        return grouped_allreduce_([fresh(tensor) for tensor in tensors], None, name, *how)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, None, *GroupedAllreduceFunction.apply(None, ctx.how, *grads)  # type: ignore[no-untyped-call]
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+    compression: Any = Compression.none, op: Op | int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+) -> list[torch.Tensor]:
+    """The reductions of several tensors, as new tensors, as one operation; differentiable."""
+    small = [compression.compress(tensor) for tensor in tensors]
+    how = (ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    results = GroupedAllreduceFunction.apply(name, how, *(tensor for tensor, _ in small))  # type: ignore[no-untyped-call]
+    return [compression.decompress(t, context) for t, (_, context) in zip(results, small, strict=True)]
+
+
+# reduce
+
+def _reduce(
+    tensor: torch.Tensor, root_rank: int, op: Op | int = Average, name: str | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+) -> Call:
+    """The reduction of all ranks' tensors at root_rank, as a new tensor; None elsewhere."""
+    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    start = partial(ops.reduce_, to_array(fresh(tensor)), root_rank, *how)
+    return Call(start, lambda array: None if array is None else to_tensor(array))
+
+
+reduce, reduce_async = waiting(_reduce), later(_reduce)

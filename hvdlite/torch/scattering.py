@@ -1,0 +1,133 @@
+"""Reduce-scatter, gather and scatter of torch tensors; the first differentiable, by Horovod's rule: gradients are those
+of the average over ranks of the ranks' losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from hvdlite import ops, runtime
+from hvdlite.handles import Call, later, remember, waiting
+from hvdlite.ops import Average, Op
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.torch._tensors import readable, to_tensor
+from hvdlite.torch.compression import Compression
+from hvdlite.torch.movement import allgather, grouped_allgather
+
+Everyone = global_process_set
+
+
+# reduce-scatter
+
+def reducescatter_async(
+    tensor: torch.Tensor, name: str | None = None, op: Op | int = Average, process_set: ProcessSet = Everyone,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> int:
+    """This rank's rows of the reduction, asynchronously; returns a handle."""
+    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    return remember(ops.reducescatter(readable(tensor), *how, wait=False), to_tensor)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, op: Op | int = Average,
+    process_set: ProcessSet = Everyone, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> int:
+    """This rank's rows of several reductions as one operation, asynchronously; returns a handle for a tuple."""
+    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    handle = ops.grouped_reducescatter([readable(tensor) for tensor in tensors], *how, wait=False)
+    return remember(handle, lambda arrays: tuple(map(to_tensor, arrays)))
+
+
+def amplification(op: Op, prescale: float, postscale: float, process_set: ProcessSet) -> float:
+    """By how much the gradient of a reduce-scatter is larger than the gathered gradients."""
+    return (runtime.group_of(process_set).size if op is ops.Sum else 1) * prescale * postscale
+
+
+class ReducescatterFunction(torch.autograd.Function):
+    """The gradient of a reduce-scatter is the all-gather of the gradients, amplified."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, name: str | None, op: Op, prescale: float, postscale: float,
+        process_set: ProcessSet,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.factor, ctx.process_set = amplification(op, prescale, postscale, process_set), process_set
+        return to_tensor(ops.reducescatter(readable(tensor), op, name, prescale, postscale, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return allgather(grads[0] * ctx.factor, None, ctx.process_set), *(None,) * 5
+
+
+def reducescatter(
+    tensor: torch.Tensor, name: str | None = None, compression: Any = Compression.none, op: Op | int = Average,
+    process_set: ProcessSet = Everyone, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """This rank's rows of the reduction of all ranks' tensors, as a new tensor; differentiable. Average or Sum.
+
+    The rows are dealt out in rank order, as evenly as possible, the first ranks one more. Same shape on every rank.
+    """
+    small, context = compression.compress(tensor)
+    result = ReducescatterFunction.apply(  # type: ignore[no-untyped-call]
+        small, name, Op(op), prescale_factor, postscale_factor, process_set
+    )
+    return compression.decompress(result, context)  # type: ignore[no-any-return]
+
+
+class GroupedReducescatterFunction(torch.autograd.Function):
+    """The gradients are the grouped all-gather of the gradients, amplified."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, how: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        op, prescale, postscale, process_set = how
+        ctx.factor, ctx.process_set = amplification(*how), process_set
+        arrays = [readable(tensor) for tensor in tensors]
+        return tuple(map(to_tensor, ops.grouped_reducescatter(arrays, op, name, prescale, postscale, process_set)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, None, *grouped_allgather([grad * ctx.factor for grad in grads], None, ctx.process_set)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor], name: str | None = None, compression: Any = Compression.none,
+    op: Op | int = Average, process_set: ProcessSet = Everyone, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """This rank's rows of the reductions of several tensors, as one operation; differentiable."""
+    small = [compression.compress(tensor) for tensor in tensors]
+    how = (Op(op), prescale_factor, postscale_factor, process_set)
+    results = GroupedReducescatterFunction.apply(name, how, *(t for t, _ in small))  # type: ignore[no-untyped-call]
+    return [compression.decompress(t, context) for t, (_, context) in zip(results, small, strict=True)]
+
+
+# to and from a root
+
+def _gather(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
+) -> Call:
+    """All ranks' tensors concatenated along dimension 0 (which may differ) at root_rank; None elsewhere."""
+    start = partial(ops.gather, readable(tensor), root_rank, name, process_set)
+    return Call(start, lambda array: None if array is None else to_tensor(array))
+
+
+gather, gather_async = waiting(_gather), later(_gather)
+
+
+def _scatter(
+    tensor: torch.Tensor | None, root_rank: int, splits: Any = None, name: str | None = None,
+    process_set: ProcessSet = Everyone,
+) -> Call:
+    """This rank's rows of root_rank's tensor: splits[0] for rank 0, ...; without splits as evenly as possible.
+
+    Elsewhere than at the root, tensor and splits are ignored and may be None.
+    """
+    array = None if tensor is None else readable(tensor)
+    counts = None if splits is None else torch.as_tensor(splits).cpu().numpy()
+    return Call(partial(ops.scatter, array, root_rank, counts, name, process_set), to_tensor)
+
+
+scatter, scatter_async = waiting(_scatter), later(_scatter)

@@ -1,0 +1,156 @@
+"""join() with optimizers attached: weights by arithmetic, since rank r's gradients are r+1 everywhere, or absent."""
+
+from __future__ import annotations
+
+import torch
+
+import hvdlite.torch as hvd
+from tests.parallel.common import require_error, require_same_bits, restart
+
+
+def weights() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.zeros(shape)) for shape in ((3, 4), (5,), (), (300, 400))]
+
+
+def train(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (sum(p.sum() for p in params) * (hvd.rank() + 1)).backward()
+        optimizer.step()
+
+
+def moved(steps: list[int], mine: int) -> float:
+    """How far a rank's weights have gone after `mine` steps with learning rate 1: the average of those who step."""
+    return -sum(sum(r + 1 for r, n in enumerate(steps) if n > i) for i in range(mine)) / len(steps)
+
+
+def require_weights(params: list[torch.nn.Parameter], value: float) -> None:
+    for p in params:
+        torch.testing.assert_close(p.detach(), torch.full_like(p, value), rtol=1e-6, atol=0)
+
+
+def check_uneven_steps() -> None:
+    """Rank r makes r steps, then p-1-r, then r: twice in a row, zero batches among them."""
+    p, r = hvd.size(), hvd.rank()
+    for settings in ({}, {"SHARED_MEMORY": "0"}, {"OVERLAP": "1", "BUCKET_MB": "0.0001"}):
+        restart(**settings)
+        params = weights()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+        expected = 0.0
+        for steps in (list(range(p)), [p - 1 - o for o in range(p)], [2 * o for o in range(p)]):
+            train(params, optimizer, steps[r])
+            require_weights(params, expected + moved(steps, steps[r]))
+            last = hvd.join()
+            assert steps[last] == max(steps)
+            hvd.broadcast_parameters(params, last)
+            require_same_bits([w.detach() for w in params])
+            expected += moved(steps, max(steps))
+            require_weights(params, expected)
+    restart()
+
+
+def check_two_join_while_one_goes_on() -> None:
+    """With an optimizer attached, twice in a row, each rank in turn; then all train on together."""
+    p, r = hvd.size(), hvd.rank()
+    params = weights()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+    expected = 0.0
+    for one in (*range(p), *range(p)):
+        steps = [3 if o == one else 1 for o in range(p)]
+        train(params, optimizer, steps[r])
+        assert hvd.join() == one
+        hvd.broadcast_parameters(params, one)
+        expected += moved(steps, 3)
+        require_weights(params, expected)
+    train(params, optimizer, 2)
+    require_weights(params, expected + moved([2] * p, 2))
+
+
+def check_gradients_of_a_rank_that_waits_are_its_own() -> None:
+    """p.grad after join() is what it was before."""
+    p, r = hvd.size(), hvd.rank()
+    params = weights()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+    train(params, optimizer, 1)
+    before = [w.grad.clone() for w in params]
+    if r == p - 1:
+        train(params, optimizer, 2)
+        before = [w.grad.clone() for w in params]
+    hvd.join()
+    assert all(torch.equal(w.grad, b) for w, b in zip(params, before, strict=True))
+
+
+def check_several_passes_per_step_and_unused_parameters() -> None:
+    """Accumulation of two backwards; a parameter that no live rank uses keeps grad None."""
+    p, r = hvd.size(), hvd.rank()
+    used, unused = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([used, unused], lr=1.0, weight_decay=0.5), backward_passes_per_step=2
+    )
+    for _ in range(2 if r == 0 else 0):
+        optimizer.zero_grad()
+        for _ in range(2):
+            (used.sum() * 0.25).backward()
+        optimizer.step()
+        assert unused.grad is None
+    assert hvd.join() == 0
+    if r == 0:
+        step = 0.5 / p
+        torch.testing.assert_close(used.detach(), torch.full((3,), -step * 1.5), rtol=1e-6, atol=0)
+    assert (unused == 1).all()
+
+
+def check_two_optimizers() -> None:
+    """join() waits on the lanes of both."""
+    p, r = hvd.size(), hvd.rank()
+    first, second = weights(), weights()
+    a = hvd.DistributedOptimizer(torch.optim.SGD(first, lr=1.0))
+    b = hvd.DistributedOptimizer(torch.optim.SGD(second, lr=1.0))
+    for steps in ([o % 2 for o in range(p)], list(range(p))):
+        start = float(first[0].detach()[0, 0])
+        for _ in range(steps[r]):
+            train(first, a, 1)
+            train(second, b, 1)
+        last = hvd.join()
+        hvd.broadcast_parameters([*first, *second], last)
+        require_weights(first, start + moved(steps, max(steps)))
+        require_weights(second, start + moved(steps, max(steps)))
+
+
+def check_uneven_inputs() -> None:
+    """The context joins, and gives all ranks the newest weights and optimizer state."""
+    p, r = hvd.size(), hvd.rank()
+    model = torch.nn.Linear(4, 2)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for _ in range(2):
+        with hvd.uneven_inputs(model, optimizer):
+            for _ in range(r):
+                optimizer.zero_grad()
+                model(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
+        require_same_bits(list(model.state_dict().values()))
+        if p > 1:
+            require_same_bits([state["momentum_buffer"] for state in optimizer.state_dict()["state"].values()])
+    try:
+        with hvd.uneven_inputs(model):
+            raise KeyError("lost")
+    except KeyError:
+        pass
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == p
+
+
+def check_what_cannot_go_on() -> None:
+    """A gather while a rank has joined, with an optimizer attached: an error; training and joining go on."""
+    p, r = hvd.size(), hvd.rank()
+    params = weights()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+    if r != 0:
+        require_error(hvd.HorovodInternalError, lambda: hvd.allgather(torch.ones(1)), "rank 0 has joined")
+        train(params, optimizer, 1)
+        require_error(hvd.HorovodInternalError, lambda: hvd.DistributedOptimizer(torch.optim.SGD(weights(), lr=1.0)), "joined")
+    hvd.join()
+    train(weights(), optimizer, 0)
+    other = weights()
+    train(other, hvd.DistributedOptimizer(torch.optim.SGD(other, lr=1.0)), 1)
+    require_weights(other, moved([1] * p, 1))

@@ -1,0 +1,96 @@
+"""Process sets in hvdlite.torch: collectives with gradients, and optimizers that reduce within a set."""
+
+from __future__ import annotations
+
+import torch
+
+import hvdlite.torch as hvd
+from tests.parallel.common import require_error
+
+SIZES = (2, 3, 4)
+
+
+def with_set(ranks: list[int]) -> hvd.ProcessSet:
+    hvd.shutdown()
+    s = hvd.ProcessSet(ranks)
+    hvd.init(process_sets=[s])
+    return s
+
+
+def odd_ones() -> hvd.ProcessSet:
+    """All ranks but rank 0."""
+    hvd.shutdown()
+    hvd.init()
+    return with_set(list(range(1, hvd.size())))
+
+
+def check_collectives_and_their_gradients() -> None:
+    s = odd_ones()
+    n, r = len(s.ranks), hvd.rank()
+    if r in s.ranks:
+        place, mean = s.rank(), (sum(s.ranks) + n) / n
+        x = torch.ones(2, requires_grad=True)
+        (hvd.allreduce(x, process_set=s) * (r + 1)).sum().backward()
+        assert (x.grad == mean).all()
+        x = torch.ones(place + 1, requires_grad=True)
+        rows = hvd.allgather(x * r, process_set=s)
+        assert rows.tolist() == [float(o) for i, o in enumerate(s.ranks) for _ in range(i + 1)]
+        rows.sum().backward()
+        assert (x.grad == r).all()
+        x = torch.ones(2, requires_grad=True)
+        (hvd.broadcast(x, s.ranks[-1], process_set=s) * (r + 1)).sum().backward()
+        assert (x.grad == (mean if r == s.ranks[-1] else 0)).all()
+        x = torch.ones(n, requires_grad=True)
+        (hvd.alltoall(x, process_set=s) * (r + 1)).sum().backward()
+        assert x.grad.tolist() == [o + 1.0 for o in s.ranks]
+        x = torch.ones(n, requires_grad=True)
+        (hvd.reducescatter(x, op=hvd.Sum, process_set=s) * (r + 1)).sum().backward()
+        assert x.grad.tolist() == [n * (o + 1.0) for o in s.ranks]
+        if n > 1 and n < hvd.size():
+            require_error(NotImplementedError, lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum, process_set=s))
+    else:
+        for call in (lambda: hvd.allreduce(torch.ones(1), process_set=s), lambda: hvd.allgather(torch.ones(1), process_set=s),
+                     lambda: hvd.alltoall(torch.ones(n), process_set=s), lambda: hvd.barrier(s)):
+            require_error(ValueError, call, "not a member")
+    hvd.shutdown()
+    hvd.init()
+
+
+def check_an_optimizer_within_a_set() -> None:
+    """Members average among themselves; outside nothing is attached, and the methods do nothing."""
+    s = odd_ones()
+    r = hvd.rank()
+    w = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), process_set=s)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (w.sum() * r).backward()
+        assert (w.grad == (sum(s.ranks) / len(s.ranks) if r in s.ranks else r)).all()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), process_set=hvd.ProcessSet([0])),
+                  "not registered")
+    hvd.shutdown()
+    hvd.init()
+
+
+def check_optimizers_of_a_set_and_of_all() -> None:
+    """Attached in that order: members of the set have one more, and all still find each other."""
+    s = odd_ones()
+    p, r = hvd.size(), hvd.rank()
+    inner, outer = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2))
+    a = hvd.DistributedOptimizer(torch.optim.SGD([inner], lr=1.0), process_set=s)
+    b = hvd.DistributedOptimizer(torch.optim.SGD([outer], lr=1.0))
+    for _ in range(3):
+        (inner.sum() * r + outer.sum() * r).backward()
+        assert (outer.grad == (p - 1) / 2).all()
+        assert r not in s.ranks or (inner.grad == sum(s.ranks) / len(s.ranks)).all()
+        for optimizer in (a, b):
+            optimizer.step()
+            optimizer.zero_grad()
+    assert hvd.join() in range(p)
+    (outer.sum() * r).backward()
+    assert (outer.grad == (p - 1) / 2).all()
+    hvd.shutdown()
+    hvd.init()
