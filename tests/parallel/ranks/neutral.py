@@ -1,0 +1,134 @@
+"""hvdlite's own functions on NumPy arrays, in every form: plain, asynchronous, in place."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+
+import hvdlite as hvd
+from tests.parallel.common import last, require_error, require_mismatch
+
+MOVED = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+         "complex64")  # fmt: skip
+
+
+def rows_of(rank: int, rows: int) -> int:
+    return rows // hvd.size() + (rank < rows % hvd.size())
+
+
+def check_reductions_in_every_form() -> None:
+    p, r = hvd.size(), hvd.rank()
+    total = p * (p - 1) // 2
+    for mine in (np.full((2, 3), r), np.arange(24.0).reshape(4, 6)[::2, ::3] * 0 + r, np.float32(r)):
+        for result in (hvd.allreduce(mine, op=hvd.Sum), hvd.synchronize(hvd.allreduce_async(mine, op=hvd.Sum)),
+                       hvd.grouped_allreduce([mine], op=hvd.Sum)[0],
+                       hvd.synchronize(hvd.grouped_allreduce_async([mine, mine], op=hvd.Sum))[1]):
+            assert result.shape == np.shape(mine) and (result == total).all()
+        assert (mine == r).all()
+    for change in (lambda a: hvd.allreduce_(a, op=hvd.Sum), lambda a: hvd.synchronize(hvd.allreduce_async_(a, op=hvd.Sum)),
+                   lambda a: hvd.grouped_allreduce_([a], op=hvd.Sum)[0],
+                   lambda a: hvd.synchronize(hvd.grouped_allreduce_async_([a], op=hvd.Sum))[0]):
+        whole = np.full((4, 6), r)
+        part = whole[::2, 1::2].T
+        assert change(part) is part and (part == total).all() and (whole[1::2] == r).all() and (whole[:, ::2] == r).all()
+    for root in range(p):
+        for result in (hvd.reduce(np.full(4, r), root, op=hvd.Sum), hvd.synchronize(hvd.reduce_async(np.full(4, r), root, op=hvd.Sum))):
+            assert (result == total).all() if r == root else result is None
+    mine = np.tile(np.arange(p), (2, 1)).T + r
+    for result in (hvd.reducescatter(mine, op=hvd.Sum), hvd.synchronize(hvd.reducescatter_async(mine, op=hvd.Sum)),
+                   hvd.grouped_reducescatter([mine], op=hvd.Sum)[0],
+                   hvd.synchronize(hvd.grouped_reducescatter_async([mine, mine], op=hvd.Sum))[1]):
+        assert result.tolist() == [[r * p + total] * 2]
+
+
+def check_movement_of_every_dtype_in_every_form() -> None:
+    p, r = hvd.size(), hvd.rank()
+    for name in (*MOVED, "bfloat16"):
+        kind = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+        mine, everyone = np.full((r + 1, 2), r).astype(kind), np.repeat(np.arange(p), np.arange(p) + 1).astype(kind)
+        for result in (hvd.allgather(mine), hvd.synchronize(hvd.allgather_async(mine)), hvd.grouped_allgather([mine])[0],
+                       hvd.synchronize(hvd.grouped_allgather_async([mine]))[0]):
+            assert result.dtype == kind and (result == everyone[:, None]).all()
+        for root in {0, p - 1}:
+            for result in (hvd.gather(mine, root), hvd.synchronize(hvd.gather_async(mine, root))):
+                assert result is None if r != root else result.dtype == kind and (result == everyone[:, None]).all()
+            given = np.arange(2 * p + 1).astype(kind) if r == root else None
+            start = sum(rows_of(other, 2 * p + 1) for other in range(r))
+            for result in (hvd.scatter(given, root), hvd.synchronize(hvd.scatter_async(given if r == root else 0, root))):
+                assert result.dtype == kind and (result == np.arange(start, start + rows_of(r, 2 * p + 1)).astype(kind)).all()
+            copy = np.full(3, r).astype(kind)
+            for result in (hvd.broadcast(copy, root), hvd.synchronize(hvd.broadcast_async(copy, root))):
+                assert result.dtype == kind and (result == np.array(root).astype(kind)).all() and (copy == np.array(r).astype(kind)).all()
+            assert hvd.synchronize(hvd.broadcast_async_(copy, root)) is copy and (copy == np.array(root).astype(kind)).all()
+            assert hvd.broadcast_(copy, root) is copy
+        sent = np.full(2 * p, r).astype(kind)
+        expected = np.repeat(np.arange(p), 2).astype(kind)
+        assert (hvd.alltoall(sent) == expected).all() and (hvd.alltoall(sent, [2] * p)[0] == expected).all()
+        rows, received = hvd.synchronize(hvd.alltoall_async(sent))
+        assert (rows == expected).all() and received.tolist() == [2] * p and received.dtype == np.int32
+
+
+def check_scatter_refusals() -> None:
+    p = hvd.size()
+    if hvd.rank() == 0:
+        require_error(ValueError, lambda: hvd.scatter(None, 0), "root must give")
+        require_error(ValueError, lambda: hvd.scatter(np.ones(3), 0, splits=[4] * p), "add up")
+        require_error(ValueError, lambda: hvd.scatter(np.array(["text"]), 0), "dtype")
+        require_error(ValueError, lambda: hvd.reduce(np.ones(3), p), "root_rank")
+        require_error(ValueError, lambda: hvd.poll(123456), "not a pending handle")
+        require_error(NotImplementedError, lambda: hvd.reduce(np.ones(3), 0, op=hvd.Adasum))
+    hvd.barrier()
+
+
+def check_mismatches() -> None:
+    if hvd.size() == 1:
+        return
+    mine = np.ones((2, 2 + last()))
+    for call, words in ((lambda: hvd.alltoall(mine, [0] * hvd.size(), name="w"), "alltoall 'w'"), (lambda: hvd.gather(mine, 0, name="w"), "gather 'w'"),
+                        (lambda: hvd.reduce(mine, 0, name="w"), "reduce 'w'"), (lambda: hvd.reducescatter(mine, name="w"), "reducescatter 'w'"),
+                        (lambda: hvd.grouped_allgather([mine], name="w"), "grouped_allgather 'w'")):
+        require_mismatch(call, words, "shape", "(2,)" if "gather" in words or "alltoall" in words else "(2, 2)")
+    factor = 2.0 if last() else 1.0
+    require_mismatch(lambda: hvd.reducescatter(np.ones(4), prescale_factor=factor, name="w"), "prescale_factor differs")
+    call = hvd.alltoall if last() else hvd.reducescatter
+    require_mismatch(lambda: call(np.ones(hvd.size()), name="thing"), "kind differs", "alltoall", "reducescatter")
+
+
+def check_long_messages_go_in_pieces() -> None:
+    """With pieces of 1000 bytes everything is as with pieces of a gigabyte."""
+    if hvd.size() == 1:
+        return
+    from hvdlite import runtime
+
+    p, r = hvd.size(), hvd.rank()
+    before, hvd_transport = runtime.current().eager.transport.piece, runtime.current().eager.transport
+    hvd_transport.piece = 1000
+    try:
+        hvd.barrier()
+        assert (hvd.broadcast(np.full(5001, r, np.int8), p - 1) == p - 1).all()
+        assert hvd.allgather(np.full(1001 + r, r, np.int16)).sum() == sum((1001 + o) * o for o in range(p))
+        assert (hvd.allreduce(np.full(400_009, r, np.float32), op=hvd.Sum) == p * (p - 1) // 2).all()
+        assert (hvd.alltoall(np.full(p * 777, r)) == np.repeat(np.arange(p), 777)).all()
+        handle = hvd.send_async(np.full(3003, r, np.uint8), (r + 1) % p)
+        assert (hvd.recv((r - 1) % p) == (r - 1) % p).all()
+        hvd.synchronize(handle)
+        hvd.barrier()
+    finally:
+        hvd_transport.piece = before
+
+
+def check_more_elements_than_a_c_int_counts() -> None:
+    """2^31 + 5 elements lie in pieces that MPI can count; nothing is sent, and no page of them is touched."""
+    if hvd.size() == 1:
+        return
+    from hvdlite.transports.mpi import PIECE, MpiTransport
+
+    transport = object.__new__(MpiTransport)  # its communicator is not needed
+    transport.piece = PIECE
+    for length, kind in ((2**31 + 5, np.uint8), (2**30 + 1, np.int16)):
+        pieces = transport.pieces(np.empty(length, kind))
+        assert max(piece.nbytes for piece in pieces) <= PIECE < 2**31 and sum(piece.nbytes for piece in pieces) == length * kind().itemsize
+        addresses = [piece.__array_interface__["data"][0] for piece in pieces]
+        assert all(b - a == PIECE for a, b in itertools.pairwise(addresses))
