@@ -25,6 +25,7 @@ from hvdlite.errors import (
 from hvdlite.front import *  # noqa: F403
 from hvdlite.front import __all__ as _collectives
 from hvdlite.joining import join
+from hvdlite.launch import run
 from hvdlite.membership import add_process_set, remove_process_set
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Adasum, Average, Max, Min, Op, Product, Sum, barrier
@@ -64,5 +65,5 @@ __all__ = [
     "MismatchError", "NotInitializedError", "Op", "ProcessSet", "Product", "ShutdownError", "StallError", "Sum",
     "add_process_set", "allgather_object", "barrier", "broadcast_object", "broadcast_variables", "cross_rank",
     "cross_size", "global_process_set", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size",
-    "rank", "remove_process_set", "shutdown", "size", "start_timeline", "stop_timeline",
+    "rank", "remove_process_set", "run", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip

@@ -52,9 +52,9 @@ def main() -> None:
         data = os.read(0, _CHUNK)
         if not data:
             return
-        job = next((frame for _, _, frame in decoder.feed(data)), None)
+        job = next((frame for _, _, frame in decoder.feed(data)), None)  # the rest stays in the decoder
     agent = Agent(decoder)
-    agent.take(job)
+    agent.take(wire.MESSAGE, job)
     agent.serve()
 
 
@@ -74,14 +74,17 @@ class Agent:
     _segments: set[str] = field(default_factory=set)
     _pause: float = BEAT / 2
 
-    def take(self, data: bytes) -> None:
-        """Act on a message of hvdliterun."""
+    def take(self, kind: int, data: bytes) -> None:
+        """Act on a frame of hvdliterun's."""
+        if kind == wire.TASK:
+            self._publish("task", data)
+            return
         message = wire.decode(data)
         self._paused = "pause" in message
         if "job" in message:
             self._open(message["job"])
         if "told" in message:
-            self._publish("told", str(message["told"]))
+            self._publish("told", str(message["told"]).encode())
         if "signal" in message:
             for process in _rank_processes(self._job["folder"]):
                 with contextlib.suppress(OSError):
@@ -166,8 +169,8 @@ class Agent:
         data = os.read(0, _CHUNK)
         self._heard = time.monotonic()
         self._over |= not data
-        for _, _, frame in self.decoder.feed(data):
-            self.take(frame)
+        for kind, _, frame in self.decoder.feed(data):
+            self.take(kind, frame)
 
     def _look(self, descriptor: int) -> None:
         """Act on the files that keepers and ranks make in the job's folder."""
@@ -181,6 +184,9 @@ class Agent:
                 self._pause = _PAUSE  # soon there will be segments
             elif name == "failed" and complete:
                 self._report(path)
+            elif kind == "result" and complete:
+                with open(path, "rb") as file:
+                    self._unsent += wire.encode(wire.RESULT, int(number), file.read())
 
     def _report(self, path: str) -> None:
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
@@ -206,12 +212,12 @@ class Agent:
         self._unsent += wire.encode(*self._pipes[pipe], data)
         return True
 
-    def _publish(self, name: str, text: str) -> None:
-        """Write a note that appears with all its text."""
+    def _publish(self, name: str, data: bytes) -> None:
+        """Write a file that appears with all its contents."""
         path = os.path.join(self._job["folder"], name)
         with contextlib.suppress(OSError):
-            with open(f"{path}.new", "w", encoding="ascii") as file:
-                file.write(text)
+            with open(f"{path}.new", "wb") as file:
+                file.write(data)
             os.rename(f"{path}.new", path)
 
     def _say(self, **values: Any) -> None:
@@ -228,10 +234,13 @@ class Agent:
             self._over = True
 
     def _flush_all(self) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while self._unsent and time.monotonic() < deadline:
+        left, since = len(self._unsent), time.monotonic()
+        while self._unsent and time.monotonic() - since < PATIENCE:
             self._flush()
-            time.sleep(0.005)
+            if len(self._unsent) < left:
+                left, since = len(self._unsent), time.monotonic()
+            else:
+                time.sleep(0.005)
 
     def _clean_up(self) -> None:
         """Kill, read the last words, report a failure not yet reported, and remove. Nothing in here waits for

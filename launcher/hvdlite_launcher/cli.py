@@ -37,15 +37,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_stdio()
     try:
         options = parse(arguments)
-        return subprocess.call([sys.executable, "-m", "hvdlite.check"]) if options.check else _launch(options)
+        if options.check:
+            return subprocess.call([sys.executable, "-m", "hvdlite.check"])
+        outcome = launch(options)
+        if outcome.message:
+            say(outcome.message)
+        return outcome.code
     except UsageError as error:
-        _say(str(error))
+        say(str(error))
         return error.code
+    except NotReadyError as error:
+        say(str(error))
+        readiness.show(error.states)
+        return 1
     except KeyboardInterrupt:
         return 130
 
 
-def _launch(options: argparse.Namespace) -> int:
+def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
+    """Run the job that the command line asks for. task: see `run.run`. Raises UsageError, NotReadyError."""
     begin = time.monotonic()
     try:
         mpi = find_mpi(os.environ, options.mpi_launcher or os.environ.get("HVDLITE_MPIEXEC"))
@@ -54,7 +64,7 @@ def _launch(options: argparse.Namespace) -> int:
     found = time.monotonic()
     wanted, explanations = settings(options, mpi, os.environ)
     for line in explanations:
-        _say(line)
+        say(line)
     environ = {**kept(os.environ), **forwarded(os.environ)} if wanted.elsewhere else os.environ
 
     def prepare(place: Place) -> Command:
@@ -66,18 +76,10 @@ def _launch(options: argparse.Namespace) -> int:
     reach = _reach(wanted, options.start_timeout) if wanted.several else None
     _allow_files()
     with Printer(not options.no_prefix, options.timestamps, options.output_filename, wanted.ranks) as printer:
-        try:
-            outcome = run(prepare, wanted, environ, reach=reach, printer=printer, verbose=options.verbose)
-        except NotReadyError as error:
-            bad = readiness.unready(error.states)
-            _say(f"nothing was started: {len(bad)} of {len(error.states)} hosts not ready")
-            readiness.show(error.states)
-            return 1
-    if outcome.message:
-        _say(outcome.message)
+        outcome = run(prepare, wanted, environ, reach=reach, printer=printer, verbose=options.verbose, task=task)
     if options.verbose:
         _show_times(found - begin, outcome)
-    return outcome.code
+    return outcome
 
 
 def _reach(wanted: Settings, timeout: float) -> Reach:
@@ -92,10 +94,10 @@ def _allow_files() -> None:
 
 
 def _show_command(mpi: Mpi, command: Command, wanted: Settings) -> None:
-    _say(f"MPI: {mpi}")
-    _say(f"libmpi: {_libmpi(wanted.command[0], {**os.environ, **command.env})}")
+    say(f"MPI: {mpi}")
+    say(f"libmpi: {_libmpi(wanted.command[0], {**os.environ, **command.env})}")
     assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(command.env.items()))
-    _say(f"command: {assignments} {shlex.join(command.argv)}")
+    say(f"command: {assignments} {shlex.join(command.argv)}")
 
 
 def _libmpi(program: str, env: Mapping[str, str]) -> str:
@@ -117,7 +119,7 @@ def _libmpi(program: str, env: Mapping[str, str]) -> str:
 
 def _show_times(found: float, outcome: Outcome) -> None:
     first = "none" if outcome.first_output is None else f"after {outcome.first_output * 1e3:.0f} ms"
-    _say(
+    say(
         f"start-up: find MPI {found * 1e3:.0f} ms, prepare {outcome.prepared * 1e3:.0f} ms, "
         f"spawn {outcome.spawned * 1e3:.0f} ms, first output {first}"
     )
@@ -132,7 +134,8 @@ def _open_stdio() -> None:
         os.close(descriptor)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """One line of hvdliterun's own, to stderr."""
     print(f"hvdliterun: {text}", file=sys.stderr, flush=True)
 
 

@@ -40,6 +40,7 @@ def main(command: Sequence[str]) -> int:
     if child == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
         _die_with_parent(prctl, keeper)
+        os.environ["HVDLITE_JOB_RANK"] = rank
         _become(command)
     _forward_signals(child)
     _note(os.path.join(folder, f"pid.{rank}"), str(child))

@@ -62,11 +62,27 @@ def first_failure(place: Place) -> Failure | None:
 
 def tell_first(place: Place, rank: int) -> None:
     """Let the ranks of this host know whose failure is the job's: all others keep silent about theirs."""
-    path = os.path.join(place.folder, "told")
     with contextlib.suppress(OSError):
-        with open(f"{path}.new", "w", encoding="ascii") as file:
-            file.write(str(rank))
-        os.rename(f"{path}.new", path)
+        write(place, "told", str(rank).encode())
+
+
+def write(place: Place, name: str, data: bytes) -> None:
+    """Write a file into the job's folder, which appears with all its contents. Raises OSError."""
+    path = os.path.join(place.folder, name)
+    with open(f"{path}.new", "wb") as file:
+        file.write(data)
+    os.rename(f"{path}.new", path)
+
+
+def results(place: Place) -> dict[int, bytes]:
+    """What ranks of this host have left in `result.RANK`."""
+    found = {}
+    for name in os.listdir(place.folder):
+        kind, _, rank = name.partition(".")
+        if kind == "result" and rank.isdigit():
+            with open(os.path.join(place.folder, name), "rb") as file:
+                found[int(rank)] = file.read()
+    return found
 
 
 def rank_processes(place: Place) -> list[int]:

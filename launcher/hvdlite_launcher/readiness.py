@@ -23,8 +23,8 @@ class NotReadyError(Exception):
     """Some host cannot take part. states: by host, what is wrong, or None where all is well."""
 
     def __init__(self, states: Mapping[str, str | None]) -> None:
-        super().__init__("not all hosts are ready")
         self.states = states
+        super().__init__(f"nothing was started: {len(unready(states))} of {len(states)} hosts not ready")
 
 
 def explain(host: str, said: str, code: int, package: str) -> str:

@@ -18,7 +18,7 @@ from hvdlite_launcher.ending import Ending, signals, suspension
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import Failures, of_scheduler
 from hvdlite_launcher.output import Printer
-from hvdlite_launcher.place import a_place, first_failure
+from hvdlite_launcher.place import a_place, first_failure, results, write
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Reach, Team, a_team
 
@@ -27,12 +27,16 @@ from hvdlite_launcher.team import Reach, Team, a_team
 class Outcome:
     """How a job ended. code: the exit code for hvdliterun. message: the line that explains it, or None.
 
-    prepared, spawned: seconds for composing the command (and reaching other hosts) and for starting it.
-    first_output: seconds from that start to a rank's first output; None where nothing was written.
+    ranks: how many there were. rank: the first that failed, or None. results: by rank, what ranks have left in
+    `result.RANK` in the job's folder. prepared, spawned: seconds for composing the command (and reaching other hosts)
+    and for starting it. first_output: seconds from that start to a rank's first output; None where nothing was written.
     """
 
     code: int
     message: str | None
+    ranks: int
+    rank: int | None
+    results: Mapping[int, bytes]
     prepared: float
     spawned: float
     first_output: float | None
@@ -46,11 +50,13 @@ def run(
     reach: Reach | None = None,
     printer: Printer,
     verbose: bool = False,
+    task: bytes | None = None,
 ) -> Outcome:
     """Run one job from its start to the last trace of it; output and errors go to our stdout and stderr.
 
     compose: makes the command, given the job's place. environ: what the command's variables are added to.
-    reach: other hosts, or None. verbose: whether all of mpirun's messages are shown.
+    reach: other hosts, or None. verbose: whether all of mpirun's messages are shown. task: contents of the file `task`
+    that ranks find in the job's folder, or None.
     Raises NotReadyError before anything has started when some host cannot take part.
     """
     failures = Failures(several=settings.elsewhere)
@@ -63,7 +69,9 @@ def run(
             command = compose(place)
             env = {**environ, **command.env}
             job = _job(place, settings.command, env)
-            with a_team(reach, place, job, streams, failures) as team, suspension(team):
+            if task is not None:
+                write(place, "task", task)
+            with a_team(reach, place, job, task, streams, failures) as team, suspension(team):
                 if reach:
                     team.prepare(reach, settings.command, env, lambda: ending.signal != 0)
                 started = time.monotonic()
@@ -71,11 +79,14 @@ def run(
                 spawned = time.monotonic() - started
                 _watch(mpirun, place, team, streams, ending)
             failures.add(first_failure(place))
+            found = results(place) | {rank: data for each in team.remotes for rank, data in each.results.items()}
         streams.drain(explained=bool(ending.signal or ending.lost or failures.first(final=True)))
         code, message = _explain(mpirun, ending)
+    failure = failures.first(final=True)
     first = streams.first_output
     waited = None if first is None else first - started
-    return Outcome(code, message, started - begun, spawned, waited)
+    first_rank = None if failure is None else failure.rank
+    return Outcome(code, message, settings.ranks, first_rank, found, started - begun, spawned, waited)
 
 
 def _job(place: Place, program: Sequence[str], env: Mapping[str, str]) -> dict[str, object]:

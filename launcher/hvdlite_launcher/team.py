@@ -7,6 +7,7 @@ thread sends signs of life, since the main thread may be held up by a terminal t
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import socket
@@ -25,7 +26,7 @@ from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.ssh import Ssh
 from hvdlite_launcher.streams import Streams
 
-_FAREWELL = 3.0  # seconds for an agent to clean up
+_PIPE = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,11 @@ class Reach:
 
 @dataclass
 class Remote:
-    """One other host. facts: its answer, once it is there. problem: why it cannot take part. heard: when it last
-    gave a sign of life. started: how many ranks have started there. ended: its connection is closed."""
+    """One other host. facts: its answer, once it is there. problem: why it cannot take part.
+
+    heard: when it last gave a sign of life. started: how many ranks have started there. ended: its connection is
+    closed. said: what ssh, or an agent in trouble, has written to stderr. results: what its ranks have returned.
+    """
 
     name: str
     process: subprocess.Popen[bytes]
@@ -58,6 +62,7 @@ class Remote:
     started: int = 0
     ended: bool = False
     said: bytes = b""
+    results: dict[int, bytes] = field(default_factory=dict)
     _offset: float = math.inf  # from the host's clock to ours; the least is nearest, as messages take time
     _decoder: wire.Decoder = field(default_factory=lambda: wire.Decoder(marked=True))
     _unsent: bytearray = field(default_factory=bytearray)
@@ -70,6 +75,8 @@ class Remote:
         for kind, rank, frame in self._decoder.feed(data):
             if kind == wire.MESSAGE:
                 self._hear(wire.decode(frame))
+            elif kind == wire.RESULT:
+                self.results[rank] = frame
             else:
                 self.streams.output(rank, 1 if kind == wire.STDOUT else 2, frame)
 
@@ -77,12 +84,15 @@ class Remote:
         """Take what ssh, or an agent in trouble, has written to stderr."""
         self.said += data
 
-    def say(self, **values: Any) -> None:
-        """Send a message; never waits. To an agent that is gone, it is lost."""
+    def send(self, data: bytes) -> bool:
+        """Send frames, after what is left of earlier ones; never waits. To an agent that is gone, they are lost.
+        Whether something is left."""
         assert self.process.stdin is not None
         with self._lock, contextlib.suppress(OSError, ValueError):
-            self._unsent += wire.message(**values)
-            del self._unsent[: os.write(self.process.stdin.fileno(), self._unsent)]
+            self._unsent += data
+            if self._unsent:
+                del self._unsent[: os.write(self.process.stdin.fileno(), self._unsent)]
+        return bool(self._unsent) and not self.ended
 
     @property
     def present(self) -> bool:
@@ -118,7 +128,7 @@ class Team:
     def say(self, **values: Any) -> None:
         """Send a message to all agents."""
         for remote in self.remotes:
-            remote.say(**values)
+            remote.send(wire.message(**values))
 
     def signal(self, number: int) -> bool:
         """Send a signal to all ranks on other hosts; whether there are any."""
@@ -159,8 +169,7 @@ class Team:
     def close(self) -> None:
         """Have all agents clean up, and print their ranks' last words. A host that does not answer is left alone."""
         self.say(end=1)
-        deadline = time.monotonic() + _FAREWELL
-        while any(remote.present and not remote.lost for remote in self.remotes) and time.monotonic() < deadline:
+        while any(remote.present and not remote.lost for remote in self.remotes):
             self.streams.wait()
         for remote in self.remotes:
             remote.process.kill()
@@ -169,12 +178,17 @@ class Team:
 
 @contextmanager
 def a_team(
-    reach: Reach | None, place: Place, job: Mapping[str, Any], streams: Streams, failures: Failures
+    reach: Reach | None,
+    place: Place,
+    job: Mapping[str, Any],
+    task: bytes | None,
+    streams: Streams,
+    failures: Failures,
 ) -> Iterator[Team]:
     """Agents on all hosts but this one, told of the job; gone at the end.
 
-    job: their first message; see `agent.Agent`. reach: None where the job has this host only, or a scheduler that
-    watches over the others.
+    job: their first message; see `agent.Agent`. task: a file for all hosts, or None. reach: None where the job has this
+    host only, or a scheduler that watches over the others.
     """
     team = Team(streams)
     if reach:
@@ -182,6 +196,9 @@ def a_team(
             if not host.local:
                 team.remotes.append(_connect(host.name, reach, place, streams, failures))
         team.say(job=job)
+        if task is not None:
+            for remote in team.remotes:
+                remote.send(wire.encode(wire.TASK, 0, task))
     over = threading.Event()
     beats = threading.Thread(target=_beat, args=(team, over), daemon=True, name="signs of life")
     if team.remotes:
@@ -194,8 +211,12 @@ def a_team(
 
 
 def _beat(team: Team, over: threading.Event) -> None:
-    while not over.wait(agent.BEAT):
-        team.say(beat=1)
+    beaten, left = time.monotonic(), True
+    while not over.wait(0.01 if left else agent.BEAT):
+        if time.monotonic() - beaten > agent.BEAT:
+            beaten = time.monotonic()
+            team.say(beat=1)
+        left = sum(remote.send(b"") for remote in team.remotes) > 0
 
 
 def _connect(name: str, reach: Reach, place: Place, streams: Streams, failures: Failures) -> Remote:
@@ -205,6 +226,8 @@ def _connect(name: str, reach: Reach, place: Place, streams: Streams, failures: 
     process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
     assert process.stdin and process.stdout and process.stderr
     os.set_blocking(process.stdin.fileno(), False)
+    with contextlib.suppress(OSError):  # more than an unprivileged user may have
+        fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE)
     remote = Remote(name, process, streams, failures)
     streams.add(os.dup(process.stdout.fileno()), remote.listen)
     streams.add(os.dup(process.stderr.fileno()), remote.note)

@@ -1,8 +1,8 @@
 """What hvdliterun and its agents on other hosts say to each other over an ssh connection's pipes.
 
-Frames of a kind, a rank, a length and that many bytes. A rank's output is carried as it is; everything else is a
-small message in JSON. A shell that greets on its stdout (a `.bashrc` with an `echo`) is skipped: the agent's first
-bytes are a mark.
+Frames of a kind, a rank, a length and that many bytes. A rank's output is carried as it is, and so are files of the
+job's folder (what a rank has returned, by rank; what all are to run); everything else is a small message in JSON. A
+shell that greets on its stdout (a `.bashrc` with an `echo`) is skipped: the agent's first bytes are a mark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MARK = b"\0hvdlite-agent\n"
-MESSAGE, STDOUT, STDERR = 0, 1, 2  # kinds of frames
+MESSAGE, STDOUT, STDERR, RESULT, TASK = range(5)  # kinds of frames
 _HEADER = struct.Struct("!BIQ")
 
 

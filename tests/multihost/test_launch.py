@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -67,3 +68,21 @@ def test_nothing_is_left_on_any_host(runner: Runner, pair: Hosts) -> None:
     told(runner, "-H", "hosta:2,hostb:2")
     assert [machine.run("ls", "/tmp", "/dev/shm") for machine in pair.machines] == before
     assert runner.leftovers() == []
+
+
+def test_a_function_on_two_hosts(runner: Runner, tmp_path: Path) -> None:
+    """hvdlite.run: the function, some megabytes and the results travel over ssh."""
+    script = tmp_path / "function.py"
+    script.write_text(
+        "import socket, numpy as np, hvdlite\n"
+        "def work(data):\n"
+        "    hvdlite.init()\n"
+        "    total = hvdlite.allreduce(data[:3] * hvdlite.rank(), op=hvdlite.Sum)\n"
+        "    return hvdlite.rank(), socket.gethostname(), total.tolist(), data + hvdlite.rank()\n"
+        "results = hvdlite.run(work, (np.arange(500_000.0),), hosts='hosta:1,hostb:1')\n"
+        "assert all(np.array_equal(each[3], np.arange(500_000.0) + each[0]) for each in results)\n"
+        "print([each[:3] for each in results])\n"
+    )
+    command = [*runner.prefix, sys.executable, str(script)]
+    done = subprocess.run(command, env=runner.env(), capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[(0, 'hosta', [0.0, 1.0, 2.0]), (1, 'hostb', [0.0, 1.0, 2.0])]\n", done.stderr

@@ -1,0 +1,98 @@
+"""`hvdlite.run`: a function on N ranks, from Python or a notebook, with the results as a list.
+
+The function travels pickled by cloudpickle (so it may be defined in a notebook), by way of hvdliterun, whose flags the
+parameters are: everything that is true of `hvdliterun` is true here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hvdlite.errors import HvdliteError
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception on a rank; the cause of the exception that `run` raises."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int | None = None,
+    hosts: str | None = None,
+    *,
+    num_proc: int | None = None,
+    hostfile: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    network_interfaces: str | None = None,
+    output_filename: str | None = None,
+    env: Mapping[str, str] | None = None,
+    mpi_args: str | None = None,
+    verbose: bool = False,
+    prefix: bool = True,
+    executable: str | None = None,
+    disable_cache: bool | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` on `np` ranks and return what each returned, in rank order.
+
+    np (or num_proc): ranks; by default all slots of `hosts`, or 2 on this machine. hosts, hostfile and all others: as
+    hvdliterun's flags of the same names. env: variables for all ranks. prefix: whether the ranks' output carries their
+    rank. executable: the ranks' interpreter. The function, its arguments and results are pickled.
+    Waits for all ranks. Raises the first failing rank's exception, with its traceback as the cause; HvdliteError when
+    a rank was killed or a host is not ready; ValueError for parameters that hvdliterun refuses.
+    """
+    import cloudpickle
+    from hvdlite_launcher import cli, options, readiness
+    from hvdlite_launcher.usage import UsageError
+
+    if use_gloo:
+        raise ValueError("run(use_gloo=True): hvdlite communicates over MPI only; leave it out")
+    ranks = num_proc if np is None else np
+    if ranks is None and hosts is None and hostfile is None:
+        ranks = 2
+    flags = {
+        "-np": ranks, "-H": hosts, "--hostfile": hostfile, "--start-timeout": start_timeout, "-p": ssh_port,
+        "-i": ssh_identity_file, "--network-interfaces": network_interfaces, "--output-filename": output_filename,
+    }  # fmt: skip
+    arguments = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    arguments += [f"--mpi-args={mpi_args}"] if mpi_args else []
+    arguments += [*(["--verbose"] if verbose else []), *([] if prefix else ["--no-prefix"])]
+    for name, value in {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})}.items():
+        arguments += ["-x", f"{name}={value}"]
+    task = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
+    sys.stdout.flush()
+    try:
+        command = [executable or sys.executable, "-m", "hvdlite.task"]
+        outcome = cli.launch(options.parse([*arguments, *command]), task)
+    except UsageError as error:
+        raise ValueError(f"run: {error}") from error
+    except readiness.NotReadyError as error:
+        states = "; ".join(f"{host}: {state}" for host, state in error.states.items() if state)
+        raise HvdliteError(f"{error}: {states}") from error
+    return _results({rank: cloudpickle.loads(data) for rank, data in outcome.results.items()}, outcome)
+
+
+def _results(found: Mapping[int, tuple[bool, Any, str]], outcome: Any) -> list[Any]:
+    """The values by rank, or the failure's exception."""
+    failed = {rank: (error, text) for rank, (well, error, text) in found.items() if not well}
+    if outcome.code:
+        first = outcome.rank if outcome.rank in failed else min(failed, default=None)
+        if first is not None:
+            error, text = failed[first]
+            raise error from RemoteTraceback(f"rank {first}:\n{text}")
+        raise HvdliteError(outcome.message or f"the job ended with exit code {outcome.code}")
+    missing = [rank for rank in range(outcome.ranks) if rank not in found]
+    if missing:
+        raise HvdliteError(f"ranks {missing} ended without an error, but did not return from the function")
+    return [found[rank][1] for rank in range(outcome.ranks)]

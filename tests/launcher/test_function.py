@@ -1,0 +1,107 @@
+"""`hvdlite.run`: a function on several ranks, its results in order, its exceptions as one's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hvdlite
+from hvdlite.launch import RemoteTraceback
+from tests.launcher.conftest import Runner
+
+
+@pytest.fixture(autouse=True)
+def _mpi(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with the parameter's MPI, and can tell its own leftovers."""
+    name, value = runner.mark.split("=")
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HVDLITE_MPIEXEC", runner.mpi.launcher)
+    monkeypatch.setenv("TMPDIR", str(runner.tmpdir))
+
+
+def test_results_come_in_rank_order(runner: Runner) -> None:
+    factor = 10.0  # a closure goes along
+
+    def work(start: float, *, step: float) -> tuple[int, float, int]:
+        hvdlite.init()
+        total = hvdlite.allreduce(np.array([start + hvdlite.rank() * step]), op=hvdlite.Sum)
+        return hvdlite.rank(), factor * float(total[0]), os.getpid()
+
+    results = hvdlite.run(work, (1.0,), {"step": 2.0}, np=3)
+    assert [rank for rank, _, _ in results] == [0, 1, 2]
+    assert {total for _, total, _ in results} == {10.0 * (3 + 2 * 3)}
+    assert len({process for _, _, process in results} | {os.getpid()}) == 4
+    assert runner.leftovers() == []
+
+
+def test_two_ranks_are_the_default_and_the_environment_is_set() -> None:
+    assert hvdlite.run(lambda: os.environ["GIVEN"], env={"GIVEN": "a b"}) == ["a b", "a b"]
+
+
+def test_large_results_and_arguments() -> None:
+    data = np.arange(4_000_000.0)
+    (back,) = hvdlite.run(lambda array: array * 2, (data,), np=1)
+    assert np.array_equal(back, data * 2)
+
+
+def test_the_exception_of_a_rank_is_raised_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    class Unlucky(Exception):
+        pass
+
+    def work() -> None:
+        hvdlite.init()
+        if hvdlite.rank() == 1:
+            raise Unlucky("on rank", 1)
+        hvdlite.barrier()
+
+    begun = time.monotonic()
+    with pytest.raises(Exception, match="on rank") as caught:
+        hvdlite.run(work, np=3)
+    assert time.monotonic() - begun < 10
+    assert type(caught.value).__name__ == "Unlucky" and caught.value.args == ("on rank", 1)
+    cause = caught.value.__cause__
+    assert isinstance(cause, RemoteTraceback)
+    assert "rank 1:" in str(cause) and 'raise Unlucky("on rank", 1)' in str(cause)
+    assert capfd.readouterr().err.count("Traceback") == 1
+
+
+def test_a_rank_without_a_result(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(hvdlite.HvdliteError, match="rank 1 was killed by SIGKILL"):
+        hvdlite.run(lambda: os.environ["HVDLITE_JOB_RANK"] == "1" and os.kill(os.getpid(), 9), np=2)
+    with pytest.raises(hvdlite.HvdliteError, match="exit code 7"):
+        hvdlite.run(lambda: sys.exit(7), np=1)
+    with pytest.raises(hvdlite.HvdliteError, match=r"ranks \[0\] ended without an error"):
+        hvdlite.run(lambda: sys.exit(0), np=1)
+
+
+def test_what_cannot_be_pickled_is_said() -> None:
+    with pytest.raises(TypeError, match="rank 0: what the function returned cannot be pickled"):
+        hvdlite.run(lambda: (each for each in "abc"), np=1)
+
+
+def test_wrong_parameters() -> None:
+    with pytest.raises(ValueError, match="either -H or --hostfile"):
+        hvdlite.run(print, hosts="localhost:1", hostfile="x")
+    with pytest.raises(ValueError, match="needs at least 1 rank"):
+        hvdlite.run(print, np=0)
+    with pytest.raises(ValueError, match="over MPI only"):
+        hvdlite.run(print, use_gloo=True)
+
+
+def test_a_script_with_functions_of_its_own(runner: Runner, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import hvdlite\n"
+        "def twice(x): return 2 * x\n"
+        "def work(x):\n    hvdlite.init(); return twice(x) + hvdlite.rank()\n"
+        "if __name__ == '__main__': print(hvdlite.run(work, (5,), np=2))\n"
+    )
+    env = runner.env()
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.returncode) == ("[10, 11]\n", 0), done.stderr
