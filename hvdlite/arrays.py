@@ -127,16 +127,16 @@ def mark(array: Array) -> Mark:
     xp, device = module(array), device_of(array)
     with xp.cuda.Device(device):
         streams = callers_streams(xp, device)
+        if any(xp.cuda.runtime.streamIsCapturing(stream) for stream in streams):
+            raise HvdliteError(
+                "a collective was called while a CUDA graph is being captured: a graph replays GPU work alone, and the "
+                "other ranks would not take part. Communicate outside torch.cuda.graph and make_graphed_callables"
+            )
         return Mark(xp, device, streams, [recorded(xp, stream) for stream in streams])
 
 
 def recorded(xp: ModuleType, stream: int) -> Any:
     """An event behind the work issued so far on a stream of the current GPU."""
-    if xp.cuda.runtime.streamIsCapturing(stream):
-        raise HvdliteError(
-            "a collective was called while a CUDA graph is being captured: a graph replays GPU work alone, and the "
-            "other ranks would not take part. Communicate outside torch.cuda.graph and make_graphed_callables"
-        )
     event = xp.cuda.Event(disable_timing=True)
     xp.cuda.runtime.eventRecord(event.ptr, stream)
     return event

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 import hvdlite as hvd
-from hvdlite.bench import allreduce, plot, report
-from hvdlite.bench.contenders import TITLES
+from hvdlite.bench import allreduce, gpu, plot, report
+from hvdlite.bench.contenders import KEYS, TITLES
 from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS
 
 MODELS = ("mlp", "cnn", "transformer")  # here as well as in step.py, which imports torch
@@ -22,6 +22,7 @@ UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
   hvdliterun -np 4 python -m hvdlite.bench allreduce --min 1M --max 64M --algorithms arena,mpi --json out.json
+  hvdliterun -np 2 python -m hvdlite.bench allreduce --device cuda --max 1G
   hvdliterun -np 2 python -m hvdlite.bench step --plot steps.png
   python -m hvdlite.bench model --plot model.png
 """
@@ -67,8 +68,10 @@ def parser() -> argparse.ArgumentParser:
         help=f"time per size, within {FEWEST_ROUNDS} to {MOST_ROUNDS} turns per contender (default 3)",
     )  # fmt: skip
     reduce.add_argument(
-        "--algorithms", type=names(*TITLES), default=list(TITLES), metavar="A,B,...", help=f"any of {', '.join(TITLES)}"
-    )
+        "--algorithms", type=names(*TITLES), metavar="A,B,...",
+        help=f"any of {', '.join(KEYS)}; with --device cuda of {', '.join(gpu.KEYS)} (default: all)",
+    )  # fmt: skip
+    reduce.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the arrays lie (default cpu)")
     step = commands.add_parser("step", help="training steps of three models, beside torch DDP on gloo")
     step.add_argument("--steps", type=int, default=25, metavar="N", help="timed steps per contender (default 25)")
     step.add_argument(
@@ -97,7 +100,8 @@ def progress(out: Console) -> Iterator[Callable[[int, int, str], None]]:
 def run_allreduce(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
     with progress(out) as show:
         sizes = allreduce.sizes(args.min, args.max, args.step)
-        found = allreduce.sweep(comm, args.algorithms, sizes, args.iters, args.seconds, args.pin, show)
+        on_gpu = args.device == "cuda"
+        found = allreduce.sweep(comm, args.algorithms, sizes, args.iters, args.seconds, args.pin, show, on_gpu)
     facts = report.machine(comm)
     if hvd.rank() == 0:
         report.print_sweep(out, found)
@@ -140,6 +144,11 @@ def finish(
 
 def main() -> int:
     args = parser().parse_args()
+    if args.command == "allreduce":
+        there = gpu.KEYS if args.device == "cuda" else KEYS
+        args.algorithms = args.algorithms or list(there)
+        if wrong := [key for key in args.algorithms if key not in there]:
+            parser().error(f"--device {args.device} has no {', '.join(wrong)}; there are {', '.join(there)}")
     if args.command == "model":
         run_model(args, report.console())
         return 0

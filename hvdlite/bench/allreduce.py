@@ -10,6 +10,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hvdlite import ops, runtime
+from hvdlite.arrays import module, on_host
+from hvdlite.bench import gpu
 from hvdlite.bench.contenders import ITEM, Contender, Trial, contenders
 from hvdlite.bench.network import most_sent
 from hvdlite.bench.timing import interleaved, pin, rounds_for
@@ -63,14 +65,14 @@ def sizes(least: int, most: int, step: int) -> list[int]:
 
 def sweep(
     comm: MPI.Comm, keys: list[str], nbytes: Sequence[int], rounds: int | None, seconds: float, pinned: bool,
-    progress: Any,
+    progress: Any, on_gpu: bool = False,
 ) -> Sweep:
     """Run the benchmark. Collective. rounds: per size, or None for as many as fit into `seconds` per size. pinned: each
-    rank on a core of its own. progress: called with (done, total, text).
+    rank on a core of its own. progress: called with (done, total, text). on_gpu: arrays there, and other contenders.
 
     Raises HvdliteError where a contender's sum is wrong.
     """
-    field_of = contenders(keys, max(nbytes), comm)
+    field_of = (gpu.contenders if on_gpu else contenders)(keys, max(nbytes), comm)
     if pinned:
         pin(comm)
     hosts = len(runtime.current().topology.hosts)
@@ -79,7 +81,7 @@ def sweep(
         progress(done, len(nbytes), readable(size))
         result.rows.append(measure(comm, field_of, size, rounds, seconds))
     progress(len(nbytes), len(nbytes), "one scalar")
-    result.latency = scalar_latency(comm)
+    result.latency = {} if on_gpu else scalar_latency(comm)
     return result
 
 
@@ -103,11 +105,11 @@ def verify(key: str, trial: Trial, comm: MPI.Comm) -> None:
     """Reduce i % 7 + rank once: p ranks give p (i % 7) + p(p-1)/2, exactly. Leaves zeros, which stay zeros."""
     if trial.array is None:
         return
-    size, pattern = comm.Get_size(), (np.arange(trial.array.size) % 7).astype(ITEM)
-    trial.array[:] = pattern + comm.Get_rank()
+    xp, size, pattern = module(trial.array), comm.Get_size(), (np.arange(trial.array.size) % 7).astype(ITEM)
+    trial.array[:] = xp.asarray(pattern + comm.Get_rank())
     comm.Barrier()
     trial.call()
-    wrong = np.flatnonzero(trial.array != size * pattern + size * (size - 1) // 2)
+    wrong = np.flatnonzero(on_host(trial.array) != size * pattern + size * (size - 1) // 2)
     if wrong.size:
         raise HvdliteError(
             f"{key}: rank {comm.Get_rank()} has a wrong sum of {trial.array.size} elements: {wrong.size} differ, the "

@@ -33,7 +33,12 @@ TITLES = {
     "gloo": "gloo",
     "memcpy": "memcpy",
     "link": "link",
+    "ipc": "two-shot\n(IPC)",
+    "staged": "ring\n(staged)",
+    "mpi_host": "MPI_\nAllreduce\n(host)",
+    "copy": "copy\n(floor)",
 }
+KEYS = ("arena", "tensor", "ring", "halving_doubling", "auto", "mpi", "gloo", "memcpy", "link")  # in host memory
 ON_ONE_HOST, ON_SEVERAL = ("tensor", "memcpy"), ("link",)
 ITEM = np.dtype(np.float32)
 

@@ -40,7 +40,7 @@ def console() -> Console:
 
 def machine(comm: MPI.Comm) -> dict[str, Any]:
     """Where the numbers come from: processor, cores, ranks, libraries, date."""
-    packages = ("hvdlite", "mpi4py", "numpy", "torch")
+    packages = ("hvdlite", "mpi4py", "numpy", "torch", "cupy-cuda12x", "cupy-cuda13x")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(),
@@ -143,6 +143,9 @@ RATIOS = {
     "arena / link": ("arena", "link"),
     "ring / link": ("ring", "link"),
     "MPI / link": ("mpi", "link"),
+    "IPC / floor": ("ipc", "copy"),
+    "staged / IPC": ("staged", "ipc"),
+    "staged / ring": ("staged", "ring"),
 }
 
 

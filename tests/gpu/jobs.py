@@ -41,12 +41,16 @@ def environment(pretend: bool, extra: Mapping[str, str]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def run(size: int, checks: Sequence[str], pretend: bool, extra: Mapping[str, str] | None = None) -> Result:
-    """Run checks of tests/gpu/ranks as a job of `size` ranks."""
-    command = [f"{PREFIX}/bin/mpirun", "-np", str(size), sys.executable, "-m", "tests.parallel.runner"]
+def run_checks(size: int, checks: Sequence[str], pretend: bool, extra: Mapping[str, str] | None = None) -> Result:
+    """Run checks as a job of `size` ranks; those of tests/gpu/ranks are named gpu/MODULE."""
+    return run(size, ["-m", "tests.parallel.runner", *checks], pretend, extra)
+
+
+def run(size: int, arguments: Sequence[str], pretend: bool, extra: Mapping[str, str] | None = None) -> Result:
+    """Run `python ARGUMENTS` as a job of `size` ranks."""
     job = subprocess.Popen(
-        [*command, *(f"gpu/{check}" for check in checks)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        cwd=ROOT, env=environment(pretend, extra or {}),
+        [f"{PREFIX}/bin/mpirun", "-np", str(size), sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, cwd=ROOT, env=environment(pretend, extra or {}),
     )  # fmt: skip
     try:
         output, _ = job.communicate(timeout=SECONDS)

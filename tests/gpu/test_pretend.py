@@ -5,6 +5,7 @@ HVDLITE_TEST_CUDA_MPI names that MPI's prefix; `.ci/run` sets it where there is 
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -20,20 +21,41 @@ pytestmark = pytest.mark.skipif(
 
 
 def require(checks: list[str], size: int, tmp_path: Path, **extra: str) -> None:
-    result = jobs.run(size, checks, True, {"XDG_CACHE_HOME": str(tmp_path), **extra})
+    result = jobs.run_checks(size, checks, True, {"XDG_CACHE_HOME": str(tmp_path), **extra})
     assert result.ended_well(), explain(result, checks[0])
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_device_arrays(size: int, tmp_path: Path) -> None:
-    handles = "pretend_driver.check_opened_handles_are_closed"
-    require(["device_arrays", handles, "pretend_driver.check_the_verdict"], size, tmp_path)
+    handles = "gpu/pretend_driver.check_opened_handles_are_closed"
+    require(["gpu/device_arrays", handles, "gpu/pretend_driver.check_the_verdict"], size, tmp_path)
 
 
 def test_an_mpi_without_cuda_support(tmp_path: Path) -> None:
     """The trial ends with a crash, in processes of its own; the job goes on with staged messages."""
-    require(["pretend_driver.check_the_verdict"], 2, tmp_path, OMPI_MCA_opal_cuda_support="0", WITHOUT_CUDA_SUPPORT="1")
+    require(["gpu/pretend_driver.check_the_verdict"], 2, tmp_path, OMPI_MCA_opal_cuda_support="0", WITHOUT_CUDA_SUPPORT="1")
 
 
 def test_refused_ipc_handles(tmp_path: Path) -> None:
-    require(["pretend_driver.check_refused_handles"], 3, tmp_path, PRETEND_CUDA_NO_IPC="1")
+    require(["gpu/pretend_driver.check_refused_handles"], 3, tmp_path, PRETEND_CUDA_NO_IPC="1")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_torch(size: int, tmp_path: Path) -> None:
+    """The torch checks of tests/parallel, their gradients in the pretend driver's memory."""
+    checks = ["torch_gradients", "torch_parameters", "torch_collectives", "torch_dtypes"]
+    way = {"HVDLITE_ALGORITHM": "ring"} if size == 3 else {}
+    last = "gpu/pretend_driver.check_torch_gradients_lie_on_the_device"
+    require([*checks, last], size, tmp_path, TORCH_TENSORS_ON="pretend", **way)
+
+
+def test_benchmark(tmp_path: Path) -> None:
+    """Every contender on device arrays adds rightly; its times mean nothing here."""
+    contenders = "ipc,ring,halving_doubling,staged,auto,mpi,mpi_host,copy"
+    options = ["--device", "cuda", "--min", "4K", "--max", "64K", "--iters", "1", "--algorithms", contenders]
+    arguments = ["-m", "hvdlite.bench", "allreduce", *options, "--json", str(tmp_path / "found.json")]
+    result = jobs.run(2, arguments, True, {"XDG_CACHE_HOME": str(tmp_path)})
+    assert result.code == 0, result.output
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [row["nbytes"] for row in rows] == [4096, 16384, 65536]
+    assert all(sorted(row["seconds"]) == sorted(contenders.split(",")) for row in rows)

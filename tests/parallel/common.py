@@ -28,7 +28,7 @@ def digest(value: Any) -> str:
     if hasattr(value, "detach"):
         import torch
 
-        value = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        value = value.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
     return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
 
 

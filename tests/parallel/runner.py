@@ -32,6 +32,8 @@ def checks(name: str) -> dict[str, Callable[[], None]]:
 def main(names: Sequence[str]) -> None:
     import hvdlite as hvd
 
+    if where := os.environ.get("TORCH_TENSORS_ON"):
+        importlib.import_module("tests.gpu.torch_device").install(where)
     hvd.init()
     rank, world = hvd.rank(), None
     if hvd.size() > 1:

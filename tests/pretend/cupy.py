@@ -220,6 +220,10 @@ def zeros(shape: Any, dtype: Any = float) -> ndarray:
     return asarray(np.zeros(shape, dtype))
 
 
+def zeros_like(array: ndarray) -> ndarray:
+    return zeros(array.shape, array.dtype)
+
+
 # streams and events
 
 NUMBERS = itertools.count(1)

@@ -58,3 +58,23 @@ def check_refused_handles() -> None:
     assert isinstance(side, gpu.Side)
     if hvd.size() > 1:
         assert side.workspace.stage is not None and side.workspace.stage.peers is None
+
+
+def check_torch_gradients_lie_on_the_device() -> None:
+    """What the torch checks before this one ran on, where TORCH_TENSORS_ON says so."""
+    import torch
+
+    import hvdlite.torch as hvd
+
+    weight = torch.nn.Parameter(torch.zeros(1000))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    (weight.sum() * (hvd.rank() + 1)).backward()
+    assert (weight.grad == (hvd.size() + 1) / 2).all()
+    attachment = optimizer._hvdlite
+    assert list(attachment.reducer.arenas) == ["cuda"] and attachment.packing is not None
+    assert isinstance(attachment.lane.gpu, gpu.Side) and attachment.reducer.overlap
+    attachment.devices = [(weight, torch.device("meta"))]  # as if it had been elsewhere when the plan was made
+    before = attachment.reducer
+    weight.grad = None
+    (weight.sum() * (hvd.rank() + 1)).backward()
+    assert attachment.reducer is not before and (weight.grad == (hvd.size() + 1) / 2).all()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.torch._tensors import to_tensor
 from tests.parallel.common import last, require_error, require_same_bits, restart
 
 
@@ -72,8 +73,9 @@ def check_gradient_is_the_arena() -> None:
                 attachment = optimizer._hvdlite
                 for p, view in zip(params, attachment.views, strict=True):
                     assert p.grad.data_ptr() == view.data_ptr() and p.grad.shape == view.shape
-                    memory = attachment.reducer.arenas["host"].own
-                    start, stop = memory.ctypes.data, memory.ctypes.data + memory.nbytes
+                    (arena,) = attachment.reducer.arenas.values()
+                    memory = to_tensor(arena.own)
+                    start, stop = memory.data_ptr(), memory.data_ptr() + memory.nbytes
                     assert p.numel() == 0 or start <= p.grad.data_ptr() < stop
             optimizer.step()
 

@@ -1,0 +1,167 @@
+"""The contenders on GPUs: `allreduce --device cuda`. Each call ends when the GPU has the result.
+
+The floor is a copy of the same bytes on every rank's GPU at once: the two-shot reads and writes each byte once per
+rank, and so does a copy. Where all ranks share one GPU it says nothing about links between GPUs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hvdlite import ops, runtime
+from hvdlite.algorithms import allreduce
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import cupy, finish
+from hvdlite.bench.contenders import ITEM, Contender, Trial, start_gloo
+from hvdlite.engine import Lane
+from hvdlite.gpu import gpu_of, on_gpu, side_of
+from hvdlite.memory import Arena
+from hvdlite.requests import Request, Signature
+from hvdlite.transports.device import StagedTransport
+
+KEYS = ("ipc", "ring", "halving_doubling", "staged", "auto", "mpi", "mpi_host", "gloo", "copy")
+NEED_POINTERS = ("ring", "halving_doubling", "mpi")
+
+
+def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contender]:
+    """The contenders named, for arrays up to most_bytes. Collective.
+
+    Those that give device pointers to the MPI are left out where it does not take them; gloo where torch is missing.
+    """
+    xp = cupy()
+    xp.cuda.Device(runtime.local_rank() % xp.cuda.runtime.getDeviceCount()).use()
+    buffer = xp.zeros(most_bytes // ITEM.itemsize, ITEM)
+    lane, by_host = runtime.current().new_lane("bench"), runtime.current().new_lane("bench staged")
+    by_host.place = replace(by_host.place, cuda_aware=False)
+    direct = lane.run(Request(Signature("bench", "messages"), lambda lane: takes_pointers(lane, buffer)))
+    made: dict[str, Callable[[], Callable[[int], Trial]]] = {
+        "ipc": lambda: in_arena(lane, buffer, most_bytes),
+        "ring": lambda: forced(lane, buffer, "ring"),
+        "halving_doubling": lambda: forced(lane, buffer, "halving_doubling"),
+        "staged": lambda: forced(by_host, buffer, "ring"),
+        "auto": lambda: lambda count: finished(buffer[:count], lambda: ops.allreduce_(buffer[:count], ops.Sum)),
+        "mpi": lambda: native(comm, buffer),
+        "mpi_host": lambda: on_host(comm, most_bytes),
+        "gloo": lambda: gloo(buffer),
+        "copy": lambda: copying(buffer, xp.zeros_like(buffer)),
+    }
+    left_out = [*(() if direct else NEED_POINTERS), *(() if importlib.util.find_spec("torch") else ("gloo",))]
+    return [Contender(key, made[key]()) for key in keys if key not in left_out]
+
+
+def takes_pointers(lane: Lane, buffer: Any) -> bool:
+    return not isinstance(side_of(lane, gpu_of(buffer)).transport, StagedTransport)
+
+
+def finished(array: Any, call: Callable[[], Any]) -> Trial:
+    """A trial whose call ends when the GPU is done."""
+    stream = cupy().cuda.get_current_stream()
+
+    def whole() -> None:
+        call()
+        stream.synchronize()
+
+    return Trial(array, whole)
+
+
+def on_lane(lane: Lane, array: Any, name: str, work: Callable[[Lane], Any]) -> Trial:
+    """The work as a request that follows what the caller has issued, as users' calls are."""
+
+    def call() -> None:
+        request = Request(Signature("bench", name), work)
+        on_gpu(lane, request, array)
+        lane.run(request)
+
+    return finished(array, call)
+
+
+def in_arena(lane: Lane, buffer: Any, most_bytes: int) -> Callable[[int], Trial]:
+    """The gradients' path: a buffer that the peers' GPUs can reach, as in `Reducer`. Collective."""
+
+    def make(lane: Lane) -> Arena:
+        with side_of(lane, gpu_of(buffer)).working() as side:
+            place = side.place
+            return side.workspace.allocate("bench", side.transport, most_bytes, place.shares_memory, place.hosts)
+
+    arena: Arena = lane.run(Request(Signature("bench", "arena"), make))
+
+    def prepare(count: int) -> Trial:
+        mine, peers = arena.view(0, count, ITEM), arena.peer_views(0, count, ITEM)
+
+        def work(lane: Lane) -> None:
+            allreduce(lane.transport, lane.workspace, lane.place, mine, Reduction("sum"), peers)
+
+        return on_lane(lane, mine, "ipc", work)
+
+    return prepare
+
+
+def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
+    """One algorithm by messages, on an ordinary array."""
+
+    def prepare(count: int) -> Trial:
+        array = buffer[:count]
+
+        def work(lane: Lane) -> None:
+            place = replace(lane.place, forced=algorithm)
+            allreduce(lane.transport, lane.workspace, place, array, Reduction("sum"))
+
+        return on_lane(lane, array, algorithm, work)
+
+    return prepare
+
+
+def native(comm: MPI.Comm, buffer: Any) -> Callable[[int], Trial]:
+    """The MPI library's own, in place, given a device pointer."""
+
+    def prepare(count: int) -> Trial:
+        array = buffer[:count]
+
+        def call() -> None:
+            finish(array)  # MPI ignores streams
+            comm.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
+
+        return Trial(array, call)
+
+    return prepare
+
+
+def on_host(comm: MPI.Comm, most_bytes: int) -> Callable[[int], Trial]:
+    """The MPI library's own, in place, on memory of the host: no copy from the GPU and back is counted."""
+    buffer = np.zeros(most_bytes // ITEM.itemsize, ITEM)
+
+    def prepare(count: int) -> Trial:
+        array = buffer[:count]
+        return Trial(array, lambda: comm.Allreduce(MPI.IN_PLACE, array, MPI.SUM))
+
+    return prepare
+
+
+def gloo(buffer: Any) -> Callable[[int], Trial]:
+    """torch.distributed's all_reduce over gloo on CUDA tensors. Collective."""
+    from hvdlite.torch._cuda import to_tensor
+
+    distributed = start_gloo()
+
+    def prepare(count: int) -> Trial:
+        tensor = to_tensor(buffer[:count])
+        return finished(buffer[:count], lambda: distributed.all_reduce(tensor))
+
+    return prepare
+
+
+def copying(buffer: Any, other: Any) -> Callable[[int], Trial]:
+    """A copy from one array to another on each rank's GPU, on all at once."""
+
+    def prepare(count: int) -> Trial:
+        source, target = buffer[:count], other[:count]
+        trial = finished(source, lambda: cupy().copyto(target, source))
+        return Trial(None, trial.call)
+
+    return prepare

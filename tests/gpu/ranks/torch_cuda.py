@@ -1,0 +1,181 @@
+"""What only a GPU can show: races between streams, mixed placement, AMP, layouts, compiled models, graph capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from hvdlite.arrays import Mark
+from tests.parallel.common import require_error, require_same_bits, restart
+
+CUDA = torch.device("cuda", 0)
+LONG_KERNEL = 300_000  # clock cycles: some 0.2 ms, longer than an all-reduce takes to begin
+TIMES = 2000
+WAYS = [{"ALGORITHM": "shared"}, {"ALGORITHM": "ring", "CUDA_AWARE": "1"}, {"ALGORITHM": "ring", "CUDA_AWARE": "0"}]
+
+
+def mismatches(times: int) -> int:
+    """All-reduce, right behind a long kernel, what it produces, and look at the result right behind that."""
+    x, wrong = torch.zeros(50_000, device=CUDA), torch.zeros((), dtype=torch.int64, device=CUDA)
+    p = hvd.size()
+    for step in range(times):
+        torch.cuda._sleep(LONG_KERNEL)
+        x.fill_(step % 97 + hvd.rank())
+        hvd.allreduce_(x, op=hvd.Sum, name="race")
+        wrong += (x != p * (step % 97) + p * (p - 1) // 2).sum()
+    return int(hvd.allreduce(wrong, op=hvd.Sum))
+
+
+def check_no_race() -> None:
+    for way in WAYS:
+        restart(**way)
+        assert mismatches(TIMES) == 0, way
+        with torch.cuda.stream(torch.cuda.Stream()):  # and not only on torch's default stream
+            assert mismatches(TIMES // 10) == 0, way
+    restart()
+
+
+def check_the_race_is_there() -> None:
+    """The same without our waiting (the hook is this patch): a test that finds no race would prove nothing. On a stream
+    of its own, since the MPI's copies may wait for the default one."""
+    if hvd.size() == 1:
+        return
+    wait = Mark.wait
+    for way in WAYS:
+        restart(**way)
+        mismatches(3)  # what is made at the first call waits
+        Mark.wait = lambda self: None
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                found = mismatches(200)
+        finally:
+            Mark.wait = wait
+        assert found > 0, way
+    restart()
+
+
+def model(device: torch.device = CUDA) -> nn.Module:
+    torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10)
+    ).to(device)
+
+
+def batches() -> list[torch.Tensor]:
+    """One for each rank."""
+    return [torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(rank)) for rank in range(hvd.size())]
+
+
+def gradients(net: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
+    net.zero_grad()
+    net(batch).square().mean().backward()
+    return [p.grad.detach().clone() for p in net.parameters()]
+
+
+def require_mean_gradients(prepare: Callable[[nn.Module], nn.Module] = lambda net: net, attached: Any = None) -> None:
+    """Those of an attached model are the mean of what each rank's batch gives alone, as far as float32 tells."""
+    alone = model()
+    separate = [gradients(alone, batch.to(CUDA)) for batch in batches()]
+    expected = [torch.stack(grads).double().mean(0) for grads in zip(*separate, strict=True)]
+    net = attached or model()
+    hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    found = gradients(prepare(net), batches()[hvd.rank()].to(CUDA))
+    for grad, exact in zip(found, expected, strict=True):
+        assert grad.device == CUDA
+        torch.testing.assert_close(grad.double(), exact, rtol=1e-4, atol=1e-5)
+    require_same_bits(found)
+
+
+def check_gradients_every_way() -> None:
+    for way in WAYS:
+        restart(**way)
+        require_mean_gradients()
+    restart()
+
+
+def check_channels_last() -> None:
+    require_mean_gradients(attached=model().to(memory_format=torch.channels_last))
+
+
+def check_compiled() -> None:
+    require_mean_gradients(prepare=lambda net: torch.compile(net, backend="aot_eager"))
+
+
+def check_backward_on_another_stream() -> None:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        require_mean_gradients()
+
+
+def check_host_and_device_parameters_in_one_model() -> None:
+    here, there = nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000, device=CUDA))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([here, there], lr=1.0))
+    for _ in range(3):
+        optimizer.zero_grad()
+        ((here.sum() + there.sum().cpu()) * (hvd.rank() + 1)).backward()
+        assert all((p.grad == (hvd.size() + 1) / 2).all() for p in (here, there))
+        optimizer.step()
+
+
+def check_a_model_moved_after_attaching() -> None:
+    net = nn.Linear(30, 30)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0))
+    for device in ("cpu", "cuda", "cpu"):
+        net.to(device)
+        optimizer.zero_grad()
+        (sum(p.sum() for p in net.parameters()) * (hvd.rank() + 1)).backward()
+        assert all((p.grad == (hvd.size() + 1) / 2).all() and p.grad.device.type == device for p in net.parameters())
+        optimizer.step()
+
+
+def check_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
+    weight = nn.Parameter(torch.ones(10, device=CUDA))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    scaler = torch.amp.GradScaler("cuda", init_scale=4.0)
+    for bad in (True, False):
+        optimizer.zero_grad()
+        factor = float("inf") if bad and hvd.rank() == hvd.size() - 1 else 1.0
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert (weight == (1.0 if bad else 0.0)).all()
+    assert scaler.get_scale() == 2.0
+
+
+def check_low_precision() -> None:
+    p = hvd.size()
+    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8):
+        x = torch.full((1001,), hvd.rank() + 1, dtype=dtype, device=CUDA)
+        assert (hvd.allreduce(x, op=hvd.Sum) == p * (p + 1) // 2).all() and (x == hvd.rank() + 1).all(), dtype
+
+
+def check_results_outlive_later_calls() -> None:
+    """Gathered tensors are let go of while kernels still read them; the lane does not use their memory too early."""
+    wrong = torch.zeros((), dtype=torch.int64, device=CUDA)
+    for step in range(300):
+        mine = torch.full((1000 + hvd.rank(),), step, device=CUDA)
+        everyone = hvd.allgather(mine)
+        torch.cuda._sleep(LONG_KERNEL // 10)
+        wrong += (everyone != step).sum()
+        del everyone
+    assert int(wrong) == 0
+
+
+def check_graph_capture_is_refused() -> None:
+    x = torch.ones(10, device=CUDA)
+    hvd.allreduce_(x, op=hvd.Sum, name="before")
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="relaxed")
+        try:
+            require_error(hvd.HorovodInternalError, lambda: hvd.allreduce_(x, name="inside"), "CUDA graph")
+        finally:
+            graph.capture_end()
+    assert (hvd.allreduce(torch.ones(3, device=CUDA), op=hvd.Sum) == hvd.size()).all()

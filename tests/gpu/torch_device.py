@@ -1,0 +1,51 @@
+"""Has the torch checks of tests/parallel run on a GPU, or, without one, through everything of ours that is for GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def install(where: str) -> None:
+    """where: 'cuda', or 'pretend': torch computes on the CPU, and hvdlite takes its tensors for ones on a GPU."""
+    if where == "cuda":
+        torch.cuda.set_device(0)
+        torch.set_default_device("cuda")
+    else:
+        pretend()
+
+
+def pretend() -> None:
+    """Buckets lie in the pretend driver's memory and their views are torch's; torch, which knows no pretend streams,
+    waits where a GPU's stream would."""
+    import cupy
+
+    from hvdlite.arrays import Mark, bfloat16
+    from hvdlite.gpu import Gpu
+    from hvdlite.torch import _attach, _cuda, _tensors
+
+    assert hasattr(cupy, "LOG"), "this is a real CuPy"
+
+    def to_array(tensor: torch.Tensor) -> Any:
+        short = tensor.dtype == torch.bfloat16
+        bits = tensor.view(torch.int16).numpy().view(bfloat16) if short else tensor.numpy()
+        memory = cupy.UnownedMemory.__new__(cupy.UnownedMemory)
+        memory.ptr, memory.bits = bits.ctypes.data, bits
+        return cupy.ndarray(bits.shape, bits.dtype, cupy.MemoryPointer(memory, 0), bits)
+
+    def to_tensor(array: Any) -> torch.Tensor:
+        if array.dtype == bfloat16:
+            return torch.from_numpy(array.bits.view("int16")).view(torch.bfloat16)
+        return torch.from_numpy(array.bits)
+
+    class Stream:
+        def wait_stream(self, other: Stream) -> None:
+            pass
+
+    only = Stream()
+    torch.cuda.current_stream = lambda number=None: only
+    _tensors.device_name = _attach.device_name = lambda tensor: "cuda"
+    _cuda.to_array, _cuda.to_tensor = to_array, to_tensor
+    _cuda.gpu_of = lambda tensors: Gpu(cupy, 0) if list(tensors) else None
+    Mark.precede = Mark.wait
