@@ -117,6 +117,7 @@ class Agent:
             for path in filter(None, (job["folder"], job["shared"])):
                 os.makedirs(path, 0o700)
                 self._made.append(path)
+            facts.check_interfaces(job["interfaces"])
             descriptor = watch(job["folder"])
             self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._look(descriptor))
             self._ask(job["command"], job["env"])

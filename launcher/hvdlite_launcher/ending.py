@@ -8,6 +8,7 @@ by itself; and a host's loss at once, since mpirun may wait for that host for mi
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -33,12 +34,16 @@ class Ending:
     """Why and since when a job is being ended.
 
     signal: what hvdliterun was sent, or 0. lost: which host was lost, and how; or None. failures: of ranks.
+    patience: seconds for the first rank to start. begun: whether one has.
     """
 
     failures: Failures
     signal: int = 0
     lost: str | None = None
     hurried: bool = False
+    patience: float = math.inf
+    begun: bool = False
+    _born: float = field(default_factory=time.monotonic)
     _since: float | None = None
     _told_mpirun: bool = False
     _told_ranks: bool = field(default=False, repr=False)
@@ -80,6 +85,13 @@ class Ending:
             team.say(told=first.rank)
         if not first and not self.lost:
             self.lost = team.lost()
+        if not self.begun and self.patience < math.inf:
+            self.begun = bool(rank_processes(place)) or any(remote.started for remote in team.remotes)
+            if not self.begun and time.monotonic() - self._born > self.patience:
+                self.lost = self.lost or (
+                    f"no rank has started within {self.patience:.0f} s: the MPI's daemons do not reach each other (a "
+                    "firewall?). Name the network that all hosts share with --network-interfaces; -v shows what it says"
+                )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ try:
     import mpi4py
     mpi4py.rc.initialize = False
     from mpi4py import MPI
-    facts["MPI"] = MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\\0 ")
+    facts["MPI"] = " ".join(MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\\0 ").split())
 except (ImportError, RuntimeError) as error:
     if "mpi4py" in sys.modules:
         facts["MPI"] = " ".join(str(error).split())
@@ -45,6 +45,14 @@ def questions(command: Sequence[str], env: Mapping[str, str]) -> list[str] | Non
     if not os.path.basename(program).startswith(("python", "pypy")):
         return None
     return [program, "-c", _QUESTIONS]
+
+
+def check_interfaces(names: Sequence[str]) -> None:
+    """Raises OSError when this host lacks one of these networks: some MPIs wait for ever then."""
+    own = sorted(os.listdir("/sys/class/net"))
+    for name in names:
+        if "/" not in name and name not in own:  # Open MPI takes 10.0.0.0/24 too
+            raise OSError(f"no network interface {name}, but {', '.join(own)}")
 
 
 def answers(text: str) -> dict[str, str]:

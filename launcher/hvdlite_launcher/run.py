@@ -6,11 +6,12 @@ session of its own, so that a terminal's Ctrl-C reaches hvdliterun alone, which 
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hvdlite_launcher.command import Command, Place, Settings
@@ -21,6 +22,8 @@ from hvdlite_launcher.output import Printer
 from hvdlite_launcher.place import a_place, first_failure, results, write
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Reach, Team, a_team
+
+_STARTS = 3  # times as long as hosts may take to be ready may the first rank take to start
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,13 @@ def run(
             streams.open_ranks(place, settings.ranks)
             command = compose(place)
             env = {**environ, **command.env}
-            job = _job(place, settings.command, env)
+            job = _job(place, settings, env)
             if task is not None:
                 write(place, "task", task)
             with a_team(reach, place, job, task, streams, failures) as team, suspension(team):
                 if reach:
-                    team.prepare(reach, settings.command, env, lambda: ending.signal != 0)
+                    team.prepare(reach, job, lambda: ending.signal != 0)
+                    ending.patience = _STARTS * reach.timeout
                 started = time.monotonic()
                 mpirun = _spawn(command, env, streams)
                 spawned = time.monotonic() - started
@@ -89,11 +93,12 @@ def run(
     return Outcome(code, message, settings.ranks, first_rank, found, started - begun, spawned, waited)
 
 
-def _job(place: Place, program: Sequence[str], env: Mapping[str, str]) -> dict[str, object]:
+def _job(place: Place, settings: Settings, env: Mapping[str, str]) -> dict[str, object]:
     """What agents must know; see `agent.Agent`."""
     folders = {"folder": place.folder, "shared": place.shared, "cwd": os.getcwd()}
     theirs = {name: value for name, value in env.items() if name not in LOGIN}
-    return {"id": place.id, **folders, "command": list(program), "env": theirs}
+    wanted = {"command": settings.command, "interfaces": settings.interfaces}
+    return {"id": place.id, **folders, **wanted, "env": theirs}
 
 
 def _spawn(command: Command, env: Mapping[str, str], streams: Streams) -> subprocess.Popen[bytes]:
@@ -124,7 +129,7 @@ def _explain(mpirun: subprocess.Popen[bytes], ending: Ending) -> tuple[int, str 
         quiet = received in (signal.SIGINT, signal.SIGPIPE)
         return 128 + received, None if quiet else f"ended by {_name(received)}"
     if ending.lost:
-        return 128 + signal.SIGKILL, ending.lost
+        return 128 + signal.SIGKILL if ending.begun else 1, ending.lost
     if failure:
         host = failure.host or (os.uname().nodename if ending.failures.several else "")
         rank = f"rank {failure.rank} on {host}" if host else f"rank {failure.rank}"
@@ -137,6 +142,8 @@ def _explain(mpirun: subprocess.Popen[bytes], ending: Ending) -> tuple[int, str 
     if mpirun.returncode < 0:
         number = -mpirun.returncode
         return 128 + number, f"the MPI's launcher was killed by {_name(number)} (signal {number})"
+    if mpirun.returncode and ending.patience < math.inf and not ending.begun:
+        return mpirun.returncode, f"the MPI's launcher ended with exit code {mpirun.returncode} before any rank started"
     return mpirun.returncode, None
 
 

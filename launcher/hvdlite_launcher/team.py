@@ -139,21 +139,20 @@ class Team:
         """Which host was lost, if any, and how."""
         return next((f"host {each.name} was lost: {each.lost}" for each in self.remotes if each.lost), None)
 
-    def prepare(
-        self, reach: Reach, command: Sequence[str], env: Mapping[str, str], stop: Callable[[], bool]
-    ) -> None:
-        """Wait until every host is ready, or `stop`. Raises NotReadyError.
-
-        command, env: the ranks' own, to compare their interpreter and libraries on all hosts.
-        """
+    def prepare(self, reach: Reach, job: Mapping[str, Any], stop: Callable[[], bool]) -> None:
+        """Wait until every host is ready for the job, or `stop`. Raises NotReadyError."""
         here = next((host.name for host in reach.hosts if host.local), None)
-        known = {here: _own_facts(command, env)} if here else {}
+        known = {here: _own_facts(job["command"], {**os.environ, **job["env"]})} if here else {}
         deadline = time.monotonic() + reach.timeout
         while any(not (remote.present or remote.ended) for remote in self.remotes) and time.monotonic() < deadline:
             if stop():
                 return
             self.streams.wait()
         states: dict[str, str | None] = {host.name: None for host in reach.hosts}
+        try:
+            facts.check_interfaces(job["interfaces"])
+        except OSError as error:
+            states |= {here: str(error)} if here else {}
         for remote in self.remotes:
             states[remote.name] = _problem(remote, reach)
         known |= {remote.name: remote.facts for remote in self.remotes if remote.facts}

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import signal
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
 from hvdlite_launcher import facts, readiness, wire
 from hvdlite_launcher.command import Place, Settings, compose
+from hvdlite_launcher.ending import Ending
 from hvdlite_launcher.environment import forwarded, is_secret
 from hvdlite_launcher.failures import Failures, parse
 from hvdlite_launcher.hosts import Host
+from hvdlite_launcher.output import Printer
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.ssh import Ssh
+from hvdlite_launcher.streams import Streams
+from hvdlite_launcher.team import Team
 
 PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
 HOSTS = (Host("a", 2), Host("b", 1, local=False))
@@ -121,6 +129,19 @@ def test_a_failure_on_one_of_several_hosts_waits_for_news() -> None:
         failures.add(parse("0 1 0 100.0"))
     assert alone.first() is not None
     assert several.first() is None
+
+
+def test_a_job_that_does_not_start_is_ended_with_advice(tmp_path: Path) -> None:
+    """As when daemons of an MPI cannot reach each other, which most of them never notice."""
+    mpirun = subprocess.Popen(["sleep", "60"])
+    place = dataclasses.replace(PLACE, folder=str(tmp_path))
+    team, ending = Team(Streams(Printer(True))), Ending(Failures(several=True), patience=0.3)
+    assert not ending.press(mpirun, place, team) and ending.lost is None
+    time.sleep(0.35)
+    ending.press(mpirun, place, team)
+    assert ending.lost and "no rank has started within 0 s" in ending.lost and "--network-interfaces" in ending.lost
+    ending.press(mpirun, place, team)
+    assert mpirun.wait(5) == -signal.SIGTERM
 
 
 def test_differences_are_told_of_the_few() -> None:

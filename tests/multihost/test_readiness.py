@@ -71,6 +71,12 @@ def test_unreachable_hosts(refused: Runner, strangers: Hosts) -> None:
     assert states["10.99.0.9"].startswith("unreachable: ")
 
 
+def test_a_network_that_is_not_there(refused: Runner, strangers: Hosts) -> None:
+    key = str(strangers.folder / "key")
+    states = table(refused, "-H", "hosta:1,hostb:1", "-i", key, "--network-interfaces", "ib7")
+    assert states == dict.fromkeys(("hosta", "hostb"), "no network interface ib7, but eth0, lo")
+
+
 def test_one_machine_under_two_names(refused: Runner, strangers: Hosts) -> None:
     states = table(refused, "-np", "2", "-H", "hostb:1,10.99.0.2:1", "-i", str(strangers.folder / "key"))
     assert "in the list under another name too" in " ".join(states.values())
