@@ -19,15 +19,21 @@ import copy
 import functools
 import logging
 import queue
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntFlag
 from typing import Any
 
 from hvdlite import runtime
 from hvdlite.errors import HostsUpdatedInterrupt, HvdliteError
+from hvdlite.objects import broadcast_object
 
 MOST_REPETITIONS = 3
 """The same error this often, without a commit in between, is no accident."""
+
+
+RETELLERS = ("tensorflow", "jax", "jaxlib")
+"""Frameworks whose errors may be ours, retold."""
 
 
 class HostUpdateResult(IntFlag):
@@ -127,6 +133,36 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
+class VariablesState(ObjectState):
+    """A framework's variables, and attributes.
+
+    variables: those there are, in an order that does not change. read: a variable's value as an array, a copy.
+    broadcast: gives rank 0's values to all ranks, collectively.
+    """
+
+    def __init__(
+        self, variables: Callable[[], list[Any]], read: Callable[[Any], Any], broadcast: Callable[[list[Any]], Any],
+        **kwargs: Any,
+    ) -> None:
+        self._variables, self._read, self._broadcast = variables, read, broadcast
+        super().__init__(broadcast_object, runtime.rank, **kwargs)
+        self._values = [read(variable) for variable in variables()]
+
+    def save(self) -> None:
+        self._values = [self._read(variable) for variable in self._variables()]
+        super().save()
+
+    def restore(self) -> None:
+        for variable, value in zip(self._variables(), self._values, strict=False):  # new ones have nothing saved
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        self._broadcast(self._variables())
+        self._values = [self._read(variable) for variable in self._variables()]
+        super().sync()
+
+
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
     """`run`, for another way to start anew."""
 
@@ -139,16 +175,18 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 if not skip_sync:
                     state.sync()
                 return func(state, *args, **kwargs)
-            except HvdliteError as error:
-                again = str(error) == before and getattr(state, "_commits", 0) == commits
+            except HostsUpdatedInterrupt as interrupt:
+                skip_sync, before = interrupt.skip_sync, ""
+            except Exception as error:
+                if (origin := origin_of(error)) is None:
+                    raise
+                again = str(origin) == before and getattr(state, "_commits", 0) == commits
                 repetitions = repetitions + 1 if again else 1
                 if repetitions >= MOST_REPETITIONS:
                     raise
-                logging.getLogger("hvdlite").warning("back to the last commit, after: %s", error)
-                before, skip_sync = str(error), False
+                logging.getLogger("hvdlite").warning("back to the last commit, after: %s", origin)
+                before, skip_sync = str(origin), False
                 state.restore()
-            except HostsUpdatedInterrupt as interrupt:
-                skip_sync, before = interrupt.skip_sync, ""
             reset()
             state.on_reset()
 
@@ -165,10 +203,34 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def start_anew() -> None:
-    """Shut down, initialize, and attach again what was attached. Collective. Raises HvdliteError where communication
-    is broken for good."""
-    attachments = list(runtime.current().attachments) if runtime.is_initialized() else []
+    """Shut down, initialize as before, with the same process sets, and attach again what was attached. Collective.
+    Raises HvdliteError where communication is broken for good."""
+    if not runtime.is_initialized():
+        runtime.init()
+        return
+    before = runtime.current()
+    named = [list(same) for number, same in sorted(before.groups.registered.items()) if number]
     runtime.shutdown()
-    runtime.init()
-    for attachment in attachments:
-        attachment.renew()
+    runtime.init(before.comm, [same[0] for same in named])
+    runtime.current().groups.find_again([process_set for same in named for process_set in same])
+    for renew in list(before.renewals):  # each takes itself off
+        renew()
+
+
+_retold: deque[HvdliteError] = deque(maxlen=1)
+
+
+def retell(error: HvdliteError) -> None:
+    """Note an error that a framework is about to tell as one of its own, as graphs do: `run` wants to know it."""
+    _retold.append(error)
+
+
+def origin_of(error: BaseException) -> HvdliteError | None:
+    """The HvdliteError that an error is, or comes from; None for what is somebody else's."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, HvdliteError):
+        found = found.__cause__
+    if found is None and type(error).__module__.partition(".")[0] in RETELLERS and _retold:
+        beginning = str(_retold[0]).partition("/")[0][:80]  # what even a graph's error quotes as it is
+        found = _retold[0] if beginning in str(error) else None
+    return found

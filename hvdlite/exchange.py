@@ -63,7 +63,12 @@ class Exchange:
     ) -> None:
         """lane: of process_set. name, number: of this exchange on its lane. Where ranks are at different numbers of
         one name, that is a mismatch, not a wait."""
-        self.lane, self.name, self.number, self.specs, self.terms = lane, name, number, tuple(specs), terms
+        self.number, self.specs, self.terms, self.process_set = number, tuple(specs), terms, process_set
+        self.connect(lane, name, mine)
+
+    def connect(self, lane: Lane, name: str, mine: Iterable[Use]) -> None:
+        """Agree with the other ranks, and share memory with them: over this lane, which may be another than before."""
+        self.lane, self.name, terms = lane, name, self.terms
         self.uses = agree(lane, name, self.specs, mine, terms)
         """What any rank had for each variable when the exchange was made."""
         self.dense = [index for index, use in enumerate(self.uses) if use is not Use.SPARSE]
@@ -75,7 +80,6 @@ class Exchange:
         self.place = {index: place for place, index in enumerate(self.dense)}
         self.buckets = [[self.dense[place] for place in bucket.members] for bucket in layout.buckets]
         """The dense variables, in the order in which their gradients are sent."""
-        self.process_set = process_set
         self.count_anew()
         runtime.current().after_join.append(self.count_anew)
 
@@ -172,6 +176,10 @@ class Accumulator:
                 self.sums[name] = np.array(gradient)
         self.count += 1
         return self.count % self.passes == 0
+
+    def clear(self) -> None:
+        """Forget the passes since the last step."""
+        self.count, self.sums = 0, {}
 
     def take(self, names: Sequence[str]) -> list[Array]:
         """The sums (or averages over the passes), which then start anew."""

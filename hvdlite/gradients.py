@@ -103,10 +103,18 @@ class Gradients:
 
     def __init__(self, settings: Settings, border: Border, name: str) -> None:
         group = runtime.group_of(settings.process_set)
-        self.settings, self.border = settings, border
+        self.settings, self.border, self.kind = settings, border, name
         self.name = f"{name}.{group.serial(name)}"
         self.lane = group.new_lane(self.name)
         self.exchanges: dict[Any, Exchange] = {}
+
+    def renew(self) -> None:
+        """Go on under the present runtime with the same exchanges, which graphs hold on to. Collective."""
+        group, before = runtime.group_of(self.settings.process_set), self.name
+        self.name = f"{self.kind}.{group.serial(self.kind)}"
+        self.lane = group.new_lane(self.name)
+        for exchange in self.exchanges.values():
+            exchange.connect(self.lane, self.name + exchange.name.removeprefix(before), exchange.uses)
 
     def reduce(
         self, grads: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = (), borrow: bool = False
@@ -197,7 +205,15 @@ def shared_gradients(settings: Settings, border: Border, name: str) -> Gradients
     known = _shared.setdefault(runtime.current(), {})
     if (settings, name) not in known:
         known[settings, name] = Gradients(settings, border, name)
+        runtime.current().renewals.append(lambda: renew_shared(settings, name, known[settings, name]))
     return known[settings, name]
+
+
+def renew_shared(settings: Settings, name: str, found: Gradients) -> None:
+    """Keep one for all that ask for the same, under the present runtime. Collective."""
+    _shared.setdefault(runtime.current(), {})[settings, name] = found
+    runtime.current().renewals.append(lambda: renew_shared(settings, name, found))
+    found.renew()
 
 
 def group_names(groups: Any) -> int | tuple[tuple[str, ...], ...] | None:

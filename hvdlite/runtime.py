@@ -41,6 +41,10 @@ class Runtime:
             self.trace(settings.timeline, settings.timeline_mark_cycles)
         self.attachments: list[Any] = []
         """Optimizers attached under this runtime, in order; the adapters keep it."""
+        self.comm: Any = None
+        """What `init` was given."""
+        self.renewals: list[Callable[[], None]] = []
+        """Called, in order, when another runtime has taken this one's place: each makes again what it made here."""
         self.after_join: list[Callable[[], None]] = []
         """Called when all ranks have joined: what counts steps must count alike again."""
 
@@ -158,7 +162,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     except ValueError:
         close(live)
         raise
-    _current = live
+    _current, live.comm = live, comm
     global_process_set.mpi_comm = given_comm
     atexit.register(end)
     for prepare in when_started:

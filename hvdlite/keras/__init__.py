@@ -12,7 +12,7 @@ from hvdlite.build import (
     nccl_built,
     rocm_built,
 )
-from hvdlite.keras import callbacks
+from hvdlite.keras import callbacks, elastic
 from hvdlite.keras._backends import border
 from hvdlite.keras.functions import allgather, allreduce, broadcast, broadcast_global_variables, broadcast_variables
 from hvdlite.keras.models import load_model
@@ -33,6 +33,7 @@ from hvdlite.runtime import (
     shutdown,
     size,
 )
+from hvdlite.tracing import start_timeline, stop_timeline
 
 Compression = border().Compression
 
@@ -58,6 +59,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -76,4 +78,6 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]

@@ -36,8 +36,16 @@ class Attachment:
         self.alone = settings.size == 1  # then there is nothing to reduce
         if not self.alone:
             self.gradients = Gradients(settings, self.border, "optimizer")
+            self.runtime.renewals.append(self.renew)
         self.local: list[Any] = []
         self.reduced = False  # the update under way has reduced gradients
+
+    def renew(self) -> None:
+        """Go on under the present runtime, with no pass of another. Collective."""
+        self.runtime = runtime.current()
+        self.runtime.renewals.append(self.renew)
+        self.sums.clear()
+        self.gradients.renew()
 
     @property
     def alive(self) -> bool:

@@ -11,7 +11,8 @@ Letters are sent only once somebody has waited for too long:
 So nothing is asked of a rank that never entered a collective, or loops for ever: its thread answers. The letters
 travel over MPI, on a communicator of their own: that reaches every rank of every host without a port, an address or a
 firewall's leave. Rejected: sockets, which need all three; a thread that blocks in a receive, since MPI waits by
-spinning. Polling costs 50 us per tick or so (five ticks per second, or less), of a core that may be busy: 0.02 %.
+spinning. A look and a fetch take some 150 us, five times per second or less: below 0.1 % of a core (measured, two busy
+ranks on two cores), and neither a scalar all-reduce nor a loop in pure Python became measurably slower.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Horovod's names for TensorFlow: `import hvdlite.tensorflow as hvd`."""
 
+import importlib
+from typing import Any
+
 from hvdlite.build import (
     ccl_built,
     cuda_built,
@@ -41,6 +44,7 @@ from hvdlite.tensorflow.movement import allgather, alltoall, broadcast, grouped_
 from hvdlite.tensorflow.optimizer import DistributedOptimizer
 from hvdlite.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from hvdlite.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from hvdlite.tracing import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",
@@ -71,6 +75,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -98,4 +103,13 @@ __all__ = [
     "shutdown",
     "size",
     "size_op",
+    "start_timeline",
+    "stop_timeline",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`elastic` is loaded when it is asked for: it needs hvdlite.keras, which needs this module."""
+    if name == "elastic":
+        return importlib.import_module("hvdlite.tensorflow.elastic")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

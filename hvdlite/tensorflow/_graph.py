@@ -23,6 +23,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from hvdlite.arrays import Array, bfloat16
+from hvdlite.elastic import retell
 from hvdlite.errors import HvdliteError, ShutdownError
 from hvdlite.tensorflow._session import apart
 
@@ -95,9 +96,11 @@ def node(
     def called(*arrays: Array) -> list[Any]:
         try:
             return [*function(*arrays), b""]
-        except ShutdownError:
+        except ShutdownError as error:
+            retell(error)
             raise
         except HvdliteError as error:
+            retell(error)
             return [*(np.zeros(0, dtype) for dtype in numpy_dtypes), b"/" + shortened(str(error))]
 
     run = apart if alone else tf.numpy_function

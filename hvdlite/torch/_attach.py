@@ -63,6 +63,7 @@ class Attachment:
         for other in [other for other in self.runtime.attachments if other.members() <= mine]:
             other.detach()
         self.runtime.attachments.append(self)
+        self.runtime.renewals.append(self.renew)
 
     def members(self) -> set[int]:
         """The optimizer's parameters, trainable or not, by id()."""
@@ -269,6 +270,7 @@ class Attachment:
             self.runtime.after_join.remove(self.start_over)
         if self in self.runtime.attachments:
             self.runtime.attachments.remove(self)
+            self.runtime.renewals.remove(self.renew)
         self.step_hook.remove()
         for hook in self.hooks.values():
             hook.remove()

@@ -30,7 +30,7 @@ LAYERS = [
     {"process_sets", "post", "zeros"},
     {"groups"},
     {"runtime"},
-    {"elastic", "joining", "membership", "ops", "tracing"},
+    {"joining", "membership", "ops", "tracing"},
     {"objects", "reducer"},
     {"exchange", "variables"},
     {"gradients"},

@@ -39,8 +39,10 @@ from hvdlite.keras import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
-from hvdlite.tensorflow.keras import callbacks
+from hvdlite.tensorflow.keras import callbacks, elastic
 
 __all__ = [
     "Adasum",
@@ -64,6 +66,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -82,4 +85,6 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]

@@ -126,6 +126,25 @@ def check_changed_hosts_interrupt_all_ranks_at_the_same_commit() -> None:
         state.check_host_updates()  # once is enough
 
 
+def check_process_sets_are_there_again() -> None:
+    """The same objects, for the same ranks."""
+    p, r = hvd.size(), hvd.rank()
+    if p < 3:
+        return
+    hvd.shutdown()
+    pair, rest = hvd.ProcessSet([0, 1]), hvd.ProcessSet(range(1, p))
+    hvd.init(process_sets=[pair, rest])
+    before = runtime.current()
+    elastic.start_anew()
+    assert runtime.current() is not before and (pair.process_set_id, rest.process_set_id) == (1, 2)
+    if r <= 1:
+        assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=pair)[0] == 2
+    if r >= 1:
+        assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=rest)[0] == p - 1
+    hvd.shutdown()
+    hvd.init()
+
+
 def check_names() -> None:
     assert HorovodInternalError is hvd.HvdliteError and issubclass(HorovodInternalError, RuntimeError)
     assert HostsUpdatedInterrupt(True).skip_sync and not HostsUpdatedInterrupt().skip_sync

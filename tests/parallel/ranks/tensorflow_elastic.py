@@ -1,0 +1,190 @@
+"""Elastic states of TensorFlow and Keras, and training that an error interrupts: what was traced goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvdlite.tensorflow as hvd
+import hvdlite.tensorflow.keras as hvd_keras
+from hvdlite.errors import HorovodInternalError
+from tests.parallel.common import last, require_error, require_same_bits
+from tests.parallel.keras_common import WIDTH, model
+
+SIZES = (1, 2, 3)
+v1 = tf.compat.v1
+
+
+def batch() -> tuple[np.ndarray, np.ndarray]:
+    """This rank's."""
+    generator = np.random.default_rng(hvd.rank())
+    return generator.normal(size=(8, WIDTH)).astype("f4"), generator.normal(size=(8, 2)).astype("f4")
+
+
+def compiled() -> Any:
+    """The same on all ranks."""
+    trained = model()
+    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+    trained.compile(optimizer, loss="mse", jit_compile=False)
+    return trained
+
+
+class FailOnce(keras.callbacks.Callback):
+    """Raises in the given epoch, the first time that it comes: on every rank, or on the last while others train."""
+
+    def __init__(self, epoch: int, everywhere: bool, failed: list[int], state: Any) -> None:
+        super().__init__()
+        self.epoch, self.everywhere, self.failed, self.state = epoch, everywhere, failed, state
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self.state.epoch == self.epoch and not self.failed:
+            self.failed.append(epoch)
+            if self.everywhere or last() or hvd.size() == 1:
+                raise HorovodInternalError("as if something had failed")
+
+
+def check_fit_through_an_error_is_fit_without_one() -> None:
+    """To the bit, weights and momentum; on the ranks that wait in a step, TensorFlow tells the error as its own."""
+    x, y = batch()
+    plain = compiled()
+    plain.fit(x, y, batch_size=4, epochs=5, shuffle=False, verbose=0)
+    for everywhere in (True, False):
+        trained, failed = compiled(), []
+        state = hvd_keras.elastic.KerasState(trained, epoch=0, batch=0)
+
+        @hvd_keras.elastic.run
+        def train(state: Any, everywhere: bool = everywhere, failed: list[int] = failed) -> None:
+            state.model.fit(x, y, batch_size=4, epochs=5 - state.epoch, shuffle=False, verbose=0, callbacks=[
+                hvd_keras.elastic.UpdateBatchStateCallback(state), hvd_keras.elastic.UpdateEpochStateCallback(state),
+                hvd_keras.elastic.CommitStateCallback(state, 100), FailOnce(3, everywhere, failed, state)])  # fmt: skip
+
+        train(state)
+        assert failed and (state.epoch, state.batch) == (5, 0)
+        found = [value.numpy() for value in state.variables()]
+        expected = [value.numpy() for value in (*plain.weights, *plain.optimizer.variables)]
+        assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+        require_same_bits(found)
+
+
+def check_a_traced_tape_goes_on() -> None:
+    """A tf.function with collectives and a tape, traced before the error and used after it."""
+    weight = tf.Variable([1.0, 2.0])
+    failed: list[int] = []
+
+    @tf.function
+    def step(scale: tf.Tensor) -> tf.Tensor:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(scale * weight**2)
+        weight.assign_sub(0.1 * tape.gradient(loss, [weight])[0])
+        return hvd.allreduce(loss, name="loss")
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.step < 6:
+            if state.step == 4 and not failed:
+                failed.append(1)
+                if last() or hvd.size() == 1:
+                    raise HorovodInternalError("as if something had failed")
+            step(tf.constant(float(hvd.rank())))
+            state.step += 1
+            if state.step == 2:
+                state.commit()
+
+    state = hvd.elastic.TensorFlowState([weight], step=0)
+    train(state)
+    mean = (hvd.size() - 1) / 2
+    expected = np.array([1.0, 2.0]) * (1 - 0.2 * mean) ** 6
+    assert failed and np.abs(weight.numpy() - expected).max() < 1e-5
+    require_same_bits([weight.numpy()])
+
+
+def check_other_errors_of_tensorflow_pass() -> None:
+    """Also when a graph has told an error of ours before, which the function has caught."""
+
+    @tf.function
+    def fail() -> tf.Tensor:
+        return tf.debugging.assert_equal(1, 2)
+
+    @tf.function
+    def disagree() -> tf.Tensor:
+        return hvd.allreduce(tf.ones(3 if last() else 4), name="odd")
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        if hvd.size() > 1:
+            require_error(tf.errors.FailedPreconditionError, disagree, "odd")
+        fail()
+
+    state = hvd.elastic.TensorFlowState([tf.Variable(1.0)])
+    require_error(tf.errors.InvalidArgumentError, lambda: train(state))
+
+
+def check_a_mismatch_in_a_graph_is_survived() -> None:
+    """All ranks get TensorFlow's error, and go back."""
+    lengths = iter([4 if last() else 3, 3])
+
+    @hvd.elastic.run
+    def train(state: Any) -> float:
+        length = next(lengths)
+        return float(tf.function(lambda: tf.reduce_sum(hvd.allreduce(tf.ones(length), name="odd")))())
+
+    assert train(hvd.elastic.TensorFlowState([tf.Variable(1.0)])) == 3.0
+
+
+def check_tensorflow_state() -> None:
+    variable = tf.Variable([float(hvd.rank())])
+    state = hvd.elastic.TensorFlowState(variables=[variable], epoch=hvd.rank())
+    variable.assign([9.0])
+    state.epoch = 9
+    state.restore()
+    assert variable.numpy() == hvd.rank() and state.epoch == hvd.rank()
+    state.sync()
+    assert variable.numpy() == 0 and state.epoch == 0
+    require_error(ValueError, lambda: hvd.elastic.TensorFlowState(), "variables")
+
+
+def check_tensorflow_state_in_a_session() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        variable = v1.get_variable("w", initializer=np.full(3, 5.0 + hvd.rank(), np.float32))
+        session.run(v1.global_variables_initializer())
+        state = hvd.elastic.TensorFlowState(session=session, step=hvd.rank())
+        variable.load(np.zeros(3), session)
+        state.restore()
+        assert (session.run(variable) == 5 + hvd.rank()).all()
+        state.sync()
+        assert (session.run(variable) == 5).all() and state.step == 0
+
+
+def check_keras_state() -> None:
+    """Weights, momentum and step count; the optimizer is built if it is not yet."""
+    trained = compiled()
+    state = hvd.elastic.TensorFlowKerasState(trained, epoch=hvd.rank())
+    kept = [value.numpy() for value in state.variables()]
+    assert len(kept) > len(trained.weights) + len(trained.trainable_weights)
+    x, y = batch()
+    trained.fit(x, y, epochs=1, verbose=0)
+    state.restore()
+    assert all((value.numpy() == before).all() for value, before in zip(state.variables(), kept, strict=True))
+    trained.weights[0].assign(trained.weights[0] + float(hvd.rank()))
+    state.sync()
+    assert (trained.weights[0].numpy() == kept[0]).all() and state.epoch == 0
+    require_error(ValueError, lambda: hvd_keras.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)])), "build")
+
+
+def check_callbacks_commit() -> None:
+    """Every second batch and at the ends of epochs."""
+    commits: list[tuple[int, int]] = []
+
+    class Noting(hvd_keras.elastic.ObjectState):
+        def commit(self) -> None:
+            commits.append((self.epoch, self.batch))
+
+    x, y = batch()
+    state = Noting(hvd.broadcast_object, hvd.rank, epoch=7, batch=0)
+    compiled().fit(x, y, batch_size=2, epochs=2, verbose=0, callbacks=[
+        hvd_keras.elastic.UpdateBatchStateCallback(state), hvd_keras.elastic.UpdateEpochStateCallback(state),
+        hvd_keras.elastic.CommitStateCallback(state, batches_per_commit=2)])  # fmt: skip
+    assert commits == [(7, 1), (7, 3), (8, 0), (8, 1), (8, 3), (9, 0)]
