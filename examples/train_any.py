@@ -34,7 +34,8 @@ def torch_task() -> Task:
     import torch
     from torch import nn
 
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
     def step(images: np.ndarray, labels: np.ndarray) -> float:
@@ -50,8 +51,9 @@ def torch_task() -> Task:
 def keras_task() -> Task:
     import keras
 
+    keras.utils.set_random_seed(0)
     dense = keras.layers.Dense
-    model = keras.Sequential([keras.Input((64,)), dense(128, "relu"), dense(64, "relu"), dense(10)])
+    model = keras.Sequential([keras.Input((64,)), dense(256, "relu"), dense(256, "relu"), dense(10)])
     optimizer = keras.optimizers.Adam(2e-3)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return Task(

@@ -1,0 +1,157 @@
+"""Keras on PyTorch and on JAX trains as one process does. `test_keras_backends` runs this with each."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import hvdlite
+import hvdlite.keras as hvd
+from tests.parallel.common import last, require_error, require_same_bits
+from tests.parallel.keras_common import (
+    BATCH,
+    OPTIMIZERS,
+    WIDTH,
+    alone,
+    both,
+    data,
+    fit,
+    model,
+    require_close,
+    share,
+    weights,
+)
+
+SIZES = ()  # not by itself: the backend is chosen before Keras is imported
+
+
+def on(backend: str) -> bool:
+    return bool(keras.backend.backend() == backend)
+
+
+def check_fit() -> None:
+    for make in OPTIMIZERS.values():
+        both(make)
+
+
+def check_options_see_averaged_gradients() -> None:
+    for options in ({"global_clipnorm": 0.1, "use_ema": True}, {"clipnorm": 0.05, "gradient_accumulation_steps": 2}):
+        both(lambda options=options: keras.optimizers.SGD(0.05, momentum=0.9, **options))
+    both(OPTIMIZERS["SGD"], compression=hvd.Compression.bf16, tolerance=0.1)
+    both(OPTIMIZERS["momentum"], compiled={"run_eagerly": True})
+
+
+def check_several_passes_per_step() -> None:
+    arguments = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+    if on("torch"):
+        both(OPTIMIZERS["momentum"], batch=BATCH // hvd.size() // 2, **arguments)
+    else:
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](), **arguments)
+        require_error(NotImplementedError, lambda: fit(optimizer, share(), 3), "gradient_accumulation_steps")
+
+
+def check_embedding() -> None:
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Lambda(lambda x: keras.ops.cast(x + 2, "int32")), keras.layers.Embedding(5, 3)]
+        return keras.Sequential([keras.layers.Input((WIDTH,)), *layers, keras.layers.Flatten(), keras.layers.Dense(2)])
+
+    both(OPTIMIZERS["SGD"], build)
+
+
+def check_mixed_precision_skips_together() -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    trained = model()
+    keras.config.set_dtype_policy("float32")
+    x, y = data()
+    x, y = x[share()].copy(), y[share()]
+    if last():
+        x[0] = np.inf  # on one rank, in the first step
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=16.0)
+    trained.compile(hvd.DistributedOptimizer(optimizer), "mse")
+    trained.fit(x, y, batch_size=BATCH // hvd.size(), shuffle=False, verbose=0)
+    steps = len(x) // (BATCH // hvd.size())
+    assert int(trained.optimizer.iterations) == steps - 1
+    assert all(np.isfinite(w).all() for w in weights(trained))
+    require_same_bits([np.array(keras.ops.convert_to_numpy(v)) for v in trained.optimizer.variables])
+
+
+def check_callbacks() -> None:
+    """Ranks that start apart train as rank 0 would alone; what is not distributed is found out."""
+    expected = alone(lambda: weights(fit(keras.optimizers.SGD(0.05, momentum=0.9))))
+    trained = model()
+    for variable in trained.trainable_variables:
+        variable.assign(variable + float(hvd.rank()))
+    x, y = data()
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(weighted=True),
+        hvd.callbacks.LearningRateWarmupCallback(0.05, warmup_epochs=1),
+        hvd.callbacks.LearningRateScheduleCallback(0.05, 1.0, start_epoch=1),
+    ]  # fmt: skip
+
+    def train(optimizer: Any, callbacks: Any) -> Any:
+        trained.compile(optimizer, "mse")
+        arguments = {"batch_size": BATCH // hvd.size(), "epochs": 2, "shuffle": False, "verbose": 0}
+        return trained.fit(x[share()], y[share()], callbacks=callbacks, **arguments)
+
+    train(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), callbacks[:2])
+    require_close(weights(trained), expected, "broadcast")
+    history = train(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), callbacks[1:]).history
+    np.testing.assert_allclose(history["lr"], [0.05, 0.05], rtol=1e-6)
+    require_same_bits(weights(trained))
+    plain = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    require_error(RuntimeError, lambda: train(keras.optimizers.SGD(0.05), plain), "trains alone")
+
+
+def check_stateless_apply() -> None:
+    """JAX loops of one's own: the state goes in and out."""
+    if on("torch"):
+        return
+    import jax
+
+    variable = keras.Variable(np.zeros(3, "float32"))
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([variable])
+    hvd.DistributedOptimizer(optimizer)
+    gradient = np.full(3, hvd.rank() + 1, "float32")
+    state = [v.value for v in optimizer.variables]
+    for apply in (optimizer.stateless_apply, jax.jit(optimizer.stateless_apply)):
+        (moved,), _ = apply(state, [jax.numpy.asarray(gradient)], [variable.value])
+        np.testing.assert_allclose(moved, [-(hvd.size() + 1) / 2] * 3)
+
+
+def check_values_and_neutral_front() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(hvd.allreduce([float(rank)])), [(size - 1) / 2])
+    variable = keras.Variable(np.full(2, rank, "float32"))
+    total = hvdlite.allreduce(variable, op=hvdlite.Sum)
+    assert isinstance(total, keras.Variable)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(total), [sum(range(size))] * 2)
+    hvdlite.broadcast_variables([variable], root_rank=1)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), [1.0] * 2)
+
+
+def check_save_and_load() -> None:
+    trained = fit(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), share(), BATCH // hvd.size())
+    with tempfile.TemporaryDirectory() as folder:
+        trained.save(Path(folder) / "model.keras")
+        loaded = hvd.load_model(Path(folder) / "model.keras")
+    x, y = data()
+    for each in (trained, loaded):
+        each.fit(x[share()], y[share()], batch_size=BATCH // hvd.size(), shuffle=False, verbose=0)
+    require_close(weights(loaded), weights(trained), "trained on", 0)
+
+
+def check_another_model_on_one_rank() -> None:
+    width = 5 if last() else 4
+
+    def build() -> Any:
+        return keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(width), keras.layers.Dense(2)])
+
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    require_error(hvdlite.MismatchError, lambda: fit(optimizer, share(), 2, build), "parameters differs", "[6, 5]")
+    np.testing.assert_allclose(hvdlite.allreduce(np.ones(2), op=hvdlite.Sum), [hvd.size()] * 2)
