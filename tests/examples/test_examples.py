@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = [sys.executable, "-m", "hvdlite_launcher.cli", "--no-prefix", "-np", "2", sys.executable]
@@ -32,6 +33,30 @@ def test_digits_reach_97_percent_and_only_rank_0_prints() -> None:
     assert found, done.stdout
     assert float(found[1]) >= 97
     assert len(re.findall(r"^epoch  1/", done.stdout, re.MULTILINE)) == 1
+
+
+def accuracy(*arguments: str) -> float:
+    """In percent, from an example's last line."""
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    found = re.match(r"2 processes: held-out accuracy ([\d.]+)%", done.stdout.strip().splitlines()[-1])
+    assert found, done.stdout
+    return float(found[1])
+
+
+@pytest.mark.parametrize("example", ["keras_digits", "tensorflow_tape", "tensorflow_v1_hook"])
+def test_tensorflow_and_keras_reach_97_percent(example: str) -> None:
+    assert accuracy(f"examples/{example}.py") >= 97
+
+
+FRAMEWORKS = [["torch"], *(["keras", "--keras-backend", backend] for backend in ("tensorflow", "torch", "jax"))]
+
+
+def test_one_script_trains_with_any_framework() -> None:
+    """The lines about distribution are the same, and so are the results, but for the initial weights."""
+    reached = {" ".join(choice): accuracy("examples/train_any.py", "--framework", *choice) for choice in FRAMEWORKS}
+    assert min(reached.values()) >= 97, reached
+    assert max(reached.values()) - min(reached.values()) <= 2, reached
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
