@@ -1,4 +1,4 @@
-"""`python -m hvdlite.bench allreduce | step`, under hvdliterun with at least two ranks; `model` alone."""
+"""`python -m hvdlite.bench allreduce | ops | step`, under hvdliterun with at least two ranks; `model` alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import hvdlite as hvd
-from hvdlite.bench import allreduce, gpu, plot, report
+from hvdlite.bench import allreduce, collectives, gpu, plot, report
 from hvdlite.bench.contenders import KEYS, TITLES
 from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS
 
@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
   hvdliterun -np 4 python -m hvdlite.bench allreduce --min 1M --max 64M --algorithms arena,mpi --json out.json
   hvdliterun -np 2 python -m hvdlite.bench allreduce --device cuda --max 1G
+  hvdliterun -np 2 python -m hvdlite.bench ops
   hvdliterun -np 2 python -m hvdlite.bench step --plot steps.png
   python -m hvdlite.bench model --plot model.png
 """
@@ -77,9 +78,12 @@ def parser() -> argparse.ArgumentParser:
     step.add_argument(
         "--models", type=names(*MODELS), default=list(MODELS), metavar="A,B,...", help=f"any of {', '.join(MODELS)}"
     )
-    for command in (reduce, step):
+    prices = commands.add_parser("ops", help="every collective at 4 B, 4 KiB and 1 MiB, beside the bare mpi4py call")
+    prices.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time per call and size (default 1)")
+    for command in (reduce, step, prices):
         command.add_argument("--no-pin", dest="pin", action="store_false", help="let ranks move between cores")
         command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
+    for command in (reduce, step):
         command.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
     model = commands.add_parser("model", help="predicted times on large clusters (nothing is measured)")
     model.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
@@ -117,6 +121,17 @@ def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
     if hvd.rank() == 0:
         report.print_steps(out, found)
         finish(args, out, facts, report.steps_json(found, facts), lambda path, line: plot.plot_steps(path, found, line))
+
+
+def run_ops(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
+    with progress(out) as show:
+        found = collectives.measure(comm, args.seconds, args.pin, show)
+    facts = report.machine(comm)
+    if hvd.rank() == 0:
+        report.print_prices(out, found)
+        out.print(report.machine_line(facts), highlight=False, style="dim")
+        if args.json:
+            report.save_json(args.json, report.prices_json(found, facts))
 
 
 def run_model(args: argparse.Namespace, out: Console) -> None:
@@ -157,7 +172,7 @@ def main() -> int:
         print("The benchmarks need at least two ranks: hvdliterun -np 2 python -m hvdlite.bench ...", file=sys.stderr)
         return 2
     comm = MPI.COMM_WORLD.Dup()
-    {"allreduce": run_allreduce, "step": run_step}[args.command](args, comm, report.console())
+    {"allreduce": run_allreduce, "step": run_step, "ops": run_ops}[args.command](args, comm, report.console())
     comm.Free()
     hvd.shutdown()
     return 0

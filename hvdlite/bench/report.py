@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hvdlite.bench.allreduce import Row, Sweep, one_line, readable
+from hvdlite.bench.collectives import IN_FLIGHT, SIZES, Price, PriceList
 from hvdlite.bench.network import least_bytes
 from hvdlite.bench.step import Result
 
@@ -224,6 +225,33 @@ def steps_json(results: Sequence[Result], facts: dict[str, Any]) -> dict[str, An
         for r in results
     ]
     return {"benchmark": "step", "machine": facts, "rows": rows}
+
+
+# Every collective
+
+
+def print_prices(out: Console, found: PriceList) -> None:
+    table = new_table(
+        "every collective: time in us of one call (median of the slowest rank), hvdlite beside the bare mpi4py call",
+        ["call", *(f"{readable(nbytes)}{what}" for nbytes in SIZES for what in (" hvdlite", " mpi4py", " ratio"))],
+    )
+    for name in dict.fromkeys(price.name for price in found.prices):
+        cells = [cell for price in found.prices if price.name == name for cell in price_cells(price)]
+        table.add_row(name, *cells)
+    out.print(table)
+    out.print(f"barrier: the agreement alone. {IN_FLIGHT} ordered, shuffled: so many asynchronous all-reduces in "
+              "flight, submitted in one order or by each rank in its own.", highlight=False)  # fmt: skip
+    warn_of_crowding(out, found.crowded)
+
+
+def price_cells(price: Price) -> tuple[str, str, str]:
+    bare = "-" if price.bare is None else significant(price.bare * 1e6)
+    return significant(price.seconds * 1e6), bare, "-" if price.ratio is None else significant(price.ratio)
+
+
+def prices_json(found: PriceList, facts: dict[str, Any]) -> dict[str, Any]:
+    rows = [asdict(price) | {"ratio": price.ratio} for price in found.prices]
+    return {"benchmark": "ops", "machine": facts, "rows": rows}
 
 
 def save_json(path: str, content: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 from hvdlite import runtime
@@ -101,7 +101,7 @@ def describe(group: Group) -> str:
 
 def split_rows(array: Array, rows: Sequence[int]) -> list[Array]:
     """Views of the array's first rows[0] rows, the next rows[1], ..."""
-    return [array[start:stop] for start, stop in pairwise([0, *accumulate(rows)])]
+    return [array[stop - count : stop] for count, stop in zip(rows, accumulate(rows), strict=True)]
 
 
 def even_rows(rows: int, size: int) -> list[int]:

@@ -75,10 +75,9 @@ def gathered(lane: Lane, array: Array) -> Array:
 
 def rows_of_all(lane: Lane, rows: int) -> list[int]:
     """Every rank's number of rows."""
-    counts = [np.zeros(1, np.int64) for _ in range(lane.transport.size)]
-    counts[lane.transport.rank][0] = rows
-    movement.allgather(lane.transport, counts)
-    return [int(count[0]) for count in counts]
+    counts = np.full((lane.transport.size, 1), rows, np.int64)
+    movement.allgather(lane.transport, list(counts))
+    return [count for (count,) in counts.tolist()]
 
 
 def alltoall(
@@ -95,9 +94,9 @@ def alltoall(
 
     def work(lane: Lane) -> tuple[Array, Array]:
         transport = lane.transport
-        counts = [np.zeros(1, np.int64) for _ in range(transport.size)]
-        movement.alltoall(transport, [np.array([count], np.int64) for count in rows], counts)
-        received = [int(count[0]) for count in counts]
+        told, heard = np.array(rows, np.int64), np.empty(len(rows), np.int64)
+        movement.alltoall(transport, list(told.reshape(-1, 1)), list(heard.reshape(-1, 1)))
+        received = heard.tolist()
         result = lane.workspace.new(array, (sum(received), *array.shape[1:]))
         movement.alltoall(transport, split_rows(array, rows), split_rows(result, received))
         return result, np.array(received, np.int32)
@@ -110,11 +109,13 @@ def rows_to_send(kind: str, group: Group, array: Array, splits: Any, even: bool)
 
     Raises ValueError where they do not fit the array or the ranks."""
     size = group.size
-    require_rows(kind, [array])
+    if array.ndim == 0:
+        require_rows(kind, [array])
     if splits is None:
-        if even and array.shape[0] % size:
+        each, more = divmod(array.shape[0], size)
+        if even and more:
             raise ValueError(f"{kind}: {array.shape[0]} rows are not divisible among {size} ranks: give splits")
-        return even_rows(array.shape[0], size)
+        return [each] * size if even else even_rows(array.shape[0], size)
     given = np.asarray(splits)
     if given.ndim != 1 or given.dtype.kind not in "iu" or given.size != size or (given < 0).any():
         raise ValueError(f"{kind}: splits must be {size} whole numbers, one per rank, not {splits}")

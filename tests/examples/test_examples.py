@@ -59,6 +59,14 @@ def test_one_script_trains_with_any_framework() -> None:
     assert max(reached.values()) - min(reached.values()) <= 2, reached
 
 
+def test_join_trains_on_uneven_data() -> None:
+    """1500 images in shares of one and two thirds: 500 and 1000, in batches of 32."""
+    done = run("examples/torch_join.py")
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"batches per rank and epoch: \[16, 32\]; held-out accuracy ([\d.]+)%\n", done.stdout)
+    assert found and float(found[1]) >= 94, done.stdout
+
+
 def write_idx(path: Path, array: np.ndarray) -> None:
     header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
     with gzip.open(path, "wb") as file:
