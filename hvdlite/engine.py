@@ -163,7 +163,7 @@ class Lane:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
         request.ready.wait()
         adopt_gpu()
-        if self.transport.size > 1 and not rollcall.agreed(self.transport, request, self.check):
+        if self.transport.size > 1 and not rollcall.agreed(self.transport, request, self.check, hurry=self.lent):
             return False
         self.execute(request)
         return True

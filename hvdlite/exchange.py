@@ -20,11 +20,11 @@ from hvdlite import ops, runtime
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
-from hvdlite.buckets import Spec, plan
+from hvdlite.buckets import Spec
 from hvdlite.engine import Lane
 from hvdlite.ops import Adasum, Average, Op, Sum
 from hvdlite.process_sets import ProcessSet
-from hvdlite.reducer import Reducer, Use, overlap_pays
+from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.requests import Request, Signature
 
 
@@ -73,9 +73,7 @@ class Exchange:
         """What any rank had for each variable when the exchange was made."""
         self.dense = [index for index, use in enumerate(self.uses) if use is not Use.SPARSE]
         self.sparse = [index for index, use in enumerate(self.uses) if use is Use.SPARSE]
-        config = runtime.current().config
-        layout = plan((self.specs[i] for i in self.dense), config.bucket_bytes, config.first_bucket_bytes)
-        overlap = overlap_pays(config.overlap, lane.place)
+        layout, overlap = planned((self.specs[i] for i in self.dense), runtime.current().config, lane.place)
         self.reducer = Reducer(lane, layout, terms.reduction(lane.transport.size), name, overlap)
         self.place = {index: place for place, index in enumerate(self.dense)}
         self.buckets = [[self.dense[place] for place in bucket.members] for bucket in layout.buckets]

@@ -29,6 +29,9 @@ from hvdlite.requests import Handle, Request, Signature
 from hvdlite.zeros import Zeros
 
 
+SHORTEST_BUCKET = 256 * 1024  # bytes; 2 ms at 1 Gbit/s, where a round trip takes 0.1
+
+
 class Use(IntEnum):
     """What a rank has for a parameter in a round; ranks agree on the largest."""
 
@@ -164,15 +167,15 @@ def planned(specs: Iterable[Spec], config: Config, place: Place) -> tuple[Bucket
     """The plan for these parameters, and whether its buckets leave during backward.
 
     Then, unless the user gave their size, they are a sixteenth of the gradients, so that the last to fill, which
-    nothing can hide, is short; but no longer than usual, nor so short that latency counts.
+    nothing can hide, is short; but no longer than usual, nor so short that latency counts (SHORTEST_BUCKET).
     """
     specs = tuple(specs)
     on_gpu = any(spec.device != "host" for spec in specs)
     overlap, most = overlap_pays(config.overlap, place, on_gpu), config.bucket_bytes
     if overlap and not config.bucket_bytes_given:
         total = sum(spec.length * np.dtype(spec.dtype).itemsize for spec in specs)
-        most = min(most, max(total // 16, config.first_bucket_bytes))
-    return plan(specs, most, config.first_bucket_bytes), overlap
+        most = min(most, max(total // 16, SHORTEST_BUCKET))
+    return plan(specs, most, min(most, config.first_bucket_bytes)), overlap
 
 
 def overlap_pays(setting: str, place: Place, on_gpu: bool = False) -> bool:

@@ -19,11 +19,12 @@ from hvdlite.requests import Request
 from hvdlite.transports import Pending, Transport
 
 SPIN_SECONDS = 0.002  # a longer wait means that a peer computes: stop burning the core
-LONGEST_NAP = 0.001
+SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.001
 
 
-def wait(pending: Pending, check: Callable[[], None]) -> None:
-    """Wait for an agreement: spinning politely at first, then in naps of at most a twentieth of the time waited.
+def wait(pending: Pending, check: Callable[[], None], hurry: bool) -> None:
+    """Wait for an agreement: spinning politely at first if somebody is waiting for it (`hurry`), then in naps of about
+    a twentieth of the time waited. A lane's own thread would spin on a core that computes.
 
     check: called before each nap; raises when the wait is to be given up.
     """
@@ -32,21 +33,21 @@ def wait(pending: Pending, check: Callable[[], None]) -> None:
     began = time.monotonic()
     while not pending.test():
         waited = time.monotonic() - began
-        if waited < SPIN_SECONDS:
+        if hurry and waited < SPIN_SECONDS:
             os.sched_yield()
         else:
             check()
-            time.sleep(min(LONGEST_NAP, waited / 20))
+            time.sleep(min(LONGEST_NAP, max(SHORTEST_NAP, waited / 20)))
 
 
-def agreed(transport: Transport, request: Request, check: Callable[[], None]) -> bool:
+def agreed(transport: Transport, request: Request, check: Callable[[], None], hurry: bool) -> bool:
     """True when all ranks called with the same request; then sets request.flag to the largest one. Collective.
 
-    check: see `wait`.
+    check, hurry: see `wait`.
     """
     digest = request.signature.digest()
     values = np.array([transport.rank, digest, -digest, request.flag], np.int64)
-    wait(transport.start_max(values), check)
+    wait(transport.start_max(values), check, hurry)
     if values[1] != -values[2]:
         return False
     request.flag = int(values[3])

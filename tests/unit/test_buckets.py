@@ -7,7 +7,10 @@ import random
 import numpy as np
 import pytest
 
+from hvdlite.algorithms import Place
 from hvdlite.buckets import ALIGN, BucketPlan, Spec, plan
+from hvdlite.config import Config
+from hvdlite.reducer import planned
 
 KB = 1024
 
@@ -136,3 +139,17 @@ def test_nothing_to_plan() -> None:
 def test_only_empty_parameters() -> None:
     made = plan([Spec("a", (0,), "float32"), Spec("b", (2, 0), "float32")], 8 * KB, 1 * KB)
     assert [slot.length for slot in made.slots] == [0, 0] and made.nbytes("host") == 0
+
+
+def test_buckets_that_leave_during_backward_are_short() -> None:
+    """Unless the user gave their size: so that little is left when backward ends."""
+    layers = [Spec(f"p{i}", (1024, 1024), "float32") for i in range(16)]  # 4 MB each
+    network, host = Place(4, True, hosts=((0, 1), (2, 3))), Place(4, True)
+    made, overlap = planned(layers, Config(), network)
+    assert overlap and len(made.buckets) == 16
+    made, overlap = planned(layers, Config(), host)
+    assert not overlap and len(made.buckets) == 4
+    made, overlap = planned(layers, Config(bucket_bytes_given=True), network)
+    assert overlap and len(made.buckets) == 4
+    small = [Spec(f"p{i}", (64, 64), "float32") for i in range(64)]  # 16 KB each, 1 MB in all
+    assert len(planned(small, Config(), network)[0].buckets) == 4
