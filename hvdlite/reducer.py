@@ -28,7 +28,6 @@ from hvdlite.memory import Arena
 from hvdlite.requests import Handle, Request, Signature
 from hvdlite.zeros import Zeros
 
-
 SHORTEST_BUCKET = 256 * 1024  # bytes; 2 ms at 1 Gbit/s, where a round trip takes 0.1
 
 
