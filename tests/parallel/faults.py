@@ -26,6 +26,8 @@ def main(how: str, who: int) -> None:
     print("files", *files, flush=True)
     hvd.allreduce(np.ones(3), name="warm-up")
     chosen = who % hvd.size() == hvd.rank()
+    if how == "raise-in-backward":
+        train(chosen)
     if how.startswith("large-"):
         large(getattr(signal, how.removeprefix("large-")), chosen)
     if chosen:
@@ -37,6 +39,27 @@ def main(how: str, who: int) -> None:
     if not (chosen and how == "skip"):
         hvd.allreduce(np.ones(3), name="loss")
     hvd.allreduce(np.ones(3), name="accuracy")
+
+
+def train(chosen: bool) -> None:
+    """Train for ever; the chosen rank's third backward raises, when some of its gradients have been taken."""
+    import torch
+
+    import hvdlite.torch as hvd_torch
+
+    def strike(grad: torch.Tensor) -> torch.Tensor:
+        print("fault", time.time(), flush=True)
+        raise ValueError("no such luck")
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    optimizer = hvd_torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(10**9):
+        optimizer.zero_grad()
+        hidden = model[:2](torch.ones(2, 8))
+        if chosen and step == 2:
+            hidden.register_hook(strike)
+        model[2:](hidden).sum().backward()
+        optimizer.step()
 
 
 def large(number: int, chosen: bool) -> None:

@@ -143,7 +143,7 @@ def test_a_rank_killed_inside_a_large_allreduce(size: int, who: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("how", ["raise", "raise-in-thread"])
+@pytest.mark.parametrize("how", ["raise", "raise-in-thread", "raise-in-backward"])
 def test_a_rank_that_raises_before_the_collective(size: int, how: str) -> None:
     job = ended(size, how, 1, code=1, seconds=5)
     job.time_of("hvdlite: rank 1 failed: ValueError")

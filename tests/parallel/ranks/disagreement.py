@@ -80,6 +80,27 @@ def check_unnamed_calls() -> None:
     require_mismatch(lambda: hvd.allreduce(np.ones(4 + last())), "noname", "shape differs")
 
 
+def check_unnamed_calls_of_different_shapes_in_another_order() -> None:
+    """Both calls are errors on every rank, and the next one meets again."""
+    lengths = [3, 4] if last() else [4, 3]
+    for length in lengths:
+        require_mismatch(lambda: hvd.allreduce(np.ones(length)), "noname", "shape differs", "(3,)", "(4,)")  # noqa: B023
+    handles = [ops.allreduce_(np.ones(length), wait=False) for length in lengths]
+    for handle in handles:
+        require_mismatch(handle.wait, "noname", "shape differs", "(3,)", "(4,)")
+
+
+def check_a_named_call_that_one_rank_skips() -> None:
+    """The others' calls after it go on, and the skipped one waits until it is made."""
+    p, r = hvd.size(), hvd.rank()
+    handle = ops.allreduce_(np.full(3, r), ops.Sum, "skipped", wait=False) if r != 0 else None
+    for i in range(3):
+        assert (hvd.allreduce(np.full(2, i), op=hvd.Sum, name=f"later {i}") == i * p).all()
+    if handle is None:
+        handle = ops.allreduce_(np.full(3, r), ops.Sum, "skipped", wait=False)
+    assert (handle.wait() == p * (p - 1) // 2).all()
+
+
 def check_agreeing_requests_around_a_mismatch_succeed() -> None:
     """One wrong name among ten in flight: nine right results, one error."""
     p, r = hvd.size(), hvd.rank()
