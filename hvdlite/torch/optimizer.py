@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from hvdlite import runtime
 from hvdlite.ops import Adasum, Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._attach import Attachment, attach
+from hvdlite.torch._delta import DeltaAttachment, attach_delta
 from hvdlite.torch._settings import Settings
 from hvdlite.torch.compression import Compression, wire_dtype
 
@@ -39,20 +41,22 @@ def DistributedOptimizer(
     named_parameters: `model.named_parameters()`, for names in messages; by default parameters are numbered.
     compression: `Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel.
     backward_passes_per_step: gradients are summed locally over that many backward() and reduced at the last.
-    op: Average or Sum (Min, Max, Product where they make sense). gradient_predivide_factor: f divides before the
-    sum and multiplies after; with Average only. groups: a number of buckets-mates lists or lists of parameters that
-    are to travel together; num_groups: deprecated name for the number. sparse_as_dense: sparse gradients travel dense.
+    op: Average or Sum (Min, Max, Product where they make sense); Adasum combines the ranks' steps instead of their
+    gradients, and takes none of the arguments about gradients but compression. gradient_predivide_factor: f divides
+    before the sum and multiplies after; with Average only. groups: a number of buckets-mates lists or lists of
+    parameters that are to travel together; num_groups: deprecated name for the number. sparse_as_dense: sparse
+    gradients travel dense.
     process_set: the ranks that reduce together; on others nothing is attached but the methods. Its members attach.
 
     Raises ValueError for arguments that cannot be right, RuntimeError where the optimizer is attached already.
     """
     op = Op(op)
-    attached: Attachment | None = optimizer.__dict__.get("_hvdlite")
+    attached: Attachment | DeltaAttachment | None = optimizer.__dict__.get("_hvdlite")
     if attached is not None and attached.alive:
         raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
     if attached is not None:
         attached.detach()
-    check(op, backward_passes_per_step, gradient_predivide_factor)
+    check(op, backward_passes_per_step, gradient_predivide_factor, process_set)
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -66,13 +70,19 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
-    attach(optimizer, settings, backward_passes_per_step)
+    if op is Adasum and runtime.size() > 1:
+        attach_delta(optimizer, compression)
+    else:
+        attach(optimizer, settings, backward_passes_per_step)
     return optimizer
 
 
-def check(op: Op, passes: int, predivide: float) -> None:
-    if op is Adasum:
-        raise NotImplementedError("DistributedOptimizer(op=Adasum) is not supported yet; use op=Average")
+def check(op: Op, passes: int, predivide: float, process_set: ProcessSet) -> None:
+    size = runtime.size()
+    if op is Adasum and process_set is not global_process_set:
+        raise NotImplementedError("op=Adasum is for the global process set only; use op=Average")
+    if op is Adasum and size & (size - 1):
+        raise NotImplementedError(f"op=Adasum needs a power of two of ranks, not {size}; use op=Average")
     if predivide != 1.0 and op is not Average:
         raise ValueError("gradient_predivide_factor is for op=Average only")
     if passes <= 0:

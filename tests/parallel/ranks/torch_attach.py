@@ -159,7 +159,6 @@ def check_named_parameters() -> None:
     require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), [("a", named[0][1]), ("a", named[1][1])]), "repeated", "a")
     require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), named[:1]), "leaves out 1")
     hvd.DistributedOptimizer(make(), named_parameters=[*named, ("extra", torch.nn.Parameter(torch.ones(1)))])
-    require_error(NotImplementedError, lambda: hvd.DistributedOptimizer(make(), op=hvd.Adasum), "Average")
 
 
 def check_before_init() -> None:

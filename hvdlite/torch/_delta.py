@@ -1,0 +1,100 @@
+"""Adasum for a torch optimizer: each rank steps by itself, and the steps are combined, not the gradients.
+
+    before step():  remember the weights
+    step():         the optimizer's own, with this rank's gradients
+    after step():   weights = remembered + Adasum over ranks of (weights - remembered), tensor by tensor
+
+So momentum and the like are each rank's own, and the combined step needs no larger learning rate: where ranks' steps
+are orthogonal they add up, where they are equal one is taken. (Horovod does the same in backward, one by one.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from hvdlite import runtime
+from hvdlite.ops import Adasum
+from hvdlite.torch.reductions import grouped_allreduce
+
+
+class DeltaAttachment:
+    """One optimizer whose steps are combined."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, compression: Any) -> None:
+        self.optimizer, self.compression = optimizer, compression
+        self.runtime = runtime.current()
+        self.name = f"optimizer.{self.runtime.serial('optimizer')} steps"
+        self.starts: list[torch.Tensor] = []
+        self.detached = False
+        self.hooks = [
+            optimizer.register_step_pre_hook(self.before_step), optimizer.register_step_post_hook(self.after_step)
+        ]  # fmt: skip
+        self.runtime.renewals.append(self.renew)
+
+    @property
+    def alive(self) -> bool:
+        return not self.detached and runtime.is_initialized() and runtime.current() is self.runtime
+
+    def parameters(self) -> Sequence[torch.Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.alive and runtime.is_initialized():
+            raise RuntimeError(
+                "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again "
+                "after hvd.init(), or its steps would not be combined."
+            )
+        self.starts = [p.detach().clone() for p in self.parameters()]
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Combine the steps. Collective; waits for all ranks."""
+        if not self.alive:
+            return
+        parameters = self.parameters()
+        deltas = [p.detach() - start for p, start in zip(parameters, self.starts, strict=True)]
+        combined = grouped_allreduce(deltas, name=self.name, compression=self.compression, op=Adasum)
+        for p, start, delta in zip(parameters, self.starts, combined, strict=True):
+            p.data.copy_(start + delta)
+        self.starts = []
+
+    def renew(self) -> None:
+        """Attach the same optimizer again, in the same way, under the present runtime."""
+        self.detach()
+        attach_delta(self.optimizer, self.compression)
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        self.detached = True
+        if self.renew in self.runtime.renewals:
+            self.runtime.renewals.remove(self.renew)
+        for hook in self.hooks:
+            hook.remove()
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """What users call on the optimizer. Gradients are never reduced, so there is nothing to synchronize."""
+        return {
+            "synchronize": lambda: None,
+            "skip_synchronize": skip_synchronize,
+            "no_sync": no_sync,
+            "set_backward_passes_per_step": lambda passes: None,
+        }
+
+
+def skip_synchronize() -> NoReturn:
+    raise AssertionError("skip_synchronize() is not possible with op=Adasum: step() combines the ranks' steps")
+
+
+@contextlib.contextmanager
+def no_sync() -> Iterator[None]:
+    """Gradients accumulate locally anyway."""
+    yield
+
+
+def attach_delta(optimizer: torch.optim.Optimizer, compression: Any) -> None:
+    """Attach to the optimizer, and give it the methods that users call."""
+    attachment = DeltaAttachment(optimizer, compression)
+    optimizer.__dict__.update(attachment.methods(), _hvdlite=attachment)

@@ -1,0 +1,92 @@
+"""DistributedOptimizer(op=Adasum): orthogonal steps add up, equal ones are taken once."""
+
+from __future__ import annotations
+
+import torch
+
+import hvdlite.torch as hvd
+from tests.parallel.common import require_error, require_same_bits
+
+
+def check_steps_are_combined() -> None:
+    """Rank r's loss moves element r of one tensor by -(r+1), and all of another by -2: learning rate 1."""
+    p, r = hvd.size(), hvd.rank()
+    own, common = torch.nn.Parameter(torch.zeros(p)), torch.nn.Parameter(torch.zeros(2, 3))
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    for compression in (hvd.Compression.none, hvd.Compression.fp16):
+        optimizer = torch.optim.SGD([own, common, frozen], lr=1.0)
+        if p & (p - 1):
+            require_error(NotImplementedError, lambda: hvd.DistributedOptimizer(optimizer, op=hvd.Adasum), "power of two")  # noqa: B023
+            return
+        optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Adasum, compression=compression)
+        with torch.no_grad():
+            own.zero_()
+            common.zero_()
+        for step in range(1, 4):
+            optimizer.zero_grad(set_to_none=True)
+            loss = own[r] * (r + 1) + common.sum() * 2
+            loss.backward()
+            assert own.grad[r] == r + 1 and (common.grad == 2).all()
+            optimizer.synchronize()
+            assert optimizer.step(lambda: loss) is loss
+            assert own.tolist() == [-step * (i + 1.0) for i in range(p)] and (common == -2 * step).all()
+        assert (frozen == 1).all()
+
+
+def check_momentum_and_accumulation() -> None:
+    """Two backwards per step; the weights of all ranks end with the same bits, though their momenta differ."""
+    p = hvd.size()
+    if p & (p - 1):
+        return
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.05), model.named_parameters(),
+                                         backward_passes_per_step=2, op=hvd.Adasum)  # fmt: skip
+    torch.manual_seed(hvd.rank())
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        for _ in range(2):
+            x = torch.randn(32, 6)
+            loss = ((model(x) - x.sum(1, keepdim=True).tanh()) ** 2).mean()
+            loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    require_same_bits(list(model.state_dict().values()))
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5]), losses
+
+
+def check_rules() -> None:
+    p = hvd.size()
+    if p & (p - 1):
+        return
+    w = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=hvd.Adasum)
+    if p > 1:
+        require_error(AssertionError, lambda: optimizer.skip_synchronize(), "Adasum")
+        require_error(NotImplementedError, lambda: hvd.DistributedOptimizer(
+            torch.optim.SGD([w], lr=1.0), op=hvd.Adasum, process_set=hvd.ProcessSet([0])), "global")
+    require_error(RuntimeError, lambda: hvd.DistributedOptimizer(optimizer, op=hvd.Adasum), "attached already")
+    hvd.shutdown()
+    hvd.init()
+    w.grad = torch.ones(3)
+    if p > 1:
+        require_error(RuntimeError, optimizer.step, "attached before hvd.shutdown()")
+    hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)
+    optimizer.step()
+    assert (w == -1).all()
+
+
+def check_joining() -> None:
+    """A rank that has joined takes no step: the others' are combined with nothing."""
+    p, r = hvd.size(), hvd.rank()
+    if p & (p - 1):
+        return
+    w = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=hvd.Adasum)
+    for step in range(r + 1):
+        w.grad = torch.ones(2)
+        optimizer.step()
+        assert (w == -step - 1).all()
+    assert hvd.join() == p - 1
+    require_same_bits(torch.tensor(hvd.join() >= 0))
