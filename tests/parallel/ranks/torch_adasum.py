@@ -28,7 +28,7 @@ def check_steps_are_combined() -> None:
             loss.backward()
             assert own.grad[r] == r + 1 and (common.grad == 2).all()
             optimizer.synchronize()
-            assert optimizer.step(lambda: loss) is loss
+            assert optimizer.step(lambda: loss) is loss  # noqa: B023
             assert own.tolist() == [-step * (i + 1.0) for i in range(p)] and (common == -2 * step).all()
         assert (frozen == 1).all()
 
