@@ -41,8 +41,11 @@ from hvdlite.runtime import (
     rank,
     shutdown,
     size,
+    when_started,
 )
 from hvdlite.tracing import start_timeline, stop_timeline
+
+when_started.append(frameworks.prepare_torch)
 
 __version__ = "0.1.0"
 T = TypeVar("T")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,6 +40,12 @@ def family(obj: Any) -> str:
 def adapter(obj: Any) -> Any:
     """The module with this object's collectives."""
     return importlib.import_module(ADAPTERS[family(obj)])
+
+
+def prepare_torch(local_rank: int) -> None:
+    """Where torch is in use, let its adapter choose the GPU before the script does."""
+    if "torch" in sys.modules:
+        importlib.import_module(ADAPTERS["torch"])
 
 
 def materialized(obj: Any) -> Any:

@@ -18,6 +18,7 @@ from hvdlite.bench.contenders import KEYS, TITLES
 from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS
 
 MODELS = ("mlp", "cnn", "transformer")  # here as well as in step.py, which imports torch
+GPU_MODELS = ("resnet50", "gpt2")
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
@@ -25,6 +26,7 @@ EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce --device cuda --max 1G
   hvdliterun -np 2 python -m hvdlite.bench ops
   hvdliterun -np 2 python -m hvdlite.bench step --plot steps.png
+  hvdliterun -np 2 python -m hvdlite.bench step --device cuda
   python -m hvdlite.bench model --plot model.png
 """
 
@@ -76,8 +78,10 @@ def parser() -> argparse.ArgumentParser:
     step = commands.add_parser("step", help="training steps of three models, beside torch DDP on gloo")
     step.add_argument("--steps", type=int, default=25, metavar="N", help="timed steps per contender (default 25)")
     step.add_argument(
-        "--models", type=names(*MODELS), default=list(MODELS), metavar="A,B,...", help=f"any of {', '.join(MODELS)}"
-    )
+        "--models", type=names(*MODELS, *GPU_MODELS), metavar="A,B,...",
+        help=f"default {', '.join(MODELS)}; with --device cuda {', '.join(GPU_MODELS)}",
+    )  # fmt: skip
+    step.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the models lie (default cpu)")
     prices = commands.add_parser("ops", help="every collective at 4 B, 4 KiB and 1 MiB, beside the bare mpi4py call")
     prices.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time per call and size (default 1)")
     for command in (reduce, step, prices):
@@ -116,7 +120,8 @@ def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
     from hvdlite.bench import step
 
     with progress(out) as show:
-        found = step.compare(comm, args.models, args.steps, args.pin, show)
+        models = args.models or list(GPU_MODELS if args.device == "cuda" else MODELS)
+        found = step.compare(comm, models, args.steps, args.pin, show, args.device)
     facts = report.machine(comm)
     if hvd.rank() == 0:
         report.print_steps(out, found)

@@ -20,6 +20,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite import runtime
+from hvdlite.bench import models
 from hvdlite.bench.contenders import start_gloo
 from hvdlite.bench.timing import interleaved, pin
 from hvdlite.errors import HvdliteError
@@ -99,31 +100,35 @@ TASKS = {
     "mlp": Task("MLP", mlp, lambda: (torch.randn(32, 1024), classes(32))),
     "cnn": Task("CNN, 8 layers", cnn, lambda: (torch.randn(16, 3, 48, 48), classes(16))),
     "transformer": Task("transformer", transformer, lambda: (torch.randn(4, 32, 256), classes(4))),
+    "resnet50": Task("ResNet-50", models.resnet50, lambda: (torch.randn(64, 3, 224, 224), classes(64))),
+    "gpt2": Task("GPT-2, 124 M", models.gpt2, lambda: (torch.randint(0, 50257, (8, 512)), classes(8))),
 }
 
 
-def compare(comm: MPI.Comm, names: Sequence[str], steps: int, pinned: bool, progress: Any) -> list[Result]:
-    """Run the named tasks. Collective. pinned: each rank on a core of its own.
+def compare(
+    comm: MPI.Comm, names: Sequence[str], steps: int, pinned: bool, progress: Any, device: str = "cpu"
+) -> list[Result]:
+    """Run the named tasks. Collective. pinned: each rank on a core of its own. device: 'cpu', or 'cuda': this rank's.
 
     progress: called with (done, total, text). Raises HvdliteError where hvdlite trained to other weights than DDP.
     """
     torch.set_num_threads(1)
     start_gloo()
-    if pinned:
+    if pinned and device == "cpu":  # beside a GPU the lane's thread wants another core than the one that issues kernels
         pin(comm)
     results = []
     for done, name in enumerate(names):
         progress(done, len(names), name)
-        results.append(run(TASKS[name], comm, steps))
+        results.append(run(TASKS[name], comm, steps, device))
     return results
 
 
-def run(task: Task, comm: MPI.Comm, steps: int) -> Result:
+def run(task: Task, comm: MPI.Comm, steps: int, device: str) -> Result:
     """Train the three copies in turns."""
     several = not runtime.current().topology.one_host
-    copies = {key: copy_of(task) for key in ("none", "hvdlite", "ddp", *(["end"] if several else []))}
+    copies = {key: copy_of(task).to(device) for key in ("none", "hvdlite", "ddp", *(["end"] if several else []))}
     torch.manual_seed(1 + comm.Get_rank())
-    batch = task.batch()
+    batch = tuple(part.to(device) for part in task.batch())
     optimizers = {key: torch.optim.SGD(model.parameters(), LEARNING_RATE) for key, model in copies.items()}
     hvd.DistributedOptimizer(optimizers["hvdlite"], copies["hvdlite"].named_parameters())
     wrapped = copies | {"ddp": nn.parallel.DistributedDataParallel(copies["ddp"])}
@@ -151,21 +156,28 @@ def copy_of(task: Task) -> nn.Module:
 
 
 def stepper(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[torch.Tensor]
 ) -> Callable[[], None]:
+    """A step, which ends when the GPU has done it."""
     inputs, labels = batch
+    finish: Callable[[], Any] = torch.cuda.synchronize if inputs.is_cuda else lambda: None
 
     def step() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        finish()
 
     return step
 
 
 def same_weights(name: str, ours: nn.Module, ddp: nn.Module) -> None:
     """Raise HvdliteError where the two trained to different weights: then their times mean nothing."""
-    for (parameter, a), b in zip(ours.named_parameters(), ddp.parameters(), strict=True):
+    pairs = list(zip(ours.named_parameters(), ddp.parameters(), strict=True))
+    if pairs[0][1].is_cuda:  # whose sums come in another order each time: small parameters differ more than their parts
+        whole = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in (ours, ddp)]
+        pairs = [(("weight vector", whole[0]), whole[1])]  # type: ignore[list-item]
+    for (parameter, a), b in pairs:
         difference = float(((a - b).norm() / b.norm().clamp(min=1e-12)).detach())
         if not difference <= TOLERANCE:
             raise HvdliteError(

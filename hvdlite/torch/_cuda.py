@@ -35,8 +35,9 @@ def to_tensor(array: Array) -> torch.Tensor:
 @cache
 def gpu_at(number: int) -> Gpu:
     """A GPU as the core knows it, which from now on waits for torch's streams. Raises HvdliteError without CuPy."""
+    gpu = Gpu(cupy(), number)
     follow_torch()
-    return Gpu(cupy(), number)
+    return gpu
 
 
 @cache

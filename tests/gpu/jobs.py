@@ -36,7 +36,7 @@ def environment(pretend: bool, extra: Mapping[str, str]) -> dict[str, str]:
         **kept, "OPAL_PREFIX": PREFIX, "PATH": f"{PREFIX}/bin:{kept['PATH']}", "LD_LIBRARY_PATH": ":".join(libraries),
         "MPI4PY_LIBMPI": f"{PREFIX}/lib/libmpi.so.40", "MPI4PY_MPIABI": "openmpi", "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{ROOT}:{PRETEND}" if pretend else str(ROOT), "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": ":".join(map(str, [ROOT, *([PRETEND] if pretend else []), kept.get("PYTHONPATH", "")])), "PYTHONUNBUFFERED": "1",
         **({"PRETEND_CUDA_DRIVER": "1"} if pretend else {}), **extra,
     }  # fmt: skip
 

@@ -1,0 +1,96 @@
+"""The torch adapter's decisions about GPUs, with torch.cuda's answers made up: which one, in what order, how many."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hvdlite.errors import HvdliteError  # noqa: E402
+from hvdlite.reducer import Use  # noqa: E402
+from hvdlite.torch import _cuda, _tensors  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("available", "used", "count", "expected"),
+    [(True, False, 4, [1]), (True, False, 3, [2]), (True, True, 4, []), (True, False, 1, []), (False, False, 4, [])],
+)
+def test_a_rank_takes_the_gpu_of_its_number(
+    monkeypatch: pytest.MonkeyPatch, available: bool, used: bool, count: int, expected: list[int]
+) -> None:
+    """Local rank 5 of 4 GPUs takes 1; unless the script has used one already, or there is no choice."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    _cuda.choose_gpu(5)
+    assert chosen == expected
+
+
+def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what is recorded behind the last is behind all."""
+    log: list[Any] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            log.append((self.name, "waits for", other.name))
+
+    a, b = Stream("a"), Stream("b")
+    current = a
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda number: current)
+
+    def take(index: int) -> Use:
+        log.append((current.name, "packs", index))
+        return Use.DENSE
+
+    packing = _cuda.Packing(take, 0)
+    for current, index in ((a, 5), (a, 4), (b, 3), (b, 2), (a, 1)):  # noqa: B007
+        assert packing(index) is Use.DENSE
+    current = b
+    packing.join()
+    assert log == [
+        ("a", "packs", 5), ("a", "packs", 4), ("b", "waits for", "a"), ("b", "packs", 3), ("b", "packs", 2),
+        ("a", "waits for", "b"), ("a", "packs", 1), ("b", "waits for", "a"),
+    ]  # fmt: skip
+
+
+def test_parameters_on_two_gpus_are_refused() -> None:
+    on = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:0", "cuda:3")]
+    with pytest.raises(HvdliteError, match="GPUs 0, 3: hvdlite drives one GPU per process"):
+        _cuda.gpu_of(on)
+    assert _cuda.gpu_of(on[:1]) is None
+
+
+def test_devices_have_one_name_on_all_ranks() -> None:
+    for name, expected in (("cpu", "host"), ("cuda:0", "cuda"), ("cuda:3", "cuda")):
+        assert _tensors.device_name(SimpleNamespace(device=torch.device(name))) == expected
+    with pytest.raises(ValueError, match="cannot communicate tensors on meta"):
+        _tensors.device_name(torch.empty(1, device="meta"))
+
+
+def test_state_travels_without_its_gpu() -> None:
+    """Nested as optimizers nest it; what is no tensor stays what it is."""
+
+    class OnGpu(torch.Tensor):
+        def cpu(self) -> Any:
+            return "host copy"
+
+    tensor = torch.zeros(1).as_subclass(OnGpu)
+    state = {"state": {0: {"step": tensor}}, "param_groups": [{"lr": 0.1, "betas": (0.9, tensor)}]}
+    assert _cuda.on_cpu(state) == {
+        "state": {0: {"step": "host copy"}}, "param_groups": [{"lr": 0.1, "betas": (0.9, "host copy")}]
+    }  # fmt: skip
+
+
+def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+    _cuda.gpu_at.cache_clear()
+    with pytest.raises(HvdliteError, match="pip install cupy-cuda12x"):
+        _cuda.gpu_at(0)
