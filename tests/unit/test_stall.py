@@ -16,7 +16,7 @@ from hvdlite.errors import StallError
 from hvdlite.observers import diagnosis, positions
 from hvdlite.observers.diagnosis import Report, Stall, Wait, diagnose
 from hvdlite.observers.stall import Limits, StallWatch, watch
-from hvdlite.requests import Request, Signature
+from hvdlite.requests import JOIN, Request, Signature
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 EVERYONE = (0, 1, 2)
@@ -183,6 +183,24 @@ def test_nothing_is_said_while_things_move() -> None:
         lane.leave()
 
     assert watched(3, rank_main) == []
+
+
+def test_a_rank_that_has_joined_is_neither_stalled_nor_waited_for() -> None:
+    """Rank 1 waits in join() for long; rank 0 waits for rank 2 alone, who is to be named."""
+
+    def rank_main(watch: StallWatch, lane: Lane) -> None:
+        watch.start()
+        if lane.transport.rank == 1:
+            request = Request(JOIN, lambda lane: None)
+            with lane.changed:
+                lane.admit(request)
+        time.sleep(2 * CHECK)
+        if lane.transport.rank == 0:
+            hang(lane)
+        time.sleep(1.8 * CHECK)
+
+    ((_, _, (stall,)),) = watched(3, rank_main)
+    assert (stall.waiting, stall.lacking) == ((0,), (2,))
 
 
 def test_past_the_second_limit_all_pending_and_later_calls_fail(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 
 import hvdlite as hvd
 from hvdlite import memory, ops, runtime
-from hvdlite.requests import Request, Signature
+from hvdlite.requests import Handle, Request, Signature
 from tests.parallel.common import require_error
 
 
@@ -172,17 +173,36 @@ def check_forked_child_is_told() -> None:
 
 
 def check_forked_child_waits_for_nothing_of_its_parents() -> None:
-    """Fork while a request is pending and the lane's thread holds what it holds: its handle is an error in the child,
-    and goes on in the parent."""
+    """Fork while requests are pending and a thread holds the lane's lock: their handles are errors in the child, and go
+    on in the parent."""
     p, r = hvd.size(), hvd.rank()
-    for _ in range(10 if p > 1 else 0):
-        late = ops.allreduce_(np.ones(3), ops.Sum, "late", wait=False) if r == 0 else None
-        if late:
-            code = in_a_child(lambda late=late: require_error(hvd.HvdliteError, late.wait, "forked"))
-            assert code == 17
-        hvd.barrier()
-        late = late or ops.allreduce_(np.ones(3), ops.Sum, "late", wait=False)
-        assert (late.wait() == p).all()
+    lane, held, release = runtime.current().eager, threading.Event(), threading.Event()
+
+    def submit() -> list[Handle]:
+        return [ops.allreduce_(np.ones(3), ops.Sum, f"late {i}", wait=False) for i in range(2)]
+
+    def hold() -> None:
+        with lane.changed:
+            held.set()
+            release.wait(10)
+
+    def ask(handles: list[Handle]) -> None:
+        for handle in handles:
+            require_error(hvd.HvdliteError, handle.wait, "forked")
+
+    if p == 1:
+        return
+    handles = submit() if r == 0 else []
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    code = in_a_child(lambda: ask(handles))
+    release.set()
+    holder.join()
+    assert code == 17
+    hvd.barrier()
+    for handle in handles or submit():
+        assert (handle.wait() == p).all()
 
 
 def check_late_rank() -> None:
