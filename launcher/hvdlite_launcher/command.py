@@ -184,15 +184,18 @@ def _open_mpi_ssh(settings: Settings, modern: bool) -> dict[str, str]:
     """All daemons are started from here, as our own connections are: hosts need not reach each other by ssh."""
     plm = "PRTE_MCA_plm_ssh" if modern else "OMPI_MCA_plm_rsh"
     hosts = str(max(len(settings.hosts), 128))
-    return {
-        f"{plm}_args": " ".join(settings.ssh.options),
-        f"{plm}_no_tree_spawn": "1",
-        f"{plm}_num_concurrent": hosts,
-    }
+    how = {f"{plm}_no_tree_spawn": "1", f"{plm}_num_concurrent": hosts}
+    if settings.ssh.program:
+        return {f"{plm}_agent": settings.ssh.program, **how}
+    return {f"{plm}_args": " ".join(settings.ssh.options), **how}
 
 
 def _hydra_env(settings: Settings) -> dict[str, str]:
-    env = {"HYDRA_LAUNCHER_EXTRA_ARGS": " ".join(settings.ssh.options)} if settings.several else {}
+    env: dict[str, str] = {}
+    if settings.several and settings.ssh.program:
+        env |= {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": settings.ssh.program}  # as ssh it gets `-x` first
+    elif settings.several:
+        env["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(settings.ssh.options)
     if settings.interfaces:
         env["FI_TCP_IFACE"] = settings.interfaces[0]
     return env

@@ -57,6 +57,15 @@ def test_hydra_forwards_by_itself() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("mpi", "name"),
+    [(OPEN_MPI_5, "PRTE_MCA_plm_ssh_agent"), (OPEN_MPI_4, "OMPI_MCA_plm_rsh_agent"), (MPICH, "HYDRA_LAUNCHER_EXEC")],
+)
+def test_another_remote_shell(mpi: Mpi, name: str) -> None:
+    env = compose(dataclasses.replace(SETTINGS, ssh=Ssh(program="/bin/blaunch")), mpi, PLACE, {}).env
+    assert env[name] == "/bin/blaunch" and not [key for key in env if key.endswith("_args") or "EXTRA_ARGS" in key]
+
+
 @pytest.mark.parametrize(("mpi", "name"), [(OPEN_MPI_5, "OMPI_MCA_btl_tcp_if_include"), (MPICH, "FI_TCP_IFACE")])
 def test_interfaces(mpi: Mpi, name: str) -> None:
     command = compose(dataclasses.replace(SETTINGS, interfaces=("ib0",)), mpi, PLACE, {})

@@ -86,3 +86,14 @@ def test_a_function_on_two_hosts(runner: Runner, tmp_path: Path) -> None:
     command = [*runner.prefix, sys.executable, str(script)]
     done = subprocess.run(command, env=runner.env(), capture_output=True, text=True, timeout=60)
     assert done.stdout == "[(0, 'hosta', [0.0, 1.0, 2.0]), (1, 'hostb', [0.0, 1.0, 2.0])]\n", done.stderr
+
+
+def test_another_remote_shell(runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes operators name one for Open MPI: it serves us and every MPI, and is given host and command only."""
+    shell, log = tmp_path / "shell", tmp_path / "log"
+    shell.write_text(f'#!/bin/sh\necho "$1" >> {log}\nexec ssh "$@"\n')
+    shell.chmod(0o755)
+    monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", str(shell))
+    ranks = told(runner, "-H", "hosta:1,hostb:1")
+    assert [each["host"] for each in ranks] == ["hosta", "hostb"]
+    assert set(log.read_text().split()) == {"hostb"} and len(log.read_text().split()) >= 2
