@@ -170,7 +170,7 @@ class Gradients:
             return self.border.dtype_of(gradient)
         dtype = getattr(variable.dtype, "name", str(variable.dtype))
         wire = getattr(self.settings.compression, "wire", None)
-        return str(wire).removeprefix("torch.") if wire is not None and "float" in dtype else str(dtype)
+        return wire if wire is not None and "float" in dtype else str(dtype)
 
 
 def dense(settings: Settings, border: Border, gradient: Any, variable: Any) -> Any:

@@ -15,32 +15,23 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
+from hvdlite.compression import NoneCompressor, caster
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
 from hvdlite.reducer import Use
 
 compiles_with_xla = False  # it does, but XLA for JAX calls back to the host
 
 
-class Cast:
-    """Floating-point gradients travel in another dtype; sums are computed in float32."""
-
-    def __init__(self, wire: str | None) -> None:
-        self.wire = wire
-
-    def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """The tensor to send, and its own dtype."""
-        floating = jax.numpy.issubdtype(tensor.dtype, jax.numpy.floating)
-        return (tensor.astype(self.wire) if self.wire and floating else tensor), tensor.dtype
-
-    def decompress(self, tensor: Any, ctx: Any) -> Any:
-        """The received tensor in the original dtype."""
-        return tensor.astype(ctx)
+def is_floating(tensor: Any) -> bool:
+    return bool(jax.numpy.issubdtype(tensor.dtype, jax.numpy.floating))
 
 
 class Compression:
     """The compressors to choose from."""
 
-    none, fp16, bf16 = Cast(None), Cast("float16"), Cast("bfloat16")
+    none = NoneCompressor
+    fp16 = caster("FP16Compressor", "float16", is_floating, jax.numpy.astype)
+    bf16 = caster("BF16Compressor", "bfloat16", is_floating, jax.numpy.astype)
 
 
 def use_of(gradient: Any) -> Use:

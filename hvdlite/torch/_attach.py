@@ -106,10 +106,9 @@ class Attachment:
                 self.hooks[id(p)] = hook
 
     def spec(self, index: int, p: Parameter) -> Spec:
-        wire = self.settings.wire
-        dtype = p if wire is None or not p.is_floating_point() else p.new_empty(0, dtype=wire)
+        dtype = (p.is_floating_point() and self.settings.wire) or dtype_name(p)
         name = self.settings.names.get(id(p), f"parameter.{index}")
-        return Spec(name, tuple(p.shape), dtype_name(dtype), device_name(p), self.settings.groups.get(id(p)))
+        return Spec(name, tuple(p.shape), dtype, device_name(p), self.settings.groups.get(id(p)))
 
     # One backward
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from hvdlite.ops import Op
 from hvdlite.process_sets import ProcessSet
 
@@ -20,7 +18,7 @@ class Settings:
     """Bucket group by id(), where the user grouped parameters."""
     op: Op
     predivide: float
-    wire: torch.dtype | None
+    wire: str | None
     """Gradients travel in this dtype; None: their own."""
     sparse_as_dense: bool
     process_set: ProcessSet

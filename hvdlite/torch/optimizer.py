@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import torch
 
 from hvdlite import runtime
+from hvdlite.compression import wire_dtype
 from hvdlite.ops import Adasum, Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._attach import Attachment, attach
 from hvdlite.torch._delta import DeltaAttachment, attach_delta
 from hvdlite.torch._settings import Settings
-from hvdlite.torch.compression import Compression, wire_dtype
+from hvdlite.torch.compression import Compression
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 

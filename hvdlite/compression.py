@@ -1,0 +1,70 @@
+"""Gradients on the wire in fewer bits. Horovod's shape: classes with `compress` and `decompress`.
+
+What casting means is the framework's; the rest is here once. Sums are computed in float32, whatever travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Compressor:
+    """Interface. `wire`: the dtype in which floating-point gradients travel, by name; None: their own."""
+
+    wire: str | None = None
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """The tensor to send, and what decompress needs to know."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """The received tensor in the original dtype."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """As it is."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+def caster(
+    name: str, dtype: str, is_floating: Callable[[Any], bool], cast: Callable[[Any, Any], Any], to: Any = None
+) -> type[Compressor]:
+    """A compressor that casts floating-point tensors to dtype (`to`, as the framework spells it) and leaves others
+    alone. cast: (tensor, dtype) -> tensor."""
+    target = dtype if to is None else to
+
+    class Cast(Compressor):
+        wire = dtype
+
+        @staticmethod
+        def compress(tensor: Any) -> tuple[Any, Any]:
+            return (cast(tensor, target) if is_floating(tensor) else tensor), tensor.dtype
+
+        @staticmethod
+        def decompress(tensor: Any, ctx: Any) -> Any:
+            return cast(tensor, ctx)
+
+    Cast.__name__ = Cast.__qualname__ = name
+    Cast.__doc__ = f"Floating-point tensors travel as {dtype}; sums are computed in float32."
+    return Cast
+
+
+def wire_dtype(compression: Any) -> str | None:
+    """The wire dtype of a compressor. Raises ValueError for one that does more than cast."""
+    wire: str | None = getattr(compression, "wire", None)
+    if wire is None and compression is not NoneCompressor and not isinstance(compression, NoneCompressor):
+        raise ValueError(
+            f"DistributedOptimizer: {compression!r} has no `wire` dtype. Use Compression.none, .fp16 or .bf16."
+        )
+    return wire
