@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from hvdlite import frameworks
+from hvdlite import elastic, frameworks
 from hvdlite.errors import (
     HorovodInternalError,
     HvdliteError,
@@ -67,6 +67,6 @@ __all__ = [
     *_collectives, "Adasum", "Average", "DistributedOptimizer", "HorovodInternalError", "HvdliteError", "Max", "Min",
     "MismatchError", "NotInitializedError", "Op", "ProcessSet", "Product", "ShutdownError", "StallError", "Sum",
     "add_process_set", "allgather_object", "barrier", "broadcast_object", "broadcast_variables", "cross_rank",
-    "cross_size", "global_process_set", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size",
-    "rank", "remove_process_set", "run", "shutdown", "size", "start_timeline", "stop_timeline",
+    "cross_size", "elastic", "global_process_set", "init", "is_homogeneous", "is_initialized", "join", "local_rank",
+    "local_size", "rank", "remove_process_set", "run", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ ranks on two cores), and neither a scalar all-reduce nor a loop in pure Python b
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -235,7 +236,8 @@ class StallWatch:
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-4)
         try:
-            self.tell(reports, stalls)
+            with contextlib.suppress(OSError):  # nobody reads our stderr
+                self.tell(reports, stalls)
         finally:
             sys.setswitchinterval(interval)
 
@@ -248,7 +250,8 @@ class StallWatch:
         for lane in self.lanes():
             lane.close(StallError(text))
         if not waiting:
-            print(f"hvdlite: rank {self.rank}: {text}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                print(f"hvdlite: rank {self.rank}: {text}", file=sys.stderr, flush=True)
 
     def last_resort(self, now: float) -> None:
         """End the process if its caller sits in a transfer that nothing can interrupt."""

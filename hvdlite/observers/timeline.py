@@ -91,8 +91,15 @@ class Timeline:
         os.close(self.file)
 
     def flush(self) -> None:
+        """Write what has been noted. Where that fails (a full disk), the timeline ends, and the log says so."""
         batch = [self.events.popleft() for _ in range(len(self.events))]
-        self.write(line for event in batch for line in self.lines(event))
+        try:
+            self.write(line for event in batch for line in self.lines(event))
+        except OSError as error:
+            self.events = deque(maxlen=0)
+            logging.getLogger("hvdlite").error("the timeline in %s ends: %s", self.path, error)
+            os.ftruncate(self.file, self.end)
+            os.pwrite(self.file, END, self.end)
 
     def lines(self, event: Event) -> Iterable[dict[str, Any]]:
         """The event as Chrome reads it, after what introduces its tensor, the first time."""
@@ -115,10 +122,11 @@ class Timeline:
         if not text:
             return
         left, start = memoryview((",\n" if self.end else "[\n").encode() + text.encode() + END), self.end
-        self.end += len(left) - len(END)
+        end = start + len(left) - len(END)
         while left:
             written = os.pwrite(self.file, left, start)
             left, start = left[written:], start + written
+        self.end = end
 
 
 def switch(observers: list[Observer], path: str | None, mark_cycles: bool) -> None:
