@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hvdlite.arrays import Array, finish, module
+from hvdlite.errors import HvdliteError
 from hvdlite.memory import HEADER, Arena, say_once
 from hvdlite.transports import Transport
 
@@ -63,9 +64,16 @@ def allocate(
 ) -> Arena:
     """An arena of nbytes zeros on each rank's GPU, shared when `share` and every rank managed to. Collective.
 
-    share: agreed by all ranks. local: the ranks of this host, who share. Raises CuPy's OutOfMemoryError.
+    share: agreed by all ranks. local: the ranks of this host, who share. Raises HvdliteError on every rank where any
+    has no room.
     """
     own = new(openings.xp, HEADER + nbytes)
+    full = [rank for rank, found in enumerate(transport.allgather_object(own is not None)) if not found]
+    if own is None or full:
+        raise HvdliteError(
+            f"ranks {full} have no room for {nbytes >> 20} MiB of gradients and buffers on their GPU: use a smaller "
+            "model or batch, or fewer ranks per GPU"
+        )
     if not share or transport.size == 1:
         return Arena(own[HEADER:], None)
     cards = local.allgather_object(card_of(own))
@@ -83,9 +91,13 @@ def allocate(
     return Arena(peers[local.rank], peers)
 
 
-def new(xp: ModuleType, nbytes: int) -> Array:
-    """nbytes zeros with an allocation of their own."""
-    array: Any = xp.ndarray(nbytes, np.uint8, xp.cuda.MemoryPointer(xp.cuda.Memory(nbytes), 0))
+def new(xp: ModuleType, nbytes: int) -> Array | None:
+    """nbytes zeros with an allocation of their own; None where there is no room."""
+    try:
+        memory = xp.cuda.Memory(nbytes)
+    except xp.cuda.runtime.CUDARuntimeError:
+        return None
+    array: Any = xp.ndarray(nbytes, np.uint8, xp.cuda.MemoryPointer(memory, 0))
     array[...] = 0
     finish(array)
     return array

@@ -33,10 +33,13 @@ class Zeros:
     def __call__(self, lane: Lane) -> None:
         if self.on_gpu:
             with side_of(lane, gpu_in_use(lane)).working() as side:
-                self.take_part(side, side.gpu.xp)
+                side.end(self.take_part(side, side.gpu.xp))
         else:
             self.take_part(lane, np)
 
-    def take_part(self, at: Lane | Side, xp: ModuleType) -> None:
-        for length, dtype in self.lengths:
-            allreduce(at.transport, at.workspace, at.place, xp.zeros(length, dtype), self.how)
+    def take_part(self, at: Lane | Side, xp: ModuleType) -> list[Array]:
+        """Returns the arrays, which a GPU may still be writing."""
+        arrays = [xp.zeros(length, dtype) for length, dtype in self.lengths]
+        for array in arrays:
+            allreduce(at.transport, at.workspace, at.place, array, self.how)
+        return arrays

@@ -46,10 +46,11 @@ def refuse_compiled() -> None:
 
 
 def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:
-    """The gradients reduced over all ranks; None where no rank has any."""
-    dense = [g if g is None else g.detach().contiguous() for g in map(densified, gradients)]
+    """The gradients reduced over all ranks, through host memory; None where no rank has any."""
+    dense = [g if g is None else g.detach().cpu().contiguous() for g in map(densified, gradients)]
+    device = next((g.device for g in gradients if g is not None), "cpu")
     results = reduce_now(exchange, dense, to_array, to_tensor)
-    return results if borrow else [g if g is None else g.clone() for g in results]
+    return [g if g is None else g.to(device, copy=not borrow) for g in results]
 
 
 def using() -> AbstractContextManager[None]:
@@ -58,9 +59,10 @@ def using() -> AbstractContextManager[None]:
 
 def accumulate(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> bool:
     """Add to the sums of earlier passes; whether this was the last pass."""
-    return accumulator.add(names, [to_array(gradient.detach().contiguous()) for gradient in gradients])
+    return accumulator.add(names, [to_array(gradient.detach().cpu().contiguous()) for gradient in gradients])
 
 
 def accumulated(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> list[Any]:
     """The sums."""
-    return [to_tensor(total) for total in accumulator.take(names)]
+    sums = map(to_tensor, accumulator.take(names))
+    return [total.to(gradient.device) for total, gradient in zip(sums, gradients, strict=True)]

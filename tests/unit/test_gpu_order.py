@@ -284,6 +284,23 @@ def test_a_round_of_mixed_buckets(way: str, overlap: bool) -> None:
                     np.testing.assert_array_equal(view, np.full(specs[i].shape, want))
 
 
+def test_no_room_on_one_gpu_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, take = iter((True, False, True)), cupy.Memory
+
+    def memory(nbytes: int) -> Any:
+        if nbytes > KB and not next(room):
+            raise cupy.CUDARuntimeError("out of memory")
+        return take(nbytes)
+
+    def rank_main(lane: Lane) -> Any:
+        where = gpu.gpu_of(cupy.empty(1))
+        monkeypatch.setattr(cupy.cuda, "Memory", memory)
+        with pytest.raises(HvdliteError, match=r"ranks \[[012]\] have no room"):
+            Reducer(lane, plan([Spec("p", (4000,), "float32", "cuda")], 8 * KB, KB), Reduction(), "r", False, where)
+
+    on_lanes(3, "shared", True, rank_main)
+
+
 def test_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for, it adds what it can; a communicator for each lane, which goes with it."""
     bus = iter(range(100))

@@ -96,6 +96,22 @@ def check_host_and_device_differ() -> None:
     assert (hvd.allreduce(np.ones(3), op=hvd.Sum) == hvd.size()).all()
 
 
+def check_ranks_that_have_joined_take_part() -> None:
+    """With zeros on their GPU, also where they have not used it before."""
+    p, last = hvd.size(), hvd.size() - 1
+    for way in (*WAYS[:2], WAYS[-1]):
+        for used in (False, True):
+            restart(**way)
+            if used:
+                hvd.allreduce(cupy.asarray(np.ones(10)))
+            if hvd.rank() != last or p == 1:
+                for length in (10, 50_000):
+                    result = hvd.allreduce(cupy.asarray(np.full(length, 2.0)), op=hvd.Sum, name=f"left {length}")
+                    np.testing.assert_array_equal(result.get(), np.full(length, 2.0 * max(p - 1, 1)))
+            hvd.join()
+    restart()
+
+
 def check_rounds_of_a_reducer() -> None:
     """Buckets on the host and on the GPU in one plan; a new plan replaces the memory of the old one."""
     p, r = hvd.size(), hvd.rank()
