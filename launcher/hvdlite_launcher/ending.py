@@ -132,6 +132,7 @@ def suspension(team: Team) -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)  # stops here; what follows happens after SIGCONT
         signal.signal(number, suspend)
+        team.forgive()
 
     previous = signal.signal(signal.SIGTSTP, suspend)
     try:

@@ -135,6 +135,11 @@ class Team:
         self.say(signal=number)
         return any(remote.started for remote in self.remotes)
 
+    def forgive(self) -> None:
+        """Count all hosts' silence from now on: we have not listened."""
+        for remote in self.remotes:
+            remote.heard = time.monotonic()
+
     def lost(self) -> str | None:
         """Which host was lost, if any, and how."""
         return next((f"host {each.name} was lost: {each.lost}" for each in self.remotes if each.lost), None)

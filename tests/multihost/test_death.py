@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hvdlite_launcher.agent import PATIENCE
 
 from tests.launcher.conftest import SCRIPTS, Runner, wait_until
 from tests.multihost.hosts import Hosts, hosts
@@ -111,3 +112,24 @@ def test_a_host_is_cut_off(runner: Runner) -> None:
         assert runner.wait_gone(5.0), "processes are left"
         assert time.monotonic() - begun < 7.0  # the five seconds, and two for a busy machine
         assert wait_until(lambda: traces(pair) == before, 2.0), traces(pair)
+
+
+def test_a_suspended_launcher_is_not_taken_for_dead(runner: Runner, pair: Hosts) -> None:
+    """Ctrl-Z, for longer than the patience that hosts have with each other; then the job goes on."""
+    job = start(runner, pair)
+    (hvdliterun,) = processes(runner, HVDLITERUN)
+    os.kill(hvdliterun, signal.SIGTSTP)
+    assert wait_until(lambda: state(hvdliterun) == "T", 2.0)
+    time.sleep(PATIENCE + 1.5)
+    assert state(hvdliterun) == "T" and "hvdlite-" in pair[1].run("ls", "/tmp")
+    job.send_signal(signal.SIGCONT)  # nsenter stops and goes on with it
+    time.sleep(1.5)
+    assert job.poll() is None and "hvdlite-" in pair[1].run("ls", "/tmp")
+    os.kill(hvdliterun, signal.SIGTERM)
+    job.communicate(timeout=5.0)
+    assert job.returncode == 143 and runner.wait_gone(4.0)
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for what a process does."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
