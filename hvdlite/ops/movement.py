@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from hvdlite import runtime
-from hvdlite.algorithms import label, movement
-from hvdlite.arrays import Array, on_host
+from hvdlite.algorithms import label, movement, through_memory
+from hvdlite.arrays import Array, is_host, on_host
 from hvdlite.engine import Lane
 from hvdlite.groups import Group
 from hvdlite.ops.common import array_facts, even_rows, grouped_facts, root_of, split_rows, submit
@@ -69,7 +69,11 @@ def gathered(lane: Lane, array: Array) -> Array:
     result = lane.workspace.new(array, (sum(rows), *array.shape[1:]))
     pieces = split_rows(result, rows)
     pieces[transport.rank][...] = array
-    movement.allgather(transport, pieces)
+    longest = max(piece.nbytes for piece in pieces) if is_host(array) else 0
+    if memory := through_memory.memory_for(longest, transport, lane.workspace, lane.place):
+        through_memory.allgather(transport, memory, pieces)
+    else:
+        movement.allgather(transport, pieces)
     return result
 
 
@@ -99,7 +103,7 @@ def alltoall(
         received = heard.tolist()
         result = lane.workspace.new(array, (sum(received), *array.shape[1:]))
         movement.alltoall(transport, split_rows(array, rows), split_rows(result, received))
-        return result, np.array(received, np.int32)
+        return result, heard.astype(np.int32)
 
     return submit(group, "alltoall", name, array_facts(array, skip=1), work, array, wait)
 

@@ -96,6 +96,24 @@ def check_mismatches() -> None:
     require_mismatch(lambda: call(np.ones(hvd.size()), name="thing"), "kind differs", "alltoall", "reducescatter")
 
 
+def check_lengths_around_those_that_pass_through_shared_memory() -> None:
+    """From below the least to above the most that does; uneven; again and again, so that nobody may still be reading."""
+    p, r = hvd.size(), hvd.rank()
+    for nbytes in (30_000, 32 * 1024, 100_003, 1 << 20, (1 << 20) + 1, 1_500_000):
+        pattern = np.arange(nbytes, dtype=np.uint32).astype(np.uint8)
+        for turn in range(4):
+            assert (hvd.broadcast(pattern + r + turn, turn % p) == pattern + np.uint8(turn % p + turn)).all()
+            mine = pattern[: nbytes - r * 1000] + np.uint8(r + turn)
+            parts = np.split(hvd.allgather(mine), np.cumsum([nbytes - o * 1000 for o in range(p - 1)]))
+            assert all((part == pattern[: nbytes - o * 1000] + np.uint8(o + turn)).all() for o, part in enumerate(parts))
+            splits = [(nbytes - r * 1000) // p - 10 * d for d in range(p)]
+            rows, received = hvd.alltoall(mine, splits)
+            assert received.tolist() == [(nbytes - o * 1000) // p - 10 * r for o in range(p)]
+            for o, part in enumerate(np.split(rows, np.cumsum(received)[:-1])):
+                start = sum((nbytes - o * 1000) // p - 10 * d for d in range(r))
+                assert (part == pattern[start : start + len(part)] + np.uint8(o + turn)).all()
+
+
 def check_long_messages_go_in_pieces() -> None:
     """With pieces of 1000 bytes everything is as with pieces of a gigabyte."""
     if hvd.size() == 1:
