@@ -21,8 +21,8 @@ def adasum(transport: Transport, buffer: Array, scratch: Array, reduction: Reduc
     """Recursive doubling with the rule above. log2(p) steps, n log2(p) elements sent per rank.
 
     buffer: flat, contiguous, one tensor of any length n, changed in place. scratch: flat, same dtype, length >= n.
-    The number of ranks is a power of two. Products and norms are computed in float64; partners combine the same
-    operands in the same order, so all end with the same bits. Raises HvdliteError for dtypes other than floats.
+    The number of ranks is a power of two. Products and norms are computed in float64. The rule is symmetric to the
+    last bit, so partners, and in the end all, have the same bits. Raises HvdliteError for dtypes other than floats.
     """
     if not is_float(buffer.dtype):
         raise HvdliteError(f"op=Adasum is for floating-point tensors, not {buffer.dtype}")
@@ -32,7 +32,7 @@ def adasum(transport: Transport, buffer: Array, scratch: Array, reduction: Reduc
     while distance < transport.size:
         partner = transport.rank ^ distance
         transport.exchange(buffer, partner, incoming, partner)
-        buffer[...] = combined(buffer, incoming) if transport.rank < partner else combined(incoming, buffer)
+        buffer[...] = combined(buffer, incoming)
         distance *= 2
     reduction.postscale(buffer)
 
