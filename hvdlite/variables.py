@@ -53,7 +53,12 @@ def name_of(variable: Any) -> str:
 
 def common_name(variable: Any) -> str:
     """The name without what may differ between ranks that have the same model."""
-    return NUMBERED.sub("", name_of(variable))
+    return unnumbered(name_of(variable))
+
+
+def unnumbered(name: str) -> str:
+    """A name without the numbers that Keras counts on through the life of a process."""
+    return NUMBERED.sub("", name)
 
 
 def is_one_of(variable: Any, chosen: Iterable[Any]) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from mpi4py import MPI
@@ -19,6 +20,7 @@ from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS
 
 MODELS = ("mlp", "cnn", "transformer")  # here as well as in step.py, which imports torch
 GPU_MODELS = ("resnet50", "gpt2")
+KERAS_MODELS = ("mlp", "cnn")
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
@@ -27,6 +29,7 @@ EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench ops
   hvdliterun -np 2 python -m hvdlite.bench step --plot steps.png
   hvdliterun -np 2 python -m hvdlite.bench step --device cuda
+  hvdliterun -np 2 python -m hvdlite.bench step --framework keras
   python -m hvdlite.bench model --plot model.png
 """
 
@@ -76,10 +79,15 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     reduce.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the arrays lie (default cpu)")
     step = commands.add_parser("step", help="training steps of three models, beside torch DDP on gloo")
+    step.add_argument(
+        "--framework", choices=("torch", "keras"), default="torch",
+        help="keras: under fit on TensorFlow, beside the torch path (default torch)",
+    )  # fmt: skip
     step.add_argument("--steps", type=int, default=25, metavar="N", help="timed steps per contender (default 25)")
     step.add_argument(
         "--models", type=names(*MODELS, *GPU_MODELS), metavar="A,B,...",
-        help=f"default {', '.join(MODELS)}; with --device cuda {', '.join(GPU_MODELS)}",
+        help=f"default {', '.join(MODELS)}; with --device cuda {', '.join(GPU_MODELS)}; with --framework keras "
+        f"{', '.join(KERAS_MODELS)}",
     )  # fmt: skip
     step.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the models lie (default cpu)")
     prices = commands.add_parser("ops", help="every collective at 4 B, 4 KiB and 1 MiB, beside the bare mpi4py call")
@@ -117,6 +125,9 @@ def run_allreduce(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Non
 
 
 def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
+    if args.framework == "keras":
+        run_keras_step(args, comm, out)
+        return
     from hvdlite.bench import step
 
     with progress(out) as show:
@@ -126,6 +137,18 @@ def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
     if hvd.rank() == 0:
         report.print_steps(out, found)
         finish(args, out, facts, report.steps_json(found, facts), lambda path, line: plot.plot_steps(path, found, line))
+
+
+def run_keras_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
+    from hvdlite.bench import keras_step
+
+    with progress(out) as show:
+        found = keras_step.compare(comm, args.models or list(KERAS_MODELS), args.steps, args.pin, show)
+    facts = report.machine(comm)
+    if hvd.rank() == 0:
+        report.print_keras_steps(out, found)
+        content = {"benchmark": "keras step", "machine": facts, "rows": [asdict(row) for row in found]}
+        finish(args, out, facts, content, lambda path, line: out.print("no plot for --framework keras"))
 
 
 def run_ops(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
@@ -169,6 +192,8 @@ def main() -> int:
         args.algorithms = args.algorithms or list(there)
         if wrong := [key for key in args.algorithms if key not in there]:
             parser().error(f"--device {args.device} has no {', '.join(wrong)}; there are {', '.join(there)}")
+    if args.command == "step" and args.framework == "keras" and set(args.models or ()) - set(KERAS_MODELS):
+        parser().error(f"--framework keras has {', '.join(KERAS_MODELS)}")
     if args.command == "model":
         run_model(args, report.console())
         return 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 from rich import box
@@ -22,6 +22,9 @@ from hvdlite.bench.allreduce import Row, Sweep, one_line, readable
 from hvdlite.bench.collectives import IN_FLIGHT, SIZES, Price, PriceList
 from hvdlite.bench.network import least_bytes
 from hvdlite.bench.step import Result
+
+if TYPE_CHECKING:
+    from hvdlite.bench.keras_step import Result as KerasResult
 
 WIDTH = 120
 CROWDED = 0.05
@@ -217,6 +220,19 @@ def print_steps(out: Console, results: Sequence[Result]) -> None:
                 f"{shown['forward']}, buckets at the end of backward {shown['end']}", highlight=False,
             )  # fmt: skip
     warn_of_crowding(out, max(r.crowded for r in results))
+
+
+def print_keras_steps(out: Console, results: Sequence[KerasResult]) -> None:
+    table = new_table(
+        "training step under Keras' fit: time in ms (median over steps of the slowest rank); overhead = time above no "
+        "communication",
+        ["model", "parameters", "no comm.", "hvdlite", "overhead", "torch's overhead", "ratio"],
+    )
+    for r in results:
+        times = [r.seconds["none"], r.seconds["hvdlite"], r.overhead, r.torch_overhead]
+        ratio = f"{r.overhead / r.torch_overhead:.2f}"
+        table.add_row(r.name, f"{r.parameters:,}", *(f"{t * 1e3:.2f}" for t in times), ratio)
+    out.print(table)
 
 
 def steps_json(results: Sequence[Result], facts: dict[str, Any]) -> dict[str, Any]:

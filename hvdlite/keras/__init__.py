@@ -14,9 +14,17 @@ from hvdlite.build import (
 )
 from hvdlite.keras import callbacks, elastic
 from hvdlite.keras._backends import border
-from hvdlite.keras.functions import allgather, allreduce, broadcast, broadcast_global_variables, broadcast_variables
+from hvdlite.keras.functions import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_variables,
+    reducescatter,
+)
 from hvdlite.keras.models import load_model
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from hvdlite.keras.sync_batch_norm import SyncBatchNormalization
 from hvdlite.membership import add_process_set, remove_process_set
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Adasum, Average, Sum
@@ -45,6 +53,7 @@ __all__ = [
     "PartialDistributedOptimizer",
     "ProcessSet",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -74,6 +83,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "rank",
+    "reducescatter",
     "remove_process_set",
     "rocm_built",
     "shutdown",

@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdlite import runtime
 from hvdlite.keras._backends import collectives, to_given
-from hvdlite.ops import Op, resolve_op
+from hvdlite.ops import Average, Op, resolve_op
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.variables import broadcast_arrays, common_name, variables_of
 
@@ -73,3 +73,10 @@ def broadcast(
 ) -> Any:
     """root_rank's value on every rank."""
     return collective("broadcast", value, root_rank=root_rank, name=name, process_set=process_set)
+
+
+def reducescatter(
+    value: Any, name: str | None = None, op: Op | int = Average, process_set: ProcessSet = global_process_set
+) -> Any:
+    """This rank's rows of the reduction of all ranks' values, dealt out as evenly as possible."""
+    return collective("reducescatter", value, name=name, op=op, process_set=process_set)

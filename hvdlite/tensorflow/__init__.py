@@ -59,6 +59,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -110,6 +111,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """`elastic` is loaded when it is asked for: it needs hvdlite.keras, which needs this module."""
+    if name == "SyncBatchNormalization":
+        from hvdlite.keras.sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
     if name == "elastic":
         return importlib.import_module("hvdlite.tensorflow.elastic")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

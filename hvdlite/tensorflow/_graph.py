@@ -13,6 +13,7 @@ XLA cannot call Python: nodes refuse to be made where it compiles.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -90,6 +91,7 @@ def node(
     graph is for XLA.
     """
     refuse_compiled()
+    name = name and re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name)  # what a node may be called
     numpy_dtypes = [tf.as_dtype(dtype).as_numpy_dtype for dtype in dtypes]
 
     @untouched

@@ -147,6 +147,12 @@ def test_import_is_quick() -> None:
     assert min(float(python(code)) for _ in range(5)) < 0.1
 
 
+def test_import_for_tensorflow_is_quick() -> None:
+    """A fifth of a second of computing beyond TensorFlow's own import, however busy the machine is."""
+    code = "import tensorflow, time; t = time.process_time(); import hvdlite.tensorflow; print(time.process_time() - t)"
+    assert float(python(code)) < 0.2
+
+
 def test_a_job_of_one_needs_no_mpi() -> None:
     """Without a launcher everything works, torch too, and MPI is never touched."""
     code = """

@@ -127,6 +127,8 @@ def check_stateless_apply() -> None:
 def check_values_and_neutral_front() -> None:
     rank, size = hvd.rank(), hvd.size()
     np.testing.assert_allclose(keras.ops.convert_to_numpy(hvd.allreduce([float(rank)])), [(size - 1) / 2])
+    scattered = hvd.reducescatter(np.ones((size, 2), "float32"), op=hvd.Sum)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(scattered), [[size] * 2])
     variable = keras.Variable(np.full(2, rank, "float32"))
     total = hvdlite.allreduce(variable, op=hvdlite.Sum)
     assert isinstance(total, keras.Variable)
@@ -155,3 +157,28 @@ def check_another_model_on_one_rank() -> None:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     require_error(hvdlite.MismatchError, lambda: fit(optimizer, share(), 2, build), "parameters differs", "[6, 5]")
     np.testing.assert_allclose(hvdlite.allreduce(np.ones(2), op=hvdlite.Sum), [hvd.size()] * 2)
+
+
+def check_batch_norm_over_all_ranks() -> None:
+    """trains as one process with the whole batch does; and each rank as the others, where batches differ in size."""
+    if on("jax"):
+        require_error(NotImplementedError, hvd.SyncBatchNormalization, "JAX")
+        return
+
+    def build(norm: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(8), norm(), keras.layers.Dense(2)]
+        return keras.Sequential([keras.layers.Input((WIDTH,)), *layers])
+
+    make, plain = OPTIMIZERS["momentum"], keras.layers.BatchNormalization
+    expected = alone(lambda: weights(fit(make(), build=lambda: build(plain))))
+    optimizer = hvd.DistributedOptimizer(make())
+    together = fit(optimizer, share(), BATCH // hvd.size(), lambda: build(hvd.SyncBatchNormalization))
+    require_close(weights(together), expected, "batch norm", 1e-4)
+    require_same_bits([np.array(keras.ops.convert_to_numpy(v)) for v in together.non_trainable_variables[:2]])
+    layer = hvd.SyncBatchNormalization()
+    x, mine = data()[0], slice(0, 5) if hvd.rank() == 0 else slice(5, 12)
+    whole = plain()(x[:12], training=True)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(layer(x[mine], training=True)),
+                               keras.ops.convert_to_numpy(whole)[mine], atol=1e-5)
+    require_error(ValueError, lambda: hvd.SyncBatchNormalization(fused=True), "fused")

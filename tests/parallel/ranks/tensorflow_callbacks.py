@@ -229,3 +229,4 @@ def check_values() -> None:
                                [sum(range(size))] * 3)
     np.testing.assert_allclose(hvd.allgather([float(rank)]), range(size))
     np.testing.assert_allclose(hvd.broadcast([float(rank)], 1), [1.0])
+    np.testing.assert_allclose(hvd.reducescatter(np.ones((size, 2), "float32"), op=hvd.Sum), [[size] * 2])
