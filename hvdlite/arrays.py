@@ -43,6 +43,11 @@ def cupy() -> ModuleType:
         ) from error
 
 
+def nccl_of(xp: ModuleType) -> Any:
+    """CuPy's module for NCCL, which it imports only when asked; its `available` says whether there is a library."""
+    return importlib.import_module(f"{xp.__name__}.cuda.nccl")
+
+
 def is_host(array: Array) -> bool:
     return isinstance(array, np.ndarray)
 

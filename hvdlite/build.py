@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from hvdlite import runtime
-from hvdlite.arrays import cupy
+from hvdlite.arrays import cupy, nccl_of
 
 
 def mpi_built() -> bool:
@@ -36,7 +36,7 @@ def nccl_built() -> int:
     """NCCL's version as a number, where CuPy has it; 0 elsewhere. HVDLITE_GPU_OPERATIONS=nccl uses it."""
     if not cuda_built():
         return 0
-    nccl = cupy().cuda.nccl
+    nccl = nccl_of(cupy())
     return int(nccl.get_version()) if nccl.available else 0
 
 

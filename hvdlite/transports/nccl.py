@@ -11,7 +11,7 @@ from collections import defaultdict
 from types import ModuleType
 from typing import Any
 
-from hvdlite.arrays import Array, dtype_name
+from hvdlite.arrays import Array, dtype_name, nccl_of
 from hvdlite.errors import HvdliteError
 from hvdlite.transports import Transport
 
@@ -25,7 +25,7 @@ class Nccl:
     """
 
     def __init__(self, transport: Transport, xp: ModuleType) -> None:
-        self.xp, self.nccl = xp, xp.cuda.nccl
+        self.xp, self.nccl = xp, nccl_of(xp)
         number = xp.cuda.runtime.getDevice()
         mine = (socket.gethostname(), xp.cuda.runtime.deviceGetPCIBusId(number), bool(self.nccl.available))
         check(transport.allgather_object(mine))

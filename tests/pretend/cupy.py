@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -418,8 +419,8 @@ class NcclCommunicator:
 nccl = SimpleNamespace(
     available=True, get_unique_id=lambda: next(NUMBERS), NcclCommunicator=NcclCommunicator, NCCL_FLOAT32=7, NCCL_SUM=0
 )
+sys.modules[f"{__name__}.cuda.nccl"] = nccl
 cuda = SimpleNamespace(
-    nccl=nccl,
     driver=SimpleNamespace(ctxGetCurrent=current_context),
     Stream=Stream, Event=Event, Device=Device, Memory=Memory, UnownedMemory=UnownedMemory, MemoryPointer=MemoryPointer,
     get_current_stream=get_current_stream, alloc_pinned_memory=bytearray, runtime=runtime,

@@ -1,0 +1,63 @@
+"""What surrounds the trial of an MPI: whose launcher it takes, in which environment, and what it remembers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdlite import config
+from hvdlite.transports import cuda_aware
+from tests.pretend import cupy
+
+
+def test_the_launcher_lies_beside_the_library(tmp_path: Path) -> None:
+    (tmp_path / "lib" / "openmpi").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    launcher = tmp_path / "bin" / "mpirun"
+    launcher.write_text("#!/bin/sh\n")
+    launcher.chmod(0o755)
+    for library in ("lib/libmpi.so.40", "lib/openmpi/libmpi.so"):
+        assert cuda_aware.launcher_of(str(tmp_path / library)) == str(launcher)
+
+
+def test_which_files_are_an_mpi() -> None:
+    for path in ("/usr/lib/libmpi.so.40", "/opt/mpich/lib/libmpich.so.12", "/x/libmpi.so"):
+        assert cuda_aware.is_mpi(path)
+    for path in ("/usr/lib/libmpi_mpifh.so", "[heap]", "/usr/lib/libm.so.6", "libmpi.so"):
+        assert not cuda_aware.is_mpi(path)
+
+
+def test_the_trial_sees_no_launcher_but_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job started from a rank: what the launcher told this rank is gone, what the user told the MPI is there."""
+    gone = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_FD", "SLURM_PROCID", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess",
+            "PRTE_LAUNCHED", "HVDLITE_ALGORITHM"]  # fmt: skip
+    kept = ["OMPI_MCA_opal_cuda_support", "UCX_TLS", "CUDA_VISIBLE_DEVICES", "OPAL_PREFIX"]
+    for name in (*gone, *kept):
+        monkeypatch.setenv(name, "7")
+    found = config.fresh_environment("/ours")
+    assert not [name for name in gone if name in found] and all(found[name] == "7" for name in kept)
+    assert found["PYTHONPATH"].split(":")[-1] == "/ours"
+    assert {"OMPI_MCA_opal_cuda_support=7", "UCX_TLS=7"} <= set(config.mpi_settings())
+    assert not [line for line in config.mpi_settings() if "orte" in line or "_ess" in line]
+
+
+def test_an_answer_is_kept_for_the_same_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Per library, driver and MPI settings; and where nothing can be kept, it is asked again."""
+    asked: list[str] = []
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cuda_aware, "trial", lambda library: asked.append(library) or library == "good")
+    for _ in range(3):
+        assert cuda_aware.cuda_aware("good") and not cuda_aware.cuda_aware("bad")
+    assert asked == ["good", "bad"]
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    assert cuda_aware.cuda_aware("good") and asked == ["good", "bad", "good"]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert cuda_aware.cuda_aware("good") and cuda_aware.cuda_aware("good") and len(asked) == 5
+
+
+def test_without_a_launcher_the_answer_is_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_aware, "launcher_of", lambda library: None)
+    assert not cuda_aware.trial("Open MPI v4.1.4")
