@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from hvdlite import arrays
@@ -15,10 +16,12 @@ from hvdlite.gpu import Gpu
 from hvdlite.reducer import Use
 
 
-def to_array(tensor: torch.Tensor) -> Array:
+def to_array(tensor: torch.Tensor, dtype: np.dtype[Any]) -> Array:
     """A contiguous CUDA tensor's memory as a CuPy array. Raises HvdliteError where there is no CuPy."""
     gpu = gpu_at(tensor.device.index)
     with gpu.xp.cuda.Device(gpu.number):
+        if tensor.numel() == 0:  # CuPy would take what has no memory for the first GPU's
+            return gpu.xp.empty(tuple(tensor.shape), dtype)
         if tensor.dtype == torch.bfloat16:  # the protocol between the two has no name for it
             return gpu.xp.asarray(tensor.view(torch.int16)).view(bfloat16)
         return gpu.xp.asarray(tensor)

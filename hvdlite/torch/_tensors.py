@@ -40,7 +40,7 @@ def to_array(tensor: torch.Tensor) -> Array:
         raise ValueError("the tensor is not contiguous: call .contiguous() first")
     tensor = tensor.detach()
     if device_name(tensor) == "cuda":
-        return _cuda.to_array(tensor)
+        return _cuda.to_array(tensor, np.dtype(name))
     if name == "bfloat16":
         return tensor.view(torch.int16).numpy().view(bfloat16)
     return tensor.numpy()

@@ -27,7 +27,7 @@ def pretend() -> None:
 
     assert hasattr(cupy, "LOG"), "this is a real CuPy"
 
-    def to_array(tensor: torch.Tensor) -> Any:
+    def to_array(tensor: torch.Tensor, dtype: Any) -> Any:
         short = tensor.dtype == torch.bfloat16
         bits = tensor.view(torch.int16).numpy().view(bfloat16) if short else tensor.numpy()
         memory = cupy.UnownedMemory.__new__(cupy.UnownedMemory)
