@@ -56,6 +56,10 @@ def run(size: int, arguments: Sequence[str], pretend: bool, extra: Mapping[str, 
         output, _ = job.communicate(timeout=SECONDS)
         return Result(job.returncode, output)
     except subprocess.TimeoutExpired:
-        job.terminate()
-        output, _ = job.communicate()
+        job.terminate()  # mpirun takes its ranks along
+        try:
+            output, _ = job.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            output, _ = job.communicate()
         return Result(None, output)
