@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,22 +33,28 @@ log = logging.getLogger("hvdlite")
 
 def cuda_aware(library: str) -> bool:
     """Whether the loaded MPI takes device pointers. library: its version text. Takes seconds the first time."""
-    facts = [library, loaded_library(), str(cupy().cuda.runtime.driverGetVersion()), *config.mpi_settings()]
+    return answer(library, loaded_library(), str(cupy().cuda.runtime.driverGetVersion()), *config.mpi_settings())
+
+
+@cache
+def answer(*facts: str) -> bool:
+    """What this process, or one before it, has found out for these facts (the first is the library's version)."""
     known = config.cache_folder() / f"cuda-aware-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
     try:
         return bool(json.loads(known.read_text())["cuda_aware"])
     except (OSError, ValueError, KeyError):
-        answer = trial(library)
-    write(known, {"cuda_aware": answer, "facts": facts})
-    return answer
+        found = trial(facts[0])
+    if found is not None:
+        write(known, {"cuda_aware": found, "facts": facts})
+    return bool(found)
 
 
-def trial(library: str) -> bool:
-    """Start the two processes, and see whether they end well."""
+def trial(library: str) -> bool | None:
+    """Start the two processes, and see whether they end well. None where that tells nothing: no launcher, no end."""
     launcher = launcher_of(loaded_library())
     if launcher is None:
         log.warning("no mpirun beside the MPI library or on PATH: it cannot be tried out with GPU memory")
-        return False
+        return None
     options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in library else []
     job = subprocess.Popen(
         [launcher, *options, "-np", "2", sys.executable, "-m", "hvdlite.transports.cuda_aware"],
@@ -63,6 +70,8 @@ def trial(library: str) -> bool:
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
         output, _ = job.communicate()
+        log.warning("the trial of %s with GPU memory did not end within %d seconds", library, SECONDS)
+        return None
     log.debug("trial of %s with GPU memory: code %s\n%s", library, job.returncode, output)
     return job.returncode == 0 and output.count(PASSED) == 2
 

@@ -44,20 +44,27 @@ def test_the_trial_sees_no_launcher_but_the_users_settings(monkeypatch: pytest.M
 
 
 def test_an_answer_is_kept_for_the_same_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Per library, driver and MPI settings; and where nothing can be kept, it is asked again."""
+    """Per library, driver and MPI settings, for later processes too; where nothing can be kept, for this one."""
     asked: list[str] = []
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cuda_aware, "trial", lambda library: asked.append(library) or library == "good")
     for _ in range(3):
+        cuda_aware.answer.cache_clear()  # as in a new process
         assert cuda_aware.cuda_aware("good") and not cuda_aware.cuda_aware("bad")
     assert asked == ["good", "bad"]
     monkeypatch.setenv("UCX_TLS", "tcp")
     assert cuda_aware.cuda_aware("good") and asked == ["good", "bad", "good"]
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    assert cuda_aware.cuda_aware("good") and cuda_aware.cuda_aware("good") and len(asked) == 5
+    cuda_aware.answer.cache_clear()
+    assert cuda_aware.cuda_aware("good") and cuda_aware.cuda_aware("good") and len(asked) == 4
+    cuda_aware.answer.cache_clear()
 
 
-def test_without_a_launcher_the_answer_is_no(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_launcher_the_answer_is_no_for_now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cuda_aware, "launcher_of", lambda library: None)
-    assert not cuda_aware.trial("Open MPI v4.1.4")
+    assert cuda_aware.cuda_aware("Open MPI v4.1.4") is False
+    assert not list(tmp_path.rglob("*.json"))
+    cuda_aware.answer.cache_clear()
