@@ -6,7 +6,8 @@ the file `/dev/null/TEXT` fails with exactly this class ("not a directory") and 
 writes nothing to `/dev/null`. (Reading would be left out by TensorFlow's optimizer, since nobody needs what is read.)
 
 NumPy views of a node's inputs share the tensors' memory, and results that lie on 64-byte boundaries become tensors
-without a copy: crossing costs no bytes, only ~0.1 ms per node. Outside of graphs DLPack does the same, in 2 us.
+without a copy: crossing costs no bytes, only ~0.1 ms per node (64 MiB in and out: 0.4 ms, a memcpy 6). Outside of
+graphs DLPack does the same, in 2 us.
 XLA cannot call Python: nodes refuse to be made where it compiles.
 """
 
