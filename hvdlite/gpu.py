@@ -24,7 +24,6 @@ from hvdlite.errors import HvdliteError
 from hvdlite.memory import Arena, Workspace, say_once
 from hvdlite.requests import Request
 from hvdlite.transports import Transport
-from hvdlite.transports.cuda_aware import cuda_aware
 from hvdlite.transports.device import DirectTransport, StagedTransport
 
 STAGING_BYTES = 32 << 20  # what travels at a time through memory that the GPUs of a host share
@@ -176,6 +175,8 @@ def require_same(lane: Lane, gpu: Gpu) -> Side:
 
 def takes_pointers(lane: Lane, gpu: Gpu) -> bool:
     """Whether device pointers may be given to the lane's transport; the same on all its ranks. Collective."""
+    from hvdlite.transports.cuda_aware import cuda_aware  # which starts processes, and takes long to import
+
     transport, said = lane.transport, lane.place.cuda_aware
     if transport.size == 1:
         return True

@@ -1,89 +1,41 @@
 """A stand-in for the parts of CuPy that hvdlite uses, over NumPy. See the package.
 
-Streams are as lazy as they may be: kernels, copies and waits queue up until `synchronize`, on the stream itself, on an
-event behind them, or on a stream that waits for such an event. LOG records what was asked for, in order.
+Streams (in `streams`) are as lazy as they may be: kernels, copies and waits queue up until `synchronize`, on the stream
+itself, on an event behind them, or on a stream that waits for such an event.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
-import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-LOG: list[tuple[Any, ...]] = []
-LOCK = threading.RLock()
-HERE = threading.local()
-DRIVER = ctypes.CDLL("libcuda.so.1") if os.environ.get("PRETEND_CUDA_DRIVER") else None
-
-
-class CUDARuntimeError(RuntimeError):
-    pass
-
-
-def check(code: int) -> None:
-    if code:
-        raise CUDARuntimeError(f"the pretend driver says {code}")
-
-
-# memory
-
-
-def bits_at(address: int, nbytes: int, owner: Any) -> np.ndarray:
-    """Device memory as the pretend kernels reach it; a look at it keeps its owner."""
-    if DRIVER is not None:
-        DRIVER.pretend_alias.restype = ctypes.c_void_p
-        address = DRIVER.pretend_alias(ctypes.c_uint64(address))
-    buffer = (ctypes.c_uint8 * nbytes).from_address(address)
-    buffer.owner = owner
-    return np.frombuffer(buffer, np.uint8)
-
-
-class Allocation:
-    """Lives as long as anything looks into it, work that is still to be done included."""
-
-    made = gone = 0
-
-    def __init__(self, nbytes: int) -> None:
-        Allocation.made += 1
-        if DRIVER is None:
-            self.host = np.full(nbytes, 0xA5, np.uint8)
-            self.ptr = self.host.ctypes.data
-        else:
-            address = ctypes.c_uint64()
-            check(DRIVER.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(nbytes)))
-            self.ptr = address.value
-
-    def __del__(self) -> None:
-        Allocation.gone += 1
-        if DRIVER is not None:
-            DRIVER.cuMemFree_v2(ctypes.c_uint64(self.ptr))
-
-
-class Memory:
-    """ptr: a device address; bits: the same bytes for pretend kernels."""
-
-    def __init__(self, nbytes: int) -> None:
-        allocation = Allocation(max(nbytes, 1))
-        self.ptr, self.bits = allocation.ptr, bits_at(allocation.ptr, max(nbytes, 1), allocation)
-
-
-class UnownedMemory:
-    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
-        self.ptr, self.bits = ptr, bits_at(ptr, size, owner)
-
-
-class MemoryPointer:
-    def __init__(self, mem: Any, offset: int) -> None:
-        assert offset == 0
-        self.mem = mem
+from tests.pretend.memory import (  # noqa: F401
+    DRIVER,
+    Allocation,
+    CUDARuntimeError,
+    Memory,
+    MemoryPointer,
+    UnownedMemory,
+    check,
+)
+from tests.pretend.streams import (
+    LOCK,
+    LOG,
+    NUMBERS,
+    Device,
+    Event,
+    Stream,
+    eventRecord,
+    get_current_stream,
+    issue,
+    streamWaitEvent,
+)
 
 
 class ndarray:
@@ -225,112 +177,7 @@ def zeros_like(array: ndarray) -> ndarray:
     return zeros(array.shape, array.dtype)
 
 
-# streams and events
-
-NUMBERS = itertools.count(1)
-
-
-class Stream:
-    """Work that waits until someone waits for it."""
-
-    known: dict[int, Stream] = {}  # noqa: RUF012
-    null: Stream
-    """The default stream."""
-
-    def __init__(self, non_blocking: bool = False) -> None:
-        self.ptr = next(NUMBERS) if Stream.known else 0
-        self.waiting: deque[Callable[[], Any]] = deque()
-        self.issued = self.reached = 0
-        Stream.known[self.ptr] = self
-
-    def run_to(self, point: int) -> None:
-        with LOCK:
-            while self.reached < point:
-                self.reached += 1
-                self.waiting.popleft()()
-
-    def synchronize(self) -> None:
-        LOG.append(("synchronize", self.ptr))
-        self.run_to(self.issued)
-
-    def __enter__(self) -> Stream:
-        stack().append(self)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        stack().pop()
-
-
-Stream.null = Stream()
-
-
-def stack() -> list[Stream]:
-    if not hasattr(HERE, "streams"):
-        HERE.streams = [Stream()]
-    return HERE.streams
-
-
-def get_current_stream() -> Stream:
-    return stack()[-1]
-
-
-def issue(work: Callable[[], Any], stream: Stream | None = None) -> None:
-    stream = stream or get_current_stream()
-    with LOCK:
-        stream.waiting.append(work)
-        stream.issued += 1
-
-
-class Event:
-    known: dict[int, Event] = {}  # noqa: RUF012
-
-    def __init__(self, disable_timing: bool = False) -> None:
-        self.ptr = next(NUMBERS)
-        self.stream: Stream | None = None
-        self.point = 0
-        Event.known[self.ptr] = self
-
-    @property
-    def done(self) -> bool:
-        return self.stream is None or self.stream.reached >= self.point
-
-    def run(self) -> None:
-        if self.stream is not None:
-            self.stream.run_to(self.point)
-
-    def synchronize(self) -> None:
-        LOG.append(("wait for event", self.ptr))
-        self.run()
-
-
-class Device:
-    def __init__(self, number: int = 0) -> None:
-        assert number == 0
-        if DRIVER is not None:
-            DRIVER.pretend_use()
-
-    def __enter__(self) -> Device:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        pass
-
-    use = __enter__
-
-
 # the runtime's own interface
-
-
-def eventRecord(event: int, stream: int) -> None:
-    LOG.append(("record", event, stream))
-    Event.known[event].stream, Event.known[event].point = Stream.known[stream], Stream.known[stream].issued
-
-
-def streamWaitEvent(stream: int, event: int) -> None:
-    LOG.append(("stream waits", stream, event))
-    awaited = Event.known[event]
-    origin, point = awaited.stream, awaited.point
-    issue(lambda: origin and origin.run_to(point), Stream.known[stream])
 
 
 def memcpyAsync(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:

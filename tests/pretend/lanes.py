@@ -1,0 +1,86 @@
+"""Lanes of threads as ranks whose arrays lie on the stand-in for CuPy, and messages that know no streams."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdlite import gpu
+from hvdlite.algorithms import Place, allreduce
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.engine import Lane
+from hvdlite.requests import Request, Signature
+from hvdlite.transports import device
+from hvdlite.transports.threads import ThreadTransport, run_ranks
+from tests.pretend import cupy
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(device, "CHUNK", 256)  # several pieces per message
+    cupy.LOG.clear()
+    yield
+
+
+class Impatient(ThreadTransport):
+    """Like MPI it knows no streams: it sends what memory holds now, and writes what it receives at once."""
+
+    def send(self, array: Any, dest: int) -> None:
+        cupy.LOG.append(("message", array.nbytes, type(array).__module__))
+        super().send(cupy.bits_of(array), dest)
+
+    def receive(self, array: Any, source: int) -> None:
+        super().receive(cupy.bits_of(array), source)
+
+    def split(self, color: int | None) -> Any:
+        part = super().split(color)
+        return part and Impatient(part.board, part.rank, part.size)
+
+
+def on_lanes(size: int, way: str, aware: bool, function: Callable[[Lane], Any], hosts: Any = ()) -> list[Any]:
+    """function(lane) on `size` ranks at once, each with a stream of its own."""
+
+    def rank_main(transport: ThreadTransport) -> Any:
+        place = Place(size, way in ("shared", "hierarchical"), forced_on_gpu=way, cuda_aware=aware, hosts=hosts)
+        lane = Lane(Impatient(transport.board, transport.rank, size), place)
+        with cupy.Stream():
+            result = function(lane)
+        lane.leave()
+        return result
+
+    return run_ranks(size, rank_main)
+
+
+def produced(lane: Lane, length: int, dtype: Any = np.float32) -> Any:
+    """An array that holds i % 7 + rank once its stream has come so far."""
+    array = cupy.empty(length, dtype)
+    array[...] = np.arange(length) % 7 + lane.transport.rank
+    return array
+
+
+def summed(lane: Lane, array: Any, name: str = "x", wait: bool = True) -> Any:
+    def work(lane: Lane) -> Any:
+        allreduce(lane.transport, lane.workspace, lane.place, array, Reduction())
+        return array
+
+    request = Request(Signature("allreduce", name), work)
+    gpu.on_gpu(lane, request, array)
+    return lane.run(request) if wait else lane.submit(request)
+
+
+def expected(size: int, length: int) -> Any:
+    return np.arange(length) % 7 * size + size * (size - 1) // 2
+
+
+def in_use() -> int:
+    """The number of allocations, when the GPU has nothing left to do."""
+    for stream in list(cupy.Stream.known.values()):
+        stream.run_to(stream.issued)
+    gc.collect()
+    return cupy.Allocation.made - cupy.Allocation.gone
