@@ -106,6 +106,23 @@ def check_tape_details() -> None:
         np.testing.assert_allclose(local[1], [6.0 * rank, 8.0 * rank])
 
 
+def check_partial_tape() -> None:
+    """The weights of local layers keep this rank's gradients, divided by the number of ranks unless asked not to."""
+    rank, size = hvd.rank(), hvd.size()
+    trained = model()
+    head, variables = trained.layers[-1], trained.trainable_variables
+    for scale in (True, False):
+        with tf.GradientTape() as tape:
+            loss = (rank + 1.0) * tf.add_n([tf.reduce_sum(variable) for variable in variables])
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=[head], scale_local_gradients=scale)
+        local, common = tape.get_local_and_global_gradients(loss, variables)
+        assert [variable.path for variable, _ in local] == [variable.path for variable in head.trainable_weights]
+        own = (rank + 1) / (size if scale else 1)
+        for pairs, expected in ((local, own), (common, (size + 1) / 2)):
+            for _, grad in pairs:
+                np.testing.assert_allclose(grad, np.full(grad.shape, expected), rtol=1e-6)
+
+
 def check_a_gradient_that_one_rank_lacks() -> None:
     """counts as zeros."""
     w, v = tf.Variable([1.0, 2.0]), tf.Variable([1.0])
