@@ -14,6 +14,7 @@ from typing import TypeVar
 
 MB = 1024 * 1024
 ALGORITHMS = ("auto", "ring", "halving_doubling", "doubling", "shared", "hierarchical", "native")
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 T = TypeVar("T")
 
 
@@ -41,6 +42,10 @@ class Config:
     """Waits this long are told of; 0: never. `HVDLITE_STALL_CHECK_TIME_SECONDS`, `HVDLITE_STALL_CHECK_DISABLE`."""
     stall_shutdown: float = 0.0
     """Waits this long end the job; 0: never. `HVDLITE_STALL_SHUTDOWN_TIME_SECONDS`."""
+    log_level: str = ""
+    """One of LOG_LEVELS; "" leaves Python's logging as it is. `HVDLITE_LOG_LEVEL`."""
+    log_hide_time: bool = False
+    """Whether log lines have no time; `HVDLITE_LOG_HIDE_TIME`."""
     gpu_operations: str = "auto"
     """What reduces arrays on GPUs: `auto` or `mpi`: `algorithm`, as on the host; `nccl`: NCCL.
     `HVDLITE_GPU_OPERATIONS`, `HOROVOD_GPU_OPERATIONS`."""
@@ -69,6 +74,8 @@ class Config:
             stall_check=0.0 if read_either(env, "STALL_CHECK_DISABLE", truth) else stall_check,
             stall_shutdown=stall_shutdown,
             shared_memory=read(env, "HVDLITE_SHARED_MEMORY", one_of("0", "1")) != "0",
+            log_level=read_either(env, "LOG_LEVEL", one_of(*LOG_LEVELS)) or cls.log_level,
+            log_hide_time=read_either(env, "LOG_HIDE_TIME", truth) or cls.log_hide_time,
             gpu_operations=read_either(env, "GPU_OPERATIONS", one_of("auto", "mpi", "nccl")) or cls.gpu_operations,
             cuda_aware=read(env, "HVDLITE_CUDA_AWARE", truth),
         )

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdlite import config, exits, topology
+from hvdlite import config, exits, logs, topology
 from hvdlite.algorithms import Place
 from hvdlite.config import Config
 from hvdlite.connect import connect
@@ -156,7 +156,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if _broken:
         raise HvdliteError(f"this process can no longer communicate, start the job anew: {_broken}") from _broken
     settings = Config.from_env()
-    live = Runtime(*connect(comm), settings)
+    world, place = connect(comm)
+    logs.configure(settings, place.rank)
+    live = Runtime(world, place, settings)
     try:
         live.groups.add_at_start(live.world, sets)
     except ValueError:
@@ -165,6 +167,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     _current, live.comm = live, comm
     global_process_set.mpi_comm = given_comm
     atexit.register(end)
+    logs.tell_choice(live.facts, live.topology)
     for prepare in when_started:
         prepare(live.topology.local_rank)
 

@@ -38,7 +38,7 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         ranks=ranks,
         hosts=_placed(hosts, ranks, step, options) or (Host("localhost", ranks),),
         command=command,
-        env=tuned | _tcp(options) | dict(_variable(text, environ) for text in options.env),
+        env=_talk(options, environ) | tuned | _tcp(options) | dict(_variable(text, environ) for text in options.env),
         mpi_args=tuple(word for text in options.mpi_args for word in _words("--mpi-args", text)),
         cores=len(os.sched_getaffinity(0)),
         root=os.geteuid() == 0,
@@ -139,6 +139,12 @@ def _interfaces(options: argparse.Namespace) -> tuple[str, ...]:
     texts = [options.network_interfaces or "", *options.network_interface]
     names = [name.strip() for text in texts for name in text.split(",")]
     return tuple(dict.fromkeys(filter(None, names)))
+
+
+def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """With -v the ranks say too what they decide, unless the user has set a level."""
+    told = {"HVDLITE_LOG_LEVEL", "HOROVOD_LOG_LEVEL"} & environ.keys()
+    return {"HVDLITE_LOG_LEVEL": "INFO"} if options.verbose and not told else {}
 
 
 def _tcp(options: argparse.Namespace) -> dict[str, str]:

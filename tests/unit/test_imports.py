@@ -27,7 +27,7 @@ LAYERS = [
     {"engine"},
     {"observers"},
     {"gpu"},
-    {"process_sets", "post", "zeros"},
+    {"process_sets", "post", "zeros", "logs"},
     {"groups"},
     {"runtime"},
     {"joining", "membership", "ops", "tracing"},

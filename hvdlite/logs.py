@@ -1,0 +1,47 @@
+"""hvdlite's log: Python's `logging`, logger "hvdlite", with Horovod's levels and switches where the user sets them.
+
+Without HVDLITE_LOG_LEVEL nothing is configured here: an application's own logging decides, and Python's default shows
+warnings. With it, lines go to stderr with time and rank, so that they can be told apart without a launcher.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from hvdlite.algorithms.choice import Place, choose
+from hvdlite.config import Config
+from hvdlite.topology import Topology
+
+LOG = logging.getLogger("hvdlite")
+LEVELS = {"trace": logging.DEBUG, "fatal": logging.CRITICAL}
+SIZES = {"4 KiB": 1 << 12, "256 KiB": 1 << 18, "4 MiB": 1 << 22, "64 MiB": 1 << 26}
+
+_handler: logging.Handler | None = None
+
+
+def configure(settings: Config, rank: int) -> None:
+    """Set level and form as the settings say; called again, replaces what it set before."""
+    global _handler
+    if not settings.log_level:
+        return
+    if _handler is not None:
+        LOG.removeHandler(_handler)
+    time = "" if settings.log_hide_time else "[%(asctime)s] "
+    _handler = logging.StreamHandler()
+    _handler.setFormatter(logging.Formatter(f"{time}hvdlite rank {rank} %(levelname)s: %(message)s"))
+    LOG.addHandler(_handler)
+    LOG.propagate = False
+    LOG.setLevel(LEVELS.get(settings.log_level) or settings.log_level.upper())
+
+
+def tell_choice(place: Place, topology: Topology) -> None:
+    """Say which all-reduce will be used, at level INFO and on rank 0 alone: all ranks choose alike."""
+    if topology.rank or topology.size == 1 or not LOG.isEnabledFor(logging.INFO):
+        return
+    kind = np.dtype(np.float32)
+    gradients = choose(place, 1 << 24, kind, place.shares_memory)
+    arrays = ", ".join(f"{name} {choose(place, size, kind, False)}" for name, size in SIZES.items())
+    hosts = "+".join(str(len(ranks)) for ranks in topology.hosts)
+    LOG.info("all-reduce on hosts of %s ranks: gradients %s; arrays of %s", hosts, gradients, arrays)

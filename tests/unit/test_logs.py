@@ -1,0 +1,62 @@
+"""The log: silent about itself unless asked; Horovod's levels; the choice of algorithm in one line of rank 0."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from hvdlite import logs
+from hvdlite.algorithms.choice import Place
+from hvdlite.config import Config
+from hvdlite.topology import from_leaders
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = (logs.LOG.level, logs.LOG.propagate, list(logs.LOG.handlers))
+    yield
+    logs.LOG.setLevel(before[0])
+    logs.LOG.propagate, logs.LOG.handlers, logs._handler = before[1], before[2], None
+
+
+def test_without_a_level_logging_is_the_applications() -> None:
+    before = (logs.LOG.level, logs.LOG.propagate, list(logs.LOG.handlers))
+    logs.configure(Config.from_env({}), 0)
+    assert (logs.LOG.level, logs.LOG.propagate, list(logs.LOG.handlers)) == before
+
+
+@pytest.mark.parametrize(
+    ("word", "level"),
+    [("TRACE", logging.DEBUG), ("debug", logging.DEBUG), ("Info", logging.INFO), ("fatal", logging.CRITICAL)],
+)
+def test_levels_are_horovods(word: str, level: int) -> None:
+    logs.configure(Config.from_env({"HOROVOD_LOG_LEVEL": word}), 0)
+    assert logs.LOG.level == level
+
+
+def test_an_unknown_level_names_the_variable() -> None:
+    with pytest.raises(ValueError, match="HVDLITE_LOG_LEVEL"):
+        Config.from_env({"HVDLITE_LOG_LEVEL": "loud"})
+
+
+def test_lines_carry_rank_and_time_once(capfd: pytest.CaptureFixture[str]) -> None:
+    hidden = Config.from_env({"HVDLITE_LOG_LEVEL": "info", "HVDLITE_LOG_HIDE_TIME": "1"})
+    logs.configure(hidden, 3)
+    logs.configure(hidden, 3)
+    logs.LOG.info("hello")
+    assert capfd.readouterr().err == "hvdlite rank 3 INFO: hello\n"
+    logs.configure(Config.from_env({"HVDLITE_LOG_LEVEL": "info"}), 3)
+    logs.LOG.info("hello")
+    assert capfd.readouterr().err.startswith("[20")
+
+
+def test_the_choice_is_told_by_rank_0(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure(Config.from_env({"HVDLITE_LOG_LEVEL": "info", "HVDLITE_LOG_HIDE_TIME": "1"}), 0)
+    place = Place(3, True, hosts=((0, 1), (2,)))
+    for rank in range(3):
+        logs.tell_choice(place, from_leaders(rank, [0, 0, 2]))
+    told = capfd.readouterr().err
+    assert told.count("\n") == 1
+    assert "all-reduce on hosts of 2+1 ranks: gradients hierarchical; arrays of 4 KiB " in told
