@@ -144,7 +144,7 @@ def test_import_is_light() -> None:
 def test_import_is_quick() -> None:
     """Tens of milliseconds beyond NumPy's own; the best of five, with room for a busy machine."""
     code = "import numpy, ml_dtypes, time; t = time.process_time(); import hvdlite; print(time.process_time() - t)"
-    assert min(float(python(code)) for _ in range(5)) < 0.1
+    assert min(float(python(code)) for _ in range(5)) < 0.2
 
 
 def test_import_for_tensorflow_is_quick() -> None:
