@@ -38,7 +38,7 @@ def network() -> keras.Model:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=32, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one process")
     options = parser.parse_args()

@@ -25,13 +25,20 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return images[train], labels[train], images[test], labels[test]
 
 
+def layer(name: str, shape: list[int]) -> tuple[tf.Variable, tf.Variable]:
+    """Weights and biases."""
+    weights = tf.get_variable(f"{name}_w", shape, initializer=tf.glorot_uniform_initializer())
+    return weights, tf.get_variable(f"{name}_b", shape[-1:], initializer=tf.zeros_initializer())
+
+
 def network(images: tf.Tensor) -> tf.Tensor:
-    """Two layers of perceptrons."""
-    w1 = tf.get_variable("w1", [64, 128], initializer=tf.glorot_uniform_initializer())
-    b1 = tf.get_variable("b1", [128], initializer=tf.zeros_initializer())
-    w2 = tf.get_variable("w2", [128, 10], initializer=tf.glorot_uniform_initializer())
-    b2 = tf.get_variable("b2", [10], initializer=tf.zeros_initializer())
-    return tf.nn.relu(images @ w1 + b1) @ w2 + b2
+    """A convolution and two layers of perceptrons."""
+    w1, b1 = layer("convolution", [3, 3, 1, 32])
+    w2, b2 = layer("hidden", [4 * 4 * 32, 128])
+    w3, b3 = layer("output", [128, 10])
+    features = tf.nn.relu(tf.nn.conv2d(tf.reshape(images, [-1, 8, 8, 1]), w1, strides=1, padding="SAME") + b1)
+    pooled = tf.reshape(tf.nn.max_pool2d(features, 2, 2, "VALID"), [-1, 4 * 4 * 32])
+    return tf.nn.relu(pooled @ w2 + b2) @ w3 + b3
 
 
 def main() -> None:
