@@ -60,6 +60,7 @@ class Runner:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            process_group=0,  # Ctrl-Z does nothing in a group whose parents are all gone, as pytest's may be
         )
 
     def run(
