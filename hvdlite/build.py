@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeVar
 
 from hvdlite import runtime
 from hvdlite.arrays import cupy, nccl_of
+
+T = TypeVar("T")
 
 
 def mpi_built() -> bool:
@@ -55,3 +60,15 @@ def ddl_built() -> bool:
 
 def ccl_built() -> bool:
     return False
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether it is 1, 2, 4, 8, ... (what Adasum asks of the number of ranks)."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(items: Sequence[T], count: int) -> list[Sequence[T]]:
+    """`count` contiguous parts of nearly equal length, the first ones longer by one."""
+    length, longer = divmod(len(items), count)
+    bounds = [index * length + min(index, longer) for index in range(count + 1)]
+    return [items[start:stop] for start, stop in pairwise(bounds)]

@@ -17,9 +17,13 @@ from hvdlite.keras._backends import border
 from hvdlite.keras.functions import (
     allgather,
     allreduce,
+    alltoall,
     broadcast,
     broadcast_global_variables,
     broadcast_variables,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
     reducescatter,
 )
 from hvdlite.keras.models import load_model
@@ -58,6 +62,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
     "broadcast",
     "broadcast_global_variables",
     "broadcast_object",
@@ -72,6 +77,9 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
     "is_homogeneous",
     "is_initialized",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -42,13 +43,24 @@ def collective(kind: str, value: Any, compression: Any = None, **arguments: Any)
     tensor of the backend."""
     tensor = keras.ops.convert_to_tensor(value)
     small, context = (tensor, None) if compression is None else compression.compress(tensor)
-    result = getattr(collectives(), kind)(to_given(small), **arguments)
-    result = keras.ops.convert_to_tensor(result)
+    result = keras.ops.convert_to_tensor(getattr(collectives(), kind)(to_given(small), **arguments))
     if compression is not None:
         result = compression.decompress(result, context)
+    return as_given(result, value)
+
+
+def grouped(kind: str, values: Sequence[Any], **arguments: Any) -> list[Any]:
+    """The same for several values as one operation."""
+    tensors = [to_given(keras.ops.convert_to_tensor(value)) for value in values]
+    results = getattr(collectives(), kind)(tensors, **arguments)
+    return [as_given(result, value) for result, value in zip(results, values, strict=True)]
+
+
+def as_given(result: Any, value: Any) -> Any:
+    """The result as what value is: a Keras variable for one, else a tensor of the backend."""
     if isinstance(value, keras.Variable):
         return keras.Variable(result, dtype=value.dtype, trainable=value.trainable)
-    return result
+    return keras.ops.convert_to_tensor(result)
 
 
 def allreduce(
@@ -80,3 +92,40 @@ def reducescatter(
 ) -> Any:
     """This rank's rows of the reduction of all ranks' values, dealt out as evenly as possible."""
     return collective("reducescatter", value, name=name, op=op, process_set=process_set)
+
+
+def alltoall(
+    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The rows that all ranks sent here, in rank order; with splits also how many each sent."""
+    tensor = to_given(keras.ops.convert_to_tensor(value))
+    result = collectives().alltoall(tensor, splits=splits, name=name, process_set=process_set)
+    if splits is None:
+        return as_given(result, value)
+    return as_given(result[0], value), keras.ops.convert_to_tensor(result[1])
+
+
+def grouped_allreduce(
+    values: Sequence[Any], name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, op: Op | int | None = None, process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """The reductions of several values as one operation."""
+    return grouped(
+        "grouped_allreduce", values, op=resolve_op(op, average), name=name, prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor, process_set=process_set,
+    )  # fmt: skip
+
+
+def grouped_allgather(
+    values: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """All-gathers of several values as one operation."""
+    return grouped("grouped_allgather", values, name=name, process_set=process_set)
+
+
+def grouped_reducescatter(
+    values: Sequence[Any], name: str | None = None, op: Op | int = Average,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Reduce-scatters of several values as one operation."""
+    return grouped("grouped_reducescatter", values, name=name, op=op, process_set=process_set)

@@ -5,6 +5,7 @@ from typing import Any
 
 from hvdlite.build import (
     ccl_built,
+    check_num_rank_power_of_2,
     cuda_built,
     ddl_built,
     gloo_built,
@@ -14,6 +15,7 @@ from hvdlite.build import (
     mpi_threads_supported,
     nccl_built,
     rocm_built,
+    split_list,
 )
 from hvdlite.membership import add_process_set, remove_process_set
 from hvdlite.objects import allgather_object, broadcast_object
@@ -32,7 +34,15 @@ from hvdlite.runtime import (
     size,
 )
 from hvdlite.tensorflow.compression import Compression
-from hvdlite.tensorflow.facts import join, local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from hvdlite.tensorflow.facts import (
+    gpu_available,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
 from hvdlite.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
     broadcast_,
@@ -72,6 +82,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "ccl_built",
+    "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -80,6 +91,7 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "gpu_available",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
@@ -104,6 +116,7 @@ __all__ = [
     "shutdown",
     "size",
     "size_op",
+    "split_list",
     "start_timeline",
     "stop_timeline",
 ]

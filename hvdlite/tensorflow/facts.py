@@ -58,3 +58,8 @@ def members(process_set_id: int) -> tuple[int, ...]:
 def join() -> tf.Tensor:
     """Wait until every rank has joined, helping the others' all-reduces meanwhile; the rank that joined last."""
     return fact(joining.join, None)
+
+
+def gpu_available(name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Whether TensorFlow sees a GPU. name, verbose: accepted for Horovod's sake."""
+    return bool(tf.config.list_physical_devices("GPU"))

@@ -133,6 +133,19 @@ def check_values_and_neutral_front() -> None:
     total = hvdlite.allreduce(variable, op=hvdlite.Sum)
     assert isinstance(total, keras.Variable)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(total), [sum(range(size))] * 2)
+    rows = keras.Variable(np.full((size, 2), rank, "float32"))
+    swapped = hvdlite.alltoall(rows)
+    assert isinstance(swapped, keras.Variable)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(swapped), [[other] * 2 for other in range(size)])
+    several = [
+        (hvdlite.grouped_allreduce([rows, variable], op=hvdlite.Sum), [(size, 2), (2,)]),
+        (hvdlite.grouped_allgather([rows, variable]), [(size * size, 2), (size * 2,)]),
+        (hvdlite.grouped_reducescatter([rows], op=hvdlite.Sum), [(1, 2)]),
+    ]
+    for found, shapes in several:
+        assert all(isinstance(each, keras.Variable) for each in found)
+        assert [tuple(each.shape) for each in found] == shapes
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(several[0][0][0]), [[sum(range(size))] * 2] * size)
     hvdlite.broadcast_variables([variable], root_rank=1)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), [1.0] * 2)
 

@@ -258,6 +258,12 @@ def check_neutral_front() -> None:
     np.testing.assert_array_equal(total, everyones().sum(0))
     assert neutral.allgather(keras.Variable(mine())).shape == (3 * hvd.size(),)
     assert isinstance(neutral.broadcast(keras.Variable(mine()), 0), keras.Variable)
+    swapped = neutral.alltoall(keras.Variable(np.full(hvd.size(), hvd.rank(), "float32")))
+    assert isinstance(swapped, keras.Variable)
+    np.testing.assert_array_equal(swapped, np.arange(hvd.size()))
+    (total,) = neutral.grouped_allreduce([keras.Variable(mine())], op=hvd.Sum)
+    assert isinstance(total, keras.Variable)
+    np.testing.assert_array_equal(total, everyones().sum(0))
 
 
 def check_torch_beside_tensorflow() -> None:
