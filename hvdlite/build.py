@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from hvdlite import runtime
+from hvdlite.algorithms.ring import bounds
 from hvdlite.arrays import cupy, nccl_of
 
 T = TypeVar("T")
@@ -69,6 +70,4 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
 
 def split_list(items: Sequence[T], count: int) -> list[Sequence[T]]:
     """`count` contiguous parts of nearly equal length, the first ones longer by one."""
-    length, longer = divmod(len(items), count)
-    bounds = [index * length + min(index, longer) for index in range(count + 1)]
-    return [items[start:stop] for start, stop in pairwise(bounds)]
+    return [items[start:stop] for start, stop in pairwise(bounds(len(items), count))]

@@ -15,11 +15,15 @@ from hvdlite.arrays import Array
 from hvdlite.transports import Transport
 
 
+def bounds(total: int, count: int) -> list[int]:
+    """Where `count` parts of nearly equal length begin, the first ones longer by one; and where the last one ends."""
+    length, longer = divmod(total, count)
+    return [index * length + min(index, longer) for index in range(count + 1)]
+
+
 def parts(buffer: Array, count: int) -> list[Array]:
     """The flat buffer in `count` contiguous parts of nearly equal length; the first ones are longer by one."""
-    length, longer = divmod(buffer.size, count)
-    bounds = [index * length + min(index, longer) for index in range(count + 1)]
-    return [buffer[start:stop] for start, stop in pairwise(bounds)]
+    return [buffer[start:stop] for start, stop in pairwise(bounds(buffer.size, count))]
 
 
 def reduce_scatter(transport: Transport, pieces: list[Array], scratch: Array, reduction: Reduction) -> None:

@@ -19,6 +19,7 @@ from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import cupy, finish
 from hvdlite.bench.contenders import ITEM, Contender, Trial, start_gloo
+from hvdlite.bench.contenders import native as native_on_host
 from hvdlite.engine import Lane
 from hvdlite.gpu import gpu_of, on_gpu, side_of
 from hvdlite.memory import Arena
@@ -47,7 +48,7 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
         "staged": lambda: forced(by_host, buffer, "ring"),
         "auto": lambda: lambda count: finished(buffer[:count], lambda: ops.allreduce_(buffer[:count], ops.Sum)),
         "mpi": lambda: native(comm, buffer),
-        "mpi_host": lambda: on_host(comm, most_bytes),
+        "mpi_host": lambda: native_on_host(comm, np.zeros(most_bytes // ITEM.itemsize, ITEM)),
         "gloo": lambda: gloo(buffer),
         "copy": lambda: copying(buffer, xp.zeros_like(buffer)),
     }
@@ -128,17 +129,6 @@ def native(comm: MPI.Comm, buffer: Any) -> Callable[[int], Trial]:
             comm.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
 
         return Trial(array, call)
-
-    return prepare
-
-
-def on_host(comm: MPI.Comm, most_bytes: int) -> Callable[[int], Trial]:
-    """The MPI library's own, in place, on memory of the host: no copy from the GPU and back is counted."""
-    buffer = np.zeros(most_bytes // ITEM.itemsize, ITEM)
-
-    def prepare(count: int) -> Trial:
-        array = buffer[:count]
-        return Trial(array, lambda: comm.Allreduce(MPI.IN_PLACE, array, MPI.SUM))
 
     return prepare
 
