@@ -1,6 +1,6 @@
 """The roll call: before each request the ranks agree, with one tiny all-reduce, that it is the same one everywhere.
 
-MAX over six 64-bit integers, `[rank, h, -h, flag, count, -count]`, where h digests the request's signature: all equal
+MAX over five 64-bit integers, `[h, -h, flag, count, -count]`, where h digests the request's signature: all equal
 exactly when max(h) == -max(-h). In the same way all learn whether their counts are equal, which need not be: of an
 all-gather the rows, which need no message of their own then. It doubles as the entry barrier of the shared-memory
 algorithms. Non-blocking and tested in a loop that gives up the core, so that a waiting rank takes Ctrl-C and lets
@@ -46,9 +46,9 @@ def agreed(transport: Transport, request: Request, check: Callable[[], None], hu
     Collective. check, hurry: see `wait`.
     """
     digest = request.signature.digest()
-    values = np.array([transport.rank, digest, -digest, request.flag, request.count, -request.count], np.int64)
+    values = np.array([digest, -digest, request.flag, request.count, -request.count], np.int64)
     wait(transport.start_max(values), check, hurry)
-    if values[1] != -values[2]:
+    if values[0] != -values[1]:
         return False
-    request.flag, request.alike = int(values[3]), bool(values[4] == -values[5])
+    request.flag, request.alike = int(values[2]), bool(values[3] == -values[4])
     return True

@@ -266,6 +266,15 @@ def require_not_forked() -> None:
         raise ForkedError()
 
 
+def require_attached(alive: bool, least: int = 2, lost: str = "its gradients would not be reduced") -> None:
+    """Raises RuntimeError for an optimizer that is not `alive` under the present runtime, if that has `least` ranks."""
+    if not alive and is_initialized() and size() >= least:
+        raise RuntimeError(
+            "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again after "
+            f"hvd.init(), or {lost}."
+        )
+
+
 def _after_fork() -> None:
     """In a forked child nothing may touch MPI, nor wait for the parent's threads. (Without MPI both go on.)"""
     global _forked

@@ -21,7 +21,6 @@ import numpy as np
 from hvdlite.arrays import Array, bfloat16, is_float, is_host, module
 
 MOST = 16  # addends: a kernel's arguments have room for some dozens
-KINDS = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}  # in what they are added
 Scaling = tuple[tuple[str, float], ...]
 """What is done to a sum, in order: ("*", factor) or ("/", divisor)."""
 
@@ -53,9 +52,14 @@ def add_up(blocks: Sequence[Array], targets: int, before: float = 1.0, scaling: 
     run = kernel(xp.ElementwiseKernel, kind, len(blocks), targets, before != 1.0, "".join(sign for sign, _ in scaling))
     # CuPy has no name for bfloat16 in kernels before its version 14.
     given = [block.view("uint16") if block.dtype == bfloat16 else block for block in blocks]
-    wide = np.float64 if KINDS[kind] == "double" else np.float32
+    wide = np.dtype(added_in(kind)).type
     factors = [wide(value) for value in ([before] if before != 1.0 else []) + [value for _, value in scaling]]
     run(*given[targets:], *factors, *given[:targets])
+
+
+def added_in(kind: str) -> str:
+    """The dtype in which floats of this one are added."""
+    return "float64" if kind == "float64" else "float32"
 
 
 @cache
@@ -66,7 +70,7 @@ def kernel(elementwise: Any, kind: str, count: int, targets: int, before: bool, 
     for index, sign in enumerate(signs):
         total = f"({total}) {sign} s{index}"
     results = " = ".join(f"y{i}" for i in range(targets))
-    stored, added = "uint16" if kind == "bfloat16" else kind, "float64" if KINDS[kind] == "double" else "float32"
+    stored, added = "uint16" if kind == "bfloat16" else kind, added_in(kind)
     inputs = [f"{stored} x{i}" for i in range(targets, count)] + [f"{added} before"] * before
     inputs += [f"{added} s{index}" for index in range(len(signs))]
     return elementwise(

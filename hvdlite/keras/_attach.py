@@ -59,11 +59,7 @@ class Attachment:
         and it cannot be done."""
         if not self.alone:
             self.gradients.require_registered()
-        if not self.alive and runtime.is_initialized() and runtime.size() > 1:
-            raise RuntimeError(
-                "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again "
-                "after hvd.init(), or its gradients would not be reduced."
-            )
+        runtime.require_attached(self.alive)
         return self.alive and (not self.alone or self.sums.passes > 1)
 
     def register_local(self, variable: Any) -> None:

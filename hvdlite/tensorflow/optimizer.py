@@ -125,8 +125,4 @@ class Attachment:
     def require_life(self) -> None:
         if not self.alone:
             self.gradients.require_registered()
-        if not self.alive and runtime.is_initialized() and runtime.size() > 1:
-            raise RuntimeError(
-                "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again "
-                "after hvd.init(), or its gradients would not be reduced."
-            )
+        runtime.require_attached(self.alive)

@@ -236,11 +236,7 @@ class Attachment:
         runtime.require_not_forked()
         if self.group is not None and self.group.removed:
             raise RemovedError(self.group.ranks)
-        if runtime.is_initialized() and runtime.size() > 1:
-            raise RuntimeError(
-                "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again "
-                "after hvd.init(), or its gradients would not be reduced."
-            )
+        runtime.require_attached(self.alive)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Backward passes inside only accumulate locally; the next one outside reduces the sum."""

@@ -44,11 +44,7 @@ class DeltaAttachment:
         return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self.alive and runtime.is_initialized():
-            raise RuntimeError(
-                "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again "
-                "after hvd.init(), or its steps would not be combined."
-            )
+        runtime.require_attached(self.alive, least=1, lost="its steps would not be combined")
         self.starts = [p.detach().clone() for p in self.parameters()]
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from tests.parallel.jobs import ROOT, Result
+from tests.parallel.jobs import ROOT, Result, finished
 
 PREFIX = os.environ.get("HVDLITE_TEST_CUDA_MPI", "")
 PRETEND = ROOT / "tests" / "pretend"
@@ -49,18 +49,5 @@ def run_checks(size: int, checks: Sequence[str], pretend: bool, extra: Mapping[s
 
 def run(size: int, arguments: Sequence[str], pretend: bool, extra: Mapping[str, str] | None = None) -> Result:
     """Run `python ARGUMENTS` as a job of `size` ranks."""
-    job = subprocess.Popen(
-        [f"{PREFIX}/bin/mpirun", "-np", str(size), sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, cwd=ROOT, env=environment(pretend, extra or {}),
-    )  # fmt: skip
-    try:
-        output, _ = job.communicate(timeout=SECONDS)
-        return Result(job.returncode, output)
-    except subprocess.TimeoutExpired:
-        job.terminate()  # mpirun takes its ranks along
-        try:
-            output, _ = job.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            job.kill()
-            output, _ = job.communicate()
-        return Result(None, output)
+    command = [f"{PREFIX}/bin/mpirun", "-np", str(size), sys.executable, *arguments]
+    return finished(command, environment(pretend, extra or {}), SECONDS)

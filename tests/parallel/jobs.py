@@ -80,11 +80,14 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
 def run(size: int, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> Result:
     """Run `python ARGUMENTS` as a job of `size` ranks; size 0: one process without a launcher."""
     command = [*(mpiexec() if size else []), *(["-np", str(size)] if size else []), sys.executable, *arguments]
-    job = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment(extra or {})
-    )
+    return finished(command, environment(extra or {}), SECONDS)
+
+
+def finished(command: Sequence[str], env: Mapping[str, str], seconds: float) -> Result:
+    """What became of a job that mpirun starts, which has so long."""
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env)
     try:
-        output, _ = job.communicate(timeout=SECONDS)
+        output, _ = job.communicate(timeout=seconds)
         return Result(job.returncode, output)
     except subprocess.TimeoutExpired:
         job.terminate()  # mpirun takes its ranks along

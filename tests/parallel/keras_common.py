@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 import hvdlite as hvd
-from tests.parallel.common import require_same_bits
+from tests.parallel.common import require_error, require_same_bits
 
 STEPS, BATCH, WIDTH = 6, 12, 6  # 12 rows can be shared by 1, 2, 3 and 4 ranks
 CLOSE = 1e-5  # relative to weights of about 1: some 100 roundings of 6e-8
@@ -77,3 +77,25 @@ def both(make: Callable[[], Any], build: Any = model, tolerance: float = CLOSE, 
     together = fit(optimizer, share(), batch or BATCH // hvd.size(), build, **(compiled or {}))
     require_close(weights(together), expected, f"{optimizer.name} {arguments} {compiled}", tolerance)
     return together
+
+
+def require_one_big_batch_norm(module: Any) -> None:
+    """module.SyncBatchNormalization trains as one process with the whole batch does; and each rank as the others, where
+    batches differ in size."""
+    def build(norm: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(8), norm(), keras.layers.Dense(2)]
+        return keras.Sequential([keras.layers.Input((WIDTH,)), *layers])
+
+    make, plain = OPTIMIZERS["momentum"], keras.layers.BatchNormalization
+    expected = alone(lambda: weights(fit(make(), build=lambda: build(plain))))
+    optimizer = module.DistributedOptimizer(make())
+    together = fit(optimizer, share(), BATCH // hvd.size(), lambda: build(module.SyncBatchNormalization))
+    require_close(weights(together), expected, "batch norm", 1e-4)
+    require_same_bits([np.array(keras.ops.convert_to_numpy(v)) for v in together.non_trainable_variables[:2]])
+    layer = module.SyncBatchNormalization()
+    x, mine = data()[0], slice(0, 5) if hvd.rank() == 0 else slice(5, 12)
+    whole = plain()(x[:12], training=True)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(layer(x[mine], training=True)),
+                               keras.ops.convert_to_numpy(whole)[mine], atol=1e-5)
+    require_error(ValueError, lambda: module.SyncBatchNormalization(fused=True), "fused")

@@ -89,6 +89,7 @@ def test_a_round_that_was_given_up_leaves_nothing(calls: list[int]) -> None:
     computed.add(1)
     computed.packing.pack()
     computed.require(1)
+    assert calls == [1]
 
 
 @pytest.mark.parametrize("how", ["singly", "sparse", "graph"])

@@ -21,6 +21,7 @@ from tests.parallel.keras_common import (
     fit,
     model,
     require_close,
+    require_one_big_batch_norm,
     share,
     weights,
 )
@@ -128,20 +129,4 @@ def check_xla_is_refused() -> None:
 
 def check_batch_norm_over_all_ranks() -> None:
     """trains as one process with the whole batch does; and each rank as the others, where batches differ in size."""
-    def build(norm: Any) -> Any:
-        keras.utils.set_random_seed(1)
-        layers = [keras.layers.Dense(8), norm(), keras.layers.Dense(2)]
-        return keras.Sequential([keras.layers.Input((WIDTH,)), *layers])
-
-    make, plain = OPTIMIZERS["momentum"], keras.layers.BatchNormalization
-    expected = alone(lambda: weights(fit(make(), build=lambda: build(plain))))
-    optimizer = hvd.DistributedOptimizer(make())
-    together = fit(optimizer, share(), BATCH // hvd.size(), lambda: build(hvd.SyncBatchNormalization))
-    require_close(weights(together), expected, "batch norm", 1e-4)
-    require_same_bits([np.array(keras.ops.convert_to_numpy(v)) for v in together.non_trainable_variables[:2]])
-    layer = hvd.SyncBatchNormalization()
-    x, mine = data()[0], slice(0, 5) if hvd.rank() == 0 else slice(5, 12)
-    whole = plain()(x[:12], training=True)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(layer(x[mine], training=True)),
-                               keras.ops.convert_to_numpy(whole)[mine], atol=1e-5)
-    require_error(ValueError, lambda: hvd.SyncBatchNormalization(fused=True), "fused")
+    require_one_big_batch_norm(hvd)
