@@ -86,7 +86,7 @@ class Lane:
 
     def run(self, request: Request) -> Any:
         """Queue a request and wait for its result."""
-        with self.changed:
+        with self.changed.lock:
             self.admit(request)
             inline = not self.busy and not self.queue
             if inline:
@@ -129,7 +129,7 @@ class Lane:
             self.close(HvdliteError("an earlier operation was interrupted; this process can no longer communicate"))
             raise
         finally:
-            with self.changed:
+            with self.changed.lock:
                 if not common:
                     self.queue.appendleft(request)
                     self.disagreed = True
@@ -183,13 +183,13 @@ class Lane:
         except Exception as raised:
             error = raised
         self.alike = False
-        with self.changed:
+        with self.changed.lock:
             self.settle(request, result, error)
             if request.signature == LEAVE:  # closed before anyone learns of it: leaving twice is leaving once
                 self.close(self.farewell)
 
     def settle(self, request: Request, result: Any = None, error: BaseException | None = None) -> None:
-        with self.changed:
+        with self.changed.lock:
             if self.pending.pop(request.signature.key, None) is None:
                 return  # the lane was closed meanwhile
             request.handle.finish(result, error)

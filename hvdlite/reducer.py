@@ -18,7 +18,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from hvdlite.algorithms import Place, allreduce
+from hvdlite.algorithms import Place, allreduce, prepared
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import is_host
 from hvdlite.buckets import BucketPlan, Spec, plan
@@ -73,6 +73,8 @@ class Reducer:
             for spec, slot in zip(plan.specs, plan.slots, strict=True)
         ]
         self.arenas = arenas
+        self.runs: dict[int, Callable[[], None]] = {}
+        """What all-reduces each bucket, once it has been."""
         self.bucket_of = [slot.bucket for slot in plan.slots]
         self.all_dense = [Use.DENSE] * len(plan.specs)
         """What `finish_round` returns, this very list, where every rank had every gradient."""
@@ -152,18 +154,29 @@ class Reducer:
         return request.handle
 
     def request(self, number: int, tag: tuple[int, ...], flag: int = 0) -> Request:
-        buffer, peers = self.buffers[number], self.peers[number]
+        buffer = self.buffers[number]
 
         def work(lane: Lane) -> None:
-            self.all_take_part &= not lane.without_all
-            among = None if lane.without_all else peers
-            allreduce(lane.transport, lane.workspace, lane.place, buffer, self.how, among)
+            if lane.without_all:
+                self.all_take_part = False
+                allreduce(lane.transport, lane.workspace, lane.place, buffer, self.how)
+            else:
+                self.prepared(number, lane)()
 
         signature = Signature("gradients", f"{self.name} bucket {number}", (("round", tag),))
         request = Request(signature, work, flag=flag, stand_in=lambda: Zeros.like([buffer], self.how))
         if not is_host(buffer):
             on_gpu(self.lane, request, buffer)
         return request
+
+    def prepared(self, number: int, lane: Lane) -> Callable[[], None]:
+        """What all-reduces a bucket. Runs on the lane."""
+        run = self.runs.get(number)
+        if run is None:
+            buffer, peers = self.buffers[number], self.peers[number]
+            _, run = prepared(lane.transport, lane.workspace, lane.place, buffer, self.how, peers)
+            self.runs[number] = run
+        return run
 
     def agreed_uses(self, mine: Sequence[Use], tag: tuple[int, ...]) -> list[Use]:
         """The largest use over ranks, for each parameter. Only when some rank has something other than DENSE."""

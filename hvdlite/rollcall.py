@@ -48,7 +48,8 @@ def agreed(transport: Transport, request: Request, check: Callable[[], None], hu
     digest = request.signature.digest()
     values = np.array([digest, -digest, request.flag, request.count, -request.count], np.int64)
     wait(transport.start_max(values), check, hurry)
-    if values[0] != -values[1]:
+    largest, minus_least, flag, most, minus_fewest = values.tolist()
+    if largest != -minus_least:
         return False
-    request.flag, request.alike = int(values[2]), bool(values[3] == -values[4])
+    request.flag, request.alike = flag, most == -minus_fewest
     return True

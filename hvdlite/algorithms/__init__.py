@@ -7,7 +7,9 @@ of any length and any number of ranks; `shared` and `hierarchical` take the buff
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from hvdlite.algorithms import shared
 from hvdlite.algorithms.adasum import adasum
 from hvdlite.algorithms.choice import Place, across, choose
 from hvdlite.algorithms.halving_doubling import doubling, halving_doubling
@@ -16,12 +18,12 @@ from hvdlite.algorithms.native import native
 from hvdlite.algorithms.pipeline import scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import ring
-from hvdlite.algorithms.shared import shared
+from hvdlite.algorithms.shared import alone
 from hvdlite.arrays import Array
 from hvdlite.memory import Workspace
 from hvdlite.transports import Transport
 
-__all__ = ["MESSAGES", "Place", "allreduce", "choose"]
+__all__ = ["MESSAGES", "Place", "allreduce", "choose", "prepared"]
 
 MESSAGES: dict[str, Callable[[Transport, Array, Array, Reduction], None]] = {
     "ring": ring,
@@ -47,20 +49,28 @@ def allreduce(
     peers: the buffers of all ranks of this host in rank order, where they lie in an arena; `buffer` is this rank's
     among them. Every rank has finished writing its buffer (the roll call before is that barrier).
     """
+    name, run = prepared(transport, workspace, place, buffer, reduction, peers)
+    run()
+    return name
+
+
+def prepared(
+    transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction,
+    peers: Sequence[Array] | None = None,
+) -> tuple[str, Callable[[], None]]:
+    """`allreduce` of this very buffer, to be called many times; and the algorithm's name."""
     if transport.size == 1:
-        reduction.prescale(buffer)
-        reduction.postscale(buffer)
-        return "alone"
+        return "alone", partial(alone, buffer, reduction)
     name = choose(place, buffer.nbytes, buffer.dtype, peers is not None)
     if reduction.operation == "adasum":
         name = "adasum"
     if name in MESSAGES:
-        by_messages(name, transport, workspace, buffer, reduction)
-    elif peers is not None:
-        in_memory(transport, workspace, place, peers, reduction)
-    else:
-        staged(transport, workspace, place, buffer, reduction)
-    return name
+        return name, partial(by_messages, name, transport, workspace, buffer, reduction)
+    if peers is None:
+        return name, partial(staged, transport, workspace, place, buffer, reduction)
+    if place.one_host:
+        return name, shared.prepared(transport, peers, reduction)
+    return name, partial(by_levels, transport, workspace, place, peers, reduction)
 
 
 def by_messages(
@@ -71,13 +81,10 @@ def by_messages(
     MESSAGES[name](transport, buffer, workspace.scratch(buffer, length), reduction)
 
 
-def in_memory(
+def by_levels(
     transport: Transport, workspace: Workspace, place: Place, peers: Sequence[Array], reduction: Reduction
 ) -> None:
-    """The two-shot on one host; on several the hierarchical, with what suits between them."""
-    if place.one_host:
-        shared(transport, peers, reduction)
-        return
+    """The hierarchical all-reduce, with what suits between hosts."""
 
     def between(cross: Transport, part: Array, how: Reduction) -> None:
         by_messages(across(cross.size, part.nbytes), cross, workspace, part, how)
@@ -101,5 +108,5 @@ def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Arr
         views = [peer[: piece.nbytes].view(buffer.dtype) for peer in arena.peers]
         views[local.rank][:] = piece
         local.barrier()
-        in_memory(transport, workspace, place, views, reduction)
+        prepared(transport, workspace, place, views[local.rank], reduction, views)[1]()
         piece[:] = views[local.rank]

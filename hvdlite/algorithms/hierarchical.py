@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import same_part
-from hvdlite.algorithms.shared import add_up, in_blocks, spread
+from hvdlite.algorithms.shared import adder, in_blocks
 from hvdlite.arrays import Array
 from hvdlite.levels import Levels
 from hvdlite.transports import Transport
@@ -38,9 +38,11 @@ def hierarchical(levels: Levels, buffers: Sequence[Array], reduction: Reduction,
         rank = levels.local.rank
         pieces = same_part(buffers, levels.drivers, rank)
         mine, others = pieces[rank], pieces[:rank] + pieces[rank + 1 :]
+        add_up = adder([mine, *others], replace(reduction, after=1.0, divisor=1))
         for blocks in in_blocks([mine, *others]):
-            add_up(blocks, 1, replace(reduction, after=1.0, divisor=1))
+            add_up(blocks, 1)
         between(levels.cross, mine, replace(reduction, before=1.0))
-        for blocks in in_blocks([mine, *others]):
-            spread(blocks[0], blocks)
+        for total, *targets in in_blocks([mine, *others]):
+            for target in targets:
+                target[...] = total
     levels.local.barrier()  # as in the two-shot: nobody looks before all have written

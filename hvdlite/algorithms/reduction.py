@@ -6,8 +6,9 @@ with truncation toward zero (Horovod multiplies by 1/size in double and truncate
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from hvdlite.arrays import Array, is_float, is_small_float, module
 
 FUNCTIONS = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multiply"}
 BOOLEAN_FUNCTIONS = {"sum": "logical_or", "min": "logical_and", "max": "logical_or", "product": "logical_and"}
+
+
+Scaler: TypeAlias = Callable[[Array], None]
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,14 @@ class Reduction:
     after: float = 1.0
     divisor: int = 1
 
+    def function(self, like: Array) -> Any:
+        """The function of two arrays of this kind, in like's module."""
+        names = BOOLEAN_FUNCTIONS if like.dtype.kind == "b" else FUNCTIONS
+        return getattr(module(like), names[self.operation])
+
     def combine(self, total: Array, other: Array) -> None:
         """total = total (op) other, in place; small floats in float32. NaN on either side gives NaN."""
-        names = BOOLEAN_FUNCTIONS if total.dtype.kind == "b" else FUNCTIONS
-        function = getattr(module(total), names[self.operation])
+        function = self.function(total)
         if is_small_float(total.dtype) and fused.possible([total], self.operation):
             fused.add_up([total, other], targets=1)
         elif is_small_float(total.dtype):
@@ -41,27 +49,46 @@ class Reduction:
     def prescale(self, array: Array) -> None:
         """Apply `before`, in place."""
         if self.before != 1.0:
-            scale(array, self.before, 1)
+            scaler(array, self.before, 1)(array)
 
     def postscale(self, array: Array) -> None:
         """Apply `after` and `divisor`, in place. Called once per element, by the rank that finished its sum."""
-        scale(array, self.after, self.divisor)
+        self.postscaler(array)(array)
+
+    def postscaler(self, like: Array) -> Scaler:
+        """`postscale` for arrays of this kind."""
+        return scaler(like, self.after, self.divisor)
 
 
-def scale(array: Array, factor: float, divisor: int) -> None:
+def scaler(like: Array, factor: float, divisor: int) -> Scaler:
     """array = array * factor / divisor, in place; integers in double (exactly when factor is 1), truncated."""
     if factor == 1.0 and divisor == 1:
-        return
-    if not is_float(array.dtype):
-        array[...] = scaled_integers(array, factor, divisor)
-    elif not is_small_float(array.dtype):
-        for sign, value in scaling(factor, divisor):
-            function = module(array).multiply if sign == "*" else module(array).divide
-            function(array, array.dtype.type(value), out=array)
-    elif fused.possible([array], "sum"):
-        fused.add_up([array], targets=1, scaling=(("*", factor / divisor),))
-    else:
-        array[...] = array.astype(np.float32) * np.float32(factor / divisor)
+        return lambda array: None
+    if not is_float(like.dtype):
+        return lambda array: assign(array, scaled_integers(array, factor, divisor))
+    if not is_small_float(like.dtype):
+        return scaler_of_floats(like, factor, divisor)
+    if fused.possible([like], "sum"):
+        return lambda array: fused.add_up([array], targets=1, scaling=(("*", factor / divisor),))
+    return lambda array: assign(array, array.astype(np.float32) * np.float32(factor / divisor))
+
+
+def scaler_of_floats(like: Array, factor: float, divisor: int) -> Scaler:
+    """The same for floats of 32 and 64 bits."""
+    xp, kind = module(like), like.dtype.type
+    steps = [
+        (xp.multiply if sign == "*" else xp.divide, kind(value)) for sign, value in scaling(factor, divisor)
+    ]
+
+    def scale(array: Array) -> None:
+        for function, value in steps:
+            function(array, value, out=array)
+
+    return scale
+
+
+def assign(array: Array, values: Array) -> None:
+    array[...] = values
 
 
 def scaling(factor: float, divisor: int) -> fused.Scaling:

@@ -30,7 +30,9 @@ def parts(buffer: Array, count: int) -> list[Array]:
 
 def same_part(buffers: Sequence[Array], count: int, index: int) -> list[Array]:
     """Of each of these equally long buffers the part of this index; as `parts`, without the others."""
-    start, stop = bounds(buffers[0].size, count)[index : index + 2]
+    length, longer = divmod(buffers[0].size, count)
+    start = index * length + min(index, longer)
+    stop = start + length + (index < longer)
     return [buffer[start:stop] for buffer in buffers]
 
 

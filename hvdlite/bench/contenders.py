@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import hvdlite as hvd
 from hvdlite import memory, ops, runtime
-from hvdlite.algorithms import allreduce
+from hvdlite.algorithms import allreduce, prepared
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.bench.network import Link, least_bytes
 from hvdlite.engine import Lane
@@ -97,11 +97,8 @@ def in_arena(lane: Lane, most_bytes: int) -> Callable[[int], Trial]:
 
     def prepare(count: int) -> Trial:
         buffer, peers = arena.view(0, count, ITEM), arena.peer_views(0, count, ITEM)
-
-        def work(lane: Lane) -> None:
-            allreduce(lane.transport, lane.workspace, lane.place, buffer, Reduction("sum"), peers)
-
-        return Trial(buffer, lambda: lane.run(Request(Signature("bench", "arena"), work)))
+        _, run = prepared(lane.transport, lane.workspace, lane.place, buffer, Reduction("sum"), peers)
+        return Trial(buffer, lambda: lane.run(Request(Signature("bench", "arena"), lambda lane: run())))
 
     return prepare
 

@@ -36,9 +36,10 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 def device_name(tensor: torch.Tensor) -> str:
     """As bucket plans name it. Raises ValueError for devices that nothing here reaches."""
-    if tensor.device.type not in ("cpu", "cuda"):
+    kind = tensor.device.type
+    if kind not in ("cpu", "cuda"):
         raise ValueError(f"hvdlite cannot communicate tensors on {tensor.device}: move it to the CPU or a CUDA GPU")
-    return "host" if tensor.device.type == "cpu" else "cuda"  # without its number, in which ranks differ
+    return "host" if kind == "cpu" else "cuda"  # without its number, in which ranks differ
 
 
 def to_array(tensor: torch.Tensor) -> Array:
@@ -46,7 +47,8 @@ def to_array(tensor: torch.Tensor) -> Array:
     name = dtype_name(tensor)
     if not tensor.is_contiguous():
         raise ValueError("the tensor is not contiguous: call .contiguous() first")
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if device_name(tensor) == "cuda":
         return _cuda.to_array(tensor, np.dtype(name))
     if name == "bfloat16":

@@ -13,7 +13,7 @@ from hvdlite import ops
 from hvdlite.handles import Call, later, waiting
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.torch._tensors import fresh, in_place, readable, to_tensor
+from hvdlite.torch._tensors import fresh, in_place, readable, to_array, to_tensor
 from hvdlite.torch.compression import Compression
 
 Everyone = global_process_set
@@ -42,17 +42,26 @@ def allreduce_async(
     return allreduce_async_(fresh(tensor), average, name, op, prescale_factor, postscale_factor, process_set)
 
 
+def reduced(
+    tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
+) -> torch.Tensor:
+    """All-reduce into a new tensor, which autograd knows nothing of."""
+    copy = fresh(tensor)
+    ops.allreduce_(to_array(copy), op, name, prescale, postscale, process_set)
+    return copy
+
+
 class AllreduceFunction(torch.autograd.Function):
     """The gradient of an all-reduce is the same all-reduce of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *how: Any) -> torch.Tensor:
-        ctx.how = how
-        return allreduce_(fresh(tensor), None, name, *how)  # type: ignore[no-any-return]
+    def forward(ctx: Any, tensor: torch.Tensor, op: Op, name: str | None, *how: Any) -> torch.Tensor:
+        ctx.op, ctx.how = op, how
+        return reduced(tensor, op, name, *how)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return AllreduceFunction.apply(grads[0], None, *ctx.how), *(None,) * 5  # type: ignore[no-untyped-call]
+        return AllreduceFunction.apply(grads[0], ctx.op, None, *ctx.how), *(None,) * 5  # type: ignore[no-untyped-call]
 
 
 def allreduce(
@@ -62,11 +71,11 @@ def allreduce(
 ) -> torch.Tensor:
     """The reduction of all ranks' tensors, as a new tensor; differentiable. Average by default."""
     small, context = compression.compress(tensor)
-    how = (ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     if isinstance(small, torch.Tensor) and small.requires_grad and torch.is_grad_enabled():
-        result = AllreduceFunction.apply(small, name, *how)  # type: ignore[no-untyped-call]
+        result = AllreduceFunction.apply(small, *how)  # type: ignore[no-untyped-call]
     else:  # metrics, mostly: autograd would take 10 us to find out that it has nothing to do
-        result = allreduce_(fresh(small), None, name, *how)
+        result = reduced(small, *how)
     return compression.decompress(result, context)  # type: ignore[no-any-return]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hvdlite.algorithms import MESSAGES, movement
-from hvdlite.algorithms.reduction import Reduction, scale
+from hvdlite.algorithms.reduction import Reduction, scaler
 from hvdlite.algorithms.shared import shared
 from hvdlite.transports.threads import run_ranks
 
@@ -103,7 +103,7 @@ def test_small_floats_are_summed_in_float32_by_the_two_shot() -> None:
 
 def test_integer_averages_are_exact_and_truncate_toward_zero() -> None:
     values = np.array([49, 50, -49, -50, 2**62], np.int64)
-    scale(values, 1.0, 49)
+    scaler(values, 1.0, 49)(values)
     assert values.tolist() == [1, 1, -1, -1, 2**62 // 49]
 
 
