@@ -1,0 +1,62 @@
+"""A stand-in for a model whose backward is computed elsewhere, as on a GPU: it has the same gradients after as long a
+time, but sleeps meanwhile. So it tells what is hidden where communication need not take its CPU time from backward.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvdlite.bench.step import Task, copy_of
+
+
+def elsewhere(task: Task, arrivals: Sequence[float]) -> Task:
+    """The task with such a model; its times grow with the batch.
+
+    arrivals: when backward has the gradient of each parameter at the task's own batch size, in seconds.
+    """
+
+    def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(count, 10), torch.zeros(count, dtype=torch.int64)
+
+    def build() -> nn.Module:
+        return Elsewhere(list(copy_of(task).parameters()), [arrival / task.count for arrival in arrivals])
+
+    return replace(task, name=f"{task.name}, elsewhere", build=build, batch=batch)
+
+
+class Elsewhere(nn.Module):
+    """arrivals: of the parameters' gradients, in seconds per sample since backward began."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], arrivals: Sequence[float]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(parameters)
+        order = sorted(range(len(arrivals)), key=lambda index: arrivals[index])
+        waits = [later - before for before, later in pairwise([0.0, *(arrivals[index] for index in order)])]
+        self.steps = list(zip(order, waits, strict=True))
+        self.gradients = [torch.full_like(p, 1e-6) for p in parameters]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for index, wait in reversed(self.steps):  # what comes last in forward is first in backward
+            inputs = Computed.apply(inputs, self.weights[index], wait * len(inputs), self.gradients[index])  # type: ignore[no-untyped-call]
+        return inputs
+
+
+class Computed(torch.autograd.Function):
+    """The identity of its first argument; the second one's gradient comes after a while."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, p: torch.Tensor, wait: float, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.wait, ctx.gradient = wait, gradient
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        time.sleep(ctx.wait)
+        return grads[0], ctx.gradient, None, None
