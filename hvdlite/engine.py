@@ -78,7 +78,7 @@ class Lane:
 
     def submit(self, request: Request) -> Handle:
         """Queue a request; returns at once. Raises ValueError when its name is in flight already."""
-        with self.changed:
+        with self.changed.lock:
             self.admit(request)
             self.queue.append(request)
             self.wake()
@@ -140,7 +140,7 @@ class Lane:
     def main(self) -> None:
         """The lane's thread."""
         while True:
-            with self.changed:
+            with self.changed.lock:
                 self.changed.called.wait_for(lambda: self.closed or (self.queue and not self.busy))
                 if self.closed:
                     return
@@ -152,13 +152,13 @@ class Lane:
                 if disagreed:
                     self.rounds()
                 elif not self.attempt(request):
-                    with self.changed:
+                    with self.changed.lock:
                         self.queue.appendleft(request)
                     self.rounds()
             except HvdliteError as error:  # the lane was closed while it waited
                 assert error is self.closed, error
             finally:
-                with self.changed:
+                with self.changed.lock:
                     self.busy = False
             del request  # and what it holds, before the next one comes
 
@@ -200,7 +200,7 @@ class Lane:
         """Match requests by name until no rank has any left, but to wait for others to join. Collective."""
         nap = SHORTEST_NAP
         while not self.closed:
-            with self.changed:
+            with self.changed.lock:
                 mine = visible(self.queue)
             for request in mine:
                 request.ready.wait()
@@ -227,7 +227,7 @@ class Lane:
                        if key not in errors and same[0].stand_in is None}  # fmt: skip
         for key in sorted(verdicts, key=lambda key: key not in errors):
             if request := requests.get(key):
-                with self.changed:
+                with self.changed.lock:
                     if self.closed:
                         return
                     self.queue.remove(request)
@@ -255,7 +255,7 @@ class Lane:
 
     def close(self, reason: HvdliteError) -> None:
         """Fail all that is pending, now and later, with `reason` (that of the first call). From any thread."""
-        with self.changed:
+        with self.changed.lock:
             self.closed = self.closed or reason
             waiting, self.queue = list(self.pending.values()), deque()
             self.changed.called.notify()
@@ -276,7 +276,7 @@ class Lane:
 
     def start_leaving(self) -> Handle:
         """Begin `leave`, and return at once: who leaves several lanes begins with all of them."""
-        with self.changed:
+        with self.changed.lock:
             if self.departure is None:
                 self.departure = self.submit(Request(LEAVE, lambda lane: None))
         return self.departure

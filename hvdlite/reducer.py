@@ -174,7 +174,7 @@ class Reducer:
         run = self.runs.get(number)
         if run is None:
             buffer, peers = self.buffers[number], self.peers[number]
-            _, run = prepared(lane.transport, lane.workspace, lane.place, buffer, self.how, peers)
+            run = prepared(lane.transport, lane.workspace, lane.place, buffer, self.how, peers)
             self.runs[number] = run
         return run
 

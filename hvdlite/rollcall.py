@@ -17,11 +17,10 @@ from collections.abc import Callable
 import numpy as np
 
 from hvdlite.requests import Request
-from hvdlite.transports import Pending, Transport
+from hvdlite.transports import LOOKS, Pending, Transport
 
 SPIN_SECONDS = 0.002  # a longer wait means that a peer computes: stop burning the core
 SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.001
-LOOKS = 4  # an MPI takes in one part of a message per call: over TCP one look per nap made it 3 ms late instead of 1
 
 
 def wait(pending: Pending, check: Callable[[], None], hurry: Callable[[], bool]) -> None:

@@ -1,7 +1,8 @@
 """All-reduce algorithms, by name, and the one function that runs whichever is chosen.
 
 An algorithm is a function `(transport, buffer, scratch, reduction) -> None`, in place, for a flat contiguous buffer
-of any length and any number of ranks; `shared` and `hierarchical` take the buffers of all ranks of the host instead.
+of any length and any number of ranks; `shared.prepared` and `hierarchical` take the buffers of all ranks of the host
+instead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from hvdlite.algorithms.native import native
 from hvdlite.algorithms.pipeline import scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import ring
-from hvdlite.algorithms.shared import alone
 from hvdlite.arrays import Array
 from hvdlite.memory import Workspace
 from hvdlite.transports import Transport
@@ -43,34 +43,35 @@ def allreduce(
     buffer: Array,
     reduction: Reduction,
     peers: Sequence[Array] | None = None,
-) -> str:
-    """Reduce `buffer` (flat, contiguous, in place) over the transport's ranks; returns the algorithm's name.
+) -> None:
+    """Reduce `buffer` (flat, contiguous, in place) over the transport's ranks.
 
     peers: the buffers of all ranks of this host in rank order, where they lie in an arena; `buffer` is this rank's
     among them. Every rank has finished writing its buffer (the roll call before is that barrier).
     """
-    name, run = prepared(transport, workspace, place, buffer, reduction, peers)
-    run()
-    return name
+    prepared(transport, workspace, place, buffer, reduction, peers)()
 
 
 def prepared(
     transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction,
     peers: Sequence[Array] | None = None,
-) -> tuple[str, Callable[[], None]]:
-    """`allreduce` of this very buffer, to be called many times; and the algorithm's name."""
+) -> Callable[[], None]:
+    """`allreduce` of this very buffer, to be called many times."""
     if transport.size == 1:
-        return "alone", partial(alone, buffer, reduction)
+        return partial(alone, buffer, reduction)
     name = choose(place, buffer.nbytes, buffer.dtype, peers is not None)
     if reduction.operation == "adasum":
         name = "adasum"
     if name in MESSAGES:
-        return name, partial(by_messages, name, transport, workspace, buffer, reduction)
+        return partial(by_messages, name, transport, workspace, buffer, reduction)
     if peers is None:
-        return name, partial(staged, transport, workspace, place, buffer, reduction)
-    if place.one_host:
-        return name, shared.prepared(transport, peers, reduction)
-    return name, partial(by_levels, transport, workspace, place, peers, reduction)
+        return partial(staged, transport, workspace, place, buffer, reduction)
+    return in_memory(transport, workspace, place, peers, reduction)
+
+
+def alone(buffer: Array, reduction: Reduction) -> None:
+    reduction.prescale(buffer)
+    reduction.postscale(buffer)
 
 
 def by_messages(
@@ -81,15 +82,17 @@ def by_messages(
     MESSAGES[name](transport, buffer, workspace.scratch(buffer, length), reduction)
 
 
-def by_levels(
+def in_memory(
     transport: Transport, workspace: Workspace, place: Place, peers: Sequence[Array], reduction: Reduction
-) -> None:
-    """The hierarchical all-reduce, with what suits between hosts."""
+) -> Callable[[], None]:
+    """The two-shot on one host; on several the hierarchical, with what suits between them."""
+    if place.one_host:
+        return shared.prepared(transport, peers, reduction)
 
     def between(cross: Transport, part: Array, how: Reduction) -> None:
         by_messages(across(cross.size, part.nbytes), cross, workspace, part, how)
 
-    hierarchical(workspace.levels(transport, place.hosts), peers, reduction, between)
+    return lambda: hierarchical(workspace.levels(transport, place.hosts), peers, reduction, between)
 
 
 def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction) -> None:
@@ -108,5 +111,5 @@ def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Arr
         views = [peer[: piece.nbytes].view(buffer.dtype) for peer in arena.peers]
         views[local.rank][:] = piece
         local.barrier()
-        prepared(transport, workspace, place, views[local.rank], reduction, views)[1]()
+        in_memory(transport, workspace, place, views, reduction)()
         piece[:] = views[local.rank]

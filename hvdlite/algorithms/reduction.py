@@ -20,6 +20,7 @@ BOOLEAN_FUNCTIONS = {"sum": "logical_or", "min": "logical_and", "max": "logical_
 
 
 Scaler: TypeAlias = Callable[[Array], None]
+"""Scales an array in place."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,11 @@ class Reduction:
 
     def combine(self, total: Array, other: Array) -> None:
         """total = total (op) other, in place; small floats in float32. NaN on either side gives NaN."""
-        function = self.function(total)
         if is_small_float(total.dtype) and fused.possible([total], self.operation):
             fused.add_up([total, other], targets=1)
-        elif is_small_float(total.dtype):
+            return
+        function = self.function(total)
+        if is_small_float(total.dtype):
             total[...] = function(total.astype(np.float32), other.astype(np.float32))
         else:
             function(total, other, out=total)
@@ -49,7 +51,11 @@ class Reduction:
     def prescale(self, array: Array) -> None:
         """Apply `before`, in place."""
         if self.before != 1.0:
-            scaler(array, self.before, 1)(array)
+            self.prescaler(array)(array)
+
+    def prescaler(self, like: Array) -> Scaler:
+        """`prescale` for arrays of this kind."""
+        return scaler(like, self.before, 1)
 
     def postscale(self, array: Array) -> None:
         """Apply `after` and `divisor`, in place. Called once per element, by the rank that finished its sum."""
@@ -61,7 +67,8 @@ class Reduction:
 
 
 def scaler(like: Array, factor: float, divisor: int) -> Scaler:
-    """array = array * factor / divisor, in place; integers in double (exactly when factor is 1), truncated."""
+    """What does array = array * factor / divisor to arrays of like's dtype and module; to integers in double (exactly
+    when factor is 1), truncated."""
     if factor == 1.0 and divisor == 1:
         return lambda array: None
     if not is_float(like.dtype):

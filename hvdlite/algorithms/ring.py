@@ -19,8 +19,12 @@ from hvdlite.transports import Transport
 
 def bounds(total: int, count: int) -> list[int]:
     """Where `count` parts of nearly equal length begin, the first ones longer by one; and where the last one ends."""
+    return [bound(total, count, index) for index in range(count + 1)]
+
+
+def bound(total: int, count: int, index: int) -> int:
     length, longer = divmod(total, count)
-    return [index * length + min(index, longer) for index in range(count + 1)]
+    return index * length + min(index, longer)
 
 
 def parts(buffer: Array, count: int) -> list[Array]:
@@ -30,9 +34,7 @@ def parts(buffer: Array, count: int) -> list[Array]:
 
 def same_part(buffers: Sequence[Array], count: int, index: int) -> list[Array]:
     """Of each of these equally long buffers the part of this index; as `parts`, without the others."""
-    length, longer = divmod(buffers[0].size, count)
-    start = index * length + min(index, longer)
-    stop = start + length + (index < longer)
+    start, stop = bound(buffers[0].size, count, index), bound(buffers[0].size, count, index + 1)
     return [buffer[start:stop] for buffer in buffers]
 
 

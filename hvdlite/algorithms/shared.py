@@ -13,9 +13,7 @@ a sixth of the time. Rejected: one-shot (each rank adds everything: p times the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import TypeAlias
 
 from hvdlite.algorithms import fused
 from hvdlite.algorithms.reduction import Reduction, accumulator, scaling
@@ -30,35 +28,22 @@ BLOCK_BYTES = 384 * 1024
 16 MiB: 512 KiB 0-5 % less time, 256 KiB 4-10 % more, 128 KiB 15 % more, 64 KiB 45 % more."""
 
 
-def shared(transport: Transport, buffers: Sequence[Array], reduction: Reduction) -> None:
-    """Shared-memory two-shot all-reduce. 1 step, no bytes sent, 1 barrier.
-
-    buffers: all p ranks' flat buffers, in rank order, equally long, changed in place; every rank has finished writing
-    its own before any rank calls this (the roll call sees to it). Sums are taken in rank order, 16-bit floats in
-    float32 with one rounding: the same bits in all buffers.
-    """
-    prepared(transport, buffers, reduction)()
-
-
 def prepared(transport: Transport, buffers: Sequence[Array], reduction: Reduction) -> Callable[[], None]:
-    """`shared` of these very buffers, to be called many times: all that can be decided once has been."""
-    if transport.size == 1:
-        return lambda: alone(buffers[0], reduction)
+    """The two-shot of these very buffers, to be called many times. Each call: 1 step, no bytes sent, 1 barrier.
+
+    buffers: all ranks' flat buffers, in rank order, equally long, changed in place; every rank has finished writing its
+    own before any rank calls (the roll call sees to it). Sums are taken in rank order, 16-bit floats in float32 with
+    one rounding: the same bits in all buffers.
+    """
     pieces = same_part(buffers, transport.size, transport.rank)
     blocks, add_up = list(in_blocks(pieces)), adder(pieces, reduction)
 
-    def run() -> None:
+    def two_shot() -> None:
         for block in blocks:
             add_up(block, len(block))
         transport.barrier()  # without it a rank would read or change its buffer while others still write into it
 
-    return run
-
-
-def alone(buffer: Array, reduction: Reduction) -> None:
-    """The reduction over one rank, in place."""
-    reduction.prescale(buffer)
-    reduction.postscale(buffer)
+    return two_shot
 
 
 def in_blocks(pieces: Sequence[Array]) -> Iterator[list[Array]]:
@@ -76,7 +61,7 @@ def adder(like: Sequence[Array], reduction: Reduction) -> AddUp:
         return lambda blocks, targets: fused.add_up(blocks, targets, before, scales)
     if accumulator(first.dtype) == first.dtype and before == 1.0:
         return adder_in_place(reduction, first)
-    return adder_aside(reduction, accumulator(first.dtype))
+    return adder_aside(reduction, first[:0].astype(accumulator(first.dtype)))
 
 
 def adder_in_place(reduction: Reduction, like: Array) -> AddUp:
@@ -95,16 +80,20 @@ def adder_in_place(reduction: Reduction, like: Array) -> AddUp:
     return add_up
 
 
-def adder_aside(reduction: Reduction, wide: np.dtype[Any]) -> AddUp:
-    """The sum grows in an array of its own, of a dtype that is wide enough; it is rounded once."""
+def adder_aside(reduction: Reduction, wide: Array) -> AddUp:
+    """The sum grows in an array of its own, like `wide`; it is rounded once."""
+    prescale, function, postscale = reduction.prescaler(wide), reduction.function(wide), reduction.postscaler(wide)
+
+    def widened(block: Array) -> Array:
+        copy = block.astype(wide.dtype)
+        prescale(copy)
+        return copy
 
     def add_up(blocks: Sequence[Array], targets: int) -> None:
-        total, *addends = (block.astype(wide) for block in blocks)
-        reduction.prescale(total)
-        for addend in addends:
-            reduction.prescale(addend)
-            reduction.combine(total, addend)
-        reduction.postscale(total)
+        total = widened(blocks[0])
+        for block in blocks[1:]:
+            function(total, widened(block), out=total)
+        postscale(total)
         for block in blocks[:targets]:
             block[...] = total
 

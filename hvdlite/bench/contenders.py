@@ -97,7 +97,7 @@ def in_arena(lane: Lane, most_bytes: int) -> Callable[[int], Trial]:
 
     def prepare(count: int) -> Trial:
         buffer, peers = arena.view(0, count, ITEM), arena.peer_views(0, count, ITEM)
-        _, run = prepared(lane.transport, lane.workspace, lane.place, buffer, Reduction("sum"), peers)
+        run = prepared(lane.transport, lane.workspace, lane.place, buffer, Reduction("sum"), peers)
         return Trial(buffer, lambda: lane.run(Request(Signature("bench", "arena"), lambda lane: run())))
 
     return prepare

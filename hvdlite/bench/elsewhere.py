@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,26 +36,32 @@ class Elsewhere(nn.Module):
     def __init__(self, parameters: Sequence[nn.Parameter], arrivals: Sequence[float]) -> None:
         super().__init__()
         self.weights = nn.ParameterList(parameters)
-        order = sorted(range(len(arrivals)), key=lambda index: arrivals[index])
-        waits = [later - before for before, later in pairwise([0.0, *(arrivals[index] for index in order)])]
-        self.steps = list(zip(order, waits, strict=True))
+        self.arrivals = arrivals
+        self.order = sorted(range(len(arrivals)), key=lambda index: arrivals[index])
         self.gradients = [torch.full_like(p, 1e-6) for p in parameters]
+        self.began = 0.0
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        for index, wait in reversed(self.steps):  # what comes last in forward is first in backward
-            inputs = Computed.apply(inputs, self.weights[index], wait * len(inputs), self.gradients[index])  # type: ignore[no-untyped-call]
+        for index in reversed(self.order):  # what comes last in forward is first in backward
+            inputs = Computed.apply(inputs, self.weights[index], self, index)  # type: ignore[no-untyped-call]
         return inputs
+
+    def compute(self, index: int, samples: int) -> torch.Tensor:
+        """A gradient, once its time has come."""
+        if index == self.order[0]:
+            self.began = time.perf_counter()
+        time.sleep(max(0.0, self.began + self.arrivals[index] * samples - time.perf_counter()))
+        return self.gradients[index]
 
 
 class Computed(torch.autograd.Function):
     """The identity of its first argument; the second one's gradient comes after a while."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, p: torch.Tensor, wait: float, gradient: torch.Tensor) -> torch.Tensor:
-        ctx.wait, ctx.gradient = wait, gradient
+    def forward(ctx: Any, inputs: torch.Tensor, p: torch.Tensor, model: Elsewhere, index: int) -> torch.Tensor:
+        ctx.model, ctx.index = model, index
         return inputs.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        time.sleep(ctx.wait)
-        return grads[0], ctx.gradient, None, None
+        return grads[0], ctx.model.compute(ctx.index, len(grads[0])), None, None

@@ -168,7 +168,8 @@ def long_enough(subject: Subject, comm: MPI.Comm, multiple: float) -> Sequence[t
 
 
 def compare(comm: MPI.Comm, names: Sequence[str], steps: int, multiple: float, progress: Any) -> list[Result]:
-    """Measure the named tasks. Collective. Ranks are not pinned: lanes' threads would be, too.
+    """Measure the named tasks, each also with its backward elsewhere. Collective. Ranks are not pinned: lanes' threads
+    would be, too.
 
     progress: called with (done, total, text). Raises HvdliteError where nothing leaves during backward.
     """

@@ -47,10 +47,10 @@ def to_array(tensor: torch.Tensor) -> Array:
     name = dtype_name(tensor)
     if not tensor.is_contiguous():
         raise ValueError("the tensor is not contiguous: call .contiguous() first")
+    if device_name(tensor) == "cuda":  # the array keeps its own alias alive, whatever becomes of tensor.data meanwhile
+        return _cuda.to_array(tensor.detach(), np.dtype(name))
     if tensor.requires_grad:
         tensor = tensor.detach()
-    if device_name(tensor) == "cuda":
-        return _cuda.to_array(tensor, np.dtype(name))
     if name == "bfloat16":
         return tensor.view(torch.int16).numpy().view(bfloat16)
     return tensor.numpy()

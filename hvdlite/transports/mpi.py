@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes
-from hvdlite.transports import Pending
+from hvdlite.transports import LOOKS, Pending
 
 PIECE = 1 << 30
 TCP_PIECE = 60 * 1024
@@ -24,8 +24,8 @@ has answered, and the answer waits behind all that the receiver is sending: two 
 turns. Measured with Open MPI 5 at 1 Gbit/s, 8 MiB both ways: 1.05 times the wire's time with these pieces, with
 256 KiB or more anything up to 2.1 times. In memory it would cost a quarter more, so there it is not done."""
 FABRIC_PIECE = 1 << 20
-SHORTEST_NAP, LONGEST_NAP, LOOKS = 1e-4, 1e-3, 4
-"""Who waits for long messages looks a few times at the piece that is next, then sleeps: the kernel's buffers keep the
+SHORTEST_NAP, LONGEST_NAP = 1e-4, 1e-3
+"""Who waits for long messages looks LOOKS times at the piece that is next, then sleeps: the kernel's buffers keep the
 wire busy. Measured as above, 40 MiB in 370 ms: 48 ms of a rank's CPU time, which backward can use, instead of 105 with
 naps of 0.1 ms and looks at all pieces. Where the CPU is the limit (7 Gbit/s) it takes 46 ms instead of 43."""
 FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")

@@ -8,7 +8,7 @@ import pytest
 
 from hvdlite.algorithms import MESSAGES, movement
 from hvdlite.algorithms.reduction import Reduction, scaler
-from hvdlite.algorithms.shared import shared
+from hvdlite.algorithms.shared import prepared
 from hvdlite.transports.threads import run_ranks
 
 SIZES = range(1, 10)
@@ -28,7 +28,7 @@ def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.nd
     def rank_main(transport) -> None:
         if name == "shared":
             transport.barrier()
-            shared(transport, buffers, reduction)
+            prepared(transport, buffers, reduction)()
         else:
             buffer = buffers[transport.rank]
             MESSAGES[name](transport, buffer, np.empty_like(buffer), reduction)
@@ -99,6 +99,30 @@ def test_small_floats_are_summed_in_float32_by_the_two_shot() -> None:
     """1024 + 8 times 0.4 in float16: each 0.4 alone would be rounded away."""
     arrays = [np.array([1024.0], np.float16)] + [np.array([0.4], np.float16)] * 8
     assert run("shared", arrays, Reduction("sum"))[0][0] == np.float16(1024 + 8 * np.float32(np.float16(0.4)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize("before", [1.0, 0.5])
+def test_a_two_shot_prepared_once_runs_many_times(dtype: str, before: float) -> None:
+    """The second time on other numbers, and of a length that does not divide: the sums of one made for them."""
+    how = Reduction("sum", before, 1.0, 3)
+    rounds = [[((np.arange(1000) * (rank + k)) % 61).astype(dtype) for rank in range(3)] for k in (1, 2)]
+    buffers = [np.empty(1000, dtype) for _ in range(3)]
+
+    def rank_main(transport) -> list[np.ndarray]:
+        run_it, results = prepared(transport, buffers, how), []
+        for arrays in rounds:
+            buffers[transport.rank][:] = arrays[transport.rank]
+            transport.barrier()
+            run_it()
+            results.append(buffers[transport.rank].copy())
+            transport.barrier()
+        return results
+
+    for results in run_ranks(3, rank_main):
+        for arrays, result in zip(rounds, results, strict=True):
+            np.testing.assert_array_equal(result, run("shared", arrays, how)[0])
+            np.testing.assert_allclose(result.astype(float), np.sum(arrays, 0) * before / 3, atol=1.0, rtol=1e-3)
 
 
 def test_integer_averages_are_exact_and_truncate_toward_zero() -> None:

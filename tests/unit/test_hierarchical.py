@@ -41,7 +41,8 @@ def reduced(layout: tuple[int, ...], order: str, arrays: list[Array], how: Reduc
             levels = workspace.levels(transport, place.hosts)
             peers = levels.local.allgather_object(buffer)
             transport.barrier()  # the roll call's part
-        assert allreduce(transport, workspace, place, buffer, how, peers) == "hierarchical"
+        assert choose(place, buffer.nbytes, buffer.dtype, in_arena) == "hierarchical"
+        allreduce(transport, workspace, place, buffer, how, peers)
         return buffer
 
     return run_ranks(sum(layout), main)
