@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hvdlite.bench.step import Task, copy_of
+from hvdlite.bench.tasks import Task, copy_of
 
 
 def elsewhere(task: Task, arrivals: Sequence[float]) -> Task:

@@ -52,13 +52,13 @@ class Result:
 
 
 def mlp() -> Any:
-    """As `bench.step.mlp`: 10.5 million parameters in few large tensors."""
+    """As `bench.tasks.mlp`: 10.5 million parameters in few large tensors."""
     dense = keras.layers.Dense
     return keras.Sequential([keras.Input((1024,)), *(dense(2048, "relu") for _ in range(3)), dense(10)])
 
 
 def cnn() -> Any:
-    """As `bench.step.cnn`: 8 convolutions, few parameters, much arithmetic."""
+    """As `bench.tasks.cnn`: 8 convolutions, few parameters, much arithmetic."""
     layers: list[Any] = [keras.Input((48, 48, 3))]
     for index, outputs in enumerate([16, 16, 32, 32, 64, 64, 64]):
         layers.append(keras.layers.Conv2D(outputs, 3, strides=1 + index % 2, padding="same", activation="relu"))

@@ -29,7 +29,8 @@ import hvdlite.torch as hvd
 from hvdlite import runtime
 from hvdlite.bench.elsewhere import elsewhere
 from hvdlite.bench.schedule import least_exposed
-from hvdlite.bench.step import LEARNING_RATE, TASKS, Task, copy_of, stepper
+from hvdlite.bench.step import LEARNING_RATE, stepper
+from hvdlite.bench.tasks import TASKS, Task, copy_of
 from hvdlite.bench.timing import Timing, interleaved, slowest_of
 from hvdlite.errors import HvdliteError
 

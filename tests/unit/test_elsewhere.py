@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from hvdlite.bench import elsewhere
-from hvdlite.bench.step import TASKS
+from hvdlite.bench.tasks import TASKS
 
 
 class Clock:
