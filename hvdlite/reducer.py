@@ -161,7 +161,7 @@ class Reducer:
                 self.all_take_part = False
                 allreduce(lane.transport, lane.workspace, lane.place, buffer, self.how)
             else:
-                self.prepared(number, lane)()
+                self.prepared_bucket(number, lane)()
 
         signature = Signature("gradients", f"{self.name} bucket {number}", (("round", tag),))
         request = Request(signature, work, flag=flag, stand_in=lambda: Zeros.like([buffer], self.how))
@@ -169,7 +169,7 @@ class Reducer:
             on_gpu(self.lane, request, buffer)
         return request
 
-    def prepared(self, number: int, lane: Lane) -> Callable[[], None]:
+    def prepared_bucket(self, number: int, lane: Lane) -> Callable[[], None]:
         """What all-reduces a bucket. Runs on the lane."""
         run = self.runs.get(number)
         if run is None:

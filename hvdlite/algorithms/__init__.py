@@ -70,6 +70,7 @@ def prepared(
 
 
 def alone(buffer: Array, reduction: Reduction) -> None:
+    """The reduction over one rank."""
     reduction.prescale(buffer)
     reduction.postscale(buffer)
 

@@ -37,12 +37,13 @@ def hierarchical(levels: Levels, buffers: Sequence[Array], reduction: Reduction,
     if levels.cross is not None:
         rank = levels.local.rank
         pieces = same_part(buffers, levels.drivers, rank)
-        mine, others = pieces[rank], pieces[:rank] + pieces[rank + 1 :]
-        add_up = adder([mine, *others], replace(reduction, after=1.0, divisor=1))
-        for blocks in in_blocks([mine, *others]):
-            add_up(blocks, 1)
+        mine = pieces.pop(rank)
+        blocks = list(in_blocks([mine, *pieces]))
+        add_up = adder([mine, *pieces], replace(reduction, after=1.0, divisor=1))
+        for block in blocks:
+            add_up(block, 1)
         between(levels.cross, mine, replace(reduction, before=1.0))
-        for total, *targets in in_blocks([mine, *others]):
+        for total, *targets in blocks:
             for target in targets:
                 target[...] = total
     levels.local.barrier()  # as in the two-shot: nobody looks before all have written

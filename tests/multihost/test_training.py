@@ -46,7 +46,7 @@ def test_the_overlap_benchmark_runs(runner: Runner) -> None:
     """What hides here, on shared cores and a fast network, depends on the day: that its figures are there is all."""
     path = runner.tmpdir / "overlap.json"
     bench = (sys.executable, "-m", "hvdlite.bench", "overlap", "--models", "cnn", "--steps", "3", "--json", str(path))
-    job = runner.run("--no-prefix", "-H", "hosta:1,hostb:1", *bench, limit=120.0)
+    job = runner.run("--no-prefix", "-H", "hosta:1,hostb:1", *bench, limit=60.0)
     assert job.returncode == 0 and "CNN" in job.stdout, job.stderr
     here, elsewhere = json.loads(path.read_text())["rows"]
     assert here["batch"] >= 16 and "elsewhere" in elsewhere["name"]
