@@ -7,8 +7,9 @@ What could hide is what the best schedule hides (see `schedule`), given when bac
 'none'): it does not depend on buckets. The batch is enlarged until backward takes a multiple of it.
 
 Both take CPU time. What communication takes of it on a machine whose cores all compute cannot hide: it is measured,
-too ('end' - 'none'; that of the kernel for packets that arrive is not in it). A second row per model has a backward as
-long that leaves the cores alone (see `elsewhere`).
+too ('end' - 'none'; that of the kernel for packets that arrive is not in it). Where a machine stands for several hosts,
+its cores are few; so each model has two rows more: in one only rank 0 computes, so that it has a core to spare, and the
+others' backward sleeps as long (see `elsewhere`); in the other so does that of all ranks.
 """
 
 from __future__ import annotations
@@ -169,18 +170,19 @@ def long_enough(subject: Subject, comm: MPI.Comm, multiple: float) -> Sequence[t
 
 
 def compare(comm: MPI.Comm, names: Sequence[str], steps: int, multiple: float, progress: Any) -> list[Result]:
-    """Measure the named tasks, each also with its backward elsewhere. Collective. Ranks are not pinned: lanes' threads
-    would be, too.
+    """Measure the named tasks, each also with its backward elsewhere for all ranks but 0, and for all. Collective.
+    Ranks are not pinned: lanes' threads would be, too.
 
     progress: called with (done, total, text). Raises HvdliteError where nothing leaves during backward.
     """
     torch.set_num_threads(1)
     results = []
     for done, name in enumerate(names):
-        progress(2 * done, 2 * len(names), name)
+        progress(done, len(names), name)
         task = TASKS[name]
         results.append(measure(task, comm, steps, multiple))
-        progress(2 * done + 1, 2 * len(names), f"{name}, elsewhere")
         batch = task.batch(task.count)
-        results.append(measure(elsewhere(task, arrivals(copy_of(task), comm, batch, TRIAL)), comm, steps, multiple))
+        asleep = elsewhere(task, arrivals(copy_of(task), comm, batch, TRIAL))
+        alone = replace(task if comm.Get_rank() == 0 else asleep, name=f"{task.name}, rank 0 alone")
+        results += [measure(each, comm, steps, multiple) for each in (alone, asleep)]
     return results

@@ -136,10 +136,6 @@ def _allocator_env(environ: Mapping[str, str]) -> dict[str, str]:
     return {"MALLOC_MMAP_THRESHOLD_": str(_KEPT_BYTES), "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES)}
 
 
-def _crowded(settings: Settings) -> bool:
-    return settings.most_slots >= settings.cores
-
-
 def _host_list(settings: Settings) -> str:
     names = (host.name if settings.several else "localhost" for host in settings.hosts)
     return ",".join(f"{name}:{host.slots}" for name, host in zip(names, settings.hosts, strict=True))
@@ -159,11 +155,12 @@ def _open_mpi_options(settings: Settings, env: Mapping[str, str]) -> tuple[str, 
 
 def _open_mpi_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> dict[str, str]:
     modern = mpi.version >= (5,)
-    env = {"OMPI_MCA_osc": "^ucx"}  # else every shared window prints a UCX error
+    env = {
+        "OMPI_MCA_osc": "^ucx",  # else every shared window prints a UCX error
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks' threads share their cores, which one that waits must not keep
+    }
     if not settings.step:  # on other hosts of a scheduler the job has no folders
         env["PRTE_MCA_prte_tmpdir_base" if modern else "OMPI_MCA_orte_tmpdir_base"] = place.folder
-    if _crowded(settings):
-        env["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if place.shared and not settings.step:
         env[f"OMPI_MCA_btl_{'sm' if modern else 'vader'}_backing_directory"] = place.shared
         env["OMPI_MCA_osc_sm_backing_directory"] = place.shared

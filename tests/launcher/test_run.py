@@ -67,6 +67,25 @@ def test_the_guard_alone_under_plain_mpirun(runner: Runner, how: str, code: int)
     assert runner.wait_gone()
 
 
+def test_who_waits_offers_its_core_under_plain_mpirun(runner: Runner) -> None:
+    """Offering it is a call of the system's, so that most of the time is spent there; without, nearly none is."""
+    code = """if True:
+        import os, time, hvdlite
+        hvdlite.init()
+        from mpi4py import MPI
+        MPI.COMM_WORLD.Barrier()
+        if hvdlite.rank() == 0:
+            time.sleep(0.5)
+        before = os.times()
+        MPI.COMM_WORLD.Barrier()
+        after = os.times()
+        print(hvdlite.rank(), (after.system - before.system) / (after.elapsed - before.elapsed))
+    """
+    job = runner.plain(2, sys.executable, "-c", code)
+    (share,) = [float(line.split()[1]) for line in job.stdout.splitlines() if line.startswith("1 ")]
+    assert share > 0.3, job.stdout
+
+
 def test_lines_carry_rank_and_stream(runner: Runner) -> None:
     code = "import sys; print('out'); print('err', file=sys.stderr)"
     job = runner.run("-np", "2", sys.executable, "-c", code)

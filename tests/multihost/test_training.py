@@ -48,8 +48,8 @@ def test_the_overlap_benchmark_runs(runner: Runner) -> None:
     bench = (sys.executable, "-m", "hvdlite.bench", "overlap", "--models", "cnn", "--steps", "3", "--json", str(path))
     job = runner.run("--no-prefix", "-H", "hosta:1,hostb:1", *bench, limit=60.0)
     assert job.returncode == 0 and "CNN" in job.stdout, job.stderr
-    here, elsewhere = json.loads(path.read_text())["rows"]
-    assert here["batch"] >= 16 and "elsewhere" in elsewhere["name"]
-    for row in (here, elsewhere):
+    here, alone, elsewhere = json.loads(path.read_text())["rows"]
+    assert here["batch"] >= 16 and "alone" in alone["name"] and "elsewhere" in elsewhere["name"]
+    for row in (here, alone, elsewhere):
         assert row["seconds"].keys() == {"forward", "none", "end", "hvdlite"} and min(row["seconds"].values()) > 0
         assert row["parameters"] == here["parameters"] and len(row["quartiles"]) == 3
