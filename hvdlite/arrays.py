@@ -92,6 +92,10 @@ def callers_streams(xp: ModuleType, device: int) -> list[int]:
     return list(dict.fromkeys(streams))
 
 
+RELIEF: list[Callable[[], None]] = []
+"""What gives back GPU memory that a framework keeps for later."""
+
+
 class Mark:
     """A point in the work of GPU streams. On the host there is nothing to wait for: no events."""
 
@@ -104,6 +108,12 @@ class Mark:
         """Block the calling thread until the work before the mark is done."""
         for event in self.events:
             event.synchronize()
+
+    def adopt(self) -> None:
+        """Make its GPU the calling thread's, for good: CUDA gives a thread that has chosen none the first GPU of the
+        host, and a context there, which takes half a gigabyte."""
+        if self.events:
+            self.xp.cuda.Device(self.device).use()
 
     def precede(self) -> None:
         """What the calling thread issues from now on runs after the work before the mark; the thread goes on."""
@@ -137,7 +147,7 @@ def mark(array: Array) -> Mark:
                 "a collective was called while a CUDA graph is being captured: a graph replays GPU work alone, and the "
                 "other ranks would not take part. Communicate outside torch.cuda.graph and make_graphed_callables"
             )
-        return Mark(xp, device, streams, [recorded(xp, stream) for stream in streams])
+        return Mark(xp, device, streams, [recorded(xp, stream, sleep=True) for stream in streams])
 
 
 def issued(array: Array) -> Mark:
@@ -149,9 +159,10 @@ def issued(array: Array) -> Mark:
     return Mark(xp, device_of(array), [stream], [recorded(xp, stream)])
 
 
-def recorded(xp: ModuleType, stream: int) -> Any:
-    """An event behind the work issued so far on a stream of the current GPU."""
-    event = xp.cuda.Event(disable_timing=True)
+def recorded(xp: ModuleType, stream: int, sleep: bool = False) -> Any:
+    """An event behind the work issued so far on a stream of the current GPU. sleep: a thread that waits for it leaves
+    its core to others."""
+    event = xp.cuda.Event(block=sleep, disable_timing=True)
     xp.cuda.runtime.eventRecord(event.ptr, stream)
     return event
 

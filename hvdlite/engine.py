@@ -148,6 +148,7 @@ class Lane:
                 request, disagreed, self.disagreed = self.queue[0], self.disagreed, False
                 if not disagreed:
                     self.queue.popleft()
+            request.ready.adopt()
             try:
                 if disagreed:
                     self.rounds()

@@ -56,14 +56,15 @@ class GpuWorkspace(Workspace):
         self.gpu = gpu
         self.openings: dict[str, tuple[ipc.Openings, Transport]] = {}
         self.callers: Sequence[int] = ()
-        """The streams of the one whose request is under way."""
+        """The streams of the one whose request is under way: CuPy's, then the frameworks'."""
 
     def new(self, like: Array, shape: Sequence[int]) -> Array:
-        # From the default stream's pool: in the lane's own, memory that the caller lets go of would be used again
-        # while its kernels still read it. So what is in that stream, and in the caller's, comes first.
-        with self.gpu.xp.cuda.Stream.null:
+        # From the pool of the caller's stream, to which it returns when the caller lets go of it: used again for calls
+        # from that stream alone, it is written when the GPU has done what the stream has so far, such as reading it.
+        streams = self.callers or (0,)
+        with self.gpu.xp.cuda.ExternalStream(streams[-1]):
             array = self.gpu.xp.empty(shape, like.dtype)
-        for stream in {0, *self.callers}:
+        for stream in streams:
             before = recorded(self.gpu.xp, stream)
             self.gpu.xp.cuda.runtime.streamWaitEvent(self.gpu.xp.cuda.get_current_stream().ptr, before.ptr)
         return array
@@ -151,11 +152,13 @@ def on_gpu(lane: Lane, request: Request, array: Array) -> None:
     def ordered(lane: Lane) -> Any:
         side = side_of(lane, gpu)
         side.workspace.callers = callers
+        result = None
         with side.working():
             try:
-                return work(side)  # type: ignore[arg-type]
+                result = work(side)  # type: ignore[arg-type]
+                return result
             finally:
-                request.handle.ending = side.end(work)
+                request.handle.ending = side.end((work, result))  # which nobody may have waited for
 
     request.work = ordered
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite.arrays import Array, finish, module
+from hvdlite.arrays import RELIEF, Array, finish, module
 from hvdlite.errors import HvdliteError
 from hvdlite.memory import HEADER, Arena, say_once
 from hvdlite.transports import Transport
@@ -92,11 +92,16 @@ def allocate(
 
 
 def new(xp: ModuleType, nbytes: int) -> Array | None:
-    """nbytes zeros with an allocation of their own; None where there is no room."""
+    """nbytes zeros with an allocation of their own; None where there is no room, even in what is kept for later."""
     try:
         memory = xp.cuda.Memory(nbytes)
     except xp.cuda.runtime.CUDARuntimeError:
-        return None
+        for give_back in (*RELIEF, xp.get_default_memory_pool().free_all_blocks):
+            give_back()
+        try:
+            memory = xp.cuda.Memory(nbytes)
+        except xp.cuda.runtime.CUDARuntimeError:
+            return None
     array: Any = xp.ndarray(nbytes, np.uint8, xp.cuda.MemoryPointer(memory, 0))
     array[...] = 0
     finish(array)

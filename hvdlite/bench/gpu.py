@@ -34,7 +34,8 @@ NEED_POINTERS = ("ring", "ring_whole", "halving_doubling", "mpi")
 def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contender]:
     """The contenders named, for arrays up to most_bytes. Collective.
 
-    Those that give device pointers to the MPI are left out where it does not take them; gloo where torch is missing.
+    Those that give device pointers to the MPI are left out where it does not take them; the two-shot where CUDA IPC is
+    refused; gloo where torch is missing.
     """
     xp = cupy()
     xp.cuda.Device(runtime.local_rank() % xp.cuda.runtime.getDeviceCount()).use()
@@ -42,8 +43,8 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     lane, by_host = runtime.current().new_lane("bench"), runtime.current().new_lane("bench staged")
     by_host.place = replace(by_host.place, cuda_aware=False)
     direct = lane.run(Request(Signature("bench", "messages"), lambda lane: takes_pointers(lane, buffer)))
+    arena = arena_of(lane, buffer, most_bytes) if "ipc" in keys else None
     made: dict[str, Callable[[], Callable[[int], Trial]]] = {
-        "ipc": lambda: in_arena(lane, buffer, most_bytes),
         "ring": lambda: forced(lane, buffer, "ring"),
         "ring_whole": lambda: unchunked(forced(lane, buffer, "ring")),
         "halving_doubling": lambda: forced(lane, buffer, "halving_doubling"),
@@ -54,8 +55,10 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
         "gloo": lambda: gloo(buffer),
         "copy": lambda: copying(buffer, xp.zeros_like(buffer)),
     }
+    if arena and arena.peers:
+        made["ipc"] = lambda: in_arena(lane, arena)
     left_out = [*(() if direct else NEED_POINTERS), *(() if importlib.util.find_spec("torch") else ("gloo",))]
-    return [Contender(key, made[key]()) for key in keys if key not in left_out]
+    return [Contender(key, made[key]()) for key in keys if key in made and key not in left_out]
 
 
 def takes_pointers(lane: Lane, buffer: Any) -> bool:
@@ -84,8 +87,8 @@ def on_lane(lane: Lane, array: Any, name: str, work: Callable[[Lane], Any]) -> T
     return finished(array, call)
 
 
-def in_arena(lane: Lane, buffer: Any, most_bytes: int) -> Callable[[int], Trial]:
-    """The gradients' path: a buffer that the peers' GPUs can reach, as in `Reducer`. Collective."""
+def arena_of(lane: Lane, buffer: Any, most_bytes: int) -> Arena:
+    """As a `Reducer` has; its peers are None where their GPUs cannot reach it. Collective."""
 
     def make(lane: Lane) -> Arena:
         with side_of(lane, gpu_of(buffer)).working() as side:
@@ -93,6 +96,11 @@ def in_arena(lane: Lane, buffer: Any, most_bytes: int) -> Callable[[int], Trial]
             return side.workspace.allocate("bench", side.transport, most_bytes, place.shares_memory, place.hosts)
 
     arena: Arena = lane.run(Request(Signature("bench", "arena"), make))
+    return arena
+
+
+def in_arena(lane: Lane, arena: Arena) -> Callable[[int], Trial]:
+    """The gradients' path: a buffer that the peers' GPUs can reach."""
 
     def prepare(count: int) -> Trial:
         mine, peers = arena.view(0, count, ITEM), arena.peer_views(0, count, ITEM)

@@ -46,6 +46,7 @@ def gpu_at(number: int) -> Gpu:
 @cache
 def follow_torch() -> None:
     arrays.follow(lambda number: int(torch.cuda.current_stream(number).cuda_stream))
+    arrays.RELIEF.append(torch.cuda.empty_cache)
 
 
 def gpu_of(tensors: Iterable[torch.Tensor]) -> Gpu | None:

@@ -50,7 +50,8 @@ def answer(*facts: str) -> bool:
 
 
 def trial(library: str) -> bool | None:
-    """Start the two processes, and see whether they end well. None where that tells nothing: no launcher, no end."""
+    """Start the two processes, and see whether they end well. None where that tells nothing: no launcher, no memory on
+    the GPU, no end."""
     launcher = launcher_of(loaded_library())
     if launcher is None:
         log.warning("no mpirun beside the MPI library or on PATH: it cannot be tried out with GPU memory")
@@ -73,6 +74,9 @@ def trial(library: str) -> bool | None:
         log.warning("the trial of %s with GPU memory did not end within %d seconds", library, SECONDS)
         return None
     log.debug("trial of %s with GPU memory: code %s\n%s", library, job.returncode, output)
+    if output.count(STARTED) < 2:
+        log.warning("the trial of %s with GPU memory could not begin (is the GPU full?):\n%s", library, output)
+        return None
     return job.returncode == 0 and output.count(PASSED) == 2
 
 
@@ -108,7 +112,7 @@ def write(file: Path, content: object) -> None:
         log.debug("cannot keep the answer in %s: %s", file, error)
 
 
-PASSED = "device memory arrived"
+STARTED, PASSED = "device memory is there", "device memory arrived"
 
 
 def main() -> None:
@@ -120,6 +124,8 @@ def main() -> None:
     runtime.init()
     world = runtime.current().world
     other = 1 - world.rank
+    xp.zeros(max(LENGTHS), np.float64)
+    print(STARTED, flush=True)
     for length in LENGTHS:
         mine, theirs = (np.arange(length, dtype=np.float64) + 1000 * rank for rank in (world.rank, other))
         sent, received = xp.asarray(mine), xp.zeros(length, np.float64)

@@ -37,7 +37,7 @@ class DirectTransport:
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         finish(send)  # MPI ignores streams: what is sent must be computed, and what is overwritten be read
-        self.base.exchange(send, dest, receive, source)
+        self.base.exchange(as_bytes(send), dest, as_bytes(receive), source)  # not every dtype crosses by DLPack
 
     def send(self, array: Array, dest: int) -> None:
         finish(array)

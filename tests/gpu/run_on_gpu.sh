@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.."
 export HVDLITE_TEST_CUDA_MPI=${HVDLITE_TEST_CUDA_MPI:-/tmp/hvdlite-mpi/openmpi}
 if [ ! -d "$HVDLITE_TEST_CUDA_MPI" ]; then
     mkdir -p /tmp/hvdlite-mpi
-    tar -xJf .mpi/openmpi-cuda.tar.xz -C /tmp/hvdlite-mpi
+    "${PYTHON:-python3}" -m tarfile -e .mpi/openmpi-cuda.tar.xz /tmp/hvdlite-mpi  # which needs no xz
 fi
 export PYTHONPATH=$PWD:$PWD/.mpi/python XDG_CACHE_HOME=/tmp/hvdlite-cache
 

@@ -71,7 +71,7 @@ def issue(work: Callable[[], Any], stream: Stream | None = None) -> None:
 class Event:
     known: dict[int, Event] = {}  # noqa: RUF012
 
-    def __init__(self, disable_timing: bool = False) -> None:
+    def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.ptr = next(NUMBERS)
         self.stream: Stream | None = None
         self.point = 0
@@ -102,7 +102,8 @@ class Device:
     def __exit__(self, *error: Any) -> None:
         pass
 
-    use = __enter__
+    def use(self) -> None:
+        LOG.append(("use", threading.current_thread().name))
 
 
 def eventRecord(event: int, stream: int) -> None:

@@ -61,6 +61,24 @@ def test_an_answer_is_kept_for_the_same_facts(monkeypatch: pytest.MonkeyPatch, t
     cuda_aware.answer.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("says", "code", "found"),
+    [
+        ([cuda_aware.STARTED, cuda_aware.PASSED], 0, True),
+        ([cuda_aware.STARTED], 1, False),
+        (["out of memory"], 1, None),  # which tells nothing of the MPI
+    ],
+)
+def test_what_a_trial_tells(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: list[str], code: int, found: bool | None
+) -> None:
+    launcher = tmp_path / "mpirun"
+    launcher.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" * 2 for line in says) + f"exit {code}\n")
+    launcher.chmod(0o755)
+    monkeypatch.setattr(cuda_aware, "launcher_of", lambda library: str(launcher))
+    assert cuda_aware.trial("MPI") is found
+
+
 def test_without_a_launcher_the_answer_is_no_for_now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

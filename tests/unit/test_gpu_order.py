@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hvdlite import arrays, gpu
+from hvdlite import arrays, gpu, ipc
 from hvdlite.arrays import Mark
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
@@ -88,7 +88,7 @@ def test_the_order_of_calls() -> None:
     ((mine, lanes),) = on_lanes(1, "ring", True, rank_main)
     marked = next(i for i, entry in enumerate(cupy.LOG) if entry[0] == "record" and entry[2] == mine)
     event = cupy.LOG[marked][1]
-    assert cupy.LOG[marked + 1] == ("wait for event", event)
+    assert cupy.LOG[marked + 1 : marked + 3] == [("use", "hvdlite-lane"), ("wait for event", event)]
     ended = next(i for i, entry in enumerate(cupy.LOG) if entry[0] == "record" and entry[2] == lanes)
     assert ended > marked and cupy.LOG[ended + 1] == ("stream waits", mine, cupy.LOG[ended][1])
 
@@ -152,6 +152,85 @@ def test_arrays_live_until_the_gpu_has_passed_their_work() -> None:
         assert alive() is None
 
     on_lanes(1, "ring", True, rank_main)
+
+
+def test_results_live_until_the_gpu_has_written_them() -> None:
+    """Also one that its caller lets go of without having waited."""
+
+    def rank_main(lane: Lane) -> None:
+        results = []
+
+        def work(lane: Lane) -> Any:
+            result = cupy.empty(10)
+            result[...] = 1
+            results.append(weakref.ref(result))
+            return result
+
+        request = Request(Signature("make", "x"), work)
+        gpu.on_gpu(lane, request, produced(lane, 10))
+        handle = lane.submit(request)
+        handle.wait()
+        ending = handle.ending
+        del handle, request
+        gc.collect()
+        assert results[0]() is not None and not ending.passed
+        ending.wait()
+        summed(lane, produced(lane, 10), "y")
+        gc.collect()
+        assert results[0]() is None
+
+    on_lanes(1, "ring", True, rank_main)
+
+
+def test_new_memory_comes_from_the_callers_pool_behind_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be what the caller has let go of, and its kernels still read."""
+    made: list[tuple[int, int]] = []
+
+    def rank_main(lane: Lane) -> None:
+        workspace, like = gpu.GpuWorkspace(gpu.Gpu(cupy, 0)), cupy.empty(1)
+        empty = cupy.empty
+        monkeypatch.setattr(cupy, "empty", lambda *how: made.append(cupy.get_current_stream().ptr) or empty(*how))
+        caller, frameworks, own = cupy.Stream(), cupy.Stream(), cupy.Stream()
+        workspace.callers = (caller.ptr, frameworks.ptr)
+        with own:
+            workspace.new(like, (5,))
+        waits = [entry[2] for entry in cupy.LOG if entry[:2] == ("stream waits", own.ptr)]
+        assert [cupy.Event.known[event].stream for event in waits] == [caller, frameworks]
+        assert made == [frameworks.ptr]
+
+    on_lanes(1, "ring", True, rank_main)
+
+
+def test_a_lanes_thread_takes_its_callers_gpu() -> None:
+    def rank_main(lane: Lane) -> None:
+        summed(lane, produced(lane, 10), wait=False).wait()
+        names = [entry[1] for entry in cupy.LOG if entry[0] == "use"]
+        assert names and set(names) == {"hvdlite-lane"}
+
+    on_lanes(1, "ring", True, rank_main)
+
+
+def test_room_is_made_before_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework's unused memory, and the pool's, are given back before an arena is refused."""
+    given: list[str] = []
+
+    class Pool:
+        def free_all_blocks(self) -> None:
+            given.append("pool")
+
+    class Memory(cupy.Memory):
+        def __init__(self, nbytes: int) -> None:
+            if nbytes > 100 or len(given) < 2:
+                raise cupy.cuda.runtime.CUDARuntimeError("no room")
+            super().__init__(nbytes)
+
+    monkeypatch.setattr(arrays, "RELIEF", [lambda: given.append("torch")])
+    monkeypatch.setattr(ipc, "RELIEF", arrays.RELIEF)
+    monkeypatch.setattr(cupy, "get_default_memory_pool", Pool, raising=False)
+    monkeypatch.setattr(cupy.cuda, "Memory", Memory)
+    found = ipc.new(cupy, 64)
+    assert found is not None and found.nbytes == 64 and given == ["torch", "pool"]
+    assert ipc.new(cupy, 101) is None
 
 
 def test_a_framework_has_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

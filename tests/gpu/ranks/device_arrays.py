@@ -42,6 +42,16 @@ def check_sums() -> None:
     restart()
 
 
+def check_peers_reach_each_others_memory() -> None:
+    """Where CUDA IPC is refused all checks pass as well, by messages: so this is asked for by itself."""
+    restart(ALGORITHM="shared", CUDA_AWARE="0")
+    hvd.allreduce(cupy.zeros(1000, np.float32), op=hvd.Sum)
+    side = runtime.current().eager.gpu
+    assert isinstance(side, gpu.Side) and side.workspace.stage is not None
+    assert side.workspace.stage.peers is not None, "CUDA IPC is refused here: the two-shot has not run"
+    restart()
+
+
 def check_dtypes_and_operations() -> None:
     p, r = hvd.size(), hvd.rank()
     for way in (WAYS[0], WAYS[-1]):

@@ -13,7 +13,9 @@ EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0*
 
 def gradient(rank: int, length: int = 1000) -> torch.Tensor:
     """Rank's gradient, in double: known to all ranks."""
-    return torch.rand(length, generator=torch.Generator().manual_seed(rank), dtype=torch.float64) * 2 - 1
+    generator = torch.Generator().manual_seed(rank)  # of the host, wherever tensors are
+    whole = torch.rand(length, generator=generator, dtype=torch.float64, device="cpu") * 2 - 1
+    return whole.to(torch.get_default_device())
 
 
 def require_average(grad: torch.Tensor, wire: torch.dtype, own: torch.dtype) -> None:
@@ -105,7 +107,8 @@ def check_channels_last() -> None:
     conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     hvd.broadcast_parameters(conv.state_dict(), 0)
     optimizer = attach(list(conv.parameters()))
-    whole = torch.randn(2 * p, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    whole = torch.randn(2 * p, 3, 8, 8, generator=torch.Generator().manual_seed(0), device="cpu")
+    whole = whole.to(torch.get_default_device())
     conv(whole[2 * r : 2 * r + 2].to(memory_format=torch.channels_last)).pow(2).mean().backward()
     reference = torch.nn.Conv2d(3, 4, 3)
     reference.load_state_dict(conv.state_dict())

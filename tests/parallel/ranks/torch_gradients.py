@@ -130,7 +130,8 @@ def check_backward_passes_per_step() -> None:
 def check_accumulation_equals_the_sum() -> None:
     """Random gradients: two passes reduced once are the average of the local sums, in exact arithmetic of halves."""
     generator = torch.Generator().manual_seed(hvd.rank())
-    parts = [torch.randint(-100, 100, (50,), generator=generator).float() for _ in range(2)]
+    whole = torch.randint(-100, 100, (2, 50), generator=generator, device="cpu").float()
+    parts = list(whole.to(torch.get_default_device()))
     w = torch.nn.Parameter(torch.zeros(50))
     attach([w], backward_passes_per_step=2, op=hvd.Sum)
     for part in parts:
