@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdlite import runtime
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array, dtype_name, is_host
+from hvdlite.arrays import Array, dtype_name, is_host, is_small_float
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu import on_gpu
@@ -51,13 +51,24 @@ def reduction(op: Op, size: int, prescale: float = 1.0, postscale: float = 1.0) 
 
 
 def reduction_facts(op: Op, how: Reduction, array: Array) -> Facts:
-    """What ranks must agree on for a reduction of this array."""
+    """What ranks must agree on for a reduction of this array. Raises TypeError for what has no such reduction."""
+    facts, dtype = array_facts(array), array.dtype
+    if dtype.kind not in "biuf" and not is_small_float(dtype) and not (dtype.kind == "c" and op is Sum):
+        raise TypeError(
+            f"{op.name} of {dtype_name(dtype)} is not possible: only of booleans, integers, floats, and Sum of complex "
+            "numbers"
+        )
     scaling = (("prescale_factor", how.before), ("postscale_factor", how.after))
-    return (*array_facts(array), ("operation", op.name), *scaling)
+    return (*facts, ("operation", op.name), *scaling)
 
 
 def array_facts(array: Array, skip: int = 0) -> Facts:
-    """dtype, shape (from dimension `skip` on) and placement of an array."""
+    """dtype, shape (from dimension `skip` on) and placement of an array. Raises TypeError for Python objects."""
+    if array.dtype.hasobject:
+        raise TypeError(
+            "an array of Python objects cannot be sent: use hvd.allgather_object, hvd.broadcast_object, or an array of "
+            "numbers"
+        )
     what = "shape" if skip == 0 else "shape after the first dimension"
     shape = array.shape[skip:] if array.ndim >= skip else "no dimension"
     device = "host" if is_host(array) else "device"

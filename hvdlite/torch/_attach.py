@@ -23,7 +23,7 @@ from hvdlite.buckets import Spec
 from hvdlite.errors import RemovedError
 from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.torch import _cuda
-from hvdlite.torch._packing import Packing
+from hvdlite.torch._packing import Packing, Slots
 from hvdlite.torch._settings import Settings
 from hvdlite.torch._sparse import reduce_sparse
 from hvdlite.torch._tensors import device_name, dtype_name, to_tensor
@@ -98,12 +98,12 @@ class Attachment:
         self.reducer = Reducer(self.lane, layout, how, self.name, overlap, gpu, learn=order is None)
         self.streams = _cuda.Streams(gpu.number) if gpu else None
         self.parameters, self.devices = now, [(p, p.device) for p in now[:1] + now[-1:]]
-        self.views = [to_tensor(view) for view in self.reducer.views]
+        self.slots = Slots([to_tensor(view) for view in self.reducer.views])
         self.index = {id(p): i for i, p in enumerate(now)}
-        self.cast = {i for i, (p, view) in enumerate(zip(now, self.views, strict=True)) if view.dtype != p.dtype}
+        self.cast = {i for i, (p, view) in enumerate(zip(now, self.slots.views, strict=True)) if view.dtype != p.dtype}
         last = {bucket.members[-1] for bucket in layout.buckets if overlap}  # with them a bucket may leave
         singly = bool(self.cast) or self.settings.op is not ops.Average
-        self.packing = Packing(now, self.views, self.take, lambda i: self.reducer.mark_ready(i, self.tag), last, singly)
+        self.packing = Packing(now, self.slots, self.take, lambda i: self.reducer.mark_ready(i, self.tag), last, singly)
         for p in now:
             if id(p) not in self.hooks:
                 hook = p.register_post_accumulate_grad_hook(self.on_gradient)  # type: ignore[no-untyped-call]
@@ -152,7 +152,7 @@ class Attachment:
 
     def take(self, index: int) -> Use:
         """Put the parameter's gradient into its view, and the view in the gradient's place."""
-        p, view = self.parameters[index], self.views[index]
+        p, view = self.parameters[index], self.slots.views[index]
         grad = p.grad
         if grad is None:
             view.zero_()
@@ -161,10 +161,10 @@ class Attachment:
             self.refuse_accumulated(p)
         if grad.layout is not torch.strided:
             return self.take_sparse(p, grad, view)
-        if grad is not view:
+        if not self.slots.holds(index, grad):
             view.copy_(grad.detach() if grad.requires_grad else grad)  # it does after backward(create_graph=True)
             if index not in self.cast:
-                p.grad = view
+                p.grad = self.slots.alias(index)
         return Use.DENSE
 
     def take_sparse(self, p: Parameter, grad: torch.Tensor, view: torch.Tensor) -> Use:
@@ -196,8 +196,8 @@ class Attachment:
         self.rounds += 1
         self.passes = self.retries = 0
         if uses is not self.reducer.all_dense or self.cast or self.densified:  # else the views are there already
-            for p, view, use in zip(self.parameters, self.views, uses, strict=True):
-                self.give(p, view, use)
+            for index, use in enumerate(uses):
+                self.give(index, use)
         for p in self.sparse.values():
             reduce_sparse(p, self.settings.op, self.settings.process_set)
         if self.settings.op is not ops.Average:  # the average of equal gradients is themselves: it may be taken again
@@ -205,13 +205,14 @@ class Attachment:
         if self.reducer.order:
             self.make_plan(self.parameters, self.reducer.order)
 
-    def give(self, p: Parameter, view: torch.Tensor, use: Use) -> None:
+    def give(self, index: int, use: Use) -> None:
         """The reduced gradient becomes p.grad."""
+        p, view = self.parameters[index], self.slots.views[index]
         if use is Use.SPARSE:
             self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
         elif use is not Use.UNUSED:
             self.densified.update([id(p)] if use is Use.DENSIFIED else [])
-            dense = view if view.dtype == p.dtype else view.to(p.dtype)
+            dense = self.slots.alias(index) if view.dtype == p.dtype else view.to(p.dtype)
             p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call,unused-ignore]
 
     # Around the step

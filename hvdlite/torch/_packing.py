@@ -16,6 +16,26 @@ from hvdlite.reducer import Use
 PACK_BYTES = 1 << 20
 
 
+class Slots:
+    """Where gradients lie for the peers: views that nobody else has, and an alias of each to be p.grad. What users make
+    of an alias (p.grad.data = ..., model.half()) may have it point elsewhere: then another takes its place."""
+
+    def __init__(self, views: Sequence[torch.Tensor]) -> None:
+        self.views = views
+        self.aliases = [view.detach() for view in views]
+
+    def holds(self, index: int, grad: torch.Tensor) -> bool:
+        """Whether this gradient lies there."""
+        return grad is self.aliases[index] and grad.is_set_to(self.views[index])
+
+    def alias(self, index: int) -> torch.Tensor:
+        """The view, for users."""
+        alias, view = self.aliases[index], self.views[index]
+        if not alias.is_set_to(view):
+            alias = self.aliases[index] = view.detach()
+        return alias
+
+
 class Packing:
     """Brings gradients to their views, and the views in the gradients' places.
 
@@ -24,11 +44,11 @@ class Packing:
     """
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], views: Sequence[torch.Tensor], take: Callable[[int], Use],
+        self, parameters: Sequence[torch.Tensor], slots: Slots, take: Callable[[int], Use],
         done: Callable[[int], None], urgent: Collection[int], singly: bool,
     ) -> None:
-        self.parameters, self.views, self.take, self.done, self.singly = parameters, views, take, done, singly
-        self.weights = [PACK_BYTES if index in urgent else view.nbytes for index, view in enumerate(views)]
+        self.parameters, self.slots, self.take, self.done, self.singly = parameters, slots, take, done, singly
+        self.weights = [PACK_BYTES if index in urgent else view.nbytes for index, view in enumerate(slots.views)]
         self.forget()
 
     def forget(self) -> None:
@@ -51,10 +71,14 @@ class Packing:
         if self.singly or len(grads) < len(fresh):
             fresh = [index for index in fresh if self.take(index) is Use.DENSE]
         elif fresh:
-            views = [self.views[index] for index in fresh]
-            torch._foreach_copy_(views, grads)
-            for index, view in zip(fresh, views, strict=True):
-                self.parameters[index].grad = view
+            views = self.slots.views
+            moving = [i for i, grad in zip(fresh, grads, strict=True) if not self.slots.holds(i, grad)]
+            if len(moving) < len(fresh):
+                grads = [grad for i in moving if (grad := self.parameters[i].grad) is not None]
+            if moving:
+                torch._foreach_copy_([views[i] for i in moving], grads)
+            for i in moving:
+                self.parameters[i].grad = self.slots.alias(i)
         for index in fresh:
             self.done(index)
 

@@ -75,6 +75,7 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
 
     reach = _reach(wanted, options.start_timeout) if wanted.several else None
     _allow_files()
+    _require_folder(options.output_filename)
     with Printer(not options.no_prefix, options.timestamps, options.output_filename, wanted.ranks) as printer:
         outcome = run(prepare, wanted, environ, reach=reach, printer=printer, verbose=options.verbose, task=task)
     if options.verbose:
@@ -85,6 +86,18 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
 def _reach(wanted: Settings, timeout: float) -> Reach:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return Reach(wanted.hosts, wanted.ssh, sys.executable, package, timeout + 3)
+
+
+def _require_folder(folder: str | None) -> None:
+    """Raises UsageError where the ranks' output cannot be kept in it; makes it."""
+    if folder is None:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output-filename {folder}: {error.strerror or error}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--output-filename {folder}: no permission to write there")
 
 
 def _allow_files() -> None:

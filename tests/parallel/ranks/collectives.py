@@ -216,6 +216,16 @@ def check_objects() -> None:
     assert everyone == [None, *("x" * (1000 * other) for other in range(1, p))]
 
 
+def check_what_is_not_a_number() -> None:
+    """Refused by name, and the job goes on; what can be moved is moved."""
+    for call in (hvd.allreduce, hvd.allgather, lambda array: hvd.broadcast(array, 0), hvd.alltoall):
+        require_error(TypeError, lambda: call(np.array([None] * hvd.size())), "Python objects", "allgather_object")  # noqa: B023
+    for array in (np.array(["a"]), np.array(["2026-01-01"], "M8[D]"), np.array([1j])):
+        require_error(TypeError, lambda: hvd.allreduce(array), "Average", array.dtype.name)  # noqa: B023
+    np.testing.assert_array_equal(hvd.allreduce(np.array([1j]), op=hvd.Sum), [1j * hvd.size()])
+    np.testing.assert_array_equal(hvd.allgather(np.array(["ab"])), ["ab"] * hvd.size())
+
+
 def check_barrier() -> None:
     """Nobody leaves before the last has come."""
     import time

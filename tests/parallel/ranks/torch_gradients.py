@@ -4,7 +4,8 @@ r+1 everywhere, and their average over p ranks is (p+1)/2."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,13 +72,34 @@ def check_gradient_is_the_arena() -> None:
             require_grads(params, average())
             if hvd.size() > 1:
                 attachment = optimizer._hvdlite
-                for p, view in zip(params, attachment.views, strict=True):
+                for p, view in zip(params, attachment.slots.views, strict=True):
                     assert p.grad.data_ptr() == view.data_ptr() and p.grad.shape == view.shape
                     (arena,) = attachment.reducer.arenas.values()
                     memory = to_tensor(arena.own)
                     start, stop = memory.data_ptr(), memory.data_ptr() + memory.nbytes
                     assert p.numel() == 0 or start <= p.grad.data_ptr() < stop
             optimizer.step()
+
+
+def check_gradients_made_to_point_elsewhere() -> None:
+    """p.grad belongs to the user, who may have it point to other memory: between backward and step, where its values
+    count as they are; and after it, for the next backward."""
+    ways: list[Callable[[torch.nn.Parameter], None]] = [
+        lambda p: setattr(p.grad, "data", p.grad.data.clamp(-1e3, 1e3)),
+        lambda p: setattr(p.grad, "data", torch.zeros_like(p)),
+        lambda p: p.grad.set_(torch.zeros_like(p)),
+    ]
+    for op, value in ((hvd.Average, average()), (hvd.Sum, average() * hvd.size())):
+        for way, set_to_none in itertools.product(ways, (True, False) if op is hvd.Average else (True,)):
+            params = weights()
+            optimizer = attach(params, op=op)
+            for _ in range(3):
+                optimizer.zero_grad(set_to_none=set_to_none)
+                loss_of(params).backward()
+                require_grads(params, value)
+                for p in params:
+                    way(p)
+                optimizer.step()
 
 
 def check_gradients_stay_readable_after_shutdown() -> None:
