@@ -18,11 +18,6 @@ from hvdlite.errors import HvdliteError
 from hvdlite.transports import Transport
 from hvdlite.transports.threads import alone
 
-POLITE = ("OMPI_MCA_mpi_yield_when_idle", "1")
-"""Has Open MPI offer the core to others while it waits; MPICH does. Else who waits for a short message may keep the
-core from the thread that is to send it, for a scheduler's tick of 4 ms (measured: two ranks and their lanes on two
-cores). Where nobody wants the core it takes 0.3 us."""
-
 
 def connect(comm: Any) -> tuple[Transport, topology.Topology]:
     """This job's transport and topology: MPI's where a launcher is there or a communicator was given."""
@@ -40,7 +35,7 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
     if not MPI.Is_initialized():
         if started and started.by == config.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
             raise HvdliteError(strangers(started.by, library))
-        os.environ.setdefault(*POLITE)
+        config.offer_cores()
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         atexit.register(finalize, os.getpid())
     from hvdlite.transports.mpi import PIECE, MpiTransport, host_leaders, network_piece, some_of_the_world

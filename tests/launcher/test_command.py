@@ -35,6 +35,7 @@ def test_open_mpi_5_from_the_wheel() -> None:
         **COMMON,
         "MPI4PY_LIBMPI": "/mpi/lib/libmpi.so.40",
         "OMPI_MCA_osc": "^ucx",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
         "OMPI_MCA_pml": "ob1",
         "OMPI_MCA_btl": "self,sm,tcp",
         "OMPI_MCA_btl_sm_backing_directory": "/dev/shm/job",
@@ -49,6 +50,7 @@ def test_open_mpi_4_gets_its_own_names_and_no_fast_start() -> None:
     assert command.env == {
         **COMMON,
         "OMPI_MCA_osc": "^ucx",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
         "OMPI_MCA_btl_vader_backing_directory": "/dev/shm/job",
         "OMPI_MCA_osc_sm_backing_directory": "/dev/shm/job",
         "OMPI_MCA_orte_tmpdir_base": "/tmp/job",

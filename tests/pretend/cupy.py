@@ -334,6 +334,12 @@ nccl = SimpleNamespace(
     available=True, get_unique_id=lambda: next(NUMBERS), NcclCommunicator=NcclCommunicator, NCCL_FLOAT32=7, NCCL_SUM=0
 )
 sys.modules[f"{__name__}.cuda.nccl"] = nccl
+
+
+def get_default_memory_pool() -> SimpleNamespace:
+    return SimpleNamespace(free_all_blocks=lambda: None)
+
+
 cuda = SimpleNamespace(
     driver=SimpleNamespace(ctxGetCurrent=current_context),
     Stream=Stream, ExternalStream=Stream.known.__getitem__, Event=Event, Device=Device, Memory=Memory, UnownedMemory=UnownedMemory, MemoryPointer=MemoryPointer,
