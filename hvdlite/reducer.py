@@ -110,9 +110,11 @@ class Reducer:
         return any(handle.error is None for handle in left)
 
     def mark_ready(self, index: int, tag: tuple[int, ...]) -> None:
-        """Gradient `index` lies in its view. tag: names this round on all ranks. Never waits; a second mark of the
-        same parameter in a round does nothing."""
+        """Gradient `index` lies in its view. tag: names this round on all ranks. Never waits. A second mark of the same
+        parameter in a round does nothing; raises HvdliteError where its bucket has left, with what is now not true."""
         if self.marked[index]:
+            if self.bucket_of[index] < len(self.sent):
+                raise HvdliteError(too_late(self.plan.specs[index].name))
             return
         self.marked[index] = True
         if self.learn:
@@ -198,6 +200,15 @@ class Reducer:
 
         first = self.lane.run(Request(Signature("order", self.name, (("round", tag),)), work))
         return list(dict.fromkeys([*first, *(index for bucket in self.plan.buckets for index in bucket.members)]))
+
+
+def too_late(name: str) -> str:
+    """Why a gradient cannot be added to."""
+    return (
+        f"the gradient of {name} was added to after it had left: one backward() computed it twice, as reentrant "
+        "checkpointing does for weights that several segments share. Use checkpoint(..., use_reentrant=False), or set "
+        "HVDLITE_OVERLAP=0"
+    )
 
 
 def planned(

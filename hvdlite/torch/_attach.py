@@ -23,13 +23,14 @@ from hvdlite.buckets import Spec
 from hvdlite.errors import RemovedError
 from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.torch import _cuda
+from hvdlite.torch._backward import Backward
 from hvdlite.torch._packing import Packing, Slots
 from hvdlite.torch._settings import Settings
 from hvdlite.torch._sparse import reduce_sparse
 from hvdlite.torch._tensors import device_name, dtype_name, to_tensor
 
 Parameter = torch.nn.Parameter
-current_graph = torch._C._current_graph_task_id
+current_run = torch._C._current_graph_task_id
 
 
 class Attachment:
@@ -48,7 +49,8 @@ class Attachment:
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.detached = False
         self.passes = self.rounds = self.retries = self.steps = 0
-        self.graph = -1  # the autograd run under way
+        self.backward = Backward(self.end_backward)
+        self.run = -1  # the number of autograd's run that had the last gradient
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
         if self.group is not None and not self.paused:
             self.lane, self.size = self.group.new_lane(self.name), self.group.size
@@ -118,25 +120,28 @@ class Attachment:
 
     def on_gradient(self, p: torch.Tensor) -> None:
         """Autograd has accumulated into p.grad. Runs cold, once per parameter: every line here costs microseconds."""
-        if self.graph != (graph := current_graph()):
-            self.begin_backward(graph)
+        if self.run != (run := current_run()):
+            self.begin_run(run)
         index = self.expected.get(id(p))
         if index is not None:
             if self.streams:
                 self.streams.join(self.packing.pack)
             self.packing.add(index)
 
-    def begin_backward(self, graph: int) -> None:
-        """The first gradient of a backward (an earlier one that raised left marks behind: forget them)."""
-        self.expected, self.reducing = {}, False
+    def begin_run(self, run: int) -> None:
+        """The first gradient of one of autograd's runs: of a backward, or of one that is nested in it."""
+        if self.backward.under_way:
+            self.run = run
+            return
+        self.expected, self.reducing = {}, False  # a backward that raised left marks behind: forget them
         if self.paused or not self.alive:
             return
-        self.graph = graph
+        self.run = run
         self.passes += 1
         if self.passes >= self.passes_per_step:
             self.begin_round()
             self.expected, self.reducing = self.index, True
-        torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+        self.backward.begin()
 
     def begin_round(self) -> None:
         # A retry on one rank must not be added to what the other ranks have begun: the tag tells them apart.
@@ -146,7 +151,7 @@ class Attachment:
         self.prepare()
 
     def end_backward(self) -> None:
-        self.graph = -1
+        self.run = -1
         if self.reducing:
             self.finish_round()
 

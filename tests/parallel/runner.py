@@ -52,6 +52,7 @@ def main(names: Sequence[str]) -> None:
             fail(rank, name)
         if world is not None:
             world.Barrier()
+        faulthandler.cancel_dump_traceback_later()  # what the next imports may come from a cold disk
         tell(rank, "passed", f"{name} {time.perf_counter() - began:.2f}")
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     hvd.shutdown()

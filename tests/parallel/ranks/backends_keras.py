@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf  # noqa: F401  (Keras imports it in its first fit(), which from a cold disk takes a minute)
 
 import hvdlite
 import hvdlite.keras as hvd

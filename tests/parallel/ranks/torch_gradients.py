@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.errors import HvdliteError
 from hvdlite.torch._tensors import to_tensor
 from tests.parallel.common import last, require_error, require_same_bits, restart
 
@@ -325,19 +326,84 @@ def check_backward_in_another_graph_and_autograd_grad() -> None:
     require_grads(params, 2 * average())
 
 
-def check_reentrant_checkpoint() -> None:
-    """Reentrant activation checkpointing runs a backward inside a backward: one round, all gradients right."""
+class Maybe(torch.autograd.Function):
+    """Changes nothing. Its backward raises KeyError when it is told to."""
+
+    broken = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if Maybe.broken:
+            raise KeyError("in the middle")
+        return grads[0]
+
+
+def segments(params: Sequence[torch.Tensor], reentrant: bool) -> torch.Tensor:
+    """A loss through checkpointed segments: beside each other, one in another, and one parameter in two."""
+    from functools import partial
+
     from torch.utils.checkpoint import checkpoint
 
-    for reentrant in (True, False):
-        params = weights((3,), (3,))
-        optimizer = attach(params)
-        for _ in range(2):
-            optimizer.zero_grad()
-            x = torch.ones(3, requires_grad=True)
-            inner = checkpoint(lambda x: x * (params[1] + 1), x * (params[0] + 1), use_reentrant=reentrant)  # noqa: B023
-            (inner.sum() * (hvd.rank() + 1)).backward()
-            require_grads(params, average())
+    again = partial(checkpoint, use_reentrant=reentrant)
+    x = again(lambda x: x * params[0], torch.ones(3, requires_grad=True))
+    x = Maybe.apply(x * params[1])
+    one = again(lambda x: again(lambda y: y * params[2], x) * params[3], x)
+    other = again(lambda x: x * params[2] * 2, x)
+    return (one + other).sum() * (hvd.rank() + 1)
+
+
+def check_reentrant_checkpoint() -> None:
+    """Reentrant activation checkpointing runs backwards inside a backward: to the user it is one, as without."""
+    for how, passes in (({}, 1), ({"op": hvd.Sum}, 1), ({"backward_passes_per_step": 2}, 2)):
+        found: dict[bool, list[torch.Tensor]] = {}
+        for reentrant in (True, False):
+            params = [torch.nn.Parameter(torch.full((3,), 1.0 + i)) for i in range(4)]
+            optimizer = attach(params, **how)
+            optimizer.param_groups[0]["lr"] = 0.0
+            values = found[reentrant] = []
+            for step in range(4):
+                optimizer.zero_grad()
+                if step == 1 and passes == 1:
+                    loss, Maybe.broken = segments(params, reentrant), True
+                    require_error(KeyError, loss.backward, "in the middle")
+                    Maybe.broken = False
+                    optimizer.zero_grad()
+                for _ in range(passes):
+                    segments(params, reentrant).backward()
+                values += [p.grad.clone() for p in params if p.grad is not None]
+                optimizer.step()
+        assert len(found[True]) == 16
+        assert all(torch.equal(a, b) for a, b in zip(found[True], found[False], strict=True)), how
+
+
+def check_segments_that_differ() -> None:
+    """How many backwards run inside a backward is a rank's own affair."""
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]
+    optimizer = attach(params)
+    for _ in range(2):
+        optimizer.zero_grad()
+        segments(params, reentrant=last()).backward()
+        require_grads(params[:2], 3 * average())
+        optimizer.synchronize()
+
+
+def check_gradient_that_changes_after_it_left() -> None:
+    """A weight that reentrant segments share gets its gradient in parts: an error, where the first has left."""
+    for overlap in ("0", "1"):
+        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
+        params = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]
+        attach([params[0], params[1], params[3], params[2]])  # the last leaves first
+        loss = segments(params, reentrant=True)
+        if overlap == "1" and hvd.size() > 1:
+            require_error(HvdliteError, loss.backward, "parameter.3", "use_reentrant=False", "HVDLITE_OVERLAP=0")
+        else:
+            loss.backward()
+            require_grads(params[2:3], 3 * average())
+    restart()
 
 
 def check_copies_of_a_model_are_free() -> None:

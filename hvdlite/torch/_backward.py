@@ -1,0 +1,81 @@
+"""When a backward() begins and ends, of which autograd tells nothing, and how runs of autograd are nested.
+
+    run 1:  ... -> [checkpoint node: run 2 ... end] -> node -> [checkpoint node: run 3 ... end] -> ... end
+
+A function may call backward() in its own backward: reentrant checkpointing runs one for each segment. All are one
+backward to the user, who sees gradients when the outermost ends. Autograd calls back at the end of the run under way
+only, so from a nested run the call is passed on: by a hook on what follows its node in the run around it.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+APPLY = {
+    vars(torch.autograd.function.BackwardCFunction)[name].__code__
+    for name in ("apply", "apply_boxed") if name in vars(torch.autograd.function.BackwardCFunction)
+}  # fmt: skip
+"""What runs a Python function's backward; its `self` is the node."""
+
+
+def outermost_node() -> Any:
+    """The node of the outermost run inside which this thread is in a nested one; None: the run is not nested."""
+    frame, found = sys._getframe(1), None
+    while frame is not None:
+        if frame.f_code in APPLY:
+            found = frame.f_locals["self"]
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+class Ending:
+    """What autograd holds to call when the backward under way ends; nobody else holds it, so it dies with a backward
+    that fails. Made in a hook of a parameter."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self.end = end
+        self.follow()
+
+    def follow(self) -> None:
+        """Be called at the end of the run under way."""
+        self.node = outermost_node()
+        torch.autograd.Variable._execution_engine.queue_callback(self)
+
+    def __call__(self) -> None:
+        if self.node is None:
+            self.end()
+        else:
+            following = [node for node, _ in self.node.next_functions if node is not None]
+            self.node, self.hooks = None, [node.register_prehook(self.go_on_outside) for node in following]
+
+    def go_on_outside(self, grads: Any) -> None:
+        """The run around the nested one has come to its next node."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = []
+        self.follow()
+
+
+class Backward:
+    """Tells one backward from the next. end: called when one ends that `begin` was called for."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self.end = end
+        self.ending: Callable[[], Ending | None] = lambda: None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the last one that began has neither ended nor failed. False once `end` is called."""
+        return self.ending() is not None
+
+    def begin(self) -> None:
+        self.ending = weakref.ref(Ending(self.finish))
+
+    def finish(self) -> None:
+        self.ending = lambda: None
+        self.end()
