@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TypeVar
 
@@ -203,6 +204,42 @@ MPI_SETTINGS = ("OMPI_MCA_", "UCX_", "MPICH_", "MV2_", "FI_")
 def is_launchers(name: str) -> bool:
     """Whether a launcher set this variable for one process of its job."""
     return name.startswith(NOT_USERS_OWN) or (name.startswith(LAUNCHERS_OWN) and not name.startswith(USERS_OWN))
+
+
+IDENTITY = (
+    "PMIX_NAMESPACE", "PMIX_RANK", "OMPI_MCA_ess_base_", "OMPI_COMM_WORLD_RANK", "PMI_", "HYDI_", "SLURM_", "PALS_",
+    "JSM_", "FLUX_", "ALPS_", "MV2_COMM_",
+)  # fmt: skip
+RANKS_PROCESS = "HVDLITE_RANKS_PROCESS"
+"""Set by `mark_rank` for the processes that a rank starts: its process number, and what its launcher told it."""
+
+
+def mark_rank() -> None:
+    """Let processes that this one starts know that what a launcher says in their environment was meant for this one."""
+    os.environ[RANKS_PROCESS] = f"{os.getpid()} {told()}"
+
+
+def rank_that_was_meant() -> int | None:
+    """The number of the process that was started as a rank and passed its environment on to this one, which is none."""
+    process, _, what = os.environ.get(RANKS_PROCESS, "").partition(" ")
+    if not process or int(process) == os.getpid() or what != told() or has_open_launcher():
+        return None
+    return int(process)
+
+
+def told() -> str:
+    """By what a launcher tells its jobs and ranks apart. (Some of what it sets is changed when MPI is initialized.)"""
+    told = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(IDENTITY))
+    return blake2b("\n".join(told).encode(), digest_size=8).hexdigest()
+
+
+def has_open_launcher() -> bool:
+    """Whether the launcher has left a pipe open to this process: Hydra does, and tells jobs apart by little else."""
+    try:
+        os.fstat(int(os.environ["PMI_FD"]))
+    except (KeyError, ValueError, OSError):
+        return False
+    return True
 
 
 def mpi_settings() -> list[str]:

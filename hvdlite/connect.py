@@ -33,11 +33,14 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
 
     library = MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
     if not MPI.Is_initialized():
+        if process := config.rank_that_was_meant():
+            raise HvdliteError(no_rank(process))
         if started and started.by == config.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
             raise HvdliteError(strangers(started.by, library))
         config.offer_cores()
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         atexit.register(finalize, os.getpid())
+    config.mark_rank()
     from hvdlite.transports.mpi import PIECE, MpiTransport, host_leaders, network_piece, some_of_the_world
 
     base = MPI.COMM_WORLD if whole else comm if isinstance(comm, MPI.Comm) else some_of_the_world(comm)
@@ -65,6 +68,16 @@ def finalize(process: int) -> None:
 
     if os.getpid() == process and not MPI.Is_finalized():
         MPI.Finalize()
+
+
+def no_rank(process: int) -> str:
+    """What to say where a rank's child would join the job in its place."""
+    return (
+        f"process {os.getpid()} was started by a rank of a running job (process {process}), and is no rank itself: "
+        "hvd.init() would wait for ever. If it is a worker (of a DataLoader, or of multiprocessing with spawn), put "
+        'what your script does under `if __name__ == "__main__":`. A job of its own starts with hvdliterun or '
+        "hvdlite.run()"
+    )
 
 
 def strangers(launcher: str, library: str) -> str:

@@ -45,7 +45,8 @@ class Attachment:
         self.sparse: dict[int, Parameter] = {}
         self.densified: set[int] = set()
         self.hooks: dict[int, Any] = {}
-        self.given: dict[int, torch.Tensor | None] = {}
+        self.once = settings.op is not ops.Average  # the average of equal gradients is theirs: it may be taken again
+        self.given: dict[int, torch.Tensor | None] = {}  # results that are not the slots' aliases, by id() of parameter
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.detached = False
         self.passes = self.rounds = self.retries = self.steps = 0
@@ -85,10 +86,10 @@ class Attachment:
     # The plan, made anew when the set of parameters changed
 
     def prepare(self) -> None:
-        """Plan anew if the parameters are not those of the plan, or not where they were. Collective when it plans."""
+        """Plan anew if the parameters are not those of the plan, or not what they were. Collective when it plans."""
         now = self.trainable()
-        moved = any(p.device != device for p, device in self.devices)  # a model moves as a whole
-        if moved or len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
+        changed = any((p.device, p.dtype) != kind for p, kind in self.kinds)  # a model moves as a whole
+        if changed or len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
             self.make_plan(now)
 
     def make_plan(self, now: list[Parameter], order: list[int] | None = None) -> None:
@@ -99,7 +100,7 @@ class Attachment:
         gpu = _cuda.gpu_of(now)
         self.reducer = Reducer(self.lane, layout, how, self.name, overlap, gpu, learn=order is None)
         self.streams = _cuda.Streams(gpu.number) if gpu else None
-        self.parameters, self.devices = now, [(p, p.device) for p in now[:1] + now[-1:]]
+        self.parameters, self.kinds = now, [(p, (p.device, p.dtype)) for p in now[:1] + now[-1:]]
         self.slots = Slots([to_tensor(view) for view in self.reducer.views])
         self.index = {id(p): i for i, p in enumerate(now)}
         self.cast = {i for i, (p, view) in enumerate(zip(now, self.slots.views, strict=True)) if view.dtype != p.dtype}
@@ -160,13 +161,15 @@ class Attachment:
         p, view = self.parameters[index], self.slots.views[index]
         grad = p.grad
         if grad is None:
+            self.slots.preserve((index,))
             view.zero_()
             return Use.UNUSED
-        if self.given:
+        if self.once:
             self.refuse_accumulated(p)
         if grad.layout is not torch.strided:
             return self.take_sparse(p, grad, view)
         if not self.slots.holds(index, grad):
+            self.slots.preserve((index,))
             view.copy_(grad.detach() if grad.requires_grad else grad)  # it does after backward(create_graph=True)
             if index not in self.cast:
                 p.grad = self.slots.alias(index)
@@ -182,18 +185,23 @@ class Attachment:
 
     def refuse_accumulated(self, p: Parameter) -> None:
         """Raise where p.grad is a result that backward has added to, and reducing it again would be wrong."""
-        if self.rounds and p.grad is not None and p.grad is self.given.get(id(p)):
+        if self.rounds and p.grad is not None and (p.grad is self.given.get(id(p)) or self.is_alias(p)):
             raise RuntimeError(
                 f"a second backward() before step() with op={self.settings.op.name} would reduce the first one's "
-                "result again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between, or "
-                "op=Average."
+                "result again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between (with "
+                "set_to_none=True), or op=Average."
             )
+
+    def is_alias(self, p: Parameter) -> bool:
+        index = self.index.get(id(p))
+        return index is not None and p.grad is self.slots.aliases[index]
 
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.expected, self.reducing = {}, False
-        for p in self.sparse.values():
-            self.refuse_accumulated(p)
+        if self.once:
+            for p in self.sparse.values():
+                self.refuse_accumulated(p)
         if self.streams:
             self.streams.join(self.packing.pack)
         self.packing.pack()
@@ -205,10 +213,10 @@ class Attachment:
                 self.give(index, use)
         for p in self.sparse.values():
             reduce_sparse(p, self.settings.op, self.settings.process_set)
-        if self.settings.op is not ops.Average:  # the average of equal gradients is themselves: it may be taken again
-            self.given = {id(p): p.grad for p in (*self.parameters, *self.sparse.values())}
         if self.reducer.order:
             self.make_plan(self.parameters, self.reducer.order)
+        if self.once:
+            self.given = {id(p): p.grad for p in (*self.parameters, *self.sparse.values()) if not self.is_alias(p)}
 
     def give(self, index: int, use: Use) -> None:
         """The reduced gradient becomes p.grad."""

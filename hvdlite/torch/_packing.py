@@ -7,13 +7,16 @@ other. Large ones are copied at once, while the cache still has them; a megabyte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from sys import getrefcount
 
 import torch
 
 from hvdlite.reducer import Use
 
 PACK_BYTES = 1 << 20
+_alone = [torch.empty(0)]
+ALONE = getrefcount(_alone[0])  # of a tensor that only a list has
 
 
 class Slots:
@@ -27,6 +30,14 @@ class Slots:
     def holds(self, index: int, grad: torch.Tensor) -> bool:
         """Whether this gradient lies there."""
         return grad is self.aliases[index] and grad.is_set_to(self.views[index])
+
+    def preserve(self, indices: Iterable[int]) -> None:
+        """The views of gradients that lie elsewhere are about to be written: who has kept one that was handed out
+        (`before = p.grad`) goes on to have its values, in other memory."""
+        for index in indices:
+            if getrefcount(self.aliases[index]) > ALONE:
+                alias = self.aliases[index]
+                alias.set_(alias.clone())  # type: ignore[call-overload]
 
     def alias(self, index: int) -> torch.Tensor:
         """The view, for users."""
@@ -76,6 +87,7 @@ class Packing:
             if len(moving) < len(fresh):
                 grads = [grad for i in moving if (grad := self.parameters[i].grad) is not None]
             if moving:
+                self.slots.preserve(moving)
                 torch._foreach_copy_([views[i] for i in moving], grads)
             for i in moving:
                 self.parameters[i].grad = self.slots.alias(i)

@@ -103,6 +103,37 @@ def check_gradients_made_to_point_elsewhere() -> None:
                 optimizer.step()
 
 
+def check_gradients_that_are_kept() -> None:
+    """A gradient kept in a variable keeps its values when p.grad is another tensor."""
+    for how in ({}, {"op": hvd.Sum}, {"compression": hvd.Compression.fp16}):
+        factor = hvd.size() if how.get("op") is hvd.Sum else 1
+        params = weights()
+        optimizer = attach(params, **how)
+        kept: list[tuple[float, torch.Tensor | None]] = []
+        for step in range(1, 5):
+            optimizer.zero_grad()
+            if step == 4:  # no gradient
+                params[0].sum().mul(step * (hvd.rank() + 1)).backward()
+                require_grads(params[:1], step * average() * factor)
+            else:
+                loss_of(params, step * (hvd.rank() + 1)).backward()
+                require_grads(params, step * average() * factor)
+                kept += [(step * average() * factor, p.grad) for p in params]
+            optimizer.step()
+        for value, grad in kept:
+            assert grad is not None and (grad == value).all(), (value, grad)
+        if hvd.size() > 1 and "compression" not in how:  # where nobody keeps any, none is copied
+            del kept, grad
+            handed_out: list[list[int]] = []
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss_of(params).backward()
+                require_grads(params, average() * factor)
+                handed_out.append([id(alias) for alias in optimizer._hvdlite.slots.aliases])
+                optimizer.step()
+            assert handed_out[1] == handed_out[2]
+
+
 def check_gradients_stay_readable_after_shutdown() -> None:
     params = weights()
     optimizer = attach(params)

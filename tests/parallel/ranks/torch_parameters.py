@@ -85,6 +85,23 @@ def check_added_parameters() -> None:
     require_same_bits([*old, *new])
 
 
+def check_model_cast_after_attaching() -> None:
+    """Its parameters are the same objects with another dtype: planned anew, or an error where only one rank did it."""
+    net = torch.nn.Linear(3, 2)
+    optimizer = attach(list(net.parameters()))
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        optimizer.zero_grad()
+        net.to(dtype)
+        loss_of(list(net.parameters())).backward()
+        assert all(p.grad.dtype == dtype for p in net.parameters())
+        require_grads(list(net.parameters()), average())
+        optimizer.step()
+    if hvd.size() > 1:
+        optimizer.zero_grad()
+        net.to(torch.float32 if last() else torch.bfloat16)
+        require_mismatch(lambda: loss_of(list(net.parameters())).backward(), f"rank {hvd.size() - 1} has plan")
+
+
 def check_frozen_and_unfrozen() -> None:
     """Frozen parameters are left out; from the moment they are unfrozen they take part; refrozen they do not."""
     params = weights((3,), (4,), (2,))
