@@ -13,7 +13,7 @@ from typing import Any
 
 from hvdlite import runtime
 from hvdlite.algorithms import movement
-from hvdlite.arrays import Array, dtype_name
+from hvdlite.arrays import Array, dtype_name, is_host
 from hvdlite.engine import Lane
 from hvdlite.ops.common import root_of, submit
 from hvdlite.process_sets import ProcessSet
@@ -70,22 +70,28 @@ def is_one_of(variable: Any, chosen: Iterable[Any]) -> bool:
 def broadcast_arrays(
     arrays: Sequence[Array], names: Sequence[str], root_rank: int, process_set: ProcessSet | None = None
 ) -> None:
-    """Overwrite contiguous arrays with root_rank's, in place, as one operation. Waits for all ranks.
+    """Overwrite contiguous arrays with root_rank's, in place, as one operation (those on a GPU as a second). Waits for
+    all ranks.
 
     names: of the variables, for messages. Raises MismatchError with a diff, on every rank, where the ranks' lists
     differ; ValueError for a root_rank that there is not.
     """
     group = runtime.group_of(process_set)
     root = root_of(group, "broadcast", root_rank)
-    if not arrays:
-        return
     lines = tuple(
-        f"{name}: {dtype_name(array.dtype)}{list(array.shape)}" for name, array in zip(names, arrays, strict=True)
+        f"{name}: {dtype_name(array.dtype)}{list(array.shape)} on {'host' if is_host(array) else 'cuda'}"
+        for name, array in zip(names, arrays, strict=True)
     )
-
-    def work(lane: Lane) -> None:
-        for array in arrays:
-            movement.broadcast(lane.transport, array.reshape(-1), root)
-
+    facts = (("parameters", lines), ("root rank", root_rank))
     name = f"variables.{group.serial('broadcast_variables')}"
-    submit(group, "broadcast", name, (("parameters", lines), ("root rank", root_rank)), work, arrays[0], wait=True)
+
+    def broadcast(name: str, arrays: Sequence[Array]) -> None:
+        def work(lane: Lane) -> None:
+            for array in arrays:
+                movement.broadcast(lane.transport, array.reshape(-1), root)
+
+        submit(group, "broadcast", name, facts, work, arrays[0] if arrays else None, wait=True)
+
+    broadcast(name, [array for array in arrays if is_host(array)])
+    if there := [array for array in arrays if not is_host(array)]:  # on every rank, then
+        broadcast(f"{name} on GPUs", there)

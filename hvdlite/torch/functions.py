@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from hvdlite import objects, ops, runtime
+from hvdlite import objects, runtime
 from hvdlite.torch._cuda import on_cpu
 from hvdlite.torch._tensors import to_array
+from hvdlite.variables import broadcast_arrays
 
 
 def broadcast_parameters(
@@ -17,13 +18,12 @@ def broadcast_parameters(
 ) -> None:
     """Overwrite tensors with root_rank's, in place. params: `model.state_dict()`, `model.named_parameters()`, a list
     of tensors or of (name, tensor) pairs; values that are no tensors are left alone. Waits for all ranks. Raises
-    ValueError for anything else.
+    MismatchError with a diff, on every rank, where names, shapes or dtypes differ; ValueError for anything else.
     """
     tensors = [(name, value) for name, value in named_values(params) if isinstance(value, torch.Tensor)]
-    copies = [(name, tensor, tensor.detach().contiguous()) for name, tensor in tensors]
-    handles = [ops.broadcast_(to_array(copy), root_rank, f"parameter {name}", wait=False) for name, _, copy in copies]
-    for (_, tensor, copy), handle in zip(copies, handles, strict=True):
-        handle.wait()
+    copies = [tensor.detach().contiguous() for _, tensor in tensors]
+    broadcast_arrays([to_array(copy) for copy in copies], [name for name, _ in tensors], root_rank)
+    for (_, tensor), copy in zip(tensors, copies, strict=True):
         if copy.data_ptr() != tensor.data_ptr():
             with torch.no_grad():
                 tensor.copy_(copy)

@@ -8,7 +8,7 @@ import torch
 
 import hvdlite
 import hvdlite.torch as hvd
-from tests.parallel.common import digest, last, require_error, require_same_bits
+from tests.parallel.common import digest, last, require_error, require_mismatch, require_same_bits
 from tests.parallel.ranks.torch_gradients import loss_of
 
 
@@ -48,10 +48,13 @@ def check_broadcast_parameters_ignores_what_is_no_tensor() -> None:
 
 
 def check_models_that_differ() -> None:
+    """Another shape, another name, one more: the difference, on every rank, at once."""
     if hvd.size() > 1:
-        require_error(hvdlite.MismatchError, lambda: hvd.broadcast_parameters({"w": torch.ones(2 + last())}, 0),
-                      "'parameter w'", "shape differs")  # fmt: skip
-        assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
+        for odd in ({"w": torch.ones(3)}, {"v": torch.ones(2)}, {"w": torch.ones(2), "x": torch.ones(1)}):
+            held = odd if last() else {"w": torch.ones(2)}
+            name, value = list(odd.items())[-1]
+            require_mismatch(lambda: hvd.broadcast_parameters(held, 0), "parameters differs",  # noqa: B023
+                             f"+++ rank {hvd.size() - 1}", f"+{name}: float32{list(value.shape)} on ")  # fmt: skip
 
 
 def trained(rank: int, steps: int) -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
