@@ -35,7 +35,10 @@ Average, Sum, Adasum, Min, Max, Product = Op
 
 
 def resolve_op(op: Op | int | None, average: bool | None) -> Op:
-    """Horovod's two ways to say it: `op`, or the deprecated `average`; Average when neither is given."""
+    """Horovod's two ways to say it: `op`, or the deprecated `average`; Average when neither is given. Raises TypeError
+    for a name in average's place, ValueError for both."""
+    if isinstance(average, str):
+        raise TypeError(f"average={average!r} is no yes or no; a tensor's name is given as name={average!r}")
     if op is not None and average is not None:
         raise ValueError("give either op or average (deprecated), not both")
     if average is not None:

@@ -49,9 +49,15 @@ def DistributedOptimizer(
     gradients travel dense.
     process_set: the ranks that reduce together; on others nothing is attached but the methods. Its members attach.
 
-    Raises ValueError for arguments that cannot be right, RuntimeError where the optimizer is attached already.
+    Raises ValueError or TypeError for arguments that cannot be right, RuntimeError where the optimizer is attached
+    already.
     """
     op = Op(op)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"DistributedOptimizer takes a torch optimizer first, not a {type(optimizer).__name__}: "
+            "DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
+        )
     attached: Attachment | DeltaAttachment | None = optimizer.__dict__.get("_hvdlite")
     if attached is not None and attached.alive and attached.group is not None:
         raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
@@ -96,7 +102,7 @@ def names_of(
     """Parameter names by id(). Raises ValueError for what are no pairs, repeated names, or parameters left out."""
     if named is None:
         return {}
-    pairs = list(named)
+    pairs = list(named) if isinstance(named, Iterable) else [None]
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         raise ValueError("named_parameters must be (name, parameter) pairs: pass model.named_parameters()")
     names = [name for name, _ in pairs]

@@ -39,20 +39,26 @@ class Tunable:
 
 
 def _count(text: str) -> str:
-    if int(text) < 0:
-        raise ValueError("must be 0 or more")
+    if not text.isdecimal():
+        raise ValueError("must be a whole number, 0 or more")
     return text
 
 
 def _positive(text: str) -> str:
-    if float(text) < 0:
-        raise ValueError("must be 0 or more")
-    return text
+    return _between(text, 0, float("inf"), "must be a number, 0 or more")
 
 
 def _fraction(text: str) -> str:
-    if not 0 <= float(text) <= 1:
-        raise ValueError("must be between 0 and 1")
+    return _between(text, 0, 1, "must be a number between 0 and 1")
+
+
+def _between(text: str, least: float, most: float, rule: str) -> str:
+    try:
+        fine = least <= float(text) <= most
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ValueError(rule)
     return text
 
 

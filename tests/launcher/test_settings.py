@@ -83,7 +83,7 @@ def test_a_yaml_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, s
 def test_a_wrong_value_in_yaml_is_named(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("params: {fusion_threshold_mb: -1}")
-    with pytest.raises(UsageError, match=r"params.fusion_threshold_mb -1: must be 0 or more"):
+    with pytest.raises(UsageError, match=r"params.fusion_threshold_mb -1: must be a whole number, 0 or more"):
         environment("--config-file", str(file))
 
 
@@ -105,8 +105,10 @@ def test_interfaces_add_up() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--cycle-time-ms", "-1"], "--cycle-time-ms -1: must be 0 or more"),
-        (["--autotune-gaussian-process-noise", "2"], "must be between 0 and 1"),
+        (["--cycle-time-ms", "-1"], "--cycle-time-ms -1: must be a number, 0 or more"),
+        (["--cycle-time-ms", "x"], "--cycle-time-ms x: must be a number, 0 or more"),
+        (["--fusion-threshold-mb", "0.5"], "--fusion-threshold-mb 0.5: must be a whole number, 0 or more"),
+        (["--autotune-gaussian-process-noise", "2"], "must be a number between 0 and 1"),
         (["--log-level", "LOUD"], "must be one of TRACE"),
         (["--fusion-threshold-mb", "big"], "--fusion-threshold-mb big"),
         (["--gloo"], "--gloo: hvdlite communicates over MPI only"),

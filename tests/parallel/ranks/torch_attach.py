@@ -161,6 +161,14 @@ def check_named_parameters() -> None:
     hvd.DistributedOptimizer(make(), named_parameters=[*named, ("extra", torch.nn.Parameter(torch.ones(1)))])
 
 
+def check_what_is_no_optimizer() -> None:
+    """Arguments in another order."""
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    require_error(TypeError, lambda: hvd.DistributedOptimizer(net, optimizer), "optimizer first, not a Linear")
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(optimizer, net), "model.named_parameters()")
+
+
 def check_before_init() -> None:
     import hvdlite
 

@@ -149,6 +149,7 @@ def check_refusals() -> None:
     if hvd.rank() == 0:
         require_error(ValueError, lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)), "complex64")
         require_error(ValueError, lambda: hvd.broadcast(torch.ones(2), hvd.size()), "root_rank")
+        require_error(TypeError, lambda: hvd.allreduce(torch.ones(2), "loss"), "name='loss'")
     hvd.barrier()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
 
