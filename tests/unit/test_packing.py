@@ -110,3 +110,18 @@ def test_what_is_not_ordinary_is_taken_one_by_one(how: str, calls: list[int]) ->
     computed.packing.pack()
     assert taken == [2, 1, 0] and calls == []
     assert computed.ready == ([2, 0] if how == "sparse" else [2, 1, 0])
+
+
+@pytest.mark.parametrize("change", [
+    lambda alias: setattr(alias, "data", torch.ones(3, 3)),
+    lambda alias: setattr(alias, "data", alias.data.t()),
+    lambda alias: alias.set_(torch.ones(3, 3)),
+])  # fmt: skip
+def test_an_alias_that_points_elsewhere_is_replaced(change: Callable[[Any], None]) -> None:
+    slots = Slots([torch.arange(9.0).reshape(3, 3)])
+    first = slots.alias(0)
+    assert slots.alias(0) is first and slots.holds(0, first)
+    change(first)
+    assert not slots.holds(0, first)
+    second = slots.alias(0)
+    assert second is not first and torch.equal(second, slots.views[0]) and slots.holds(0, second)
