@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import hvdlite as hvd
 from hvdlite import memory, ops, runtime
-from hvdlite.algorithms import allreduce, prepared
+from hvdlite.algorithms import prepared
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.bench.network import Link, least_bytes
 from hvdlite.engine import Lane
@@ -104,16 +104,13 @@ def in_arena(lane: Lane, most_bytes: int) -> Callable[[int], Trial]:
 
 
 def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
-    """One algorithm on an ordinary array."""
+    """One algorithm on an ordinary array, which is decided once, as for a bucket of gradients."""
     place = replace(lane.place, forced=algorithm)
 
     def prepare(count: int) -> Trial:
         array = buffer[:count]
-
-        def work(lane: Lane) -> None:
-            allreduce(lane.transport, lane.workspace, place, array, Reduction("sum"))
-
-        return Trial(array, lambda: lane.run(Request(Signature("bench", algorithm), work)))
+        run = prepared(lane.transport, lane.workspace, place, array, Reduction("sum"))
+        return Trial(array, lambda: lane.run(Request(Signature("bench", algorithm), lambda lane: run())))
 
     return prepare
 
