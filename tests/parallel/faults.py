@@ -6,6 +6,7 @@ Each rank first tells its process' shared-memory files; the failing one then tel
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -32,7 +33,9 @@ def main(how: str, who: int) -> None:
         train(chosen)
     if how.startswith("large-"):
         large(getattr(signal, how.removeprefix("large-")), chosen)
-    if chosen:
+    if how == "no-memory":
+        gather(chosen)
+    elif chosen:
         print("fault", time.time(), flush=True)
         FAULTS[how]()
     if how == "sleep-2" and not chosen:
@@ -85,6 +88,20 @@ def large(number: int, chosen: bool) -> None:
     array = np.ones(LARGE, np.float32)
     while True:
         ops.allreduce_(array, name="large")
+
+
+def gather(chosen: bool) -> None:
+    """Gather a gigabyte, for which the chosen rank has no room; it takes the error, and goes on."""
+    mine = np.ones((1 << 30) // hvd.size(), np.uint8)
+    if chosen:
+        with open("/proc/self/statm") as sizes:
+            has = int(sizes.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (has + (1 << 28), -1))
+        print("fault", time.time(), flush=True)
+    try:
+        hvd.allgather(mine, name="rows")
+    except MemoryError:
+        print("caught MemoryError", flush=True)
 
 
 def catch_the_stall() -> None:

@@ -127,6 +127,15 @@ def test_a_collective_that_one_rank_skips(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_a_rank_without_memory_for_a_result(size: int) -> None:
+    """The others are in the middle of a gather, so whatever it calls next would be taken for part of that."""
+    job = ended(size, "no-memory", 1, code=1, seconds=5)
+    assert job.time_of("caught MemoryError") >= job.fault
+    assert job.time_of("hvdlite: rank 1 failed: HvdliteError") >= job.fault
+    assert job.time_of("allgather 'rows', failed in the middle on this rank (", "MemoryError") >= job.fault
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("who", [0, -1])
 def test_a_rank_stopped_inside_a_large_allreduce(size: int, who: int) -> None:
     """Nobody can be called back from inside MPI, but the job ends."""
