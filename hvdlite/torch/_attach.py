@@ -239,6 +239,7 @@ class Attachment:
         if not self.skipping and closure is None:
             self.synchronize()
         self.steps, self.rounds = self.steps + 1, 0
+        self.backward.forget()
 
     def synchronize(self) -> None:
         """Complete the round under way, if gradients are still unreduced. Waits for all ranks."""

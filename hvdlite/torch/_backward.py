@@ -64,9 +64,11 @@ class Ending:
 class Backward:
     """Tells one backward from the next. end: called when one ends that `begin` was called for."""
 
+    ending: Callable[[], Ending | None]
+
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end
-        self.ending: Callable[[], Ending | None] = lambda: None
+        self.forget()
 
     @property
     def under_way(self) -> bool:
@@ -76,6 +78,10 @@ class Backward:
     def begin(self) -> None:
         self.ending = weakref.ref(Ending(self.finish))
 
-    def finish(self) -> None:
+    def forget(self) -> None:
+        """What comes next is of another one."""
         self.ending = lambda: None
+
+    def finish(self) -> None:
+        self.forget()
         self.end()

@@ -411,6 +411,33 @@ def check_reentrant_checkpoint() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found[True], found[False], strict=True)), how
 
 
+def check_training_inside_a_backward() -> None:
+    """A function whose backward trains another model: each of its steps sees averages."""
+    params = weights()
+    optimizer = attach(params)
+
+    class Train(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            for _ in range(3):
+                optimizer.zero_grad()
+                with torch.enable_grad():
+                    loss_of(params).backward()
+                optimizer.step()
+            return grads[0]
+
+    for times in range(1, 3):
+        Train.apply(torch.ones(2, requires_grad=True)).sum().backward()
+        assert all((p == -3 * times * average()).all() for p in params)
+    optimizer.zero_grad()
+    loss_of(params).backward()
+    require_grads(params, average())
+
+
 def check_segments_that_differ() -> None:
     """How many backwards run inside a backward is a rank's own affair."""
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]
