@@ -42,6 +42,8 @@ class Terms:
         """Raises ValueError for what cannot be right, NotImplementedError for Adasum."""
         if self.op is Adasum:
             raise NotImplementedError("op=Adasum is not supported yet; use op=Average")
+        if not self.predivide > 0:
+            raise ValueError(f"gradient_predivide_factor must be above 0, not {self.predivide}")
         if self.predivide != 1.0 and self.op is not Average:
             raise ValueError("gradient_predivide_factor is for op=Average only")
 

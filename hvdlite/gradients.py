@@ -41,6 +41,10 @@ class Border(Protocol):
         """A sparse gradient as an ordinary tensor."""
         ...
 
+    def divided(self, gradient: Any, divisor: int) -> Any:
+        """The gradient, dense or sparse, divided."""
+        ...
+
     def gpu_of(self, variables: Sequence[Any]) -> Gpu | None:
         """Where these variables' gradients are to be reduced; None for the host."""
         ...
@@ -144,7 +148,7 @@ class Gradients:
                     for g, (_, context) in zip(reduced, packed, strict=True)]  # fmt: skip
 
         compression, divisor = self.settings.compression, self.settings.size if self.settings.scale_local else 1
-        return around_local(reduce_common, grads, variables, local, divisor)
+        return around_local(reduce_common, grads, variables, local, divisor, self.border)
 
     def is_dense(self, gradient: Any) -> bool:
         return self.border.use_of(gradient) is Use.DENSE
@@ -187,18 +191,23 @@ class Gradients:
 
 def around_local(
     reduce: Callable[[list[Any], list[Any]], list[Any]], grads: Sequence[Any], variables: Sequence[Any],
-    local: Sequence[Any], divisor: int,
+    local: Sequence[Any], divisor: int, border: Border,
 ) -> list[Any]:
     """reduce(gradients, variables), but for local variables, whose gradients are only divided."""
     results = list(grads)
     common = [i for i, variable in enumerate(variables) if not is_one_of(variable, local)]
     for i in set(range(len(results))) - set(common):
         if results[i] is not None and divisor != 1:
-            results[i] = results[i] / divisor
+            results[i] = border.divided(results[i], divisor)
     reduced = reduce([grads[i] for i in common], [variables[i] for i in common])
     for i, grad in zip(common, reduced, strict=True):
         results[i] = grad
     return results
+
+
+def divided(gradient: Any, divisor: int) -> Any:
+    """A `Border`'s, where tensors can be divided."""
+    return gradient / divisor
 
 
 def dense(sparse_as_dense: bool, border: Border, gradient: Any, variable: Any) -> Any:
@@ -217,11 +226,22 @@ def settings_of(
     """Horovod's arguments, checked. Raises ValueError for what cannot be right."""
     terms = Terms(Op(op), predivide)
     terms.check()
+    if not all(hasattr(compression, method) for method in ("compress", "decompress")):
+        raise ValueError(f"compression must be one of hvd.Compression (hvd.Compression.fp16, ...), not {compression!r}")
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"process_set must be an hvd.ProcessSet, not {process_set!r}")
     runtime.current().groups.find(process_set)  # raises where it is not registered
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
     names = group_names(num_groups or None if groups is None else groups)
     return Settings(terms, compression, sparse_as_dense, names, scale_local, process_set)
+
+
+def check_name(name: Any) -> None:
+    """Raises TypeError for what Horovod's scripts give in the wrong place."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name={name!r} is no text: the second argument is a name; give others with their own, such as "
+                        "compression=")
 
 
 _shared: WeakKeyDictionary[runtime.Runtime, dict[Hashable, Gradients]] = WeakKeyDictionary()

@@ -67,6 +67,14 @@ def is_one_of(variable: Any, chosen: Iterable[Any]) -> bool:
     return any(each is variable or getattr(each, "_value", each) is inside for each in chosen)
 
 
+def add_to(chosen: list[Any], found: Any) -> None:
+    """Put a variable, or those of a layer, a list or a dict, among the chosen. Raises ValueError for what has none."""
+    try:
+        chosen += variables_of(found)
+    except TypeError as error:
+        raise ValueError(f"a variable or several are needed: {error}") from None
+
+
 def broadcast_arrays(
     arrays: Sequence[Array], names: Sequence[str], root_rank: int, process_set: ProcessSet | None = None
 ) -> None:

@@ -22,6 +22,7 @@ from hvdlite import runtime
 from hvdlite.exchange import Accumulator
 from hvdlite.gradients import Gradients, Settings, dense
 from hvdlite.keras._backends import border
+from hvdlite.variables import add_to
 
 Optimizer = Any
 Apply = Callable[[list[Any], Sequence[Any] | None], Any]
@@ -63,8 +64,8 @@ class Attachment:
         return self.alive and (not self.alone or self.sums.passes > 1)
 
     def register_local(self, variable: Any) -> None:
-        """Keep this variable's gradient out of the reduction."""
-        self.local.append(variable)
+        """Keep this variable's gradient, or those of several, out of the reduction. Raises ValueError for others."""
+        add_to(self.local, variable)
 
     # What the optimizer's methods become
 
@@ -131,7 +132,10 @@ class Attachment:
         def skip() -> None:
             innermost(optimizer)._iterations.assign_add(1)
 
-        keras.ops.cond(last, step, skip)
+        if isinstance(last, bool):
+            (step if last else skip)()
+        else:
+            keras.ops.cond(last, step, skip)
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:

@@ -17,8 +17,10 @@ from jax.experimental import io_callback
 
 from hvdlite.compression import NoneCompressor, caster
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
+from hvdlite.gradients import divided
 from hvdlite.reducer import Use
 
+__all__ = ["divided"]
 compiles_with_xla = False  # it does, but XLA for JAX calls back to the host
 
 

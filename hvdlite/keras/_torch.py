@@ -9,13 +9,14 @@ from typing import Any
 
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
 from hvdlite.gpu import Gpu
+from hvdlite.gradients import divided
 from hvdlite.reducer import Use
 from hvdlite.torch import _cuda, _tensors
 from hvdlite.torch._tensors import dtype_name as dtype_of
 from hvdlite.torch._tensors import to_array, to_tensor
 from hvdlite.torch.compression import Compression
 
-__all__ = ["Compression", "dtype_of"]
+__all__ = ["Compression", "divided", "dtype_of"]
 compiles_with_xla = False
 
 

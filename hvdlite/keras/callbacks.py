@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Any
 
 import keras
@@ -10,12 +12,13 @@ import numpy as np
 from hvdlite import runtime
 from hvdlite.errors import HvdliteError
 from hvdlite.exchange import Exchange
-from hvdlite.keras._attach import attachment_of
+from hvdlite.keras._attach import Attachment, attachment_of
 from hvdlite.keras._backends import border
 from hvdlite.keras.functions import broadcast_variables
 from hvdlite.keras.schedules import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvdlite.objects import allgather_object
-from hvdlite.variables import is_one_of, is_variable
+from hvdlite.process_sets import global_process_set
+from hvdlite.variables import add_to, common_name, is_one_of
 
 __all__ = [
     "BestModelCheckpoint",
@@ -27,67 +30,104 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """When training begins, gives every rank root_rank's weights and optimizer state; after the first batch where the
-    model has no weights before it.
+    """In each fit(), gives every rank root_rank's weights when training begins, and weights and optimizer state after
+    the first batch, when all of them are there, and other callbacks have restored what they restore.
 
-    Also makes sure that ranks do train together: where Keras would compile the step with XLA, which cannot exchange
-    gradients, it is compiled without; and where the first step has reduced no gradients over the ranks, it raises
-    RuntimeError.
+    Also makes sure that ranks do train together. Where Keras would compile the step with XLA, which cannot exchange
+    gradients, it is compiled without; a step compiled before the optimizer was attached is compiled anew. Raises on
+    every rank HvdliteError where the ranks' numbers of epochs or steps differ, so that some would wait for ever;
+    RuntimeError where a step has changed the weights without reducing gradients over the ranks; and HvdliteError where
+    at the end of an epoch trainable weights that a distributed optimizer trains differ between ranks.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         """local_variables: a variable or several that keep this rank's values. device: for Horovod's sake."""
         super().__init__()
-        self.root_rank, self.done, self.batches = root_rank, False, 0
+        self.root_rank = root_rank
+        self.started = self.reduces = False  # the first batch has been broadcast; a step has reduced gradients
         self.local: list[Any] = []
-        several = [local_variables] if is_variable(local_variables) else local_variables
-        for variable in several or ():
-            self.register_local_var(variable)
+        if local_variables is not None:
+            self.register_local_var(local_variables)
 
     def register_local_var(self, var: Any) -> None:
-        """Keep this variable's own value on each rank. Raises ValueError for what is no variable."""
-        if not is_variable(var):
-            raise ValueError(f"local_variables takes variables, not {type(var).__name__}")
-        self.local.append(var)
+        """Keep this rank's own value of a variable, or of several. Raises ValueError for what is none."""
+        add_to(self.local, var)
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        if runtime.size() > 1 and border().compiles_with_xla and getattr(model, "jit_compile", False):
+        if runtime.size() == 1:
+            return
+        if border().compiles_with_xla and getattr(model, "jit_compile", False):
             model.jit_compile = False
             model.train_function = None  # it may have been made before
             if runtime.rank() == 0:
                 print("hvdlite: the training step is compiled without XLA, in which ranks cannot communicate")
+        attachment = self.attachment
+        if model.__dict__.get("_hvdlite_step") is not attachment:
+            model.train_function = None
+            model.__dict__["_hvdlite_step"] = attachment  # past __setattr__, with which Keras keeps account of parts
+
+    @property
+    def attachment(self) -> Attachment | None:
+        return None if self.model.optimizer is None else attachment_of(self.model.optimizer)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.reductions, self.batches = Exchange.reductions, 0
-        if not self.done and self.model.built:
-            optimizer = self.model.optimizer
-            if optimizer is not None and not optimizer.built:
-                optimizer.build(self.model.trainable_variables)
-            self.broadcast()
+        self.reductions, self.started, self.reduces = Exchange.reductions, False, runtime.size() == 1
+        plans = allgather_object((self.params.get("epochs"), self.params.get("steps"), self.model.built))
+        for what, numbers in zip(("epochs", "steps in an epoch"), zip(*plans, strict=True), strict=False):
+            if None not in numbers and len(set(numbers)) > 1:
+                raise HvdliteError(
+                    f"fit() has other numbers of {what} on other ranks (by rank: {', '.join(map(str, numbers))}), and "
+                    "some would wait for ever. Drop the remainder of the data, or give steps_per_epoch= and epochs="
+                )
+        if all(built for *_, built in plans):
+            broadcast_variables(self.common(self.model.weights), self.root_rank)
+        self.before = self.digests() if self.model.built else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.batches += 1
-        self.require_reduction()
-        if not self.done:
-            self.broadcast()
+        if not self.reduces:
+            self.look_for_reductions()
+        if not self.started:
+            state = [] if self.model.optimizer is None else self.model.optimizer.variables
+            broadcast_variables(self.common([*self.model.weights, *state]), self.root_rank)
+            self.started = True
 
-    def broadcast(self) -> None:
-        model, self.done = self.model, True
-        state = [] if model.optimizer is None else model.optimizer.variables
-        common = [variable for variable in (*model.weights, *state) if not is_one_of(variable, self.local)]
-        broadcast_variables(common, self.root_rank)
-
-    def require_reduction(self) -> None:
-        """Raise RuntimeError where the steps so far should have reduced gradients and have not."""
-        attachment = attachment_of(self.model.optimizer) if self.model.optimizer is not None else None
-        if runtime.size() == 1 or self.batches != (attachment.sums.passes if attachment else 1):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        attachment = self.attachment
+        if attachment is None or attachment.alone or attachment.settings.process_set is not global_process_set:
             return
+        everyone = allgather_object(self.digests(attachment.local))
+        for name in everyone[0]:
+            if len({theirs.get(name) for theirs in everyone}) > 1:
+                raise HvdliteError(
+                    f"after epoch {epoch + 1} the ranks' weights differ, of {name} first: something changed them, or "
+                    "the learning rate, on some ranks only (a callback before MetricAverageCallback, an optimizer that "
+                    "is not distributed). Variables that are meant to differ are given as local_variables="
+                )
+
+    def common(self, variables: Iterable[Any], local: Iterable[Any] = ()) -> list[Any]:
+        """Those that are the same on all ranks."""
+        return [variable for variable in variables if not is_one_of(variable, (*self.local, *local))]
+
+    def digests(self, local: Iterable[Any] = ()) -> dict[str, str]:
+        """Of the trainable weights' bits, by number and name."""
+        found = {}
+        for number, variable in enumerate(self.common(self.model.trainable_variables, local)):
+            bits = np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).view(np.uint8)
+            found[f"{common_name(variable)} (variable {number})"] = blake2b(bits.data, digest_size=8).hexdigest()
+        return found
+
+    def look_for_reductions(self) -> None:
+        """Raise RuntimeError where the steps so far have changed weights, and have reduced no gradients."""
         border().wait()
-        if Exchange.reductions == self.reductions:
+        if Exchange.reductions != self.reductions:
+            self.reduces = True
+        elif self.before is None:
+            self.before = self.digests()
+        elif self.before != self.digests():
             raise RuntimeError(
-                "the first training step has not reduced any gradients over the ranks: each rank trains alone. Compile "
-                "the model with optimizer=hvd.DistributedOptimizer(optimizer), or use hvd.DistributedGradientTape."
+                "a training step has not reduced any gradients over the ranks: each rank trains alone. Compile the "
+                "model with optimizer=hvd.DistributedOptimizer(optimizer), or use hvd.DistributedGradientTape."
             )
 
 
@@ -114,7 +154,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if logs is None or runtime.size() == 1:
             return
         trained, tested = self.seen or self.samples(), self.samples()
-        mine = {name: (float(logs[name]), tested if name.startswith("val_") else trained) for name in sorted(logs)}
+        mine = {name: (np.asarray(logs[name]), tested if name.startswith("val_") else trained) for name in sorted(logs)}
         said = allgather_object(mine)
         for rank, theirs in enumerate(said):
             if theirs.keys() != said[0].keys():
@@ -124,7 +164,8 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 )
         for name in mine:
             values, weights = zip(*(theirs[name] for theirs in said), strict=True)
-            logs[name] = float(np.average(values, weights=weights if self.weighted else None))
+            mean = np.average(np.stack(values), axis=0, weights=weights if self.weighted else None)
+            logs[name] = mean if mean.ndim else float(mean)
 
     def samples(self) -> float:
         """How many samples the model's loss has been averaged over since it was last reset."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import keras
 
 from hvdlite.exchange import Accumulator
-from hvdlite.gradients import settings_of
+from hvdlite.gradients import check_name, settings_of
 from hvdlite.keras._attach import attach
 from hvdlite.keras._backends import border
 from hvdlite.ops import Average, Op, Sum
@@ -33,7 +33,10 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> OptimizerT:
-    """Make every apply() use the gradients of all ranks. Returns the same optimizer object, before or after compile().
+    """Make every apply() use the gradients of all ranks. Returns the same optimizer object.
+
+    Attach before or after compile(), but before the first fit(): a step that Keras has compiled stays as it is, until
+    compile() is called again or a fit() has hvd.callbacks.BroadcastGlobalVariablesCallback.
 
     Whatever applies gradients (fit, train_on_batch, a custom train_step, a GradientTape loop) then applies the ranks'
     average; clipping, weight decay, EMA and loss scaling see averaged gradients. The optimizer gains
@@ -48,9 +51,13 @@ def DistributedOptimizer(
     the others only count iterations. groups: a number, or lists of variables that are to travel together;
     num_groups: deprecated name for the number. name, device_dense, device_sparse: accepted for Horovod's sake.
 
-    Raises ValueError for arguments that cannot be right, RuntimeError where the optimizer is attached already.
+    Raises ValueError or TypeError for arguments that cannot be right, RuntimeError where the optimizer is attached
+    already.
     """
     op = Op(op)
+    check_name(name)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(f"DistributedOptimizer takes a Keras optimizer, not {optimizer!r}")
     if op not in (Average, Sum):
         raise ValueError("op must be hvd.Average or hvd.Sum")
     if backward_passes_per_step < 1:

@@ -15,8 +15,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     """Learning rate = initial_lr * multiplier(epoch), for start_epoch <= epoch < end_epoch.
 
     multiplier: a function of the epoch, or a number m for m ** (epoch - start_epoch). staircase: once per epoch, with
-    whole epochs; else at every batch, with fractions of them. momentum_correction: when the rate changes, SGD's
-    momentum is scaled alike (Goyal et al., remark 2): what has been gathered counts at the new rate.
+    whole epochs; else at every batch, with fractions of them. momentum_correction: when the rate changes, the
+    momentum of SGD and RMSprop is scaled alike (Goyal et al., remark 2): what has been gathered counts at the new rate.
     steps_per_epoch: found out by itself where Keras knows it. Raises ValueError without initial_lr.
     """
 
@@ -69,7 +69,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         if self.momentum_correction and before and getattr(optimizer, "momentum", 0) and now != before:
             # Keras' momentum buffers hold the rate: scaling them once is what a scaled coefficient does in one step,
             # and reaches steps that have been compiled with the coefficient in them.
-            for buffer in getattr(optimizer, "momentums", []):
+            for buffer in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []):
                 if buffer is not None:
                     buffer.assign(keras.ops.multiply(buffer, now / before))
 

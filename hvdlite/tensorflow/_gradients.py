@@ -56,6 +56,12 @@ def densified(gradient: Gradient) -> Gradient:
     return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
+def divided(gradient: Gradient, divisor: int) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
+    return gradient / divisor
+
+
 def gpu_of(variables: Sequence[Any]) -> Gpu | None:
     """The GPU that all of them lie on; None where some lie elsewhere, without CuPy, and in sessions."""
     return _gpu.gpu_of([str(getattr(variable, "_value", variable).device) for variable in variables])
@@ -86,7 +92,7 @@ def reduce(exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = Fal
 
     borrow: the results are gone when the next round begins; only for use within `using()`.
     """
-    dense = [gradients[i] if use is not Use.SPARSE else None for i, use in enumerate(exchange.uses)]
+    dense = [densified(gradients[i]) if use is not Use.SPARSE else None for i, use in enumerate(exchange.uses)]
     after: Sequence[Any] = ()
     if tf.executing_eagerly():
         with tensorflow_errors():

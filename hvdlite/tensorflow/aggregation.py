@@ -16,6 +16,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import _gradients
 from hvdlite.tensorflow._common import size_of
 from hvdlite.tensorflow._graph import untouched
+from hvdlite.variables import add_to
 
 Gradients = list[Any]
 
@@ -48,14 +49,14 @@ class LocalGradientAggregationHelper:
         """Whether a step follows the gradients that were computed last; a tensor in a graph."""
 
     def register_local_var(self, var: Any) -> None:
-        """Keep this variable's gradient out of the reduction."""
-        self.local.append(var)
+        """Keep this variable's gradient, or those of several, out of the reduction. Raises ValueError for others."""
+        add_to(self.local, var)
 
     def reduced(self, grads: Gradients, variables: list[Any]) -> Gradients:
         if not self.local:
             return self.allreduce(grads, variables)
         divisor = size_of(self.process_set) if self.scale_local else 1
-        return around_local(self.allreduce, grads, variables, self.local, divisor)
+        return around_local(self.allreduce, grads, variables, self.local, divisor, _gradients.BORDER)
 
     @untouched
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> Gradients:

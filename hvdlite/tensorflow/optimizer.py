@@ -6,18 +6,20 @@ and apply, get reduced gradients; slots, savers and isinstance go on working.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from hvdlite import frameworks, runtime
-from hvdlite.gradients import Gradients, Settings, settings_of
+from hvdlite.gradients import Gradients, Settings, check_name, settings_of
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import _gradients
 from hvdlite.tensorflow._graph import untouched
 from hvdlite.tensorflow.aggregation import LocalGradientAggregationHelper
 from hvdlite.tensorflow.compression import Compression
+from hvdlite.variables import add_to
 
 OptimizerT = TypeVar("OptimizerT")
 
@@ -45,6 +47,7 @@ def DistributedOptimizer(
     `tf.compat.v1.train.Optimizer`: its compute_gradients, and so its minimize, then returns reduced gradients.
     use_locking: accepted for Horovod's sake. Collective.
     """
+    check_name(name)
     if frameworks.family(optimizer) == "keras":
         from hvdlite.keras.optimizer import DistributedOptimizer as distributed
 
@@ -75,7 +78,7 @@ def attach(optimizer: Any, settings: Settings, passes: int, average: bool) -> No
         _hvdlite=attachment,
         compute_gradients=untouched(attachment.compute_gradients),
         apply_gradients=untouched(attachment.apply_gradients),
-        register_local_var=attachment.local.append,
+        register_local_var=partial(add_to, attachment.local),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -13,7 +15,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow._gradients import BORDER
 from hvdlite.tensorflow._graph import untouched
 from hvdlite.tensorflow.compression import Compression
-from hvdlite.variables import is_one_of
+from hvdlite.variables import add_to, is_one_of
 
 TapeT = TypeVar("TapeT", bound=tf.GradientTape)
 
@@ -49,7 +51,7 @@ def DistributedGradientTape(
     attachment = Attachment(gradtape, settings)
     vars_of(gradtape).update(
         gradient=untouched(attachment.gradient),
-        register_local_source=attachment.local.append,
+        register_local_source=partial(add_to, attachment.local),
         get_local_and_global_gradients=untouched(attachment.local_and_global),
     )
     return gradtape
@@ -64,7 +66,7 @@ class Attachment:
     """One tape's gradients, reduced."""
 
     def __init__(self, tape: Any, settings: Settings) -> None:
-        self.tape, self.settings = tape, settings
+        self.tape, self.settings = weakref.ref(tape), settings  # which has this: together they would outlive the step
         self.local: list[Any] = []
 
     def gradient(
@@ -75,8 +77,8 @@ class Attachment:
 
         use_generic_names: accepted for Horovod's sake; variables are matched by their place among the sources.
         """
-        original = type(self.tape).gradient
-        grads = original(self.tape, target, sources, output_gradients, unconnected_gradients)
+        tape: Any = self.tape()
+        grads = type(tape).gradient(tape, target, sources, output_gradients, unconnected_gradients)
         if self.settings.size == 1:
             return grads
         variables, flat = flattened(sources), flattened(grads)

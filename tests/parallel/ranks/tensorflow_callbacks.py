@@ -10,7 +10,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+import hvdlite.tensorflow
 import hvdlite.tensorflow.keras as hvd
 from hvdlite import HvdliteError
 from tests.parallel.common import last, require_error, require_same_bits
@@ -29,7 +31,7 @@ def random_model() -> Any:
 
 def train(trained: Any, callbacks: list[Any], optimizer: Any = None, epochs: int = 2, **arguments: Any) -> Any:
     optimizer = optimizer or hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
-    trained.compile(optimizer, "mse", metrics=["mae"], **arguments)
+    trained.compile(optimizer, "mse", **{"metrics": ["mae"], **arguments})
     x, y = data()
     x, y = x[share()], y[share()]
     return trained.fit(x, y, batch_size=BATCH // hvd.size(), epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
@@ -41,6 +43,90 @@ def check_broadcast_at_the_beginning() -> None:
     trained = random_model()
     train(trained, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     require_close(weights(trained), expected, "broadcast")
+
+
+def check_what_a_callback_restores_afterwards() -> None:
+    """On one rank, when training begins; and between two fits with one list of callbacks."""
+    class Restore(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            for variable in self.model.trainable_variables:
+                variable.assign(variable + 1.0)
+
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    trained = model()
+    train(trained, callbacks + [Restore()] * (hvd.rank() == 0))
+    require_same_bits(weights(trained))
+    for again in (random_model(), trained):
+        for variable in again.trainable_variables:
+            variable.assign(variable + hvd.rank())
+        train(again, callbacks)
+        require_same_bits(weights(again))
+
+
+def check_attaching_after_a_fit() -> None:
+    """Keras keeps the step that it has compiled, which knows nothing of it."""
+    trained = model()
+    train(trained, [], keras.optimizers.SGD(0.05))
+    hvd.DistributedOptimizer(trained.optimizer)
+    x, y = data()
+    trained.fit(x[share()], y[share()], batch_size=BATCH // hvd.size(), verbose=0,
+                callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])  # fmt: skip
+    require_same_bits(weights(trained))
+
+
+def check_a_train_step_with_variables_of_its_own() -> None:
+    """The optimizer is built by it, not before."""
+    class Scaled(keras.Sequential):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean((self(x) * self.scale - y) ** 2)
+            variables = [*self.trainable_variables, self.scale]
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return {"loss": loss}
+
+    trained = Scaled(random_model().layers)
+    trained.__dict__["scale"] = keras.Variable(1.0)
+    train(trained, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)], metrics=None)
+    require_same_bits([*weights(trained), np.asarray(trained.scale)])
+
+
+def check_ranks_with_other_numbers_of_steps() -> None:
+    x, y = data()
+    rows = BATCH * (2 if last() else 3)
+    trained = model()
+    trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    require_error(HvdliteError, lambda: trained.fit(x[:rows], y[:rows], batch_size=BATCH, verbose=0, callbacks=callbacks),
+                  "steps in an epoch", "by rank: 3, 2")  # fmt: skip
+
+
+def check_weights_that_drift_apart_are_found_out() -> None:
+    """A learning rate of its own on one rank."""
+    class Faster(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1 and last():
+                self.model.optimizer.learning_rate = 0.2
+
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), Faster()]
+    require_error(HvdliteError, lambda: train(model(), callbacks), "after epoch 2", "kernel", "local_variables=")
+
+
+def check_accumulation_by_hand_is_not_training_alone() -> None:
+    """Two optimizers, neither the model's, that step at every second batch."""
+    class Slow(keras.Sequential):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean((self(x) - y) ** 2)
+            variables = self.trainable_variables
+            own.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return {"loss": loss}
+
+    own = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2)
+    trained = Slow(random_model().layers)
+    train(trained, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)], keras.optimizers.RMSprop(), metrics=None)
+    require_same_bits(weights(trained))
 
 
 def check_broadcast_of_a_model_built_by_its_first_batch() -> None:
@@ -102,6 +188,9 @@ def check_metrics_are_averaged() -> None:
     callback.on_epoch_end(0, logs)
     mean = (hvd.size() - 1) / 2
     assert logs == {"loss": mean, "b": 2 * mean}
+    logs = {"f1": np.array([0.0, 1.0]) + hvd.rank()}
+    callback.on_epoch_end(0, logs)
+    np.testing.assert_allclose(logs["f1"], [mean, 1 + mean])
     odd = {"loss": 1.0} | ({"other": 1.0} if last() else {})
     require_error(HvdliteError, lambda: callback.on_epoch_end(0, odd), "other", "rank 0 has loss")
 
@@ -171,6 +260,14 @@ def check_momentum_is_corrected() -> None:
     callback.set_rate(0)
     optimizer.apply([np.ones(1, np.float32)], [variable])
     np.testing.assert_allclose(variable, [-0.1 + 0.5 * 10 * -0.1 - 1.0], rtol=1e-6)
+    optimizer = keras.optimizers.RMSprop(0.1, momentum=0.5)
+    optimizer.apply([np.ones(1, np.float32)], [variable])
+    trained.compile(optimizer, "mse")
+    (buffer,) = optimizer._momentums
+    before = np.array(buffer)
+    callback.set_rate(0)
+    np.testing.assert_allclose(buffer, 10 * before, rtol=1e-6)
+    assert before.any()
 
 
 def check_save_and_load() -> None:
@@ -204,6 +301,38 @@ def check_best_model_checkpoint() -> None:
         losses = [trained.evaluate(*data(), verbose=0)[0]]
         losses.append(keras.models.load_model(checkpoint.filepath).evaluate(*data(), verbose=0)[0])
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)  # the last was the best
+
+
+def check_local_embedding() -> None:
+    """Its sparse gradient is divided, in fit and with a tape."""
+    embedding = keras.layers.Embedding(3, 2, embeddings_initializer="zeros")
+    trained = keras.Sequential([keras.layers.Input((1,)), embedding, keras.layers.Flatten()])
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=[embedding])
+    trained.compile(optimizer, lambda y, found: keras.ops.sum(found, -1))
+    trained.fit(np.full((1, 1), hvd.rank()), np.zeros((1, 2)), verbose=0)
+    expected = np.zeros((3, 2))
+    expected[hvd.rank()] = -1 / hvd.size()
+    np.testing.assert_allclose(embedding.embeddings, expected)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(trained(np.full((1, 1), hvd.rank())))
+    tape = hvdlite.tensorflow.PartialDistributedGradientTape(tape, local_layers=embedding)
+    (found,) = tape.gradient(loss, [embedding.embeddings.value])
+    np.testing.assert_allclose(tf.convert_to_tensor(found), -expected)
+
+
+def check_wrong_arguments() -> None:
+    sgd = keras.optimizers.SGD(0.1)
+    for call, kind, words in (
+        (lambda: hvd.DistributedOptimizer("adam"), (TypeError, ValueError), "optimizer"),
+        (lambda: hvd.DistributedOptimizer(keras.optimizers.Adam), (TypeError, ValueError), "optimizer"),
+        (lambda: hvd.DistributedOptimizer(model()), (TypeError, ValueError), "optimizer"),
+        (lambda: hvd.DistributedOptimizer(sgd, hvd.Compression.fp16), TypeError, "compression="),
+        (lambda: hvd.DistributedOptimizer(sgd, compression="fp16"), ValueError, "hvd.Compression.fp16"),
+        (lambda: hvd.DistributedOptimizer(sgd, gradient_predivide_factor=0), ValueError, "above 0"),
+        (lambda: hvd.DistributedOptimizer(sgd, process_set=3), ValueError, "hvd.ProcessSet"),
+        (lambda: hvd.DistributedOptimizer(sgd).register_local_var("bias"), ValueError, "str"),
+    ):
+        require_error(kind, call, words)
 
 
 def check_local_layers() -> None:
