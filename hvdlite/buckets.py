@@ -30,6 +30,8 @@ class Spec:
     device: str = "host"
     group: int | None = None
     """Parameters of one group travel in one bucket; None: wherever they fit."""
+    strides: tuple[int, ...] = ()
+    """How its elements lie in memory; () where they do in the usual order."""
 
     @property
     def length(self) -> int:
@@ -38,7 +40,8 @@ class Spec:
     @property
     def line(self) -> str:
         """The parameter as text, for comparing models."""
-        return f"{self.name}: {self.dtype}{list(self.shape)} on {self.device}"
+        order = f", strides {list(self.strides)}" if self.strides else ""
+        return f"{self.name}: {self.dtype}{list(self.shape)}{order} on {self.device}"
 
 
 @dataclass(frozen=True)

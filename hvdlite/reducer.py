@@ -113,7 +113,7 @@ class Reducer:
         """Gradient `index` lies in its view. tag: names this round on all ranks. Never waits. A second mark of the same
         parameter in a round does nothing; raises HvdliteError where its bucket has left, with what is now not true."""
         if self.marked[index]:
-            if self.bucket_of[index] < len(self.sent):
+            if self.has_left(index):
                 raise HvdliteError(too_late(self.plan.specs[index].name))
             return
         self.marked[index] = True
@@ -124,6 +124,10 @@ class Reducer:
             while len(self.sent) < len(self.missing) and self.missing[len(self.sent)] == 0:
                 request = self.request(len(self.sent), tag)
                 self.sent.append((request, self.lane.submit(request)))
+
+    def has_left(self, index: int) -> bool:
+        """Whether gradient `index` is on its way to the other ranks."""
+        return self.bucket_of[index] < len(self.sent)
 
     def finish_round(self, load: Callable[[int], Use], tag: tuple[int, ...]) -> list[Use]:
         """Complete the round; returns each parameter's use, the largest over all ranks. Blocks until all ranks did.

@@ -20,17 +20,22 @@ import torch
 
 from hvdlite import ops, runtime
 from hvdlite.buckets import Spec
-from hvdlite.errors import RemovedError
+from hvdlite.errors import HvdliteError, RemovedError
 from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.torch import _cuda
 from hvdlite.torch._backward import Backward
 from hvdlite.torch._packing import Packing, Slots
 from hvdlite.torch._settings import Settings
 from hvdlite.torch._sparse import reduce_sparse
-from hvdlite.torch._tensors import device_name, dtype_name, to_tensor
+from hvdlite.torch._tensors import device_name, dtype_name
 
 Parameter = torch.nn.Parameter
 current_run = torch._C._current_graph_task_id
+
+
+def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
+    """Those that autograd gives p.grad: the parameter's own, if it lies densely in memory."""
+    return torch.empty_like(p, device="meta").stride()
 
 
 class Attachment:
@@ -44,13 +49,17 @@ class Attachment:
         self.parameters: list[Parameter] = []
         self.sparse: dict[int, Parameter] = {}
         self.densified: set[int] = set()
-        self.hooks: dict[int, Any] = {}
+        self.hooks: dict[int, tuple[Parameter, Any]] = {}  # by id()
+        self.heir: torch.optim.Optimizer | None = None  # whose attachment reduces the parameters' gradients instead
         self.once = settings.op is not ops.Average  # the average of equal gradients is theirs: it may be taken again
         self.given: dict[int, torch.Tensor | None] = {}  # results that are not the slots' aliases, by id() of parameter
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.detached = False
+        self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
         self.passes = self.rounds = self.retries = self.steps = 0
         self.backward = Backward(self.end_backward)
+        self.tag: tuple[int, ...] = ()  # names the round under way on all ranks
+        self.addresses: list[int] = []  # of the plan's parameters
         self.run = -1  # the number of autograd's run that had the last gradient
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
         if self.group is not None and not self.paused:
@@ -67,6 +76,8 @@ class Attachment:
         mine = self.members()
         for other in [other for other in self.runtime.attachments if other.members() <= mine]:
             other.detach()
+            other.heir = self.optimizer
+            other.step_hook = other.optimizer.register_step_pre_hook(other.before_step)
         self.runtime.attachments.append(self)
         self.runtime.renewals.append(self.renew)
 
@@ -88,9 +99,14 @@ class Attachment:
     def prepare(self) -> None:
         """Plan anew if the parameters are not those of the plan, or not what they were. Collective when it plans."""
         now = self.trainable()
-        changed = any((p.device, p.dtype) != kind for p, kind in self.kinds)  # a model moves as a whole
-        if changed or len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
+        if len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
             self.make_plan(now)
+        elif self.addresses != (addresses := [p.data_ptr() for p in now]):  # some have been moved, cast, or reshaped
+            self.addresses = addresses
+            self.unhook()  # swap_tensors takes them away
+            if self.devices != [p.device for p in now] or self.specs != [self.spec(i, p) for i, p in enumerate(now)]:
+                self.make_plan(now)
+            self.hook(now)
 
     def make_plan(self, now: list[Parameter], order: list[int] | None = None) -> None:
         """Plan, allocate and hook; order: of gradients, if known. Collective. If it raises, the plan before stays."""
@@ -100,22 +116,37 @@ class Attachment:
         gpu = _cuda.gpu_of(now)
         self.reducer = Reducer(self.lane, layout, how, self.name, overlap, gpu, learn=order is None)
         self.streams = _cuda.Streams(gpu.number) if gpu else None
-        self.parameters, self.kinds = now, [(p, (p.device, p.dtype)) for p in now[:1] + now[-1:]]
-        self.slots = Slots([to_tensor(view) for view in self.reducer.views])
+        self.parameters, self.specs, self.addresses = now, specs, [p.data_ptr() for p in now]
+        self.devices = [p.device for p in now]
+        self.slots = Slots(self.reducer.views, [strides_of_gradient(p) for p in now])
         self.index = {id(p): i for i, p in enumerate(now)}
         self.cast = {i for i, (p, view) in enumerate(zip(now, self.slots.views, strict=True)) if view.dtype != p.dtype}
         last = {bucket.members[-1] for bucket in layout.buckets if overlap}  # with them a bucket may leave
         singly = bool(self.cast) or self.settings.op is not ops.Average
         self.packing = Packing(now, self.slots, self.take, lambda i: self.reducer.mark_ready(i, self.tag), last, singly)
+        self.hook(now)
+
+    def hook(self, now: list[Parameter]) -> None:
+        """Be called at the gradients of these parameters, and no more at those of others that are gone."""
+        members = self.members()
+        for p in [p for p, _ in self.hooks.values() if id(p) not in members]:
+            self.hooks.pop(id(p))[1].remove()
         for p in now:
             if id(p) not in self.hooks:
-                hook = p.register_post_accumulate_grad_hook(self.on_gradient)  # type: ignore[no-untyped-call]
-                self.hooks[id(p)] = hook
+                handle = p.register_post_accumulate_grad_hook(self.on_gradient)  # type: ignore[no-untyped-call]
+                self.hooks[id(p)] = p, handle
+
+    def unhook(self) -> None:
+        for _, handle in self.hooks.values():
+            handle.remove()
+        self.hooks = {}
 
     def spec(self, index: int, p: Parameter) -> Spec:
         dtype = (p.is_floating_point() and self.settings.wire) or dtype_name(p)
         name = self.settings.names.get(id(p), f"parameter.{index}")
-        return Spec(name, tuple(p.shape), dtype, device_name(p), self.settings.groups.get(id(p)))
+        strides = strides_of_gradient(p)
+        order = () if torch.empty(p.shape, device="meta").stride() == strides else strides
+        return Spec(name, tuple(p.shape), dtype, device_name(p), self.settings.groups.get(id(p)), order)
 
     # One backward
 
@@ -131,18 +162,21 @@ class Attachment:
 
     def begin_run(self, run: int) -> None:
         """The first gradient of one of autograd's runs: of a backward, or of one that is nested in it."""
-        if self.backward.under_way:
+        if self.backward.goes_on(run):
             self.run = run
             return
         self.expected, self.reducing = {}, False  # a backward that raised left marks behind: forget them
-        if self.paused or not self.alive:
+        if not self.alive:
+            return
+        self.unreduced = True
+        if self.paused:
             return
         self.run = run
         self.passes += 1
         if self.passes >= self.passes_per_step:
             self.begin_round()
             self.expected, self.reducing = self.index, True
-        self.backward.begin()
+        self.backward.begin(run)
 
     def begin_round(self) -> None:
         # A retry on one rank must not be added to what the other ranks have begun: the tag tells them apart.
@@ -205,9 +239,11 @@ class Attachment:
         if self.streams:
             self.streams.join(self.packing.pack)
         self.packing.pack()
+        self.take_again()
         uses = self.reducer.finish_round(self.take, self.tag)
-        self.rounds += 1
-        self.passes = self.retries = 0
+        some = uses is self.reducer.all_dense or any(uses) or bool(self.sparse)  # a hook may have applied them already
+        self.rounds += some
+        self.passes, self.retries, self.unreduced = 0, 0, False
         if uses is not self.reducer.all_dense or self.cast or self.densified:  # else the views are there already
             for index, use in enumerate(uses):
                 self.give(index, use)
@@ -217,6 +253,18 @@ class Attachment:
             self.make_plan(self.parameters, self.reducer.order)
         if self.once:
             self.given = {id(p): p.grad for p in (*self.parameters, *self.sparse.values()) if not self.is_alias(p)}
+
+    def take_again(self) -> None:
+        """Take what a hook of the user's has put in the place of a gradient that had been taken."""
+        for index, p in enumerate(self.parameters):
+            moved = self.reducer.marked[index] and p.grad is not self.slots.aliases[index]
+            if moved and index not in self.cast and id(p) not in self.densified:  # which never are in the slots
+                if self.reducer.has_left(index):
+                    raise HvdliteError(
+                        f"a hook replaced the gradient of {self.specs[index].name} (p.grad = ...) after it had left. "
+                        "Change it in place (p.grad.mul_(...)), or set HVDLITE_OVERLAP=0"
+                    )
+                self.take(index)
 
     def give(self, index: int, use: Use) -> None:
         """The reduced gradient becomes p.grad."""
@@ -233,17 +281,22 @@ class Attachment:
     def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Complete a round for gradients that no backward has reduced; a closure's backward will do its own."""
         if not self.alive:
-            self.require_no_successor()
+            heirs: Attachment | None = self.heir.__dict__["_hvdlite"] if self.heir else None
+            if heirs is None or not heirs.alive:
+                self.require_no_successor()
+            elif not self.skipping:
+                heirs.synchronize()
             return
-        closure = kwargs.get("closure") or (args[0] if args and callable(args[0]) else None)
-        if not self.skipping and closure is None:
+        if not self.skipping and not any(map(callable, (*args, *kwargs.values()))):  # a closure's backward will do it
             self.synchronize()
-        self.steps, self.rounds = self.steps + 1, 0
+        if not self.paused:
+            self.steps, self.rounds = self.steps + 1, 0
+        self.unreduced = False
         self.backward.forget()
 
     def synchronize(self) -> None:
         """Complete the round under way, if gradients are still unreduced. Waits for all ranks."""
-        if self.alive and not self.paused and (self.rounds == 0 or self.passes > 0):
+        if self.alive and not self.paused and (self.rounds == 0 or self.unreduced):
             self.begin_round()
             self.finish_round()
 
@@ -281,7 +334,7 @@ class Attachment:
     def start_over(self) -> None:
         """All ranks have joined: count steps from 0, since some have made more."""
         self.reducer.abandon_round()
-        self.expected, self.reducing, self.given = {}, False, {}
+        self.expected, self.reducing, self.given, self.unreduced = {}, False, {}, False
         self.passes = self.rounds = self.retries = self.steps = 0
 
     def detach(self) -> None:
@@ -292,8 +345,8 @@ class Attachment:
         if self in self.runtime.attachments:
             self.runtime.attachments.remove(self)
             self.runtime.renewals.remove(self.renew)
-        for hook in (self.step_hook, *self.hooks.values()):
-            hook.remove()
+        self.unhook()
+        self.step_hook.remove()
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """What users call on the optimizer."""

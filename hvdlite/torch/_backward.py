@@ -37,8 +37,10 @@ class Ending:
     """What autograd holds to call when the backward under way ends; nobody else holds it, so it dies with a backward
     that fails. Made in a hook of a parameter."""
 
-    def __init__(self, end: Callable[[], None]) -> None:
-        self.end = end
+    def __init__(self, end: Callable[[], None], run: int) -> None:
+        """run: the number of the run under way."""
+        self.end, self.run = end, run
+        self.hooks: list[Any] = []
         self.follow()
 
     def follow(self) -> None:
@@ -55,10 +57,13 @@ class Ending:
 
     def go_on_outside(self, grads: Any) -> None:
         """The run around the nested one has come to its next node."""
+        self.forget_outside()
+        self.follow()
+
+    def forget_outside(self) -> None:
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
-        self.follow()
 
 
 class Backward:
@@ -70,13 +75,16 @@ class Backward:
         self.end = end
         self.forget()
 
-    @property
-    def under_way(self) -> bool:
-        """Whether the last one that began has neither ended nor failed. False once `end` is called."""
+    def goes_on(self, run: int) -> bool:
+        """Whether this run belongs to the last one that began, which has neither ended nor failed."""
+        ending = self.ending()
+        if ending is not None and ending.hooks and run > ending.run and outermost_node() is None:
+            ending.forget_outside()  # it waits for a node of a run that has failed, or came to its end without that
+            self.forget()
         return self.ending() is not None
 
-    def begin(self) -> None:
-        self.ending = weakref.ref(Ending(self.finish))
+    def begin(self, run: int) -> None:
+        self.ending = weakref.ref(Ending(self.finish, run))
 
     def forget(self) -> None:
         """What comes next is of another one."""

@@ -12,7 +12,9 @@ from sys import getrefcount
 
 import torch
 
+from hvdlite.arrays import Array
 from hvdlite.reducer import Use
+from hvdlite.torch._tensors import to_tensor
 
 PACK_BYTES = 1 << 20
 _alone = [torch.empty(0)]
@@ -20,13 +22,23 @@ ALONE = getrefcount(_alone[0])  # of a tensor that only a list has
 
 
 class Slots:
-    """Where gradients lie for the peers: views that nobody else has, and an alias of each to be p.grad. What users make
-    of an alias (p.grad.data = ..., model.half()) may have it point elsewhere: then another takes its place."""
+    """Where gradients lie for the peers: views that nobody else has, and an alias of each to be p.grad, with a storage
+    of its own. What users make of an alias (p.grad.data = ..., model.share_memory()) may have it point elsewhere: then
+    another takes its place.
 
-    def __init__(self, views: Sequence[torch.Tensor]) -> None:
-        self.views = views
-        self.aliases = [view.detach() for view in views]
-        self.addresses = [view.data_ptr() for view in views]
+    arrays: the memory, in the shapes of the parameters. strides: those in which each is used, all of it.
+    """
+
+    def __init__(self, arrays: Sequence[Array], strides: Sequence[tuple[int, ...]]) -> None:
+        self.arrays, self.strides = arrays, strides
+        self.views = [self.tensor(index) for index in range(len(arrays))]
+        self.aliases = [self.tensor(index) for index in range(len(arrays))]
+        self.addresses = [view.data_ptr() for view in self.views]
+
+    def tensor(self, index: int) -> torch.Tensor:
+        """Of this memory, and of no other tensor's storage."""
+        made = to_tensor(self.arrays[index])
+        return made if made.stride() == self.strides[index] else made.as_strided(made.shape, self.strides[index])
 
     def holds(self, index: int, grad: torch.Tensor) -> bool:
         """Whether this gradient lies there."""
@@ -41,10 +53,10 @@ class Slots:
                 alias.set_(alias.clone())  # type: ignore[call-overload]
 
     def alias(self, index: int) -> torch.Tensor:
-        """The view, for users. (Where it is and has no gaps, it is the view; `is_set_to` would take twice the time.)"""
+        """The view, for users."""
         alias = self.aliases[index]
-        if alias.data_ptr() != self.addresses[index] or not alias.is_contiguous():
-            alias = self.aliases[index] = self.views[index].detach()
+        if alias.data_ptr() != self.addresses[index] or alias.stride() != self.strides[index]:
+            alias = self.aliases[index] = self.tensor(index)
         return alias
 
 

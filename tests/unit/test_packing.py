@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -39,7 +40,7 @@ class Computed:
         self.views = [torch.zeros(length) for length in lengths]
         self.ready: list[int] = []
         kwargs = {"urgent": (), "singly": False} | kwargs
-        self.slots = Slots(self.views)
+        self.slots = Slots([view.numpy() for view in self.views], [view.stride() for view in self.views])
         self.packing = Packing(self.parameters, self.slots, take or self.refuse, self.ready.append, **kwargs)
 
     def refuse(self, index: int) -> Use:
@@ -116,9 +117,10 @@ def test_what_is_not_ordinary_is_taken_one_by_one(how: str, calls: list[int]) ->
     lambda alias: setattr(alias, "data", torch.ones(3, 3)),
     lambda alias: setattr(alias, "data", alias.data.t()),
     lambda alias: alias.set_(torch.ones(3, 3)),
+    lambda alias: alias.share_memory_(),
 ])  # fmt: skip
 def test_an_alias_that_points_elsewhere_is_replaced(change: Callable[[Any], None]) -> None:
-    slots = Slots([torch.arange(9.0).reshape(3, 3)])
+    slots = Slots([np.arange(9.0, dtype=np.float32).reshape(3, 3)], [(3, 1)])
     first = slots.alias(0)
     assert slots.alias(0) is first and slots.holds(0, first)
     change(first)

@@ -64,7 +64,7 @@ def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: p
         parameter.grad = torch.ones(10)
     ready: list[int] = []
     views = [torch.zeros(10) for _ in parameters]
-    packing = Packing(parameters, Slots(views), lambda index: Use.DENSE, ready.append, {2}, singly=False)
+    packing = Packing(parameters, Slots([view.numpy() for view in views], [(1,)] * 6), lambda index: Use.DENSE, ready.append, {2}, singly=False)
     streams = _cuda.Streams(0)
     for current, index in ((a, 5), (a, 4), (b, 3), (b, 2), (a, 1)):  # noqa: B007
         streams.join(packing.pack)

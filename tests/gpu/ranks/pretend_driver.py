@@ -73,7 +73,7 @@ def check_torch_gradients_lie_on_the_device() -> None:
     attachment = optimizer._hvdlite
     assert list(attachment.reducer.arenas) == ["cuda"] and attachment.streams is not None
     assert isinstance(attachment.lane.gpu, gpu.Side) and attachment.reducer.overlap
-    attachment.kinds = [(weight, (torch.device("meta"), weight.dtype))]  # as if it had been elsewhere when the plan was made
+    attachment.addresses, attachment.devices = [0], [torch.device("meta")]  # as if it had been elsewhere when the plan was made
     before = attachment.reducer
     weight.grad = None
     (weight.sum() * (hvd.rank() + 1)).backward()

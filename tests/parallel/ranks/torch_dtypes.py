@@ -118,6 +118,26 @@ def check_channels_last() -> None:
     require_same_bits(conv.weight.grad)
 
 
+def check_fused_optimizers() -> None:
+    """They take it that a gradient's elements lie in memory as the parameter's do."""
+    for make in (torch.optim.Adam, torch.optim.SGD):
+        nets = []
+        for attached in (True, False):
+            torch.manual_seed(1)
+            net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 3)).to(memory_format=torch.channels_last)
+            optimizer = make(net.parameters(), lr=0.1, fused=True)
+            if attached:
+                hvd.DistributedOptimizer(optimizer)
+            for _ in range(3):
+                optimizer.zero_grad()
+                (net(torch.arange(108.0).reshape(1, 3, 6, 6) / 108) ** 2).mean().backward()
+                assert all(p.grad.stride() == p.stride() for p in net.parameters())
+                optimizer.step()
+            nets.append(net)
+        for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+            assert torch.allclose(a, b, atol=1e-6), (make, (a - b).abs().max())
+
+
 def check_transposed_parameter() -> None:
     """A parameter that is not contiguous at all."""
     plain = torch.arange(12, dtype=torch.float32).reshape(3, 4)

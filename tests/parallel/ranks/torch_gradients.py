@@ -134,6 +134,115 @@ def check_gradients_that_are_kept() -> None:
             assert handed_out[1] == handed_out[2]
 
 
+def check_gradients_whose_memory_is_given_away() -> None:
+    """What is shared with other processes gets another storage."""
+    params = weights((3, 4), (5,))
+    optimizer = attach(params)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(params).backward()
+        require_grads(params, average())
+        for p in params:
+            p.grad.share_memory_()
+        optimizer.step()
+    require_same_bits(params)
+
+
+def check_gradients_replaced_by_a_hook() -> None:
+    """A hook of the user's runs behind ours, which may have taken the gradient already."""
+    for overlap in ("0", "1"):
+        restart(OVERLAP=overlap, BUCKET_MB="1")
+        params = weights((600, 600), (5,), (600, 600))
+        optimizer = attach(params)
+        for p in params:
+            p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad * 2))
+        for _ in range(2):
+            optimizer.zero_grad()
+            if overlap == "1" and hvd.size() > 1:
+                require_error(HvdliteError, loss_of(params).backward, "parameter.", "in place", "HVDLITE_OVERLAP=0")
+                break
+            loss_of(params).backward()
+            require_grads(params, 2 * average())
+            optimizer.step()
+    restart()
+
+
+def check_optimizers_that_step_in_backward() -> None:
+    """A hook that steps and forgets the gradient, registered before or after attaching."""
+    for before in (True, False):
+        params = weights((3,), (4,))
+        optimizers = {p: torch.optim.SGD([p], lr=1.0) for p in params}
+
+        def step(p: torch.nn.Parameter) -> None:
+            optimizers[p].step()  # noqa: B023
+            optimizers[p].zero_grad()  # noqa: B023
+
+        for attaching in (not before, before):
+            for p in params:
+                if attaching:
+                    hvd.DistributedOptimizer(optimizers[p])
+                else:
+                    p.register_post_accumulate_grad_hook(step)
+        for number in range(1, 4):
+            loss_of(params).backward()
+            assert all((p == -number * average()).all() for p in params), (before, params)
+
+
+def check_parameters_replaced_again_and_again() -> None:
+    """New ones may have the ids of old ones, on some ranks."""
+    (p,) = weights((8,))
+    optimizer = attach([p])
+    for number in range(12):
+        (p,) = weights((8,))
+        optimizer.param_groups[0]["params"] = [p]
+        junk = weights((3,)) if hvd.rank() == 0 and number % 3 == 0 else None
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of([p]).backward()
+            if step > 0:  # the first backward knows nothing of it
+                require_grads([p], average())
+            optimizer.step()
+        assert (p == -3 * average()).all()
+        del junk
+
+
+def check_two_optimizers_of_the_same_parameters() -> None:
+    """Gradients set by hand are averaged at either's step."""
+    params = weights()
+    first, second = attach(params), attach(params)
+    for number, optimizer in enumerate((first, second, first), 1):
+        for p in params:
+            p.grad = torch.full_like(p, hvd.rank() + 1.0)
+        optimizer.step()
+        if number == 1:
+            assert all((p == -average()).all() for p in params)
+            second.step()  # the same gradients
+    require_same_bits(params)
+
+
+def check_local_gradients_behind_a_round() -> None:
+    """Those of a backward in no_sync() are reduced by step(), also where an earlier backward was."""
+    params = weights()
+    optimizer = attach(params)
+    loss_of(params).backward()
+    with optimizer.no_sync():
+        loss_of(params).backward()
+    optimizer.step()
+    assert all((p == -2 * average()).all() for p in params)
+    for by_name in (True, False):
+        params = weights()
+        optimizer = attach(params, backward_passes_per_step=2)
+        loss_of(params).backward()
+
+        def closure() -> torch.Tensor:
+            loss = loss_of(params)  # noqa: B023
+            loss.backward()
+            return loss
+
+        _ = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+        assert all((p == -2 * average()).all() for p in params)
+
+
 def check_gradients_stay_readable_after_shutdown() -> None:
     params = weights()
     optimizer = attach(params)
@@ -409,6 +518,39 @@ def check_reentrant_checkpoint() -> None:
                 optimizer.step()
         assert len(found[True]) == 16
         assert all(torch.equal(a, b) for a, b in zip(found[True], found[False], strict=True)), how
+
+
+def check_nested_run_whose_outer_one_tells_nothing() -> None:
+    """Nothing behind the function's node runs, with autograd.grad; or the function fails. The next backward is one."""
+    params = weights((3,))
+    optimizer = attach(params)
+
+    class Inside(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            with torch.enable_grad():
+                loss_of(params).backward()
+            if Maybe.broken:
+                raise KeyError("in the middle")
+            return grads[0]
+
+    for Maybe.broken in (False, True, False):
+        x = torch.ones(3, requires_grad=True)
+        kept = Inside.apply(x).sum()  # its graph lives on
+        if Maybe.broken:
+            require_error(KeyError, kept.backward, "in the middle")
+        else:
+            torch.autograd.grad(kept, [x])
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            require_grads(params, average())
+            optimizer.step()
+        del kept
 
 
 def check_training_inside_a_backward() -> None:
