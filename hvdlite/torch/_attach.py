@@ -23,15 +23,13 @@ from hvdlite.buckets import Spec
 from hvdlite.errors import HvdliteError, RemovedError
 from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.torch import _cuda
-from hvdlite.torch._backward import Backward
+from hvdlite.torch._backward import Backward, current_run
 from hvdlite.torch._packing import Packing, Slots
 from hvdlite.torch._settings import Settings
 from hvdlite.torch._sparse import reduce_sparse
 from hvdlite.torch._tensors import device_name, dtype_name
 
 Parameter = torch.nn.Parameter
-current_run = torch._C._current_graph_task_id
-
 
 def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
     """Those that autograd gives p.grad: the parameter's own, if it lies densely in memory."""
@@ -186,9 +184,12 @@ class Attachment:
         self.prepare()
 
     def end_backward(self) -> None:
-        self.run = -1
-        if self.reducing:
-            self.finish_round()
+        """Finish its rounds in the order in which the optimizers were attached; that of gradients may differ between
+        ranks, which would wait for each other."""
+        run, self.run = current_run(), -1
+        for each in self.runtime.attachments:
+            if each.reducing and (each is self or each.backward.ends_with(run)):
+                each.finish_round()
 
     def take(self, index: int) -> Use:
         """Put the parameter's gradient into its view, and the view in the gradient's place."""

@@ -22,6 +22,8 @@ APPLY = {
 }  # fmt: skip
 """What runs a Python function's backward; its `self` is the node."""
 
+current_run = torch._C._current_graph_task_id
+
 
 def outermost_node() -> Any:
     """The node of the outermost run inside which this thread is in a nested one; None: the run is not nested."""
@@ -45,7 +47,7 @@ class Ending:
 
     def follow(self) -> None:
         """Be called at the end of the run under way."""
-        self.node = outermost_node()
+        self.node, self.last = outermost_node(), current_run()
         torch.autograd.Variable._execution_engine.queue_callback(self)
 
     def __call__(self) -> None:
@@ -82,6 +84,11 @@ class Backward:
             ending.forget_outside()  # it waits for a node of a run that has failed, or came to its end without that
             self.forget()
         return self.ending() is not None
+
+    def ends_with(self, run: int) -> bool:
+        """Whether it ends when this run does."""
+        ending = self.ending()
+        return ending is not None and ending.node is None and not ending.hooks and ending.last == run
 
     def begin(self, run: int) -> None:
         self.ending = weakref.ref(Ending(self.finish, run))

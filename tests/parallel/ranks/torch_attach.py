@@ -86,6 +86,26 @@ def check_two_optimizers() -> None:
     require_grads(two, average() * hvd.size())
 
 
+def check_two_optimizers_whose_gradients_come_in_another_order() -> None:
+    """On some ranks the first one's come first, on others the second one's."""
+    for overlap in ("0", "1"):
+        restart(OVERLAP=overlap)
+        params = weights((3,), (4,), (5,))
+        optimizers = [attach([p]) for p in params]
+        for step in range(4):
+            order = [params[(i + hvd.rank() + step) % 3] for i in range(3)]
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = torch.zeros(())
+            for p in order:  # the last is the first in backward
+                loss = (loss + p.sum()) * 1
+            (loss * (hvd.rank() + 1)).backward()
+            require_grads(params, average())
+            for optimizer in optimizers:
+                optimizer.step()
+    restart()
+
+
 def check_deepcopy_and_pickle() -> None:
     """Copies are plain optimizers that can be attached themselves; state_dict has what it always has."""
     params = weights((3,), (4,))
