@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import logging
 import queue
 from collections import deque
@@ -213,7 +214,8 @@ def start_anew() -> None:
     runtime.shutdown()
     runtime.init(before.comm, [same[0] for same in named])
     runtime.current().groups.find_again([process_set for same in named for process_set in same])
-    for renew in list(before.renewals):  # each takes itself off
+    gc.collect()  # what some ranks have let go of, and not collected, is not attached again
+    for renew in before.renewals:
         renew()
 
 

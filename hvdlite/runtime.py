@@ -11,6 +11,7 @@ import atexit
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from hvdlite import config, exits, logs, topology
 from hvdlite.algorithms import Place
@@ -23,6 +24,7 @@ from hvdlite.observers import Observer
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.transports import Transport
 from hvdlite.transports.threads import ThreadTransport
+from hvdlite.weakly import Calls
 
 
 class Runtime:
@@ -39,13 +41,13 @@ class Runtime:
         self.watch = stall.watch(world, self.groups.lanes, settings.stall_check, settings.stall_shutdown)
         if settings.timeline not in ("", "DYNAMIC"):
             self.trace(settings.timeline, settings.timeline_mark_cycles)
-        self.attachments: list[Any] = []
-        """Optimizers attached under this runtime, in order; the adapters keep it."""
+        self.attachments: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        """Optimizers attached under this runtime, by id(), in order; the adapters keep it."""
         self.comm: Any = None
         """What `init` was given."""
-        self.renewals: list[Callable[[], None]] = []
+        self.renewals = Calls()
         """Called, in order, when another runtime has taken this one's place: each makes again what it made here."""
-        self.after_join: list[Callable[[], None]] = []
+        self.after_join = Calls()
         """Called when all ranks have joined: what counts steps must count alike again."""
 
     @property

@@ -12,9 +12,11 @@ communicating in the step hook alone (GradScaler unscales before it, LBFGS calls
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from operator import is_not
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -34,6 +36,18 @@ Parameter = torch.nn.Parameter
 def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
     """Those that autograd gives p.grad: the parameter's own, if it lies densely in memory."""
     return torch.empty_like(p, device="meta").stride()
+
+
+def weakly(hook: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """The same, as long as its object lives: the collector of cycles does not see the hooks of tensors."""
+    reference = WeakMethod(hook)
+
+    def call(p: torch.Tensor) -> None:
+        method = reference()
+        if method is not None:
+            method(p)
+
+    return call
 
 
 class Attachment:
@@ -61,6 +75,8 @@ class Attachment:
         self.run = -1  # the number of autograd's run that had the last gradient
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
         if self.group is not None and not self.paused:
+            if self.runtime.attachments:
+                gc.collect()  # models that are no more may have been attached, and their gradients take memory
             self.lane, self.size = self.group.new_lane(self.name), self.group.size
             self.make_plan(self.trainable())
             self.take_over()
@@ -72,11 +88,11 @@ class Attachment:
         """Detach earlier optimizers whose parameters are all among this one's: they were discarded, or share them, and
         one reduction serves both."""
         mine = self.members()
-        for other in [other for other in self.runtime.attachments if other.members() <= mine]:
+        for other in [other for other in self.runtime.attachments.values() if other.members() <= mine]:
             other.detach()
             other.heir = self.optimizer
             other.step_hook = other.optimizer.register_step_pre_hook(other.before_step)
-        self.runtime.attachments.append(self)
+        self.runtime.attachments[id(self)] = self
         self.runtime.renewals.append(self.renew)
 
     def members(self) -> set[int]:
@@ -131,7 +147,7 @@ class Attachment:
             self.hooks.pop(id(p))[1].remove()
         for p in now:
             if id(p) not in self.hooks:
-                handle = p.register_post_accumulate_grad_hook(self.on_gradient)  # type: ignore[no-untyped-call]
+                handle = p.register_post_accumulate_grad_hook(weakly(self.on_gradient))  # type: ignore[no-untyped-call]
                 self.hooks[id(p)] = p, handle
 
     def unhook(self) -> None:
@@ -187,7 +203,7 @@ class Attachment:
         """Finish its rounds in the order in which the optimizers were attached; that of gradients may differ between
         ranks, which would wait for each other."""
         run, self.run = current_run(), -1
-        for each in self.runtime.attachments:
+        for each in list(self.runtime.attachments.values()):
             if each.reducing and (each is self or each.backward.ends_with(run)):
                 each.finish_round()
 
@@ -341,11 +357,9 @@ class Attachment:
     def detach(self) -> None:
         """Take the hooks off."""
         self.detached = True
-        if self.start_over in self.runtime.after_join:
-            self.runtime.after_join.remove(self.start_over)
-        if self in self.runtime.attachments:
-            self.runtime.attachments.remove(self)
-            self.runtime.renewals.remove(self.renew)
+        self.runtime.after_join.remove(self.start_over)
+        self.runtime.attachments.pop(id(self), None)
+        self.runtime.renewals.remove(self.renew)
         self.unhook()
         self.step_hook.remove()
 

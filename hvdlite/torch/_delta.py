@@ -66,8 +66,7 @@ class DeltaAttachment:
     def detach(self) -> None:
         """Take the hooks off."""
         self.detached = True
-        if self.renew in self.runtime.renewals:
-            self.runtime.renewals.remove(self.renew)
+        self.runtime.renewals.remove(self.renew)
         for hook in self.hooks:
             hook.remove()
 

@@ -32,7 +32,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> OptimizerT:
-    """Make every backward() end with gradients averaged over all ranks. Returns the same optimizer object.
+    """Make every backward() end with gradients averaged over all ranks, as long as the optimizer lives. Returns it.
 
     After `loss.backward()`, `p.grad` of every parameter of the optimizer is the ranks' average: clip it, unscale it,
     step. The optimizer gains `synchronize()`, `skip_synchronize()`, `no_sync()`, `set_backward_passes_per_step()`.

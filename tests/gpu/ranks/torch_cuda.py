@@ -85,7 +85,7 @@ def require_mean_gradients(prepare: Callable[[nn.Module], nn.Module] = lambda ne
     separate = [gradients(alone, batch.to(CUDA)) for batch in batches()]
     expected = [torch.stack(grads).double().mean(0) for grads in zip(*separate, strict=True)]
     net = attached or model()
-    hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    _ = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
     found = gradients(prepare(net), batches()[hvd.rank()].to(CUDA))
     for grad, exact in zip(found, expected, strict=True):
         assert grad.device == CUDA

@@ -10,6 +10,7 @@ import torch
 
 import hvdlite
 import hvdlite.torch as hvd
+from hvdlite import runtime
 from tests.parallel.common import require_error, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
@@ -104,6 +105,24 @@ def check_two_optimizers_whose_gradients_come_in_another_order() -> None:
             for optimizer in optimizers:
                 optimizer.step()
     restart()
+
+
+def check_models_that_are_no_more() -> None:
+    """A search over many models: those that have been dropped take no memory."""
+    if hvd.size() == 1:
+        return
+    living = weights((3,))
+    first = attach(living)
+    before = len(runtime.current().attachments)
+    for _ in range(4):
+        net = torch.nn.Linear(3, 3)
+        optimizer = attach(list(net.parameters()))
+        net(torch.ones(3)).sum().backward()
+        optimizer.step()
+        assert len(runtime.current().attachments) <= before + 2  # the last one is alive until the next is there
+    loss_of(living).backward()
+    require_grads(living, average())
+    first.step()
 
 
 def check_deepcopy_and_pickle() -> None:

@@ -296,7 +296,7 @@ def check_accumulation_equals_the_sum() -> None:
     whole = torch.randint(-100, 100, (2, 50), generator=generator, device="cpu").float()
     parts = list(whole.to(torch.get_default_device()))
     w = torch.nn.Parameter(torch.zeros(50))
-    attach([w], backward_passes_per_step=2, op=hvd.Sum)
+    _ = attach([w], backward_passes_per_step=2, op=hvd.Sum)
     for part in parts:
         (w * part).sum().backward()
     assert torch.equal(w.grad, hvd.allreduce(parts[0] + parts[1], op=hvd.Sum))
@@ -454,7 +454,7 @@ def check_exception_in_backward() -> None:
 def check_backward_in_another_graph_and_autograd_grad() -> None:
     """torch.autograd.grad and backwards of foreign weights do not communicate; double backward works."""
     params = weights((3,))
-    attach(params)
+    _ = attach(params)
     if hvd.rank() == 0:  # alone: it must not wait for the others
         (found,) = torch.autograd.grad((params[0] ** 2).sum(), params, create_graph=True)
         assert (found == 0).all()
@@ -596,7 +596,7 @@ def check_gradient_that_changes_after_it_left() -> None:
     for overlap in ("0", "1"):
         restart(OVERLAP=overlap, BUCKET_MB="0.00001")
         params = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]
-        attach([params[0], params[1], params[3], params[2]])  # the last leaves first
+        _ = attach([params[0], params[1], params[3], params[2]])  # the last leaves first
         loss = segments(params, reentrant=True)
         if overlap == "1" and hvd.size() > 1:
             require_error(HvdliteError, loss.backward, "parameter.3", "use_reentrant=False", "HVDLITE_OVERLAP=0")
@@ -609,7 +609,7 @@ def check_gradient_that_changes_after_it_left() -> None:
 def check_copies_of_a_model_are_free() -> None:
     """A deepcopy taken after attaching (an EMA, a frozen teacher) is not reduced."""
     model = torch.nn.Linear(3, 2)
-    attach(list(model.parameters()))
+    _ = attach(list(model.parameters()))
     ema = copy.deepcopy(model)
     (sum(p.sum() for p in ema.parameters()) * (hvd.rank() + 1)).backward()
     require_grads(list(ema.parameters()), hvd.rank() + 1)

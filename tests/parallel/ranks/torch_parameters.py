@@ -19,7 +19,7 @@ def model(*layers: tuple[int, int], dtype: torch.dtype = torch.float32) -> torch
 def require_usable() -> None:
     """After an error: another optimizer on this job averages."""
     params = weights((3,), (2, 2))
-    attach(params)
+    _ = attach(params)
     loss_of(params).backward()
     require_grads(params, average())
 
@@ -153,7 +153,7 @@ def check_optimizer_whose_parameters_are_all_frozen() -> None:
     for p in sleeping:
         p.requires_grad_(False)
     optimizer = attach(sleeping)
-    attach(others)
+    _ = attach(others)
     for p in sleeping:
         p.requires_grad_(True)
     for step in range(1, 3):
@@ -258,7 +258,7 @@ def check_groups() -> None:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        attach(params, num_groups=2)
+        _ = attach(params, num_groups=2)
     assert [w.category for w in caught] == [DeprecationWarning]
     loss_of(params).backward()
     require_grads(params, average())
@@ -268,7 +268,7 @@ def check_predivide_factor() -> None:
     """f divides before the sum and multiplies after: nothing changes but rounding, none here for powers of two."""
     for factor in (2.0, 0.5, 1024.0):
         params = weights()
-        attach(params, gradient_predivide_factor=factor)
+        _ = attach(params, gradient_predivide_factor=factor)
         loss_of(params).backward()
         require_grads(params, average())
     require_error(ValueError, lambda: attach(weights(), gradient_predivide_factor=2.0, op=hvd.Sum), "Average")
@@ -319,7 +319,7 @@ def check_sparse_sum() -> None:
     """op=Sum: row i looked up by rank r adds r+1."""
     p = hvd.size()
     table = embed(True)
-    attach([table.weight], op=hvd.Sum)
+    _ = attach([table.weight], op=hvd.Sum)
     (table(torch.tensor([0, hvd.rank()])).sum() * (hvd.rank() + 1)).backward()
     expected = torch.zeros(10, 3)
     expected[0] += p * (p + 1) / 2
