@@ -273,9 +273,11 @@ class Attachment:
 
     def take_again(self) -> None:
         """Take what a hook of the user's has put in the place of a gradient that had been taken."""
-        for index, p in enumerate(self.parameters):
-            moved = self.reducer.marked[index] and p.grad is not self.slots.aliases[index]
-            if moved and index not in self.cast and id(p) not in self.densified:  # which never are in the slots
+        aliases = self.slots.aliases
+        elsewhere = [i for i, p in enumerate(self.parameters) if p.grad is not aliases[i]]
+        for index in elsewhere:
+            ever_there = index not in self.cast and id(self.parameters[index]) not in self.densified
+            if self.reducer.marked[index] and ever_there:
                 if self.reducer.has_left(index):
                     raise HvdliteError(
                         f"a hook replaced the gradient of {self.specs[index].name} (p.grad = ...) after it had left. "
