@@ -284,6 +284,8 @@ def _after_fork() -> None:
         _forked = True
         for lane in _current.groups.lanes():
             lane.orphan(ForkedError())
+        for attachment in _current.attachments.values():
+            attachment.let_go()
 
 
 os.register_at_fork(after_in_child=_after_fork)

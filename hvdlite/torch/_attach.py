@@ -33,6 +33,7 @@ from hvdlite.torch._tensors import device_name, dtype_name
 
 Parameter = torch.nn.Parameter
 
+
 def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
     """Those that autograd gives p.grad: the parameter's own, if it lies densely in memory."""
     return torch.empty_like(p, device="meta").stride()
@@ -117,7 +118,6 @@ class Attachment:
             self.make_plan(now)
         elif self.addresses != (addresses := [p.data_ptr() for p in now]):  # some have been moved, cast, or reshaped
             self.addresses = addresses
-            self.unhook()  # swap_tensors takes them away
             if self.devices != [p.device for p in now] or self.specs != [self.spec(i, p) for i, p in enumerate(now)]:
                 self.make_plan(now)
             self.hook(now)
@@ -146,14 +146,10 @@ class Attachment:
         for p in [p for p, _ in self.hooks.values() if id(p) not in members]:
             self.hooks.pop(id(p))[1].remove()
         for p in now:
-            if id(p) not in self.hooks:
+            known, there = self.hooks.get(id(p)), getattr(p, "_post_accumulate_grad_hooks", None) or {}
+            if known is None or known[1].id not in there:  # torch.utils.swap_tensors takes them away
                 handle = p.register_post_accumulate_grad_hook(weakly(self.on_gradient))  # type: ignore[no-untyped-call]
                 self.hooks[id(p)] = p, handle
-
-    def unhook(self) -> None:
-        for _, handle in self.hooks.values():
-            handle.remove()
-        self.hooks = {}
 
     def spec(self, index: int, p: Parameter) -> Spec:
         dtype = (p.is_floating_point() and self.settings.wire) or dtype_name(p)
@@ -362,8 +358,15 @@ class Attachment:
         self.runtime.after_join.remove(self.start_over)
         self.runtime.attachments.pop(id(self), None)
         self.runtime.renewals.remove(self.renew)
-        self.unhook()
+        for _, hook in self.hooks.values():
+            hook.remove()
         self.step_hook.remove()
+
+    def let_go(self) -> None:
+        """In a forked child, which would write into its parent's gradients: they lie in memory that is shared."""
+        for index, p in enumerate(self.parameters):
+            if p.grad is self.slots.aliases[index]:
+                p.grad = None
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """What users call on the optimizer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -45,6 +47,24 @@ def check_workers_that_communicate_are_told() -> None:
         loader = DataLoader(Numbers(communicate=True), batch_size=6, num_workers=1)
         require_error(RuntimeError, lambda: list(loader), "forked after hvd.init()", "main process")
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+def check_a_child_leaves_its_parents_gradients_alone() -> None:
+    """Though they lie in memory that both have mapped."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+    (parameter.sum() * (hvd.rank() + 1)).backward()
+    child = os.fork()
+    if child == 0:
+        try:
+            optimizer.zero_grad(set_to_none=False)
+            (parameter.sum() * 100).backward()
+            os._exit(7 if (parameter.grad == 100).all() else 8)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert (parameter.grad == (hvd.size() + 1) / 2).all()
 
 
 def check_a_step_in_a_child_is_refused() -> None:
