@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
 
 from hvdlite.gradients import Settings, settings_of, shared_gradients
 from hvdlite.ops import Average, Op
@@ -40,8 +41,8 @@ def DistributedGradientTape(
     None. The tape gains `register_local_source(variable)`, whose gradient stays the rank's own (divided by the number
     of ranks where scale_local_gradients), and `get_local_and_global_gradients`. The other arguments are those of
     DistributedOptimizer. All tapes with the same arguments share one plan per list of variables, so a new tape per
-    step costs nothing. Copied per gradient byte: 2. To a tape around it the results are constants: for second
-    derivatives take the inner gradients with a plain tape.
+    step costs nothing. Copied per gradient byte: 2. Differentiating the results again raises
+    NotImplementedError: for second derivatives take the inner gradients with a plain tape.
 
     Collective when gradient() is first called; differing variables raise MismatchError with a diff on every rank.
     """
@@ -84,7 +85,10 @@ class Attachment:
             return grads
         variables, flat = flattened(sources), flattened(grads)
         exchange = shared_gradients(self.settings, BORDER, "tape")
-        return tf.nest.pack_sequence_as(sources, exchange.reduce(flat, variables, self.local), expand_composites=False)
+        reduced = exchange.reduce(flat, variables, self.local)
+        if could_possibly_record():
+            reduced = [constant(result, of) for result, of in zip(reduced, flat, strict=True)]
+        return tf.nest.pack_sequence_as(sources, reduced, expand_composites=False)
 
     def local_and_global(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
@@ -96,6 +100,24 @@ class Attachment:
             [pair for pair, mine in zip(pairs, local, strict=True) if mine],
             [pair for pair, mine in zip(pairs, local, strict=True) if not mine],
         )
+
+
+def constant(result: Any, gradient: Any) -> Any:
+    """The reduced gradient, through which a tape around it finds no way back: it gets an error, not nothing."""
+    if not isinstance(result, tf.Tensor) or not isinstance(gradient, tf.Tensor):
+        return result
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
+    def through(_: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def refuse(*upstream: Any) -> Any:
+            raise NotImplementedError(
+                "the results of hvd.DistributedGradientTape cannot be differentiated again: take the inner gradients "
+                "with a plain tf.GradientTape, and the outer ones with a distributed tape"
+            )
+
+        return tf.identity(result), refuse
+
+    return through(gradient)
 
 
 def flattened(structure: Any) -> list[Any]:

@@ -106,6 +106,25 @@ def check_tape_details() -> None:
         np.testing.assert_allclose(local[1], [6.0 * rank, 8.0 * rank])
 
 
+def check_second_derivatives() -> None:
+    """With a plain tape inside they are right; through a distributed tape's results they are an error, not nothing."""
+    weight = tf.Variable([1.0, 2.0])
+
+    def penalty(inside: Any) -> tf.Tensor:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_sum(weight**3) * (hvd.rank() + 1)
+            (grad,) = inside(inner).gradient(loss, [weight])
+            total = loss + tf.reduce_sum(grad)
+        return hvd.DistributedGradientTape(outer).gradient(total, [weight])[0]
+
+    for call in (penalty, tf.function(penalty)):
+        # d/dw of (r+1) (w^3 + 3 w^2), averaged
+        np.testing.assert_allclose(call(lambda tape: tape), (3 * weight**2 + 6 * weight) * (hvd.size() + 1) / 2)
+        if hvd.size() > 1:
+            require_error(NotImplementedError, lambda: call(hvd.DistributedGradientTape), "plain tf.GradientTape")  # noqa: B023
+
+
 def check_partial_tape() -> None:
     """The weights of local layers keep this rank's gradients, divided by the number of ranks unless asked not to."""
     rank, size = hvd.rank(), hvd.size()
