@@ -43,6 +43,8 @@ class Runtime:
             self.trace(settings.timeline, settings.timeline_mark_cycles)
         self.attachments: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """Optimizers attached under this runtime, by id(), in order; the adapters keep it."""
+        self.crowd = 8
+        """With so many of them, those that nobody has any more are looked for."""
         self.comm: Any = None
         """What `init` was given."""
         self.renewals = Calls()

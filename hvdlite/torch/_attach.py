@@ -76,8 +76,9 @@ class Attachment:
         self.run = -1  # the number of autograd's run that had the last gradient
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
         if self.group is not None and not self.paused:
-            if self.runtime.attachments:
-                gc.collect()  # models that are no more may have been attached, and their gradients take memory
+            if len(self.runtime.attachments) >= self.runtime.crowd:  # models that are no more take memory
+                gc.collect()  # in a fifth of a second
+                self.runtime.crowd = 2 * len(self.runtime.attachments) + 8
             self.lane, self.size = self.group.new_lane(self.name), self.group.size
             self.make_plan(self.trainable())
             self.take_over()
