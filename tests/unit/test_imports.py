@@ -27,7 +27,7 @@ LAYERS = [
     {"engine"},
     {"observers"},
     {"gpu"},
-    {"process_sets", "post", "zeros", "logs"},
+    {"process_sets", "post", "zeros", "logs", "weakly"},
     {"groups"},
     {"runtime"},
     {"joining", "membership", "ops", "tracing"},
