@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hvdlite import rollcall
 from hvdlite.algorithms import Place
 from hvdlite.arrays import adopt_gpu
-from hvdlite.errors import HvdliteError, ShutdownError
+from hvdlite.errors import HvdliteError, ShutdownError, broken_by
 from hvdlite.matching import Verdict, has_joined, match, refusal
 from hvdlite.memory import Workspace
 from hvdlite.requests import LEAVE, Call, Changed, Handle, Request, visible
@@ -37,17 +37,6 @@ if TYPE_CHECKING:
 
 SWITCH_SECONDS = 0.0005  # a lane's thread waits this long for the GIL after each MPI call while Python code runs
 SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.01
-ALIKE = (HvdliteError, ValueError, NotImplementedError, KeyError)
-"""What requests raise on all ranks, before any has sent or after all have received. Anything else (no memory, the MPI)
-may have come to this rank alone."""
-
-
-def in_the_middle(request: Request, error: BaseException) -> str:
-    """Why a lane is closed by this error of its request."""
-    return (
-        f"an earlier operation, {request.signature.key}, failed in the middle on this rank ({type(error).__name__}: "
-        f"{error}), and nobody knows what the others have sent: this process can no longer communicate"
-    )
 
 
 class Closeable(Protocol):
@@ -197,8 +186,8 @@ class Lane:
         self.alike = False
         with self.changed.lock:
             self.settle(request, result, error)
-            if error is not None and not isinstance(error, ALIKE):
-                self.close(HvdliteError(in_the_middle(request, error)))
+            if error is not None and (reason := broken_by(error, request.signature.key)):
+                self.close(reason)
             if request.signature == LEAVE:  # closed before anyone learns of it: leaving twice is leaving once
                 self.close(self.farewell)
 

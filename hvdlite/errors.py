@@ -70,3 +70,17 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 HorovodInternalError = HvdliteError
+
+ON_ALL = (HvdliteError, ValueError, NotImplementedError, KeyError)
+"""What an operation raises on all ranks, before any has sent or after all have received."""
+
+
+def broken_by(error: BaseException, operation: str) -> HvdliteError | None:
+    """Why no operation can follow on a lane one of whose operations raised this; None: others can. Anything that is
+    not raised on all ranks (no memory, the MPI) may have come to this rank alone, in the middle."""
+    if isinstance(error, ON_ALL):
+        return None
+    return HvdliteError(
+        f"an earlier operation, {operation}, failed in the middle on this rank ({type(error).__name__}: {error}), and "
+        "nobody knows what the others have sent: this process can no longer communicate"
+    )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,31 +24,11 @@ from hvdlite.arrays import Array, mark
 from hvdlite.buckets import Spec
 from hvdlite.engine import Lane
 from hvdlite.gpu import Gpu
-from hvdlite.ops import Adasum, Average, Op, Sum
+from hvdlite.ops import Average, Sum
 from hvdlite.process_sets import ProcessSet
 from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.requests import Request, Signature
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How gradients are to be reduced: op over ranks, divided by `predivide` before the sum and multiplied after."""
-
-    op: Op = Average
-    predivide: float = 1.0
-
-    def check(self) -> None:
-        """Raises ValueError for what cannot be right, NotImplementedError for Adasum."""
-        if self.op is Adasum:
-            raise NotImplementedError("op=Adasum is not supported yet; use op=Average")
-        if not self.predivide > 0:
-            raise ValueError(f"gradient_predivide_factor must be above 0, not {self.predivide}")
-        if self.predivide != 1.0 and self.op is not Average:
-            raise ValueError("gradient_predivide_factor is for op=Average only")
-
-    def reduction(self, size: int) -> Reduction:
-        """The arithmetic over this many ranks."""
-        return ops.reduction(self.op, size, 1.0 / self.predivide, self.predivide)
+from hvdlite.terms import Terms
 
 
 class Exchange:

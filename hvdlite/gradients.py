@@ -17,11 +17,12 @@ from weakref import WeakKeyDictionary
 from hvdlite import runtime
 from hvdlite.buckets import Spec
 from hvdlite.errors import RemovedError
-from hvdlite.exchange import Accumulator, Exchange, Terms
+from hvdlite.exchange import Accumulator, Exchange
 from hvdlite.gpu import Gpu
-from hvdlite.ops import Op
+from hvdlite.ops import Adasum, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.reducer import Use
+from hvdlite.terms import Terms
 from hvdlite.variables import common_name, is_one_of, name_of
 
 
@@ -223,9 +224,10 @@ def settings_of(
     op: Op | int, predivide: float, compression: Any, sparse_as_dense: bool, num_groups: int, groups: Any,
     scale_local: bool, process_set: ProcessSet,
 ) -> Settings:
-    """Horovod's arguments, checked. Raises ValueError for what cannot be right."""
+    """Horovod's arguments, checked. Raises ValueError for what cannot be right, NotImplementedError for Adasum."""
+    if Op(op) is Adasum:
+        raise NotImplementedError("op=Adasum is not supported yet; use op=Average")
     terms = Terms(Op(op), predivide)
-    terms.check()
     if not all(hasattr(compression, method) for method in ("compress", "decompress")):
         raise ValueError(f"compression must be one of hvd.Compression (hvd.Compression.fp16, ...), not {compression!r}")
     if not isinstance(process_set, ProcessSet):

@@ -11,7 +11,6 @@ import atexit
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
 
 from hvdlite import config, exits, logs, topology
 from hvdlite.algorithms import Place
@@ -24,7 +23,7 @@ from hvdlite.observers import Observer
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.transports import Transport
 from hvdlite.transports.threads import ThreadTransport
-from hvdlite.weakly import Calls
+from hvdlite.weakly import Calls, Crowd
 
 
 class Runtime:
@@ -41,10 +40,8 @@ class Runtime:
         self.watch = stall.watch(world, self.groups.lanes, settings.stall_check, settings.stall_shutdown)
         if settings.timeline not in ("", "DYNAMIC"):
             self.trace(settings.timeline, settings.timeline_mark_cycles)
-        self.attachments: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        """Optimizers attached under this runtime, by id(), in order; the adapters keep it."""
-        self.crowd = 8
-        """With so many of them, those that nobody has any more are looked for."""
+        self.attachments = Crowd()
+        """Optimizers attached under this runtime; the adapters keep it."""
         self.comm: Any = None
         """What `init` was given."""
         self.renewals = Calls()
@@ -286,8 +283,8 @@ def _after_fork() -> None:
         _forked = True
         for lane in _current.groups.lanes():
             lane.orphan(ForkedError())
-        for attachment in _current.attachments.values():
-            attachment.let_go()
+        for attachment in _current.attachments:
+            attachment.gradients.let_go()
 
 
 os.register_at_fork(after_in_child=_after_fork)

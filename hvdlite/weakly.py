@@ -1,12 +1,27 @@
-"""Lists of what is to be called later, that keep no object alive for it."""
+"""Objects and calls to come back to later, kept by lists that keep no object alive for it."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from types import MethodType
-from weakref import WeakMethod
+from typing import Any, TypeVar
+from weakref import WeakMethod, WeakValueDictionary
 
 Call = Callable[[], None]
+ArgumentT = TypeVar("ArgumentT")
+
+
+def weakly(method: Callable[[ArgumentT], None]) -> Callable[[ArgumentT], None]:
+    """The same, as long as its object lives; then it does nothing."""
+    reference = WeakMethod(method)
+
+    def call(argument: ArgumentT) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(argument)
+
+    return call
 
 
 class Calls:
@@ -25,3 +40,31 @@ class Calls:
 
     def __iter__(self) -> Iterator[Call]:
         return iter([call for each in self.references if (call := each()) is not None])
+
+
+class Crowd:
+    """Objects as long as they live, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self.members: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self.many = 8
+
+    def disperse(self) -> None:
+        """Once they are many, collect those that only cycles of references keep, with all their memory: in a fifth of
+        a second, hence now and then."""
+        if len(self) >= self.many:
+            gc.collect()
+            self.many = 2 * len(self) + 8
+
+    def append(self, member: Any) -> None:
+        self.members[id(member)] = member
+
+    def remove(self, member: Any) -> None:
+        """Take one out, if it is there."""
+        self.members.pop(id(member), None)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self.members.values()))

@@ -29,7 +29,7 @@ Apply = Callable[[list[Any], Sequence[Any] | None], Any]
 
 
 class Attachment:
-    """One optimizer's gradients, reduced. Lives as long as the runtime that it was made under."""
+    """One optimizer's gradients, reduced; under another runtime after `renew`."""
 
     def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
         self.optimizer, self.settings, self.sums, self.border = optimizer, settings, sums, border()

@@ -12,73 +12,44 @@ communicating in the step hook alone (GradScaler unscales before it, LBFGS calls
 from __future__ import annotations
 
 import contextlib
-import gc
-from collections.abc import Callable, Iterator
-from operator import is_not
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from weakref import WeakMethod
 
 import torch
 
-from hvdlite import ops, runtime
-from hvdlite.buckets import Spec
+from hvdlite import runtime
 from hvdlite.errors import HvdliteError, RemovedError
-from hvdlite.reducer import Reducer, Use, planned
+from hvdlite.reducer import Reducer, planned
 from hvdlite.torch import _cuda
 from hvdlite.torch._backward import Backward, current_run
-from hvdlite.torch._packing import Packing, Slots
+from hvdlite.torch._gradients import Gradients
+from hvdlite.torch._packing import Packing
+from hvdlite.torch._parameters import Hooks, Parameter, Planned
 from hvdlite.torch._settings import Settings
-from hvdlite.torch._sparse import reduce_sparse
-from hvdlite.torch._tensors import device_name, dtype_name
-
-Parameter = torch.nn.Parameter
-
-
-def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
-    """Those that autograd gives p.grad: the parameter's own, if it lies densely in memory."""
-    return torch.empty_like(p, device="meta").stride()
-
-
-def weakly(hook: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """The same, as long as its object lives: the collector of cycles does not see the hooks of tensors."""
-    reference = WeakMethod(hook)
-
-    def call(p: torch.Tensor) -> None:
-        method = reference()
-        if method is not None:
-            method(p)
-
-    return call
 
 
 class Attachment:
-    """One optimizer's gradients, reduced. Lives as long as the runtime that it was made under."""
+    """One optimizer's gradients, reduced. Lives as long as the optimizer, and works as long as the runtime that it was
+    made under."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:
         self.optimizer, self.settings, self.passes_per_step = optimizer, settings, passes_per_step
         self.runtime = runtime.current()
         self.group = self.runtime.groups.find(settings.process_set)
         self.name = f"optimizer.{self.group.serial('optimizer') if self.group else 0}"
-        self.parameters: list[Parameter] = []
-        self.sparse: dict[int, Parameter] = {}
-        self.densified: set[int] = set()
-        self.hooks: dict[int, tuple[Parameter, Any]] = {}  # by id()
+        self.gradients = Gradients(settings)
+        self.hooks = Hooks(self.on_gradient)
         self.heir: torch.optim.Optimizer | None = None  # whose attachment reduces the parameters' gradients instead
-        self.once = settings.op is not ops.Average  # the average of equal gradients is theirs: it may be taken again
-        self.given: dict[int, torch.Tensor | None] = {}  # results that are not the slots' aliases, by id() of parameter
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.detached = False
         self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
-        self.passes = self.rounds = self.retries = self.steps = 0
+        self.passes = self.retries = self.steps = 0
         self.backward = Backward(self.end_backward)
         self.tag: tuple[int, ...] = ()  # names the round under way on all ranks
-        self.addresses: list[int] = []  # of the plan's parameters
         self.run = -1  # the number of autograd's run that had the last gradient
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
         if self.group is not None and not self.paused:
-            if len(self.runtime.attachments) >= self.runtime.crowd:  # models that are no more take memory
-                gc.collect()  # in a fifth of a second
-                self.runtime.crowd = 2 * len(self.runtime.attachments) + 8
+            self.runtime.attachments.disperse()  # models that are no more take memory
             self.lane, self.size = self.group.new_lane(self.name), self.group.size
             self.make_plan(self.trainable())
             self.take_over()
@@ -90,11 +61,11 @@ class Attachment:
         """Detach earlier optimizers whose parameters are all among this one's: they were discarded, or share them, and
         one reduction serves both."""
         mine = self.members()
-        for other in [other for other in self.runtime.attachments.values() if other.members() <= mine]:
+        for other in [other for other in self.runtime.attachments if other.members() <= mine]:
             other.detach()
             other.heir = self.optimizer
             other.step_hook = other.optimizer.register_step_pre_hook(other.before_step)
-        self.runtime.attachments[id(self)] = self
+        self.runtime.attachments.append(self)
         self.runtime.renewals.append(self.renew)
 
     def members(self) -> set[int]:
@@ -107,57 +78,36 @@ class Attachment:
         return not self.detached and not removed and runtime.is_initialized() and runtime.current() is self.runtime
 
     def trainable(self) -> list[Parameter]:
-        groups = self.optimizer.param_groups
-        return [p for group in groups for p in group["params"] if p.requires_grad and id(p) not in self.sparse]
+        groups, sparse = self.optimizer.param_groups, self.gradients.sparse
+        return [p for group in groups for p in group["params"] if p.requires_grad and id(p) not in sparse]
 
     # The plan, made anew when the set of parameters changed
 
     def prepare(self) -> None:
         """Plan anew if the parameters are not those of the plan, or not what they were. Collective when it plans."""
         now = self.trainable()
-        if len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
+        if not self.planned.are(now):
             self.make_plan(now)
-        elif self.addresses != (addresses := [p.data_ptr() for p in now]):  # some have been moved, cast, or reshaped
-            self.addresses = addresses
-            if self.devices != [p.device for p in now] or self.specs != [self.spec(i, p) for i, p in enumerate(now)]:
+        elif self.planned.moved(now):
+            if self.planned.changed(now):
                 self.make_plan(now)
-            self.hook(now)
+            self.hooks.renew(now, self.members())
 
-    def make_plan(self, now: list[Parameter], order: list[int] | None = None) -> None:
+    def make_plan(self, now: Sequence[Parameter], order: list[int] | None = None) -> None:
         """Plan, allocate and hook; order: of gradients, if known. Collective. If it raises, the plan before stays."""
-        how = ops.reduction(self.settings.op, self.size, 1.0 / self.settings.predivide, self.settings.predivide)
-        specs = [self.spec(i, p) for i, p in enumerate(now)]
-        layout, overlap = planned(specs, self.runtime.config, self.lane.place, order)
-        gpu = _cuda.gpu_of(now)
+        to_be = Planned(now, self.settings)
+        layout, overlap = planned(to_be.specs, self.runtime.config, self.lane.place, order)
+        gpu, how = _cuda.gpu_of(now), self.settings.terms.reduction(self.size)
         self.reducer = Reducer(self.lane, layout, how, self.name, overlap, gpu, learn=order is None)
         self.streams = _cuda.Streams(gpu.number) if gpu else None
-        self.parameters, self.specs, self.addresses = now, specs, [p.data_ptr() for p in now]
-        self.devices = [p.device for p in now]
-        self.slots = Slots(self.reducer.views, [strides_of_gradient(p) for p in now])
-        self.index = {id(p): i for i, p in enumerate(now)}
-        self.cast = {i for i, (p, view) in enumerate(zip(now, self.slots.views, strict=True)) if view.dtype != p.dtype}
+        self.planned = to_be
+        self.gradients.plan(now, self.reducer.views)
         last = {bucket.members[-1] for bucket in layout.buckets if overlap}  # with them a bucket may leave
-        singly = bool(self.cast) or self.settings.op is not ops.Average
-        self.packing = Packing(now, self.slots, self.take, lambda i: self.reducer.mark_ready(i, self.tag), last, singly)
-        self.hook(now)
-
-    def hook(self, now: list[Parameter]) -> None:
-        """Be called at the gradients of these parameters, and no more at those of others that are gone."""
-        members = self.members()
-        for p in [p for p, _ in self.hooks.values() if id(p) not in members]:
-            self.hooks.pop(id(p))[1].remove()
-        for p in now:
-            known, there = self.hooks.get(id(p)), getattr(p, "_post_accumulate_grad_hooks", None) or {}
-            if known is None or known[1].id not in there:  # torch.utils.swap_tensors takes them away
-                handle = p.register_post_accumulate_grad_hook(weakly(self.on_gradient))  # type: ignore[no-untyped-call]
-                self.hooks[id(p)] = p, handle
-
-    def spec(self, index: int, p: Parameter) -> Spec:
-        dtype = (p.is_floating_point() and self.settings.wire) or dtype_name(p)
-        name = self.settings.names.get(id(p), f"parameter.{index}")
-        strides = strides_of_gradient(p)
-        order = () if torch.empty(p.shape, device="meta").stride() == strides else strides
-        return Spec(name, tuple(p.shape), dtype, device_name(p), self.settings.groups.get(id(p)), order)
+        singly = bool(self.gradients.cast) or self.gradients.once
+        self.packing = Packing(
+            now, self.gradients.slots, self.gradients.take, lambda i: self.reducer.mark_ready(i, self.tag), last, singly
+        )
+        self.hooks.renew(now, self.members())
 
     # One backward
 
@@ -186,111 +136,48 @@ class Attachment:
         self.passes += 1
         if self.passes >= self.passes_per_step:
             self.begin_round()
-            self.expected, self.reducing = self.index, True
+            self.expected, self.reducing = self.planned.index, True
         self.backward.begin(run)
 
     def begin_round(self) -> None:
         # A retry on one rank must not be added to what the other ranks have begun: the tag tells them apart.
         self.packing.forget()
         self.retries += self.reducer.abandon_round()
-        self.tag = (self.steps, self.rounds, self.retries)
+        self.tag = (self.steps, self.gradients.rounds, self.retries)
         self.prepare()
 
     def end_backward(self) -> None:
         """Finish its rounds in the order in which the optimizers were attached; that of gradients may differ between
         ranks, which would wait for each other."""
         run, self.run = current_run(), -1
-        for each in list(self.runtime.attachments.values()):
+        for each in self.runtime.attachments:
             if each.reducing and (each is self or each.backward.ends_with(run)):
                 each.finish_round()
-
-    def take(self, index: int) -> Use:
-        """Put the parameter's gradient into its view, and the view in the gradient's place."""
-        p, view = self.parameters[index], self.slots.views[index]
-        grad = p.grad
-        if grad is None:
-            self.slots.preserve((index,))
-            view.zero_()
-            return Use.UNUSED
-        if self.once:
-            self.refuse_accumulated(p)
-        if grad.layout is not torch.strided:
-            return self.take_sparse(p, grad, view)
-        if not self.slots.holds(index, grad):
-            self.slots.preserve((index,))
-            view.copy_(grad.detach() if grad.requires_grad else grad)  # it does after backward(create_graph=True)
-            if index not in self.cast:
-                p.grad = self.slots.alias(index)
-        return Use.DENSE
-
-    def take_sparse(self, p: Parameter, grad: torch.Tensor, view: torch.Tensor) -> Use:
-        """The same for a sparse gradient, which travels dense where the user wants that."""
-        if not self.settings.sparse_as_dense:
-            view.zero_()
-            return Use.SPARSE
-        view.copy_(grad.to_dense())
-        return Use.DENSE if id(p) in self.densified else Use.DENSIFIED  # which makes it known to all
-
-    def refuse_accumulated(self, p: Parameter) -> None:
-        """Raise where p.grad is a result that backward has added to, and reducing it again would be wrong."""
-        if self.rounds and p.grad is not None and (p.grad is self.given.get(id(p)) or self.is_alias(p)):
-            raise RuntimeError(
-                f"a second backward() before step() with op={self.settings.op.name} would reduce the first one's "
-                "result again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between (with "
-                "set_to_none=True), or op=Average."
-            )
-
-    def is_alias(self, p: Parameter) -> bool:
-        index = self.index.get(id(p))
-        return index is not None and p.grad is self.slots.aliases[index]
 
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.expected, self.reducing = {}, False
-        if self.once:
-            for p in self.sparse.values():
-                self.refuse_accumulated(p)
+        self.gradients.refuse_sparse_results()
         if self.streams:
             self.streams.join(self.packing.pack)
         self.packing.pack()
         self.take_again()
-        uses = self.reducer.finish_round(self.take, self.tag)
-        some = uses is self.reducer.all_dense or any(uses) or bool(self.sparse)  # a hook may have applied them already
-        self.rounds += some
+        uses = self.reducer.finish_round(self.gradients.take, self.tag)
         self.passes, self.retries, self.unreduced = 0, 0, False
-        if uses is not self.reducer.all_dense or self.cast or self.densified:  # else the views are there already
-            for index, use in enumerate(uses):
-                self.give(index, use)
-        for p in self.sparse.values():
-            reduce_sparse(p, self.settings.op, self.settings.process_set)
+        self.gradients.give(uses, all_dense=uses is self.reducer.all_dense)
         if self.reducer.order:
-            self.make_plan(self.parameters, self.reducer.order)
-        if self.once:
-            self.given = {id(p): p.grad for p in (*self.parameters, *self.sparse.values()) if not self.is_alias(p)}
+            self.make_plan(self.planned.parameters, self.reducer.order)
 
     def take_again(self) -> None:
         """Take what a hook of the user's has put in the place of a gradient that had been taken."""
-        aliases = self.slots.aliases
-        elsewhere = [i for i, p in enumerate(self.parameters) if p.grad is not aliases[i]]
-        for index in elsewhere:
-            ever_there = index not in self.cast and id(self.parameters[index]) not in self.densified
-            if self.reducer.marked[index] and ever_there:
+        for index in self.gradients.replaced():
+            if self.reducer.marked[index]:
                 if self.reducer.has_left(index):
                     raise HvdliteError(
-                        f"a hook replaced the gradient of {self.specs[index].name} (p.grad = ...) after it had left. "
-                        "Change it in place (p.grad.mul_(...)), or set HVDLITE_OVERLAP=0"
+                        f"a hook replaced the gradient of {self.planned.specs[index].name} (p.grad = ...) after it had "
+                        "left. Change it in place (p.grad.mul_(...)), or set HVDLITE_OVERLAP=0"
                     )
-                self.take(index)
-
-    def give(self, index: int, use: Use) -> None:
-        """The reduced gradient becomes p.grad."""
-        p, view = self.parameters[index], self.slots.views[index]
-        if use is Use.SPARSE:
-            self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
-        elif use is not Use.UNUSED:
-            self.densified.update([id(p)] if use is Use.DENSIFIED else [])
-            dense = self.slots.alias(index) if view.dtype == p.dtype else view.to(p.dtype)
-            p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call,unused-ignore]
+                self.gradients.take(index)
 
     # Around the step
 
@@ -306,13 +193,13 @@ class Attachment:
         if not self.skipping and not any(map(callable, (*args, *kwargs.values()))):  # a closure's backward will do it
             self.synchronize()
         if not self.paused:
-            self.steps, self.rounds = self.steps + 1, 0
+            self.steps, self.gradients.rounds = self.steps + 1, 0
         self.unreduced = False
         self.backward.forget()
 
     def synchronize(self) -> None:
         """Complete the round under way, if gradients are still unreduced. Waits for all ranks."""
-        if self.alive and not self.paused and (self.rounds == 0 or self.unreduced):
+        if self.alive and not self.paused and (self.gradients.rounds == 0 or self.unreduced):
             self.begin_round()
             self.finish_round()
 
@@ -350,24 +237,17 @@ class Attachment:
     def start_over(self) -> None:
         """All ranks have joined: count steps from 0, since some have made more."""
         self.reducer.abandon_round()
-        self.expected, self.reducing, self.given, self.unreduced = {}, False, {}, False
-        self.passes = self.rounds = self.retries = self.steps = 0
+        self.expected, self.reducing, self.unreduced = {}, False, False
+        self.passes = self.gradients.rounds = self.retries = self.steps = 0
 
     def detach(self) -> None:
         """Take the hooks off."""
         self.detached = True
         self.runtime.after_join.remove(self.start_over)
-        self.runtime.attachments.pop(id(self), None)
+        self.runtime.attachments.remove(self)
         self.runtime.renewals.remove(self.renew)
-        for _, hook in self.hooks.values():
-            hook.remove()
+        self.hooks.remove()
         self.step_hook.remove()
-
-    def let_go(self) -> None:
-        """In a forked child, which would write into its parent's gradients: they lie in memory that is shared."""
-        for index, p in enumerate(self.parameters):
-            if p.grad is self.slots.aliases[index]:
-                p.grad = None
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """What users call on the optimizer."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvdlite.ops import Op
 from hvdlite.process_sets import ProcessSet
+from hvdlite.terms import Terms
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,7 @@ class Settings:
     """Parameter names by id()."""
     groups: dict[int, int]
     """Bucket group by id(), where the user grouped parameters."""
-    op: Op
-    predivide: float
+    terms: Terms
     wire: str | None
     """Gradients travel in this dtype; None: their own."""
     sparse_as_dense: bool

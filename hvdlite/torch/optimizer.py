@@ -12,6 +12,7 @@ from hvdlite import runtime
 from hvdlite.compression import wire_dtype
 from hvdlite.ops import Adasum, Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.terms import Terms
 from hvdlite.torch._attach import Attachment, attach
 from hvdlite.torch._delta import DeltaAttachment, attach_delta
 from hvdlite.torch._settings import Settings
@@ -52,18 +53,9 @@ def DistributedOptimizer(
     Raises ValueError or TypeError for arguments that cannot be right, RuntimeError where the optimizer is attached
     already.
     """
+    require_unattached(optimizer)
     op = Op(op)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"DistributedOptimizer takes a torch optimizer first, not a {type(optimizer).__name__}: "
-            "DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
-        )
-    attached: Attachment | DeltaAttachment | None = optimizer.__dict__.get("_hvdlite")
-    if attached is not None and attached.alive and attached.group is not None:
-        raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
-    if attached is not None:
-        attached.detach()
-    check(op, backward_passes_per_step, gradient_predivide_factor, process_set)
+    check(op, backward_passes_per_step, process_set)
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -71,8 +63,7 @@ def DistributedOptimizer(
     settings = Settings(
         names=names_of(parameters, named_parameters),
         groups=groups_of(parameters, groups),
-        op=op,
-        predivide=gradient_predivide_factor,
+        terms=Terms(op, gradient_predivide_factor),
         wire=wire_dtype(compression),
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
@@ -84,14 +75,26 @@ def DistributedOptimizer(
     return optimizer
 
 
-def check(op: Op, passes: int, predivide: float, process_set: ProcessSet) -> None:
+def require_unattached(optimizer: Any) -> None:
+    """Raises TypeError for what is no optimizer, RuntimeError for one that is attached. Forgets older attachments."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"DistributedOptimizer takes a torch optimizer first, not a {type(optimizer).__name__}: "
+            "DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
+        )
+    attached: Attachment | DeltaAttachment | None = optimizer.__dict__.get("_hvdlite")
+    if attached is not None and attached.alive and attached.group is not None:
+        raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
+    if attached is not None:
+        attached.detach()
+
+
+def check(op: Op, passes: int, process_set: ProcessSet) -> None:
     size = runtime.size()
     if op is Adasum and process_set is not global_process_set:
         raise NotImplementedError("op=Adasum is for the global process set only; use op=Average")
     if op is Adasum and size & (size - 1):
         raise NotImplementedError(f"op=Adasum needs a power of two of ranks, not {size}; use op=Average")
-    if predivide != 1.0 and op is not Average:
-        raise ValueError("gradient_predivide_factor is for op=Average only")
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step must be at least 1, not {passes}")
 

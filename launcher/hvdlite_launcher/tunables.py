@@ -44,7 +44,7 @@ def _count(text: str) -> str:
     return text
 
 
-def _positive(text: str) -> str:
+def _amount(text: str) -> str:
     return _between(text, 0, float("inf"), "must be a number, 0 or more")
 
 
@@ -76,7 +76,7 @@ _NO_TUNING = "algorithms are chosen by a cost model from size and place, with no
 TUNABLES = (
     Tunable("--fusion-threshold-mb", "FUSION_THRESHOLD", ("params", "fusion_threshold_mb"),
             "size of gradient buckets (25)", _bytes),
-    Tunable("--cycle-time-ms", "CYCLE_TIME", ("params", "cycle_time_ms"), read=_positive,
+    Tunable("--cycle-time-ms", "CYCLE_TIME", ("params", "cycle_time_ms"), read=_amount,
             no_effect="there are no cycles: a bucket leaves when it is full"),
     Tunable("--cache-capacity", "CACHE_CAPACITY", ("params", "cache_capacity"), read=_count,
             no_effect="there is no response cache: the plan of a model is compared once"),

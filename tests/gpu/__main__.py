@@ -44,11 +44,12 @@ TENSORFLOW = (  # where it is installed; no Keras steps, which would be compiled
 KERAS = (
     Row("Keras on torch", 2, ("backends_keras",), extra={"KERAS_BACKEND": "torch"}),
 ) if importlib.util.find_spec("keras") else ()
+TORCH_CHECKS = ("torch_gradients", "torch_steps", "torch_backwards", "torch_collectives", "torch_dtypes")
 CHECKS = (
     Row("is the MPI CUDA-aware", 2, program=("-m", "hvdlite.transports.cuda_aware")),
     Row("CuPy arrays", 2, ("gpu/device_arrays",)),
     Row("races, AMP, layouts, placement", 2, ("gpu/torch_cuda",)),
-    Row("torch checks of tests/parallel", 2, ("torch_gradients", "torch_collectives", "torch_dtypes"), extra=TORCH),
+    Row("torch checks of tests/parallel", 2, TORCH_CHECKS, extra=TORCH),
     Row("CuPy arrays", 4, ("gpu/device_arrays",)),
     Row("gradients", 4, ("gpu/torch_cuda.check_gradients_every_way", "gpu/torch_cuda.check_low_precision")),
     *TENSORFLOW, *KERAS,

@@ -23,7 +23,7 @@ def pretend() -> None:
 
     from hvdlite.arrays import Mark, bfloat16
     from hvdlite.gpu import Gpu
-    from hvdlite.torch import _attach, _cuda, _tensors
+    from hvdlite.torch import _cuda, _parameters, _tensors
 
     assert hasattr(cupy, "LOG"), "this is a real CuPy"
 
@@ -47,7 +47,7 @@ def pretend() -> None:
 
     only = Stream()
     torch.cuda.current_stream = lambda number=None: only
-    _tensors.device_name = _attach.device_name = lambda tensor: "cuda"
+    _tensors.device_name = _parameters.device_name = lambda tensor: "cuda"
     _cuda.to_array, _cuda.to_tensor = to_array, to_tensor
     _cuda.gpu_of = lambda tensors: Gpu(cupy, 0) if list(tensors) else None
     Mark.precede = Mark.wait

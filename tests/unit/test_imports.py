@@ -31,7 +31,7 @@ LAYERS = [
     {"groups"},
     {"runtime"},
     {"joining", "membership", "ops", "tracing"},
-    {"objects", "reducer"},
+    {"objects", "reducer", "terms"},
     {"exchange", "variables"},
     {"gradients"},
 ]

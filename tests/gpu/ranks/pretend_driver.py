@@ -73,7 +73,8 @@ def check_torch_gradients_lie_on_the_device() -> None:
     attachment = optimizer._hvdlite
     assert list(attachment.reducer.arenas) == ["cuda"] and attachment.streams is not None
     assert isinstance(attachment.lane.gpu, gpu.Side) and attachment.reducer.overlap
-    attachment.addresses, attachment.devices = [0], [torch.device("meta")]  # as if it had been elsewhere when the plan was made
+    then = attachment.planned  # as if it had been elsewhere when the plan was made
+    then.addresses, then.facts = [0], [(spec, torch.device("meta")) for spec in then.specs]
     before = attachment.reducer
     weight.grad = None
     (weight.sum() * (hvd.rank() + 1)).backward()

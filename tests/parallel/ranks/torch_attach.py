@@ -114,7 +114,7 @@ def check_models_that_are_no_more() -> None:
         return
     living = weights((3,))
     first = attach(living)
-    crowd = runtime.current().crowd
+    crowd = runtime.current().attachments.many
     gc.disable()  # Python's own collector may come first
     for _ in range(4 * crowd):
         net = torch.nn.Linear(3, 3)

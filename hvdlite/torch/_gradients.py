@@ -1,0 +1,116 @@
+"""p.grad of a plan's parameters, on their way to where the peers can reach them, and back as results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvdlite.arrays import Array
+from hvdlite.ops import Average
+from hvdlite.reducer import Use
+from hvdlite.torch._packing import Slots
+from hvdlite.torch._parameters import Parameter, strides_of_gradient
+from hvdlite.torch._settings import Settings
+from hvdlite.torch._sparse import reduce_sparse
+
+
+class Gradients:
+    """What one optimizer's parameters have in p.grad: each is copied once, and its place taken by the copy's view."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.once = settings.terms.op is not Average  # the average of equal gradients is theirs: it may be taken again
+        self.parameters: Sequence[Parameter] = ()
+        self.sparse: dict[int, Parameter] = {}  # by id(); all ranks know of them, and no plan has them
+        self.densified: set[int] = set()  # by id(), likewise: sparse ones that travel dense
+        self.given: dict[int, torch.Tensor | None] = {}  # results that are no slot's alias, by id() of the parameter
+        self.rounds = 0  # how often results have been handed out since the last step
+
+    def plan(self, parameters: Sequence[Parameter], arrays: Sequence[Array]) -> None:
+        """These parameters' gradients lie in these arrays from now on."""
+        if self.once:  # results stay results
+            self.given |= {id(p): p.grad for i, p in enumerate(self.parameters) if self.is_alias(i)}
+        self.parameters = parameters
+        self.slots = Slots(arrays, [strides_of_gradient(p) for p in parameters])
+        self.cast = {i for i, p in enumerate(parameters) if self.slots.views[i].dtype != p.dtype}
+
+    def take(self, index: int) -> Use:
+        """Put the parameter's gradient into its view, and the view in the gradient's place."""
+        p, view = self.parameters[index], self.slots.views[index]
+        grad = p.grad
+        if grad is None:
+            self.slots.preserve((index,))
+            view.zero_()
+            return Use.UNUSED
+        if self.once:
+            self.refuse_result(p, self.is_alias(index))
+        if grad.layout is not torch.strided:
+            return self.take_sparse(p, grad, view)
+        if not self.slots.holds(index, grad):
+            self.slots.preserve((index,))
+            view.copy_(grad.detach() if grad.requires_grad else grad)  # it does after backward(create_graph=True)
+            if index not in self.cast:
+                p.grad = self.slots.alias(index)
+        return Use.DENSE
+
+    def take_sparse(self, p: Parameter, grad: torch.Tensor, view: torch.Tensor) -> Use:
+        """The same for a sparse gradient, which travels dense where the user wants that."""
+        if not self.settings.sparse_as_dense:
+            view.zero_()
+            return Use.SPARSE
+        view.copy_(grad.to_dense())
+        return Use.DENSE if id(p) in self.densified else Use.DENSIFIED  # which makes it known to all
+
+    def is_alias(self, index: int) -> bool:
+        """Whether p.grad is what `take` or a result has put there."""
+        return self.parameters[index].grad is self.slots.aliases[index]
+
+    def replaced(self) -> list[int]:
+        """The parameters in whose p.grad something else is than `take` put there, or would."""
+        aliases = self.slots.aliases
+        elsewhere = [i for i, p in enumerate(self.parameters) if p.grad is not aliases[i]]
+        return [i for i in elsewhere if i not in self.cast and id(self.parameters[i]) not in self.densified]
+
+    def refuse_result(self, p: Parameter, alias: bool = False) -> None:
+        """Raise where p.grad is a result that backward has added to, and reducing it again would be wrong."""
+        if self.rounds and p.grad is not None and (alias or p.grad is self.given.get(id(p))):
+            raise RuntimeError(
+                f"a second backward() before step() with op={self.settings.terms.op.name} would reduce the first one's "
+                "result again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between (with "
+                "set_to_none=True), or op=Average."
+            )
+
+    def refuse_sparse_results(self) -> None:
+        """The same for those that are in no plan."""
+        if self.once:
+            for p in self.sparse.values():
+                self.refuse_result(p)
+
+    def give(self, uses: Sequence[Use], all_dense: bool) -> None:
+        """Reduced gradients become p.grad. all_dense: they were dense on all ranks. Waits for all, where sparse ones
+        are known."""
+        self.rounds += all_dense or any(uses) or bool(self.sparse)  # else a hook may have applied them already
+        if not all_dense or self.cast or self.densified:  # otherwise the views are there already
+            for index, use in enumerate(uses):
+                self.give_one(index, use)
+        for p in self.sparse.values():
+            reduce_sparse(p, self.settings.terms.op, self.settings.process_set)
+        if self.once:
+            others = [p for i, p in enumerate(self.parameters) if not self.is_alias(i)]
+            self.given = {id(p): p.grad for p in (*others, *self.sparse.values())}
+
+    def give_one(self, index: int, use: Use) -> None:
+        p, view = self.parameters[index], self.slots.views[index]
+        if use is Use.SPARSE:
+            self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
+        elif use is not Use.UNUSED:
+            self.densified.update([id(p)] if use is Use.DENSIFIED else [])
+            dense = self.slots.alias(index) if view.dtype == p.dtype else view.to(p.dtype)
+            p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call,unused-ignore]
+
+    def let_go(self) -> None:
+        """In a forked child, which would write into its parent's gradients: they lie in memory that is shared."""
+        for index, p in enumerate(self.parameters):
+            if self.is_alias(index):
+                p.grad = None

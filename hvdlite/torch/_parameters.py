@@ -1,0 +1,83 @@
+"""A torch optimizer's parameters: what ranks compare of them, what changes under a plan, and hooks on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from operator import is_not
+from typing import Any
+
+import torch
+
+from hvdlite.buckets import Spec
+from hvdlite.torch._settings import Settings
+from hvdlite.torch._tensors import device_name, dtype_name
+from hvdlite.weakly import weakly
+
+Parameter = torch.nn.Parameter
+
+
+def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
+    """Those that autograd gives p.grad: the parameter's own, if it lies densely in memory."""
+    return torch.empty_like(p, device="meta").stride()
+
+
+def spec(index: int, p: Parameter, settings: Settings) -> Spec:
+    """What all ranks must have alike."""
+    dtype = (p.is_floating_point() and settings.wire) or dtype_name(p)
+    name = settings.names.get(id(p), f"parameter.{index}")
+    strides = strides_of_gradient(p)
+    order = () if torch.empty(p.shape, device="meta").stride() == strides else strides
+    return Spec(name, tuple(p.shape), dtype, device_name(p), settings.groups.get(id(p)), order)
+
+
+class Planned:
+    """Parameters as they were when a plan was made for them."""
+
+    def __init__(self, parameters: Sequence[Parameter], settings: Settings) -> None:
+        self.parameters, self.settings = parameters, settings
+        self.addresses = [p.data_ptr() for p in parameters]
+        self.facts = self.facts_of(parameters)
+        self.index = {id(p): i for i, p in enumerate(parameters)}
+
+    def facts_of(self, now: Sequence[Parameter]) -> list[tuple[Spec, torch.device]]:
+        return [(spec(i, p, self.settings), p.device) for i, p in enumerate(now)]
+
+    @property
+    def specs(self) -> list[Spec]:
+        return [each for each, _ in self.facts]
+
+    def are(self, now: Sequence[Parameter]) -> bool:
+        """Whether these are the same objects."""
+        return len(now) == len(self.parameters) and not any(map(is_not, now, self.parameters))
+
+    def moved(self, now: Sequence[Parameter]) -> bool:
+        """Whether the same objects' memory is another than when this was last asked: cast, moved, or only copied."""
+        before, self.addresses = self.addresses, [p.data_ptr() for p in now]
+        return before != self.addresses
+
+    def changed(self, now: Sequence[Parameter]) -> bool:
+        """Whether the plan fits the same objects no more: their dtype, device, shape or strides."""
+        return self.facts != self.facts_of(now)
+
+
+class Hooks:
+    """On parameters: call is told of each gradient, as long as its object lives. The collector of cycles does not see
+    the hooks of tensors, which would keep all that they refer to."""
+
+    def __init__(self, call: Callable[[torch.Tensor], None]) -> None:
+        self.call = weakly(call)
+        self.handles: dict[int, tuple[Parameter, Any]] = {}  # by id() of the parameter
+
+    def renew(self, now: Sequence[Parameter], members: Collection[int]) -> None:
+        """Be on these, and no more on those that are not among the members by id()."""
+        for p in [p for p, _ in self.handles.values() if id(p) not in members]:
+            self.handles.pop(id(p))[1].remove()
+        for p in now:
+            known, there = self.handles.get(id(p)), getattr(p, "_post_accumulate_grad_hooks", None) or {}
+            if known is None or known[1].id not in there:  # torch.utils.swap_tensors takes them away
+                handle = p.register_post_accumulate_grad_hook(self.call)  # type: ignore[no-untyped-call]
+                self.handles[id(p)] = p, handle
+
+    def remove(self) -> None:
+        for _, handle in self.handles.values():
+            handle.remove()

@@ -1,0 +1,186 @@
+"""What is one backward(): failing ones, those inside another's functions, and those that are none of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import hvdlite.torch as hvd
+from hvdlite.errors import HvdliteError
+from tests.parallel.common import last, require_error, restart
+from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
+
+
+def check_exception_in_backward() -> None:
+    """The user catches what a hook raised in the middle of a backward; the next backward is right."""
+    for overlap in ("0", "1"):
+        restart(OVERLAP=overlap, BUCKET_MB="0.001")
+        first, second = (torch.nn.Parameter(torch.ones(1000)) for _ in range(2))
+        optimizer = attach([first, second])
+        broken = [False]
+
+        def maybe(grad: torch.Tensor) -> None:
+            if broken[0]:  # noqa: B023
+                raise KeyError("in the middle")
+
+        for step in range(6):
+            broken[0] = step % 2 == 1
+            between = first * 1
+            between.register_hook(maybe)
+            loss = (between.sum() + second.sum()) * (hvd.rank() + 1)
+            optimizer.zero_grad()
+            if broken[0]:
+                require_error(KeyError, loss.backward, "in the middle")
+                continue
+            loss.backward()
+            require_grads([first, second], average())
+            optimizer.step()
+    restart()
+
+
+def check_backward_in_another_graph_and_autograd_grad() -> None:
+    """torch.autograd.grad and backwards of foreign weights do not communicate; double backward works."""
+    params = weights((3,))
+    _ = attach(params)
+    if hvd.rank() == 0:  # alone: it must not wait for the others
+        (found,) = torch.autograd.grad((params[0] ** 2).sum(), params, create_graph=True)
+        assert (found == 0).all()
+        other = torch.ones(2, requires_grad=True)
+        (other * 2).sum().backward()
+        assert (other.grad == 2).all()
+    (penalty,) = torch.autograd.grad(((params[0] + 1) ** 2).sum() * (hvd.rank() + 1), params, create_graph=True)
+    penalty.sum().backward()  # d/dw of 2(w+1)(r+1) is 2(r+1)
+    require_grads(params, 2 * average())
+
+
+class Calling(torch.autograd.Function):
+    """Changes nothing. Its backward calls a function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
+        ctx.call = call
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        with torch.enable_grad():
+            ctx.call()
+        return grads[0], None
+
+
+def fail() -> None:
+    raise KeyError("in the middle")
+
+
+def nothing() -> None:
+    pass
+
+
+def segments(
+    params: Sequence[torch.Tensor], reentrant: bool, then: Callable[[], None] = nothing
+) -> torch.Tensor:
+    """A loss through checkpointed segments: beside each other, one in another, and one parameter in two."""
+    from functools import partial
+
+    from torch.utils.checkpoint import checkpoint
+
+    again = partial(checkpoint, use_reentrant=reentrant)
+    x = again(lambda x: x * params[0], torch.ones(3, requires_grad=True))
+    x = Calling.apply(x * params[1], then)
+    one = again(lambda x: again(lambda y: y * params[2], x) * params[3], x)
+    other = again(lambda x: x * params[2] * 2, x)
+    return (one + other).sum() * (hvd.rank() + 1)
+
+
+def check_reentrant_checkpoint() -> None:
+    """Reentrant activation checkpointing runs backwards inside a backward: to the user it is one, as without."""
+    for how, passes in (({}, 1), ({"op": hvd.Sum}, 1), ({"backward_passes_per_step": 2}, 2)):
+        found: dict[bool, list[torch.Tensor]] = {}
+        for reentrant in (True, False):
+            params = [torch.nn.Parameter(torch.full((3,), 1.0 + i)) for i in range(4)]
+            optimizer = attach(params, **how)
+            optimizer.param_groups[0]["lr"] = 0.0
+            values = found[reentrant] = []
+            for step in range(4):
+                optimizer.zero_grad()
+                if step == 1 and passes == 1:
+                    require_error(KeyError, segments(params, reentrant, fail).backward, "in the middle")
+                    optimizer.zero_grad()
+                for _ in range(passes):
+                    segments(params, reentrant).backward()
+                values += [p.grad.clone() for p in params if p.grad is not None]
+                optimizer.step()
+        assert len(found[True]) == 16
+        assert all(torch.equal(a, b) for a, b in zip(found[True], found[False], strict=True)), how
+
+
+def check_nested_run_whose_outer_one_tells_nothing() -> None:
+    """Nothing behind the function's node runs, with autograd.grad; or the function fails. The next backward is one."""
+    params = weights((3,))
+    optimizer = attach(params)
+
+    def inside() -> None:
+        loss_of(params).backward()
+        if broken:
+            fail()
+
+    for broken in (False, True, False):
+        x = torch.ones(3, requires_grad=True)
+        kept = Calling.apply(x, inside).sum()  # its graph lives on
+        if broken:
+            require_error(KeyError, kept.backward, "in the middle")
+        else:
+            torch.autograd.grad(kept, [x])
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            require_grads(params, average())
+            optimizer.step()
+        del kept
+
+
+def check_training_inside_a_backward() -> None:
+    """A function whose backward trains another model: each of its steps sees averages."""
+    params = weights()
+    optimizer = attach(params)
+
+    def train() -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            optimizer.step()
+
+    for times in range(1, 3):
+        Calling.apply(torch.ones(2, requires_grad=True), train).sum().backward()
+        assert all((p == -3 * times * average()).all() for p in params)
+    optimizer.zero_grad()
+    loss_of(params).backward()
+    require_grads(params, average())
+
+
+def check_segments_that_differ() -> None:
+    """How many backwards run inside a backward is a rank's own affair."""
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]
+    optimizer = attach(params)
+    for _ in range(2):
+        optimizer.zero_grad()
+        segments(params, reentrant=last()).backward()
+        require_grads(params[:2], 3 * average())
+        optimizer.synchronize()
+
+
+def check_gradient_that_changes_after_it_left() -> None:
+    """A weight that reentrant segments share gets its gradient in parts: an error, where the first has left."""
+    for overlap in ("0", "1"):
+        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
+        params = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]
+        _ = attach([params[0], params[1], params[3], params[2]])  # the last leaves first
+        loss = segments(params, reentrant=True)
+        if overlap == "1" and hvd.size() > 1:
+            require_error(HvdliteError, loss.backward, "parameter.3", "use_reentrant=False", "HVDLITE_OVERLAP=0")
+        else:
+            loss.backward()
+            require_grads(params[2:3], 3 * average())
+    restart()

@@ -1,0 +1,218 @@
+"""Between backward() and step(): accumulating, clipping, unscaling, gradients set by hand."""
+
+from __future__ import annotations
+
+import torch
+
+import hvdlite.torch as hvd
+from tests.parallel.common import last, require_error, require_same_bits
+from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
+
+
+def check_local_gradients_behind_a_round() -> None:
+    """Those of a backward in no_sync() are reduced by step(), also where an earlier backward was."""
+    params = weights()
+    optimizer = attach(params)
+    loss_of(params).backward()
+    with optimizer.no_sync():
+        loss_of(params).backward()
+    optimizer.step()
+    assert all((p == -2 * average()).all() for p in params)
+    for by_name in (True, False):
+        params = weights()
+        optimizer = attach(params, backward_passes_per_step=2)
+        loss_of(params).backward()
+
+        def closure() -> torch.Tensor:
+            loss = loss_of(params)  # noqa: B023
+            loss.backward()
+            return loss
+
+        _ = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+        assert all((p == -2 * average()).all() for p in params)
+
+
+def check_no_sync() -> None:
+    """Passes inside only accumulate; the one outside reduces the sum of all."""
+    params = weights()
+    optimizer = attach(params)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            loss_of(params).backward()
+            loss_of(params).backward()
+            require_grads(params, 2 * (hvd.rank() + 1))
+        loss_of(params).backward()
+        require_grads(params, 3 * average())
+        optimizer.step()
+
+
+def check_backward_passes_per_step() -> None:
+    """The local sum of two passes, reduced once; then three; fewer passes are reduced by step()."""
+    params = weights()
+    optimizer = attach(params, backward_passes_per_step=2)
+    for passes in (2, 3):
+        optimizer.set_backward_passes_per_step(passes)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for done in range(1, passes):
+                loss_of(params).backward()
+                require_grads(params, done * (hvd.rank() + 1))
+            loss_of(params).backward()
+            require_grads(params, passes * average())
+            optimizer.step()
+            require_grads(params, passes * average())
+    optimizer.zero_grad()
+    loss_of(params).backward()
+    optimizer.step()
+    require_grads(params, average())
+    for wrong in (0, -1):
+        require_error(ValueError, lambda: attach(weights(), backward_passes_per_step=wrong), str(wrong))  # noqa: B023
+
+
+def check_accumulation_equals_the_sum() -> None:
+    """Random gradients: two passes reduced once are the average of the local sums, in exact arithmetic of halves."""
+    generator = torch.Generator().manual_seed(hvd.rank())
+    whole = torch.randint(-100, 100, (2, 50), generator=generator, device="cpu").float()
+    parts = list(whole.to(torch.get_default_device()))
+    w = torch.nn.Parameter(torch.zeros(50))
+    _ = attach([w], backward_passes_per_step=2, op=hvd.Sum)
+    for part in parts:
+        (w * part).sum().backward()
+    assert torch.equal(w.grad, hvd.allreduce(parts[0] + parts[1], op=hvd.Sum))
+
+
+def check_two_backwards_before_a_step() -> None:
+    """With Average, gradients accumulate as in one process: the average of the sums."""
+    params = weights()
+    optimizer = attach(params)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for done in (1, 2, 3):
+            loss_of(params).backward()
+            require_grads(params, done * average())
+        optimizer.step()
+
+
+def check_two_backwards_with_sum() -> None:
+    """With Sum the second would add the first one's result again: an error that says what to do; then all goes on."""
+    p = hvd.size()
+    if p == 1:
+        return
+    for compression in (hvd.Compression.none, hvd.Compression.fp16):
+        params = weights()
+        optimizer = attach(params, op=hvd.Sum, compression=compression)
+        for _ in range(2):
+            loss_of(params).backward()
+            require_error(RuntimeError, lambda: loss_of(params).backward(), "op=Sum", "no_sync",  # noqa: B023
+                          "backward_passes_per_step")
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            require_grads(params, p * (p + 1) / 2)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def check_two_backwards_with_sum_and_a_plan_between() -> None:
+    """A result is one, too, when a parameter has been unfrozen since."""
+    params = weights((3,), (4,))
+    params[1].requires_grad_(False)
+    optimizer = attach(params, op=hvd.Sum)
+    loss_of(params[:1]).backward()
+    params[1].requires_grad_(True)
+    if hvd.size() > 1:
+        require_error(RuntimeError, lambda: loss_of(params).backward(), "op=Sum", "no_sync")
+    optimizer.zero_grad()
+    loss_of(params).backward()
+    require_grads(params, average() * hvd.size())
+
+
+def check_clipping_both_ways() -> None:
+    """clip_grad_norm_ sees averages, whether synchronize() is called or not: n weights of (p+1)/2, clipped to norm 1."""
+    for drop_in in (False, True):
+        params = weights((3, 4), (4,))
+        optimizer = attach(params)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            if drop_in:
+                optimizer.synchronize()
+            norm = torch.nn.utils.clip_grad_norm_(params, 1.0)
+            # 4 (p+1)/2: float32 rounds a square root and a few sums; the cut divides by norm + 1e-6.
+            assert abs(norm.item() - 4 * average()) < 1e-5
+            before = [p.detach().clone() for p in params]
+            if drop_in:
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                optimizer.step()
+            for p, old in zip(params, before, strict=True):
+                assert (old - p - 0.25).abs().max() < 1e-5
+        require_same_bits(params)
+
+
+def check_synchronize_again_does_no_harm() -> None:
+    params = weights()
+    optimizer = attach(params)
+    loss_of(params).backward()
+    for _ in range(3):
+        optimizer.synchronize()
+        require_grads(params, average())
+    optimizer.step()
+    assert all((p == -average()).all() for p in params)
+
+
+def check_gradients_set_by_hand() -> None:
+    """Without any backward, synchronize() or step() reduces what lies in p.grad."""
+    for explicit in (True, False):
+        params = weights()
+        optimizer = attach(params)
+        for step in (1, 2):
+            for p in params:
+                p.grad = torch.full_like(p, hvd.rank() + 1)
+            if explicit:
+                optimizer.synchronize()
+                require_grads(params, average())
+            optimizer.step()
+            assert all((p == -step * average()).all() for p in params)
+
+
+def check_grad_scaler() -> None:
+    """unscale_ and clip see averages; an infinity on one rank makes all skip, and agree on the smaller scale."""
+    if hvd.size() == 1:
+        return
+    params = weights()
+    optimizer = attach(params)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000)
+    taken = 0
+    for step in range(6):
+        optimizer.zero_grad()
+        infinite = step in (1, 4)
+        loss = loss_of(params) * (float("inf") if infinite and last() else 1.0)
+        scaler.scale(loss).backward()
+        if step % 2:
+            scaler.unscale_(optimizer)
+            if not infinite:
+                require_grads(params, average())
+        scaler.step(optimizer)
+        scaler.update()
+        taken += not infinite
+        assert all((p == -taken * average()).all() for p in params), f"step {step}"
+        assert scaler.get_scale() == 64.0 / 2 ** ((step >= 1) + (step >= 4))
+        assert len(set(hvd.allgather_object(scaler.get_scale()))) == 1
+
+
+def check_grad_scaler_the_horovod_way() -> None:
+    params = weights()
+    optimizer = attach(params)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in (1, 2):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(params)).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        require_grads(params, average())
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        assert all((p == -step * average()).all() for p in params)
