@@ -65,6 +65,7 @@ class Lane:
         self.pending: dict[str, Request] = {}  # by key: queued or under way
         self.busy = False  # a request is under way, in the lane's thread or a caller's
         self.lent = False  # in a caller's
+        self.callers: set[int] = set()  # threads that have ever called
         self.calls = 0  # requests admitted since all ranks last joined
         self.alike = False  # all ranks gave the same count with the request under way
         self.without_all = False  # the request under way runs while ranks have joined, who lend no memory
@@ -107,6 +108,7 @@ class Lane:
                 f"{key} is in flight already: wait for it (synchronize), or give this one another name."
             )
         self.pending[key] = request
+        self.callers.add(threading.get_ident())
         self.calls += 1
         request.handle = Handle(self.changed)
         request.queued = time.monotonic()

@@ -41,7 +41,8 @@ class RemovedError(ShutdownError, ValueError):
 
 
 class StallError(HvdliteError):
-    """Ranks have waited for others for longer than HVDLITE_STALL_SHUTDOWN_TIME_SECONDS. Communication is over."""
+    """Ranks have waited for others for longer than HVDLITE_STALL_SHUTDOWN_TIME_SECONDS, or none can go on, since each
+    waits for what others have not called. Communication is over."""
 
 
 class ForkedError(HvdliteError):

@@ -39,6 +39,8 @@ class Report:
     waits: tuple[Wait, ...] = ()
     joined: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
     """Lanes (name and members) in which it takes part in whatever the others call."""
+    stuck: bool = False
+    """Its main thread, and no other has ever called hvdlite, waits for these."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,15 @@ def diagnose(reports: Sequence[Report | None], patience: float) -> list[Stall]:
 
 def takes_part(report: Report | None, lane: str, members: tuple[int, ...]) -> bool:
     return report is not None and (lane, members) in report.joined
+
+
+def deadlocked(reports: Sequence[Report | None], least: float) -> bool:
+    """Whether no rank can go on: all are stuck in what others have not called. least: seconds within which all were
+    asked; who waits for less may have been elsewhere when others were."""
+    if not all(report and report.stuck for report in reports):
+        return False
+    waits = [wait.seconds for report in reports if report for wait in report.waits]
+    return min(waits) >= least and all(stall.lacking for stall in diagnose(reports, 0.0))
 
 
 def summary(stall: Stall) -> str:

@@ -6,7 +6,8 @@ Letters are sent only once somebody has waited for too long:
     a rank that has waited  --alarm-->   the lowest rank that answers (the first to be asked is 0)
     that rank               --ask-->     everyone; whoever does not answer in time is "no answer"
                             --report-->  back: what is pending there, and where its main thread is
-    it prints the table, and, past the limit for shutting down, --end--> everyone: what is pending fails
+    it prints the table, and, past the limit for shutting down, or where every rank waits for others who wait for it,
+                           --end-->    everyone: what is pending fails
 
 So nothing is asked of a rank that never entered a collective, or loops for ever: its thread answers. The letters
 travel over MPI, on a communicator of their own: that reaches every rank of every host without a port, an address or a
@@ -210,7 +211,15 @@ class StallWatch:
         ]  # fmt: skip
         oldest = sorted(waits, key=lambda wait: -wait.seconds)[:MOST_WAITS]
         joined = frozenset((lane.name, lane.members) for lane in self.lanes() if JOIN.key in lane.pending)
-        return Report(main_position(), tuple(oldest), joined)
+        return Report(main_position(), tuple(oldest), joined, self.stuck and len(waits) <= MOST_WAITS)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the main thread waits, and no other has ever called, nor will any call be answered by this rank."""
+        lanes = self.lanes()
+        waits = any(lane.lent or lane.changed.waiting for lane in lanes)
+        alone = {thread for lane in lanes for thread in lane.callers} == {threading.main_thread().ident}
+        return waits and alone and not any(patient(each) for lane in lanes for each in list(lane.pending.values()))
 
     # The verdict
 
@@ -221,10 +230,14 @@ class StallWatch:
         if not stalls:
             return  # it came right meanwhile
         self.told_at = time.monotonic()
-        self.show(reports, stalls)
+        over = "the job has stalled"
         fatal = [stall for stall in stalls if stall.lacking and stall.seconds >= self.limits.shutdown]
+        if diagnosis.deadlocked(reports, self.limits.tick + SLACK):
+            over = "no rank can go on, since each waits for what others have not called: the job has stalled"
+            fatal = stalls = diagnosis.diagnose(reports, 0.0)
+        self.show(reports, stalls)
         if fatal:
-            text = f"the job has stalled, and is ended.\n{diagnosis.letter(reports, fatal)}"
+            text = f"{over}, and is ended.\n{diagnosis.letter(reports, fatal)}"
             for other in range(self.size):
                 if other != self.rank:
                     self.mail.post(End(text), other)

@@ -23,7 +23,8 @@ LARGE = 1 << 23
 def main(how: str, who: int) -> None:
     if how == "raise-in-backward":
         load_torch()
-    hvd.init()
+    pair = hvd.ProcessSet([0, 1])
+    hvd.init(process_sets=[pair] if how == "astray" else None)
     with open("/proc/self/maps") as maps:
         files = {line.split()[5] for line in maps if "/dev/shm/" in line}
     print("files", *files, flush=True)
@@ -35,6 +36,9 @@ def main(how: str, who: int) -> None:
         large(getattr(signal, how.removeprefix("large-")), chosen)
     if how == "no-memory":
         gather(chosen)
+    elif how == "astray" and chosen:
+        print("fault", time.time(), flush=True)
+        hvd.allreduce(np.ones(3), name="metric", process_set=pair)
     elif chosen:
         print("fault", time.time(), flush=True)
         FAULTS[how]()

@@ -23,6 +23,7 @@ SIZES = (2, 3, 4)
 CHECK, SHUTDOWN = 1.0, 1.5  # seconds of waiting until the stall watch speaks, and until it ends the job
 BUSY = 1.5  # seconds that a machine with more ranks than cores may add
 LIMIT = 40.0
+FOR_EVER = ("skip", "astray")  # the stall watch is given no limit for ending these jobs
 
 
 @dataclass
@@ -57,7 +58,8 @@ class Ended:
 def run(size: int, how: str, who: int, **extra: str) -> Ended:
     """Run the job to its end. extra: environment."""
     mark = uuid.uuid4().hex
-    limits = {"STALL_CHECK_TIME_SECONDS": CHECK, "STALL_SHUTDOWN_TIME_SECONDS": SHUTDOWN}
+    shutdown = 0 if how in FOR_EVER else SHUTDOWN
+    limits = {"STALL_CHECK_TIME_SECONDS": CHECK, "STALL_SHUTDOWN_TIME_SECONDS": shutdown}
     env = jobs.environment({"HVDLITE_TEST": mark, **{f"HOROVOD_{name}": str(limit) for name, limit in limits.items()}, **extra})
     env["PYTHONPATH"] += os.pathsep + str(jobs.ROOT / "launcher")
     command = ["-m", "hvdlite_launcher.cli", "-np", str(size), sys.executable, "-m", "tests.parallel.faults"]
@@ -75,11 +77,16 @@ def run(size: int, how: str, who: int, **extra: str) -> Ended:
     return ended
 
 
+def sizes_of(how: str) -> tuple[int, ...]:
+    return SIZES[1:] if how == "astray" else SIZES  # who goes astray does so in a set of two
+
+
 @cache
 def all_sizes(how: str, who: int) -> dict[int, Ended]:
     """The job at all sizes, at the same time: they mostly wait."""
+    sizes = sizes_of(how)
     with ThreadPoolExecutor() as pool:
-        return dict(zip(SIZES, pool.map(lambda size: run(size, how, who), SIZES), strict=True))
+        return dict(zip(sizes, pool.map(lambda size: run(size, how, who), sizes), strict=True))
 
 
 def ended(size: int, how: str, who: int, code: int, seconds: float) -> Ended:
@@ -117,13 +124,16 @@ def test_whoever_catches_the_error_of_a_stall_still_ends(size: int) -> None:
     assert job.time_of("ended after communication broke") >= job.fault
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_collective_that_one_rank_skips(size: int) -> None:
-    """Both sides wait, each for the other, and the table says in what."""
-    job = ended(size, "skip", 1, code=1, seconds=SHUTDOWN + 5)
+@pytest.mark.parametrize(("how", "name", "size"), [
+    *(("skip", "accuracy", size) for size in SIZES), *(("astray", "metric", size) for size in sizes_of("astray")),
+])  # fmt: skip
+def test_ranks_that_wait_for_each_other(how: str, name: str, size: int) -> None:
+    """One skips a collective, or is in one of another process set: a table says who waits in what, and the job ends
+    though no limit was given, since none can go on."""
+    job = ended(size, how, 1, code=1, seconds=CHECK + 5)
     assert job.time_of("allreduce 'loss'", "for rank 1.") >= job.fault
-    assert job.time_of("allreduce 'accuracy': rank 1 has waited") >= job.fault
-    assert job.time_of("StallError: the job has stalled") >= job.fault
+    assert job.time_of(f"allreduce '{name}': rank 1 has waited") >= job.fault
+    assert job.time_of("StallError: no rank can go on", "and is ended") >= job.fault
 
 
 @pytest.mark.parametrize("size", SIZES)

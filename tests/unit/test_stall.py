@@ -14,10 +14,10 @@ from hvdlite.algorithms import Place
 from hvdlite.engine import Lane
 from hvdlite.errors import StallError
 from hvdlite.observers import diagnosis, positions
-from hvdlite.observers.diagnosis import Report, Stall, Wait, diagnose
+from hvdlite.observers.diagnosis import Report, Stall, Wait, deadlocked, diagnose
 from hvdlite.observers.stall import Limits, StallWatch, watch
 from hvdlite.requests import JOIN, Request, Signature
-from hvdlite.transports.threads import ThreadTransport, run_ranks
+from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
 
 EVERYONE = (0, 1, 2)
 CHECK = 0.2
@@ -53,6 +53,20 @@ def test_a_rank_without_an_answer_is_waited_for() -> None:
 def test_each_waits_for_the_other() -> None:
     reports = [Report("a", (wait("x", 61),)), Report("b", (wait("y", 62),)), Report("c", (wait("x", 61),))]
     assert [(s.key, s.waiting, s.lacking) for s in diagnose(reports, 60)] == [("y", (1,), (0, 2)), ("x", (0, 2), (1,))]
+
+
+def test_no_rank_can_go_on() -> None:
+    """Only if all answer, all are stuck for longer than asking takes, and none has called what another waits in."""
+    def stuck(*waits: Wait) -> Report:
+        return Report("a", waits, stuck=True)
+
+    x, y = wait("x", 61), wait("y", 2)
+    assert deadlocked([stuck(x), stuck(y), stuck(x)], 1)
+    assert deadlocked([stuck(x), stuck(wait("x", 61, "set", (0, 1))), stuck(x)], 1)
+    assert not deadlocked([stuck(x), stuck(y), stuck(y)], 3)
+    assert not deadlocked([stuck(x), stuck(y), None], 1)
+    assert not deadlocked([stuck(x), stuck(y), Report("a", (x,))], 1)
+    assert not deadlocked([stuck(x, y), stuck(y), stuck(y)], 1)
 
 
 def test_only_members_and_the_same_lane_count() -> None:
@@ -229,6 +243,25 @@ def test_a_caller_in_the_roll_call_gets_the_error() -> None:
                 lane.run(Request(Signature("barrier", "x"), lambda lane: None))
 
     watched(2, rank_main, shutdown=CHECK)
+
+
+@pytest.mark.parametrize("change", ["another thread has called", "it has joined", "nobody waits"])
+def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
+    lane = Lane(alone(), Place(1, False))
+    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
+    hang(lane)
+    lane.lent = True
+    assert watch.report().stuck
+    if change == "another thread has called":
+        other = threading.Thread(target=hang, args=(lane, "accuracy"))
+        other.start()
+        other.join()
+    elif change == "it has joined":
+        with lane.changed:
+            lane.admit(Request(JOIN, lambda lane: None))
+    else:
+        lane.lent = False
+    assert not watch.report().stuck
 
 
 def test_settings_are_rank_0s() -> None:
