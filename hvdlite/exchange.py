@@ -78,10 +78,8 @@ class Exchange:
         if self.held:
             mark(self.held[-1]).wait()
             self.held.clear()
-
-    @property
-    def tag(self) -> tuple[int, ...]:
-        return (self.number, self.rounds, self.retries)
+        self.tag = f"list {self.number} of variables, step {self.rounds + 1}, attempt {self.retries + 1}"
+        """Names the round on all ranks."""
 
     def put(self, index: int, gradient: Array) -> None:
         """Copy a dense gradient to where the peers can reach it. Never waits."""

@@ -19,9 +19,11 @@ CURES = {
     "operation": "Every rank must ask for the same reduction.",
     "root rank": "Every rank must name the same root_rank.",
     "parameters": "Build the same model with the same optimizer groups on every rank.",
+    "round": "Every rank must call backward() and step() equally often. Where ranks have different numbers of batches: "
+             "drop the remainder, or call hvd.join() on those that are done.",
     "ranks": "Every rank of the job must name the same ranks, members or not, in the same order of calls.",
     "kind": "Every rank must call the same function under one name; give different operations different names.",
-}
+}  # fmt: skip
 CURES_WHILE_JOINED = {
     "plan": "Parameters may change (add_param_group, requires_grad) before any rank joins, or after all have; so may "
             "the first sparse gradient come, unless the optimizer was attached with sparse_as_dense=True.",

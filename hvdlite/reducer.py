@@ -109,9 +109,10 @@ class Reducer:
         self.begin_round()
         return any(handle.error is None for handle in left)
 
-    def mark_ready(self, index: int, tag: tuple[int, ...]) -> None:
-        """Gradient `index` lies in its view. tag: names this round on all ranks. Never waits. A second mark of the same
-        parameter in a round does nothing; raises HvdliteError where its bucket has left, with what is now not true."""
+    def mark_ready(self, index: int, tag: str) -> None:
+        """Gradient `index` lies in its view. tag: names this round on all ranks, in words. Never waits. A second mark
+        of the same parameter in a round does nothing; raises HvdliteError where its bucket has left, with what is now
+        not true."""
         if self.marked[index]:
             if self.has_left(index):
                 raise HvdliteError(too_late(self.plan.specs[index].name))
@@ -129,7 +130,7 @@ class Reducer:
         """Whether gradient `index` is on its way to the other ranks."""
         return self.bucket_of[index] < len(self.sent)
 
-    def finish_round(self, load: Callable[[int], Use], tag: tuple[int, ...]) -> list[Use]:
+    def finish_round(self, load: Callable[[int], Use], tag: str) -> list[Use]:
         """Complete the round; returns each parameter's use, the largest over all ranks. Blocks until all ranks did.
 
         load: called for each parameter not marked; puts what gradient there is into the view, else zeros, and says
@@ -159,7 +160,7 @@ class Reducer:
         self.lane.run(request)
         return request.handle
 
-    def request(self, number: int, tag: tuple[int, ...], flag: int = 0) -> Request:
+    def request(self, number: int, tag: str, flag: int = 0) -> Request:
         buffer = self.buffers[number]
 
         def work(lane: Lane) -> None:
@@ -184,7 +185,7 @@ class Reducer:
             self.runs[number] = run
         return run
 
-    def agreed_uses(self, mine: Sequence[Use], tag: tuple[int, ...]) -> list[Use]:
+    def agreed_uses(self, mine: Sequence[Use], tag: str) -> list[Use]:
         """The largest use over ranks, for each parameter. Only when some rank has something other than DENSE."""
         uses = np.array(mine, np.uint8)
 
@@ -195,7 +196,7 @@ class Reducer:
         self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([uses], Reduction("max"))))
         return [Use(int(use)) for use in uses]
 
-    def agreed_order(self, tag: tuple[int, ...]) -> list[int]:
+    def agreed_order(self, tag: str) -> list[int]:
         """Rank 0's order of arrival; behind it what it had not, in the plan's."""
 
         def work(lane: Lane) -> list[int]:

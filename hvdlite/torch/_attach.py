@@ -45,7 +45,7 @@ class Attachment:
         self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
         self.passes = self.retries = self.steps = 0
         self.backward = Backward(self.end_backward)
-        self.tag: tuple[int, ...] = ()  # names the round under way on all ranks
+        self.tag = ""  # names the round under way on all ranks
         self.run = -1  # the number of autograd's run that had the last gradient
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
         if self.group is not None and not self.paused:
@@ -143,7 +143,7 @@ class Attachment:
         # A retry on one rank must not be added to what the other ranks have begun: the tag tells them apart.
         self.packing.forget()
         self.retries += self.reducer.abandon_round()
-        self.tag = (self.steps, self.gradients.rounds, self.retries)
+        self.tag = f"step {self.steps + 1}, backward {self.gradients.rounds + 1}, attempt {self.retries + 1}"
         self.prepare()
 
     def end_backward(self) -> None:

@@ -35,13 +35,13 @@ def test_a_round_of_mixed_buckets(way: str, overlap: bool) -> None:
             for i in reversed(range(len(specs))):
                 if i != 5:
                     reducer.views[i][...] = np.full(specs[i].shape, i + step + lane.transport.rank)
-                    reducer.mark_ready(i, (step,))
+                    reducer.mark_ready(i, str(step))
 
             def load(index: int) -> Use:
                 reducer.views[index][...] = 0
                 return Use.UNUSED
 
-            uses = reducer.finish_round(load, (step,))
+            uses = reducer.finish_round(load, str(step))
             assert [use is Use.UNUSED for use in uses] == [i == 5 for i in range(len(specs))]
             found.append([v.get() if i % 3 else v.copy() for i, v in enumerate(reducer.views)])
         return found

@@ -95,7 +95,7 @@ def test_a_long_diff_is_cut() -> None:
 
 
 def test_a_plan_against_a_round() -> None:
-    text = message(plan("w"), Signature("gradients", "optimizer.1", (("round", (1, 0)),)))
+    text = message(plan("w"), Signature("gradients", "optimizer.1", (("round", "step 2, backward 1, attempt 1"),)))
     assert "rank 0 has plan, rank 1 has gradients" in text and "requires_grad" in text
 
 

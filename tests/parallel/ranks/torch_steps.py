@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import hvdlite.torch as hvd
-from tests.parallel.common import last, require_error, require_same_bits
+from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
 
@@ -92,6 +92,19 @@ def check_two_backwards_before_a_step() -> None:
             loss_of(params).backward()
             require_grads(params, done * average())
         optimizer.step()
+
+
+def check_another_number_of_backwards_on_one_rank() -> None:
+    """A backward more than the others, who are in their next step: an error in words on all."""
+    if hvd.size() == 1:
+        return
+    params = weights((3,))
+    optimizer = attach(params)
+    loss_of(params).backward()
+    if not last():
+        optimizer.step()
+    require_mismatch(lambda: loss_of(params).backward(), "round differs", "step 2, backward 1", "step 1, backward 2",
+                     "equally often", "hvd.join()")  # fmt: skip
 
 
 def check_two_backwards_with_sum() -> None:
