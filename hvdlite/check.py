@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -210,4 +211,5 @@ def ask(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, object], s
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as of any command whose output is read by `head`
     main()

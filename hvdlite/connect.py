@@ -25,6 +25,12 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
     whole = comm is None or (isinstance(comm, Sequence) and not comm)
     if whole and started is None and "mpi4py.MPI" not in sys.modules:
         return alone(), topology.from_leaders(0, [0])
+    with exits.entering():
+        return over_mpi(comm, whole, started)
+
+
+def over_mpi(comm: Any, whole: bool, started: config.Launched | None) -> tuple[Transport, topology.Topology]:
+    """Collective. whole: comm stands for all processes. started: by which launcher, if by one."""
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:  # look at the library before it meets a launcher that it may not know
@@ -66,7 +72,7 @@ def finalize(process: int) -> None:
     there (Open MPI), or take their parent's job along (MPICH)."""
     from mpi4py import MPI
 
-    if os.getpid() == process and not MPI.Is_finalized():
+    if os.getpid() == process and not exits.ending and not MPI.Is_finalized():
         MPI.Finalize()
 
 

@@ -11,7 +11,9 @@ blocks in MPI_Finalize, and nobody is told. So, while installed,
   property that notices. Tried: `atexit` (the code is no longer known), wrapping `sys.exit` (misses
   `raise`), tracing (slows everything), not finalizing MPI (Open MPI then fails codes of 0 too);
 - a file in the job's folder, there from `install` to `uninstall`, shows the keeper of a process that
-  ends with code 0 in between (`os._exit(0)`) that the others still count on it;
+  ends with code 0 in between (`os._exit(0)`) that the others still count on it; other files show that
+  a process is about to meet the others (`entering`), or has been so far;
+- before the abort, Python's exit functions run and buffered files are written, for 0.7 s at most;
 - the kernel kills this process when its parent (mpirun) dies, however it dies;
 - the shared-memory files through which MPI's processes have found each other are unlinked, since all
   are attached: no death whatsoever, nor one of mpirun, leaves a file behind.
@@ -25,24 +27,47 @@ is the job's.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
+import io
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
 _PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
+_GOODBYE = 0.7  # seconds for what Python does at a process' end, which an abort leaves out
+_TOGETHER = 0.2  # seconds in which the others may end by themselves, too, as where all call sys.exit(3)
 _SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.")
 _PR_SET_PDEATHSIG = 1
 
 _guard: _Guard | None = None
+ending = False
+"""Whether this process is ending the job: nobody is there any more to shut down with."""
+
+
+@contextlib.contextmanager
+def entering() -> Iterator[None]:
+    """Inside, this process waits for all others of its job: hvdliterun ends the job where one has ended before it came
+    so far."""
+    folder, rank = os.environ.get("HVDLITE_JOB_DIR"), os.environ.get("HVDLITE_JOB_RANK")
+    paths = [os.path.join(folder, f"{word}.{rank}") for word in ("entered", "entering")] if folder and rank else []
+    for path in paths:
+        with contextlib.suppress(OSError):  # the folder is on another host
+            open(path, "x").close()
+    try:
+        yield
+    finally:
+        for path in paths[1:]:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def install(abort: Callable[[int], object], rank: int) -> None:
@@ -171,8 +196,9 @@ class _Guard:
     def _fail(self, code: int, what: str, tell: Callable[[], object]) -> NoReturn:
         with self._lock:  # a second thread that fails waits here until the process ends
             if not (_claim(self._rank, code) and _is_first(self._rank)):
+                self._say_goodbye(code)
                 time.sleep(_PATIENCE / 2)  # another rank's failure is being told; its abort ends us
-                self._end(code)
+                self._abort_now(code)
             with contextlib.suppress(Exception):
                 host = f" on {socket.gethostname()}" if "HVDLITE_JOB_HOSTS" in os.environ else ""
                 print(f"hvdlite: rank {self._rank}{host} failed: {what}", file=sys.stderr)
@@ -180,6 +206,21 @@ class _Guard:
             self._end(code)
 
     def _end(self, code: int) -> NoReturn:
+        begun = time.monotonic()
+        self._say_goodbye(code)
+        time.sleep(max(0.0, begun + _TOGETHER - time.monotonic()))
+        self._abort_now(code)
+
+    def _say_goodbye(self, code: int) -> None:
+        """In the main thread: do what Python does at a process' end; abort in the middle of it if it takes too long."""
+        if threading.current_thread() is threading.main_thread():
+            late = threading.Timer(_GOODBYE, self._abort_now, (code,))
+            late.daemon = True
+            late.start()
+            say_goodbye()
+            late.cancel()
+
+    def _abort_now(self, code: int) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -195,6 +236,18 @@ class _Guard:
             with contextlib.suppress(Exception):
                 self._abort(code)
         os._exit(code)
+
+
+def say_goodbye() -> None:
+    """What Python does at a process' end: functions given to `atexit` (loggers, temporary folders), buffered files."""
+    global ending
+    ending = True
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    for each in gc.get_objects():
+        if type(each) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+            with contextlib.suppress(Exception):
+                each.flush()
 
 
 def _exit(status: object = None, /) -> NoReturn:

@@ -7,6 +7,7 @@ parameters are: everything that is true of `hvdliterun` is true here.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,8 +22,13 @@ class RemoteTraceback(Exception):
         return f"\n\n{self.args[0]}"
 
 
+ELASTIC = ("min_num_proc", "max_num_proc", "min_np", "max_np", "slots", "reset_limit", "cooldown_range",
+           "host_discovery_script")  # fmt: skip
+"""Arguments of `horovod.run` that ask for something that is not there."""
+
+
 def run(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     np: int | None = None,
@@ -43,19 +49,25 @@ def run(
     disable_cache: bool | None = None,
     use_mpi: bool | None = None,
     use_gloo: bool | None = None,
+    func: Callable[..., Any] | None = None,
+    network_interface: str | None = None,
+    **others: Any,
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` on `np` ranks and return what each returned, in rank order.
 
     np (or num_proc): ranks; by default all slots of `hosts`, or 2 on this machine. hosts, hostfile and all others: as
     hvdliterun's flags of the same names. env: variables for all ranks. prefix: whether the ranks' output carries their
-    rank. executable: the ranks' interpreter. The function, its arguments and results are pickled.
+    rank. executable: the ranks' interpreter. func, network_interface: Horovod's names for fn, network_interfaces. The
+    function, its arguments and results are pickled. It has no input: stdin is this process' own.
     Waits for all ranks. Raises the first failing rank's exception, with its traceback as the cause; HvdliteError when
-    a rank was killed or a host is not ready; ValueError for parameters that hvdliterun refuses.
+    a rank was killed or a host is not ready; ValueError for parameters that hvdliterun refuses. A signal that comes
+    meanwhile ends the job, and then does to this process what it would have done (Ctrl-C: KeyboardInterrupt).
     """
     import cloudpickle
     from hvdlite_launcher import cli, options, readiness
     from hvdlite_launcher.usage import UsageError
 
+    fn = check(fn if func is None else func, args, env, others)
     if use_gloo:
         raise ValueError("run(use_gloo=True): hvdlite communicates over MPI only; leave it out")
     ranks = num_proc if np is None else np
@@ -63,15 +75,18 @@ def run(
         ranks = 2
     flags = {
         "-np": ranks, "-H": hosts, "--hostfile": hostfile, "--start-timeout": start_timeout, "-p": ssh_port,
-        "-i": ssh_identity_file, "--network-interfaces": network_interfaces, "--output-filename": output_filename,
+        "-i": ssh_identity_file, "--network-interfaces": network_interfaces or network_interface,
+        "--output-filename": output_filename,
     }  # fmt: skip
     arguments = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
     arguments += [f"--mpi-args={mpi_args}"] if mpi_args else []
     arguments += [*(["--verbose"] if verbose else []), *([] if prefix else ["--no-prefix"])]
-    for name, value in {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})}.items():
+    path = os.pathsep.join(filter(None, [(env or {}).get("PYTHONPATH"), *sys.path]))
+    for name, value in {**(env or {}), "PYTHONPATH": path}.items():
         arguments += ["-x", f"{name}={value}"]
     task = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
-    sys.stdout.flush()
+    if sys.stdout:  # as there is not in a program without a console
+        sys.stdout.flush()
     try:
         command = [executable or sys.executable, "-m", "hvdlite.task"]
         outcome = cli.launch(options.parse([*arguments, *command]), task)
@@ -80,7 +95,43 @@ def run(
     except readiness.NotReadyError as error:
         states = "; ".join(f"{host}: {state}" for host, state in error.states.items() if state)
         raise HvdliteError(f"{error}: {states}") from error
-    return _results({rank: cloudpickle.loads(data) for rank, data in outcome.results.items()}, outcome)
+    if outcome.signal == signal.SIGINT:
+        raise KeyboardInterrupt
+    if outcome.signal:
+        signal.raise_signal(outcome.signal)
+    return _results({rank: _loaded(rank, data) for rank, data in outcome.results.items()}, outcome)
+
+
+def check(
+    fn: Callable[..., Any] | None, args: Sequence[Any], env: Mapping[str, str] | None, others: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """The function. Raises TypeError for arguments of the wrong kind, ValueError for those that ask for what is not
+    there."""
+    if not callable(fn):
+        raise TypeError(f"run takes a function first, not {fn!r}")
+    if not isinstance(args, (list, tuple)):
+        raise TypeError(f"run(args=...) takes a tuple or list of the function's arguments, not {args!r}: args=(x,)")
+    for name, value in others.items():
+        if name not in ELASTIC:
+            raise TypeError(f"run() got an unexpected keyword argument {name!r}")
+        if value is not None:
+            raise ValueError(f"run({name}=...): ranks cannot come and go yet; start again from a checkpoint")
+    for name, value in (env or {}).items():
+        if not isinstance(value, str):
+            raise TypeError(f"run(env=...): the value of {name} must be a text, not {value!r}")
+    return fn
+
+
+def _loaded(rank: int, data: bytes) -> Any:
+    import cloudpickle
+
+    try:
+        return cloudpickle.loads(data)
+    except Exception as error:
+        raise HvdliteError(
+            f"run: what the function returned on rank {rank} was pickled, but cannot be unpickled here: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _results(found: Mapping[int, tuple[bool, Any, str]], outcome: Any) -> list[Any]:

@@ -184,7 +184,7 @@ def process_sets_of(given: Any) -> list[ProcessSet]:
 def shutdown() -> None:
     """Stop communicating; waits for all ranks to do the same. Later `init()` starts anew. Safe to call twice."""
     global _current, _broken
-    if _current is None or _forked:
+    if _current is None or _forked or exits.ending:
         return
     ending, _current = _current, None
     try:
@@ -206,7 +206,7 @@ def close(ending: Runtime) -> None:
 def end() -> None:
     """At the process' exit: shut down; where communication broke, MPI cannot be finalized, and the job is aborted."""
     shutdown()
-    if _broken and not _forked:
+    if _broken and not _forked and not exits.ending:
         exits.give_up(f"ended after communication broke: {_broken}")
 
 

@@ -21,12 +21,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hvdlite_launcher import facts, wire
-from hvdlite_launcher.janitor import kill_all, segments_of_ranks
+from hvdlite_launcher.janitor import kill_all, rank_processes, see_off, segments_of_ranks
 from hvdlite_launcher.watch import appeared, watch
 
 BEAT = 1.0  # seconds between signs of life
@@ -69,6 +69,8 @@ class Agent:
     _job: dict[str, Any] = field(default_factory=dict)
     _heard: float = field(default_factory=time.monotonic)
     _paused: bool = False
+    _ending: int = 0
+    _told: set[tuple[int, int]] = field(default_factory=set)
     _over: bool = False
     _made: list[str] = field(default_factory=list)
     _segments: set[str] = field(default_factory=set)
@@ -86,9 +88,8 @@ class Agent:
         if "told" in message:
             self._publish("told", str(message["told"]).encode())
         if "signal" in message:
-            for process in _rank_processes(self._job["folder"]):
-                with contextlib.suppress(OSError):
-                    os.kill(process, message["signal"])
+            self._signal(rank_processes(self._job["folder"]), message["signal"])
+            self._ending = message["signal"] if message["signal"] in (signal.SIGINT, signal.SIGTERM) else self._ending
         self._over |= "end" in message
 
     def serve(self) -> None:
@@ -109,6 +110,7 @@ class Agent:
             self._clean_up()
         self._say(gone=1)
         self._flush_all()
+        see_off(f"HVDLITE_JOB_ID={self._job.get('id')}".encode())
 
     def _open(self, job: dict[str, Any]) -> None:
         self._job = job
@@ -126,6 +128,15 @@ class Agent:
         except OSError as error:
             reason = error.strerror if error.filename else None
             self._say(problem=f"{reason}: {error.filename}" if reason else str(error))
+
+    def _signal(self, processes: Sequence[int], number: int) -> None:
+        """Send a signal to those that have not got it; one that ends nothing, to all."""
+        for process in processes:
+            if (process, number) not in self._told:
+                with contextlib.suppress(OSError):
+                    os.kill(process, number)
+            if number in (signal.SIGINT, signal.SIGTERM):
+                self._told.add((process, number))
 
     def _ask(self, program: list[str], env: Mapping[str, str]) -> None:
         """Have a child find out what must be alike on all hosts, and report it when it has ended."""
@@ -182,6 +193,8 @@ class Agent:
                 self._read_from(path, wire.STDOUT if kind == "out" else wire.STDERR, int(number))
             elif kind == "pid" and complete:
                 self._say(started=int(number))
+                if self._ending:
+                    self._signal(rank_processes(self._job["folder"]), self._ending)
                 self._pause = _PAUSE  # soon there will be segments
             elif name == "failed" and complete:
                 self._report(path)
@@ -257,12 +270,3 @@ class Agent:
                 os.unlink(path)
         for tree in reversed(self._made):
             shutil.rmtree(tree, ignore_errors=True)
-
-
-def _rank_processes(folder: str) -> list[int]:
-    found = []
-    for name in os.listdir(folder):
-        if name.startswith("pid."):
-            with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name), encoding="ascii") as file:
-                found.append(int(file.read()))
-    return found

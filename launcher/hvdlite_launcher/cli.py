@@ -58,6 +58,10 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
     """Run the job that the command line asks for. task: see `run.run`. Raises UsageError, NotReadyError."""
     begin = time.monotonic()
     try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError("the current folder has been removed: change to one that exists") from error
+    try:
         mpi = find_mpi(os.environ, options.mpi_launcher or os.environ.get("HVDLITE_MPIEXEC"))
     except NoMpiError as error:
         raise UsageError(str(error), 127) from error

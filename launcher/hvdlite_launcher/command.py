@@ -108,9 +108,16 @@ def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, st
     if settings.several:
         env["HVDLITE_JOB_HOSTS"] = str(len(settings.hosts))
     if settings.step:
-        return Command((*_step_options(settings, settings.step), *place.keeper, *settings.command), env, labelled=True)
+        start = _step_options(settings, settings.step)
+        return Command((*start, *place.keeper, *_spelled(settings)), env, labelled=True)
     options = _open_mpi_options(settings, {**environ, **env}) if open_mpi else _hydra_options(settings)
-    return Command((mpi.launcher, *options, *settings.mpi_args, *place.keeper, *settings.command), env)
+    return Command((mpi.launcher, *options, *settings.mpi_args, *place.keeper, *_spelled(settings)), env)
+
+
+def _spelled(settings: Settings) -> list[str]:
+    """The user's command as its keeper reads it: a word that is a colon, at which MPIs' launchers would begin another
+    program, gets a backslash, as does one that has some already."""
+    return ["\\" + word if word.lstrip("\\") == ":" else word for word in settings.command]
 
 
 def _common_env(settings: Settings, mpi: Mpi) -> dict[str, str]:

@@ -21,6 +21,6 @@ def load(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(config, dict):
         raise UsageError(f"cannot read the settings in {path}: sections were expected, such as `params:`")
-    if config.get("controller", "mpi") != "mpi":
+    if str(config.get("controller", "mpi")).lower() != "mpi":
         raise UsageError(f"{path}: controller {config['controller']!r} is not there: hvdlite communicates over MPI")
     return config

@@ -1,8 +1,9 @@
 """How a job is brought to its end, in steps: by a signal to hvdliterun, a rank's failure, or the loss of a host.
 
-The ranks get the signal itself (SIGINT: in Python, KeyboardInterrupt), a second later mpirun gets SIGTERM, and soon
-after the janitors kill what is left. The last two steps follow a rank's failure too, should mpirun not end the others
-by itself; and a host's loss at once, since mpirun may wait for that host for minutes.
+The ranks get the signal itself (SIGINT: in Python, KeyboardInterrupt) and time to save what they want to keep; then
+mpirun gets SIGTERM, and soon after the janitors kill what is left. The last two steps follow a rank's failure too, a
+second after it, should mpirun not end the others by itself; and a host's loss at once, since mpirun may wait for that
+host for minutes.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from types import FrameType
 
 from hvdlite_launcher.command import Place
 from hvdlite_launcher.failures import Failures
-from hvdlite_launcher.place import first_failure, rank_processes, tell_first
+from hvdlite_launcher.janitor import rank_processes
+from hvdlite_launcher.place import deserter, first_failure, tell_first
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team
 
-RANKS_GRACE = 0.9  # seconds that the ranks have to end by themselves
+SIGNAL_GRACE = 5.0  # seconds that the ranks have to end by themselves after a signal, as Horovod's have
+RANKS_GRACE = 0.9  # the same after one has failed
+ENTRY_PATIENCE = 5.0  # seconds that a rank may be in hvd.init() after another has ended
 MPIRUN_GRACE = 0.4  # seconds that mpirun then has to end them
 
 
@@ -34,7 +38,7 @@ class Ending:
     """Why and since when a job is being ended.
 
     signal: what hvdliterun was sent, or 0. lost: which host was lost, and how; or None. failures: of ranks.
-    patience: seconds for the first rank to start. begun: whether one has.
+    patience: seconds for the first rank to start. begun: whether one has. messages: signals to be passed on.
     """
 
     failures: Failures
@@ -43,7 +47,10 @@ class Ending:
     hurried: bool = False
     patience: float = math.inf
     begun: bool = False
+    messages: list[int] = field(default_factory=list)
+    _told: set[int] = field(default_factory=set)
     _born: float = field(default_factory=time.monotonic)
+    _next_roll: float = 0.0
     _since: float | None = None
     _told_mpirun: bool = False
     _told_ranks: bool = field(default=False, repr=False)
@@ -53,31 +60,56 @@ class Ending:
         self.hurried = self.signal != 0
         self.signal = self.signal or number
 
+    def on_message(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler: the signal means something to the ranks, and ends nothing."""
+        self.messages.append(number)
+
     def press(self, mpirun: subprocess.Popen[bytes], place: Place, team: Team) -> bool:
         """Take the next step towards the end, if it is time; True when all that is left is killing."""
         now = time.monotonic()
+        while self.messages:
+            number = self.messages.pop(0)
+            _send(rank_processes(place.folder), number)
+            team.signal(number)
         self._look(place, team)
         if self._since is None:
             if self.signal:
                 self._since = now
-                # Not SIGHUP, which UCX takes as a wish for its debug log; SIGPIPE is our own affair.
-                number = signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM
-                self._told_mpirun = not (_send(rank_processes(place), number) | team.signal(number))
+                self._told_mpirun = not self._end_ranks(place) | team.signal(self._sent)
                 if self._told_mpirun:  # no rank has started yet
+                    self._since = now + RANKS_GRACE
                     _send([mpirun.pid], signal.SIGTERM)
             elif self.lost:
                 self._since = now - RANKS_GRACE
             elif self.failures.first():
                 self._since = now
             return False
-        if not self._told_mpirun and now - self._since > RANKS_GRACE:
-            self._told_mpirun = True
+        if self.signal:
+            self._end_ranks(place)
+        if not self._told_mpirun and now - self._since > (SIGNAL_GRACE if self.signal else RANKS_GRACE):
+            self._told_mpirun, self._since = True, now
             _send([mpirun.pid], signal.SIGTERM)
-        return self.hurried or now - self._since > RANKS_GRACE + MPIRUN_GRACE
+        return self.hurried or (self._told_mpirun and now - self._since > MPIRUN_GRACE)
+
+    @property
+    def _sent(self) -> int:
+        """What ranks get. Not SIGHUP, which UCX takes as a wish for its debug log; SIGPIPE is our own affair."""
+        return signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM
+
+    def _end_ranks(self, place: Place) -> bool:
+        """Send the signal to the ranks of this host that have not got it, since they have only started; whether there
+        are any ranks."""
+        ranks = rank_processes(place.folder)
+        _send([rank for rank in ranks if rank not in self._told], self._sent)
+        self._told.update(ranks)
+        return bool(ranks)
 
     def _look(self, place: Place, team: Team) -> None:
         """Note failures; let the ranks on all hosts know whose is the first: only that one is told."""
         self.failures.add(first_failure(place))
+        if time.monotonic() > self._next_roll:
+            self._next_roll = time.monotonic() + 1.0
+            self.failures.add(deserter(place, ENTRY_PATIENCE))
         first = self.failures.first()
         if first and team.remotes and not self._told_ranks:
             self._told_ranks = True
@@ -86,7 +118,7 @@ class Ending:
         if not first and not self.lost:
             self.lost = team.lost()
         if not self.begun and self.patience < math.inf:
-            self.begun = bool(rank_processes(place)) or any(remote.started for remote in team.remotes)
+            self.begun = bool(rank_processes(place.folder)) or any(remote.started for remote in team.remotes)
             if not self.begun and time.monotonic() - self._born > self.patience:
                 self.lost = self.lost or (
                     f"no rank has started within {self.patience:.0f} s: the MPI's daemons do not reach each other (a "
@@ -96,7 +128,8 @@ class Ending:
 
 @contextmanager
 def signals(ending: Ending, streams: Streams) -> Iterator[None]:
-    """Note SIGINT, SIGTERM and SIGHUP (unless ignored, as under nohup), and wake for them and for SIGCHLD.
+    """Note SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 (unless ignored, as under nohup), and wake for them and for
+    SIGCHLD.
 
     Python allows it in the main thread only; elsewhere nothing is noted.
     """
@@ -105,11 +138,12 @@ def signals(ending: Ending, streams: Streams) -> Iterator[None]:
         return
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
-    streams.add(awake, None)
+    streams.add(os.dup(awake), None)
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     previous_wake = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     previous = {number: signal.signal(number, ending.on_signal) for number in wanted}
+    previous |= {number: signal.signal(number, ending.on_message) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
     try:
         yield
@@ -118,6 +152,7 @@ def signals(ending: Ending, streams: Streams) -> Iterator[None]:
             signal.signal(number, handler)
         signal.set_wakeup_fd(previous_wake)
         os.close(wake)
+        os.close(awake)  # last: until then a signal may come
 
 
 @contextmanager
@@ -141,9 +176,7 @@ def suspension(team: Team) -> Iterator[None]:
         signal.signal(signal.SIGTSTP, previous)
 
 
-def _send(processes: Sequence[int], number: int) -> bool:
-    """Send a signal to all; whether there was any process."""
+def _send(processes: Sequence[int], number: int) -> None:
     for process in processes:
         with contextlib.suppress(OSError):
             os.kill(process, number)
-    return bool(processes)

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 _SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: Exited with exit code (?P<code>[1-9]\d*)")
 _MOMENT, _LONGER = 0.2, 1.0  # seconds
 _CONSEQUENCES = (128 + signal.SIGTERM, 14)
+DESERTED, ABSENT = -1, -2  # in place of a signal: it ended as if all were well, without hvd.shutdown(), or hvd.init()
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank's end. signal: 0 unless one killed it; -1: none, nor a code, but it never called hvd.shutdown().
+    """A rank's end. signal: 0 unless one killed it, or DESERTED, or ABSENT.
     when: seconds since the epoch by our clock. host: "" for ours."""
 
     rank: int
@@ -63,8 +64,12 @@ class Failures:
     _first: Failure | None = None
 
     def add(self, failure: Failure | None) -> None:
-        """Note a host's first failure; later ones of the same host are ignored."""
-        if failure is not None:
+        """Note a host's first failure; later ones of the same host are ignored, but for the cause of a consequence."""
+        if failure is not None and failure.signal == ABSENT and failure.host in self._found:
+            if self._found[failure.host].weak:
+                self._found[failure.host] = failure
+                self._first = None
+        elif failure is not None:
             self._found.setdefault(failure.host, failure)
             self._since = time.monotonic() if self._since is None else self._since
 

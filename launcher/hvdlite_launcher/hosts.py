@@ -15,7 +15,7 @@ from typing import Any
 
 _ENTRY = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[\w.-]+)(?::(?P<slots>\d+))?")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_SLOTS = re.compile(r"\s+slots\s*=\s*(\d+)(\s+max_slots\s*=\s*\d+)?\s*$")
+_SLOTS = re.compile(r"\s+slots\s*=\s*(\d+)(\s+max[-_]slots\s*=\s*\d+)?\s*$")
 
 
 class HostsError(ValueError):
@@ -45,7 +45,7 @@ def parse_hostfile(path: str) -> tuple[Host, ...]:
     Raises HostsError on an unreadable file and on whatever `parse_hosts` refuses.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             lines = [line.split("#")[0].strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
         raise HostsError(f"cannot read the hostfile {path!r}: {getattr(error, 'strerror', error)}") from error
@@ -113,7 +113,12 @@ def _is_own(family: int, address: Any) -> bool:
 def _parse_entry(entry: str) -> Host:
     match = _ENTRY.fullmatch(entry.strip())
     if match is None:
-        raise HostsError(f"cannot read the host {entry!r}: write name:slots, as in localhost:4")
+        cure = "write name:slots, as in localhost:4"
+        if "@" in entry:
+            cure = "leave the user out, and name it for that host in ~/.ssh/config"
+        elif entry.count(":") > 1:
+            cure = "write an IPv6 address in brackets, as in [::1]:4"
+        raise HostsError(f"cannot read the host {entry!r}: {cure}")
     slots = int(match["slots"] or 1)
     if slots < 1:
         raise HostsError(f"host {match['name']}: needs at least 1 slot, not {slots}")

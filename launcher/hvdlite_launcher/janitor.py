@@ -3,7 +3,8 @@
 `python janitor.py ID FOLDER SHARED`. Its stdin is a pipe whose other end hvdliterun holds. When that
 closes, be it by a normal end or SIGKILL, the janitor kills every process that carries the job's mark in
 its environment, and removes the job's two folders and the segments that MPICH made for it. There is no
-other code that cleans up: the way that must work after a crash is the way of every job.
+other code that cleans up: the way that must work after a crash is the way of every job. Then it closes
+its stdout, and gives those a while that remove the shared memory of killed processes.
 
 MPICH offers no choice of folder for its segment, and keeps the file for the life of the job. It is
 ours to remove if a process of this job maps it: looked up while the job runs, never by name alone.
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 
 _SEGMENT = "/dev/shm/mpich_shm_"
 _PATIENCE = 3.0  # seconds until killed processes must be gone
+_TIDYING = 6.0  # seconds until those must be that tidy up behind them; torch's manager takes 2 to 3
 
 
 def main(job: str, folder: str, shared: str) -> None:
@@ -43,6 +45,8 @@ def main(job: str, folder: str, shared: str) -> None:
             os.unlink(path)
     for tree in filter(None, (shared, folder)):
         shutil.rmtree(tree, ignore_errors=True)
+    os.close(1)  # hvdliterun need not wait for the rest
+    see_off(f"HVDLITE_JOB_ID={job}".encode())
 
 
 def marked(mark: bytes) -> Iterator[int]:
@@ -55,10 +59,10 @@ def marked(mark: bytes) -> Iterator[int]:
 
 
 def kill_all(mark: bytes) -> None:
-    """Kill every process that has `mark`, and wait until none is left."""
+    """Kill every process that has `mark`, but those that tidy up behind the others, and wait until they are gone."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
-        found = list(marked(mark))
+        found = [pid for pid in marked(mark) if not tidies(pid)]
         if not found:
             return
         for pid in found:
@@ -67,22 +71,45 @@ def kill_all(mark: bytes) -> None:
         time.sleep(0.01)
 
 
-def segments_of_ranks(folder: str) -> set[str]:
-    """MPICH's segments that ranks of the job with this folder map now."""
-    found: set[str] = set()
+def see_off(mark: bytes) -> None:
+    """Wait until those that tidy up have done so, or kill them."""
+    deadline = time.monotonic() + _TIDYING
+    while (found := list(marked(mark))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in found:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def tidies(pid: int) -> bool:
+    """Whether it removes shared memory behind processes that have gone, and then goes itself: multiprocessing's
+    resource tracker, torch's manager of shared files."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        command = file.read()
+        return b"multiprocessing.resource_tracker" in command or b"torch_shm_manager" in command
+    return False
+
+
+def rank_processes(folder: str) -> list[int]:
+    """The process ids of the commands that have been started."""
+    found = []
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             if name.startswith("pid."):
-                found |= _segments_of(os.path.join(folder, name))
+                path = os.path.join(folder, name)
+                with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+                    found.append(int(file.read()))
     return found
 
 
-def _segments_of(note: str) -> set[str]:
-    with contextlib.suppress(OSError, ValueError):
-        with open(note, encoding="ascii") as file:
-            pid = int(file.read())
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
-            return {line.split()[5] for line in maps if _SEGMENT in line and "(deleted)" not in line}
+def segments_of_ranks(folder: str) -> set[str]:
+    """MPICH's segments that ranks of the job with this folder map now."""
+    return set().union(*map(_segments_of, rank_processes(folder)))
+
+
+def _segments_of(pid: int) -> set[str]:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+        return {line.split()[5] for line in maps if _SEGMENT in line and "(deleted)" not in line}
     return set()
 
 

@@ -40,8 +40,9 @@ def main(command: Sequence[str]) -> int:
     if child == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
         _die_with_parent(prctl, keeper)
+        os.setpgid(0, 0)  # the MPI kills our group, but not what tidies up behind the command (its resource tracker)
         os.environ["HVDLITE_JOB_RANK"] = rank
-        _become(command)
+        _become(_read(command))
     _forward_signals(child)
     _note(os.path.join(folder, f"pid.{rank}"), str(child))
     _close_stdio()
@@ -54,6 +55,8 @@ def main(command: Sequence[str]) -> int:
     elif os.path.exists(os.path.join(folder, f"present.{rank}")):  # between hvd.init() and hvd.shutdown()
         result = 1
         _note(os.path.join(folder, "failed"), f"{rank} {result} {_DESERTED} {time.time()}\n")
+    elif not os.path.exists(os.path.join(folder, f"entered.{rank}")):
+        _note(os.path.join(folder, f"absent.{rank}"), "")  # a mistake only if others call hvd.init()
     return result
 
 
@@ -69,7 +72,9 @@ def _connect(folder: str, rank: str) -> None:
 
     stdin is for rank 0, as MPI has it: under MPICH the others would wait for an end that never comes.
     """
-    if rank != "0":
+    if rank == "0":
+        _borrow_stdin(folder)
+    else:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
@@ -80,6 +85,23 @@ def _connect(folder: str, rank: str) -> None:
         pipe = os.open(path, os.O_WRONLY)
         os.dup2(pipe, number)
         os.close(pipe)
+
+
+def _borrow_stdin(folder: str) -> None:
+    """Replace stdin by hvdliterun's own, where it lends that (`lending`)."""
+    if os.path.exists(os.path.join(folder, "stdin")):
+        import socket
+
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as lender:
+            lender.connect(f"/proc/self/fd/{os.open(folder, os.O_RDONLY)}/stdin")
+            (stdin,) = socket.recv_fds(lender, 1, 1)[1]
+            os.dup2(stdin, 0)
+            os.close(stdin)
+
+
+def _read(command: Sequence[str]) -> list[str]:
+    """The words as the user gave them: see `command`."""
+    return [word[1:] if word.startswith("\\") and word.lstrip("\\") == ":" else word for word in command]
 
 
 def _become(command: Sequence[str]) -> NoReturn:

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots)")
+    add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots of the hosts)")
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
     add("-v", "--verbose", action="store_true", help="show the command, the MPI and where start-up time goes")
     add("--version", action="version", version=f"hvdliterun {version()}")
@@ -71,13 +71,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds above 0")
+    return seconds
+
+
 def _add_hosts(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("-H", "--hosts", metavar="NAME:SLOTS,...", help="hosts and their slots (default: this machine)")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, one host per line")
     add("-p", "--ssh-port", type=int, metavar="PORT", help="the other hosts' SSH port")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the key to log in to other hosts with")
-    add("--start-timeout", type=float, default=10, metavar="SECONDS", help="for all hosts to be ready (10)")
+    add("--start-timeout", type=_seconds, default=10, metavar="SECONDS", help="for all hosts to be ready (10)")
     add("--network-interfaces", metavar="NAME,...", help="networks to use between hosts (default: MPI's choice)")
     add("--network-interface", action="append", default=[], help=argparse.SUPPRESS)
     add("--tcp", action="store_true", help="use no network but TCP")

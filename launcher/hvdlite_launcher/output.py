@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 _SEGMENT = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=.)|\r?\Z)", re.DOTALL)  # a last \r may still become \r\n
 PARTIAL_WAIT = 0.1  # seconds that an unfinished line is held back
+_LONGEST = 1 << 16  # bytes of one that are held back
 
 
 @dataclass
 class Source:
-    """One stream of one rank. rest: what has come since the last line's end, at `since`."""
+    """One stream of one rank. rest: what has come since the last line's end, the first of it at `since`."""
 
     rank: int
     destination: int
@@ -59,12 +60,14 @@ class Printer:
         if not self.prefix:
             write_all(source.destination, data)
             return
-        text = source.rest + data
-        segments = [segment for segment in _SEGMENT.findall(text) if segment]
+        source.since = source.since if source.rest else time.monotonic()
+        segments = [segment for segment in _SEGMENT.findall(source.rest + data) if segment]
         source.rest = b"" if segments[-1].endswith(b"\n") else segments.pop()
-        source.since = time.monotonic()
         if segments:
+            source.since = time.monotonic()
             self._print(source, segments)
+        if len(source.rest) > _LONGEST:
+            self.flush(source)
 
     def flush(self, source: Source, older_than: float = 0.0) -> None:
         """Print the unfinished line of a source, if it has waited for that many seconds."""

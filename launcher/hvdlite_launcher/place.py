@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hvdlite_launcher.command import Place
-from hvdlite_launcher.failures import Failure, parse
+from hvdlite_launcher.failures import ABSENT, Failure, parse
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _SHARED_MEMORY = "/dev/shm"
-_PATIENCE = 5.0  # seconds for the janitor to end
+_PATIENCE = 5.0  # seconds for the janitor to have killed and removed all
 
 
 @contextmanager
@@ -35,20 +37,20 @@ def a_place(several: bool = False) -> Iterator[Place]:
     janitor = subprocess.Popen(
         [*_script("janitor"), name, folder, shared or ""],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={},
         start_new_session=True,
     )
-    assert janitor.stdin is not None
+    assert janitor.stdin and janitor.stdout
     try:
         for path in filter(None, (folder, shared)):
             os.mkdir(path, 0o700)
         yield Place(name, folder, shared, _script("keeper"))
     finally:
         janitor.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            janitor.wait(_PATIENCE)
+        select.select([janitor.stdout], [], [], _PATIENCE)
+        janitor.stdout.close()
 
 
 def first_failure(place: Place) -> Failure | None:
@@ -58,6 +60,18 @@ def first_failure(place: Place) -> Failure | None:
             return parse(file.read())
     except (OSError, ValueError):
         return None
+
+
+def deserter(place: Place, patience: float) -> Failure | None:
+    """A rank that has ended without a word of MPI, while others have waited for it in hvd.init() for `patience`
+    seconds."""
+    with contextlib.suppress(OSError):
+        names = os.listdir(place.folder)
+        absent = [int(name.partition(".")[2]) for name in names if name.startswith("absent.")]
+        entering = [os.path.join(place.folder, name) for name in names if name.startswith("entering.")]
+        if absent and entering and time.time() - min(map(os.path.getmtime, entering)) > patience:
+            return Failure(min(absent), 1, ABSENT, time.time())
+    return None
 
 
 def tell_first(place: Place, rank: int) -> None:
@@ -82,18 +96,6 @@ def results(place: Place) -> dict[int, bytes]:
         if kind == "result" and rank.isdigit():
             with open(os.path.join(place.folder, name), "rb") as file:
                 found[int(rank)] = file.read()
-    return found
-
-
-def rank_processes(place: Place) -> list[int]:
-    """The process ids of the commands that have been started."""
-    found = []
-    with contextlib.suppress(OSError):
-        for name in os.listdir(place.folder):
-            if name.startswith("pid."):
-                path = os.path.join(place.folder, name)
-                with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-                    found.append(int(file.read()))
     return found
 
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from hvdlite_launcher.command import Command, Place, Settings
 from hvdlite_launcher.ending import Ending, signals, suspension
 from hvdlite_launcher.environment import LOGIN
-from hvdlite_launcher.failures import Failures, of_scheduler
+from hvdlite_launcher.failures import ABSENT, DESERTED, Failures, of_scheduler
+from hvdlite_launcher.lending import Lending, lending
 from hvdlite_launcher.output import Printer
-from hvdlite_launcher.place import a_place, first_failure, results, write
+from hvdlite_launcher.place import a_place, deserter, first_failure, results, write
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Reach, Team, a_team
 
@@ -30,13 +31,15 @@ _STARTS = 3  # times as long as hosts may take to be ready may the first rank ta
 class Outcome:
     """How a job ended. code: the exit code for hvdliterun. message: the line that explains it, or None.
 
-    ranks: how many there were. rank: the first that failed, or None. results: by rank, what ranks have left in
-    `result.RANK` in the job's folder. prepared, spawned: seconds for composing the command (and reaching other hosts)
-    and for starting it. first_output: seconds from that start to a rank's first output; None where nothing was written.
+    signal: what hvdliterun was sent to end it, or 0. ranks: how many there were. rank: the first that failed, or None.
+    results: by rank, what ranks have left in `result.RANK` in the job's folder. prepared, spawned: seconds for
+    composing the command (and reaching other hosts) and for starting it. first_output: seconds from that start to a
+    rank's first output; None where nothing was written.
     """
 
     code: int
     message: str | None
+    signal: int
     ranks: int
     rank: int | None
     results: Mapping[int, bytes]
@@ -79,18 +82,20 @@ def run(
                     team.prepare(reach, job, lambda: ending.signal != 0)
                     ending.patience = _STARTS * reach.timeout
                 started = time.monotonic()
-                mpirun = _spawn(command, env, streams)
-                spawned = time.monotonic() - started
-                _watch(mpirun, place, team, streams, ending)
+                with lending(place, settings, wanted=task is None) as lent:
+                    mpirun = _spawn(command, env, streams, lent)
+                    spawned = time.monotonic() - started
+                    _watch(mpirun, place, team, streams, ending)
             failures.add(first_failure(place))
+            failures.add(deserter(place, 0.0))
             found = results(place) | {rank: data for each in team.remotes for rank, data in each.results.items()}
         streams.drain(explained=bool(ending.signal or ending.lost or failures.first(final=True)))
-        code, message = _explain(mpirun, ending)
+        code, message = _explain(mpirun, ending, streams.broken)
     failure = failures.first(final=True)
     first = streams.first_output
     waited = None if first is None else first - started
     first_rank = None if failure is None else failure.rank
-    return Outcome(code, message, settings.ranks, first_rank, found, started - begun, spawned, waited)
+    return Outcome(code, message, ending.signal, settings.ranks, first_rank, found, started - begun, spawned, waited)
 
 
 def _job(place: Place, settings: Settings, env: Mapping[str, str]) -> dict[str, object]:
@@ -101,12 +106,17 @@ def _job(place: Place, settings: Settings, env: Mapping[str, str]) -> dict[str, 
     return {"id": place.id, **folders, **wanted, "env": theirs}
 
 
-def _spawn(command: Command, env: Mapping[str, str], streams: Streams) -> subprocess.Popen[bytes]:
-    labelled = command.labelled
+def _spawn(
+    command: Command, env: Mapping[str, str], streams: Streams, lent: Lending | None
+) -> subprocess.Popen[bytes]:
+    labelled, stdin = command.labelled, None
+    if lent:
+        stdin = subprocess.DEVNULL
+        streams.lend(lent)
     out = streams.open_labelled(1) if labelled else streams.open_notices()
     err = streams.open_labelled(2) if labelled else os.dup(out)
     try:
-        return subprocess.Popen(command.argv, env=env, stdout=out, stderr=err, start_new_session=True)
+        return subprocess.Popen(command.argv, env=env, stdin=stdin, stdout=out, stderr=err, start_new_session=True)
     finally:
         os.close(out)
         os.close(err)
@@ -123,9 +133,14 @@ def _watch(
             mpirun.kill()
 
 
-def _explain(mpirun: subprocess.Popen[bytes], ending: Ending) -> tuple[int, str | None]:
+def _explain(
+    mpirun: subprocess.Popen[bytes], ending: Ending, broken: OSError | None
+) -> tuple[int, str | None]:
     received, failure = ending.signal, ending.failures.first(final=True)
     if received:
+        if received == signal.SIGPIPE and broken and not isinstance(broken, BrokenPipeError):
+            where = f": {broken.filename}" if broken.filename else ""
+            return 1, f"the ranks' output cannot be written: {broken.strerror}{where}"
         quiet = received in (signal.SIGINT, signal.SIGPIPE)
         return 128 + received, None if quiet else f"ended by {_name(received)}"
     if ending.lost:
@@ -133,7 +148,9 @@ def _explain(mpirun: subprocess.Popen[bytes], ending: Ending) -> tuple[int, str 
     if failure:
         host = failure.host or (os.uname().nodename if ending.failures.several else "")
         rank = f"rank {failure.rank} on {host}" if host else f"rank {failure.rank}"
-        if failure.signal < 0:
+        if failure.signal == ABSENT:
+            return failure.code, f"{rank} ended without hvd.init(), in which other ranks wait for it"
+        if failure.signal == DESERTED:
             return failure.code, f"{rank} ended without hvd.shutdown() (os._exit?), and the others need it"
         if failure.signal:
             how = f"{_name(failure.signal)} (signal {failure.signal})"

@@ -128,6 +128,8 @@ def _words(flag: str, text: str) -> list[str]:
 
 def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
     name, given, value = text.partition("=")
+    if not name:
+        raise UsageError(f"-x {text}: write -x NAME=VALUE")
     if not given:
         if name not in environ:
             raise UsageError(f"-x {name}: the variable is not set; write -x {name}=VALUE")

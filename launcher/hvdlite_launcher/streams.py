@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hvdlite_launcher.command import Place
+from hvdlite_launcher.lending import Lending
 from hvdlite_launcher.notices import without_deaths
 from hvdlite_launcher.output import PARTIAL_WAIT, Printer, Source, write_all
 
@@ -45,13 +46,13 @@ class Streams:
 
     verbose: show every message of mpirun, at once.
     first_output: the monotonic time of the first output of a rank, or None.
-    broken: nobody reads our output any more. hear: is given each line from a scheduler's pipes.
+    broken: why our output cannot be written any more. hear: is given each line from a scheduler's pipes.
     """
 
     printer: Printer
     verbose: bool = False
     first_output: float | None = None
-    broken: bool = False
+    broken: OSError | None = None
     hear: Callable[[bytes], None] = lambda line: None
     _ranks: dict[tuple[int, int], Source] = field(default_factory=dict)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -106,6 +107,10 @@ class Streams:
         os.set_blocking(pipe, False)
         self._selector.register(pipe, selectors.EVENT_READ, target)
 
+    def lend(self, lending: Lending) -> None:
+        """Serve who comes for our stdin."""
+        self._selector.register(lending.door, selectors.EVENT_READ, lending)
+
     def wait(self) -> None:
         """Print what has come; returns at once after output or a signal, and in any case soon."""
         timeout = PARTIAL_WAIT / 2 if any(source.rest for source in self._ranks.values()) else _TICK
@@ -118,12 +123,14 @@ class Streams:
 
         explained: the end of the job is told in our own words, so mpirun need not report it.
         """
-        for key in list(self._selector.get_map().values()):
+        pipes = [key for key in self._selector.get_map().values() if not isinstance(key.data, Lending)]
+        for key in pipes:
             while self._read(key):
                 pass
         self._guarded(lambda: self._flush_all(explained and not self.verbose))
-        for key in list(self._selector.get_map().values()):
-            os.close(key.fd)
+        for key in pipes:
+            if key.fd in self._selector.get_map():
+                os.close(key.fd)
         self._selector.close()
 
     def _source(self, rank: int, destination: int) -> Source:
@@ -131,6 +138,9 @@ class Streams:
 
     def _read(self, key: selectors.SelectorKey) -> bool:
         """Take one chunk; False when there is none."""
+        if isinstance(key.data, Lending):
+            key.data.serve()
+            return False
         try:
             data = os.read(key.fd, _CHUNK)
         except BlockingIOError:
@@ -174,5 +184,5 @@ class Streams:
         if not self.broken:
             try:
                 act()
-            except OSError:  # EPIPE, or a closed stdout
-                self.broken = True
+            except OSError as error:
+                self.broken = error

@@ -62,6 +62,13 @@ def _between(text: str, least: float, most: float, rule: str) -> str:
     return text
 
 
+def _switch(given: object) -> str:
+    """A flag's or the YAML file's: "no" in quotes is a text, and no text is false."""
+    if given not in (True, False):  # 1 and 0 are equal to these
+        raise ValueError("must be true or false, without quotes")
+    return str(int(bool(given)))
+
+
 def _bytes(text: str) -> str:
     return str(int(_count(text)) << 20)
 
@@ -144,13 +151,15 @@ def chosen(options: argparse.Namespace, config: Mapping[str, Any]) -> Iterator[t
         given = getattr(options, tunable.name)
         section = config.get(tunable.key[0])
         where = tunable.flag
-        if given is None and isinstance(section, Mapping) and section.get(tunable.key[1]) is not None:
+        if not isinstance(section, Mapping | None):
+            raise UsageError(f"{options.config_file}: {tunable.key[0]} must be a section, with lines `name: value`")
+        if given is None and section and section.get(tunable.key[1]) is not None:
             given, where = section[tunable.key[1]], f"{options.config_file}: {tunable.key[0]}.{tunable.key[1]}"
-            if tunable.variable in _INVERTED:
+            if tunable.variable in _INVERTED and given in (True, False):
                 given = not given
         if given is not None:
             try:
-                value = tunable.read(str(given)) if tunable.read else str(int(bool(given)))
+                value = tunable.read(str(given)) if tunable.read else _switch(given)
             except ValueError as error:
                 raise UsageError(f"{where} {given}: {error}") from error
             yield tunable, value

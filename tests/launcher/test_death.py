@@ -1,4 +1,5 @@
-"""However a job is ended, no process, folder or shared-memory file is left, within two or three seconds."""
+"""However a job is ended, no process, folder or shared-memory file is left, within two or three seconds; and ranks get
+the time that they were promised."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ def start(runner: Runner, *arguments: str) -> Running:
     return Running(process, traces)
 
 
-def end(runner: Runner, job: Running) -> int:
-    job.process.communicate(timeout=4.0)
+def end(runner: Runner, job: Running, seconds: float = 4.0) -> int:
+    job.process.communicate(timeout=seconds)
     assert runner.wait_gone(), "processes are left"
     assert wait_until(lambda: not job.kept(), 2.0), f"left: {job.kept()}"
     return job.process.returncode
@@ -68,8 +69,10 @@ def test_a_signal_to_hvdliterun(runner: Runner, number: int, code: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ranks_that_do_not_listen_are_killed(runner: Runner, number: int) -> None:
+    """After the five seconds that they have."""
     job = start(runner, "deaf")
     job.process.send_signal(number)
+    assert not wait_until(lambda: job.process.poll() is not None, 4.5)
     assert end(runner, job) == 128 + number
 
 
@@ -105,6 +108,47 @@ def test_ranks_die_with_mpirun_even_without_a_janitor(runner: Runner) -> None:
     assert runner.wait_gone()
     for path in job.kept():  # the janitor's work, which nobody has done
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def test_ranks_have_time_to_save(runner: Runner, tmp_path: Path) -> None:
+    """Their handlers of a signal run to their end, once."""
+    code = (
+        "import os, signal, sys, time\n"
+        "def save(*_):\n    print('saving', flush=True); time.sleep(1.5); print('saved', flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save); print('ready', flush=True); time.sleep(30)"
+    )
+    job = runner.start("-np", "2", sys.executable, "-c", code)
+    assert job.stdout is not None
+    assert sorted(job.stdout.readline() for _ in range(2)) == [f"[{rank}]<stdout>:ready\n" for rank in range(2)]
+    job.terminate()
+    out, _ = job.communicate(timeout=6)
+    assert job.returncode == 143
+    assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:{word}" for rank in range(2) for word in ("saved", "saving")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_with_a_meaning_reach_the_ranks(runner: Runner, number: int) -> None:
+    code = f"import signal; signal.signal({int(number)}, lambda *_: print('got it')); print('ready', flush=True); signal.pause()"
+    job = runner.start("-np", "2", "--no-prefix", sys.executable, "-c", code)
+    assert job.stdout is not None
+    assert [job.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    job.send_signal(number)
+    out, _ = job.communicate(timeout=5)
+    assert (out, job.returncode) == ("got it\n" * 2, 0)
+
+
+def test_shared_memory_of_the_users_goes_too(runner: Runner) -> None:
+    """What Python's resource tracker would have removed."""
+    code = (
+        "import os, time; from multiprocessing import shared_memory as s; m = s.SharedMemory(create=True, size=9)\n"
+        "print(m.name, flush=True); time.sleep(0.5); os.kill(os.getpid(), 9) if os.environ['HVDLITE_JOB_RANK'] == '1' else time.sleep(30)"
+    )
+    job = runner.run("-np", "2", "--no-prefix", sys.executable, "-c", code)
+    assert job.returncode == 137
+    files = [Path("/dev/shm", name) for name in job.stdout.split()]
+    assert len(files) == 2
+    assert wait_until(lambda: not any(file.exists() for file in files), 3.0)
+    assert runner.wait_gone()
 
 
 def test_nobody_reads_our_output(runner: Runner) -> None:

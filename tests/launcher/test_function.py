@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -83,6 +84,52 @@ def test_a_rank_without_a_result(capfd: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_pickled_is_said() -> None:
     with pytest.raises(TypeError, match="rank 0: what the function returned cannot be pickled"):
         hvdlite.run(lambda: (each for each in "abc"), np=1)
+
+
+def test_a_result_that_does_not_come_back_is_said() -> None:
+    class Broken:
+        def __reduce__(self) -> tuple[type[int], tuple[str]]:
+            return int, ("no number",)
+
+    with pytest.raises(hvdlite.HvdliteError, match="returned on rank 0 was pickled, but cannot be unpickled here"):
+        hvdlite.run(Broken, np=1)
+
+
+@pytest.mark.parametrize(("number", "told"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "own handler")])
+def test_a_signal_does_what_it_would_have_done(runner: Runner, number: int, told: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import hvdlite, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('own handler'))\n"
+        "try: hvdlite.run(lambda: (print('ready', flush=True), time.sleep(30)), np=1, prefix=False)\n"
+        "except KeyboardInterrupt: print('KeyboardInterrupt')\n"
+        "except hvdlite.HvdliteError: print('HvdliteError')\n"
+    )
+    pipe = subprocess.PIPE
+    job = subprocess.Popen([sys.executable, str(script)], env=runner.env(), stdout=pipe, stdin=pipe, text=True)
+    assert job.stdout is not None and job.stdout.readline() == "ready\n"
+    job.send_signal(number)
+    out, _ = job.communicate(timeout=8)
+    assert out.splitlines()[0] == told
+
+
+def test_the_callers_stdin_stays_its_own(runner: Runner, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import hvdlite, sys\nprint(hvdlite.run(lambda: sys.stdin.read(), np=1), sys.stdin.read())")
+    done = subprocess.run([sys.executable, str(script)], env=runner.env(), input="text", capture_output=True, text=True, timeout=30)
+    assert done.stdout == "[''] text\n", done.stderr
+
+
+def test_horovods_parameters() -> None:
+    assert hvdlite.run(func=lambda: os.environ["PYTHONPATH"].split(":")[0], num_proc=1, env={"PYTHONPATH": "/mine"}) == ["/mine"]
+    for arguments, kind, words in (
+        ({"min_num_proc": 2}, ValueError, "min_num_proc=.*ranks cannot come and go yet"),
+        ({"args": 5}, TypeError, r"args=\(x,\)"),
+        ({"env": {"A": None}}, TypeError, "value of A"),
+        ({"nonsense": 1}, TypeError, "'nonsense'"),
+    ):
+        with pytest.raises(kind, match=words):
+            hvdlite.run(print, **arguments)
 
 
 def test_wrong_parameters() -> None:

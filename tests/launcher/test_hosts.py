@@ -13,6 +13,13 @@ def test_a_host_without_slots_holds_one_rank() -> None:
     assert parse_hosts("a,b:3") == (Host("a", 1), Host("b", 3))
 
 
+@pytest.mark.parametrize(("text", "cure"), [("me@a:2", "leave the user out"), ("::1:2", "in brackets, as in [::1]:4")])
+def test_what_others_write_is_told_how_to_write(text: str, cure: str) -> None:
+    with pytest.raises(HostsError) as caught:
+        parse_hosts(text)
+    assert cure in str(caught.value)
+
+
 def test_slots_add_up() -> None:
     assert total_slots(parse_hosts("a:2, node-1.cluster:4,[::1]:1")) == 7
 
@@ -25,7 +32,7 @@ def test_what_cannot_be_read_is_refused(text: str) -> None:
 
 def test_all_hostfile_dialects_say_the_same(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
-    file.write_text("# cluster\na slots=4\n\nb:2   # half of it\nc\nd slots = 3\ne slots=1 max_slots=9\nc\nb\n")
+    file.write_text("\ufeff# cluster\na slots=4\n\nb:2   # half of it\nc\nd slots = 3\ne slots=1 max-slots=9\r\nc\nb\n")
     hosts = (Host("a", 4), Host("b", 3), Host("c", 2), Host("d", 3), Host("e", 1))
     assert parse_hostfile(str(file)) == hosts
 

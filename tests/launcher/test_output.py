@@ -53,6 +53,20 @@ def test_an_unfinished_line_shows_after_a_while_and_goes_on(written: list[bytes]
     assert b"".join(written) == ZERO + b"loading done\n"
 
 
+def test_a_line_that_goes_on_and_on_is_not_held_back(written: list[bytes]) -> None:
+    """Neither one to which something is added all the time, nor a long one, which would be read again each time."""
+    printer, source = Printer(prefix=True), Source(0, 1)
+    printer.feed(source, b".")
+    began = source.since
+    printer.feed(source, b".")
+    assert source.since == began and written == []
+    for _ in range(100):
+        printer.feed(source, b"x" * 10000)
+        assert len(source.rest) < 100000
+    printer.feed(source, b"\n")
+    assert b"".join(written) == ZERO + b".." + b"x" * 1000000 + b"\n"
+
+
 def test_nobody_writes_into_the_unfinished_line_of_another(written: list[bytes]) -> None:
     printer, zero, one = Printer(prefix=True), Source(0, 1), Source(1, 1)
     printer.feed(zero, b"loading")

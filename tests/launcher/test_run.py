@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
 import sys
 import time
 
 import pytest
 
-from tests.launcher.conftest import SCRIPTS, Runner
+from tests.launcher.conftest import LIMIT, SCRIPTS, Runner
 
 FAILS = (sys.executable, str(SCRIPTS / "fails.py"))
 
@@ -117,8 +119,67 @@ def test_an_unfinished_line_shows_while_the_job_runs(runner: Runner) -> None:
 
 
 def test_rank_0_reads_stdin(runner: Runner) -> None:
-    job = runner.run("-np", "2", "cat", text="first\nsecond\n")
-    assert (job.returncode, job.stdout) == (0, "[0]<stdout>:first\n[0]<stdout>:second\n")
+    """All of it, also where it comes faster than it is read."""
+    text = "".join(f"{number}\n" for number in range(100_000))
+    job = runner.run("-np", "2", "--no-prefix", "sh", "-c", "sleep 0.5; cat", text=text)
+    assert (job.returncode, job.stdout) == (0, text)
+
+
+def test_rank_0_has_the_terminal(runner: Runner) -> None:
+    terminal, theirs = pty.openpty()
+    code = "import os, sys; print(os.isatty(0), input('name? ')) if os.environ['HVDLITE_JOB_RANK'] == '0' else 0"
+    job = runner.start("-np", "2", "--no-prefix", sys.executable, "-c", code, stdin=theirs)
+    os.write(terminal, b"Ann\n")
+    out, _ = job.communicate(timeout=LIMIT)
+    assert (out, job.returncode) == ("name? True Ann\n", 0)
+
+
+def test_words_that_mean_something_to_an_mpi_pass(runner: Runner) -> None:
+    words = ["a", ":", "\\:", "::", "-n", "--", ""]
+    job = runner.run("-np", "1", "--no-prefix", sys.executable, "-c", "import sys; print(sys.argv[1:])", *words)
+    assert (job.returncode, job.stdout) == (0, f"{words}\n")
+
+
+def test_a_rank_that_ends_before_it_meets_the_others(runner: Runner) -> None:
+    """Not where all do, as a program without hvdlite."""
+    code = "import os; os.environ['HVDLITE_JOB_RANK'] == '1' and os._exit(0); import hvdlite; hvdlite.init()"
+    job = runner.run("-np", "2", sys.executable, "-c", code)
+    assert job.returncode == 1
+    assert job.stderr.splitlines()[-1] == "hvdliterun: rank 1 ended without hvd.init(), in which other ranks wait for it"
+    assert runner.leftovers() == []
+
+
+@pytest.mark.parametrize(("who", "how"), [("1", "raise KeyError"), ("1", "sys.exit(3)"), ("01", "sys.exit(3)")])
+def test_what_python_does_at_its_end_is_done_by_ranks_that_fail(runner: Runner, who: str, how: str) -> None:
+    code = (
+        "import atexit, os, sys, tempfile, hvdlite\n"
+        "rank = os.environ['HVDLITE_JOB_RANK']; os.chdir(os.environ['TMPDIR'])\n"
+        "atexit.register(open(f'exit.{rank}', 'w').write, 'function')\n"
+        "hvdlite.init(); file = open(f'file.{rank}', 'w'); file.write('buffered')\n"
+        "folder = tempfile.TemporaryDirectory(prefix=f'folder.{rank}.')\n"
+        f"if rank in '{who}': {how}\n"
+        "hvdlite.barrier()"
+    )
+    job = runner.run("-np", "2", sys.executable, "-c", code)
+    assert job.returncode == (3 if "3" in how else 1)
+    for rank in who:
+        assert (runner.tmpdir / f"exit.{rank}").read_text() == "function"
+        assert (runner.tmpdir / f"file.{rank}").read_text() == "buffered"
+        assert not list(runner.tmpdir.glob(f"folder.{rank}.*"))
+
+
+def test_exit_functions_that_take_too_long_do_not_keep_the_job(runner: Runner) -> None:
+    code = "import atexit, time, hvdlite; atexit.register(time.sleep, 30); hvdlite.init(); hvdlite.rank() == 1 and 1 / 0; hvdlite.barrier()"
+    begun = time.monotonic()
+    job = runner.run("-np", "2", sys.executable, "-c", code)
+    assert job.returncode == 1 and time.monotonic() - begun < 5.0
+
+
+def test_output_that_cannot_be_written(runner: Runner) -> None:
+    (runner.tmpdir / "rank.0" / "stdout").mkdir(parents=True)
+    job = runner.run("-np", "1", "--output-filename", str(runner.tmpdir), "sh", "-c", "echo lost; sleep 30")
+    assert job.returncode == 1
+    assert "hvdliterun: the ranks' output cannot be written: Is a directory" in job.stderr
 
 
 def test_variables_and_threads(runner: Runner) -> None:

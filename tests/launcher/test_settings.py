@@ -87,6 +87,18 @@ def test_a_wrong_value_in_yaml_is_named(tmp_path: Path) -> None:
         environment("--config-file", str(file))
 
 
+@pytest.mark.parametrize(("text", "said"), [
+    ("params: {hierarchical_allreduce: 'no'}", "params.hierarchical_allreduce no: must be true or false, without quotes"),
+    ("stall_check: {enabled: 'false'}", "stall_check.enabled false: must be true or false"),
+    ("params: [1, 2]", "params must be a section"),
+])  # fmt: skip
+def test_yaml_that_would_mean_something_else_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        environment("--config-file", str(file))
+
+
 def test_every_flag_of_horovodrun_is_there() -> None:
     """Section by section; hidden ones too."""
     for tunable in tunables.TUNABLES:
@@ -115,6 +127,8 @@ def test_interfaces_add_up() -> None:
         (["--min-np", "2"], "--min-np: ranks cannot come and go yet"),
         (["--host-discovery-script", "x"], "ranks cannot come and go yet"),
         (["--jsrun"], "--jsrun: not inside a job of LSF"),
+        (["--start-timeout", "nan"], "nan: must be a number of seconds above 0"),
+        (["-x", "=3"], "-x =3: write -x NAME=VALUE"),
         (["--stall-check", "--no-stall-check"], "not allowed with"),
         (["--config-file", "/no/such.yaml"], "/no/such.yaml: No such file"),
     ],
