@@ -59,8 +59,8 @@ def as_bytes(array: Array) -> Array:
 
 @cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """'float32', 'bfloat16', ... Cached: NumPy computes it anew each time, in 5 us."""
-    return str(dtype.name)
+    """'float32', 'bfloat16', ...; all fields of a structure. Cached: NumPy computes it anew each time, in 5 us."""
+    return str(dtype.name if dtype.fields is None else dtype)
 
 
 def is_small_float(dtype: np.dtype[Any]) -> bool:

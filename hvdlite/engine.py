@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hvdlite import rollcall
 from hvdlite.algorithms import Place
@@ -33,14 +33,12 @@ from hvdlite.requests import LEAVE, Call, Changed, Handle, Request, visible
 from hvdlite.transports import Transport
 
 if TYPE_CHECKING:
+    from hvdlite.gpu import Side
     from hvdlite.observers import Observer
 
 SWITCH_SECONDS = 0.0005  # a lane's thread waits this long for the GIL after each MPI call while Python code runs
 SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.01
-
-
-class Closeable(Protocol):
-    def close(self) -> None: ...
+EAGER = "eager"  # the name of lanes that users' calls go through
 
 
 class Lane:
@@ -51,14 +49,14 @@ class Lane:
     """
 
     def __init__(
-        self, transport: Transport, place: Place, members: Sequence[int] | None = None, name: str = "eager",
+        self, transport: Transport, place: Place, members: Sequence[int] | None = None, name: str = EAGER,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.transport, self.place = transport, place
         self.name, self.observers = name, observers
         self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
-        self.gpu: Closeable | None = None
+        self.gpu: Side | None = None
         """What work on device arrays finds instead of transport, place and workspace; `gpu` makes it."""
         self.changed = Changed()
         self.queue: deque[Request] = deque()
@@ -209,11 +207,12 @@ class Lane:
                 mine = visible(self.queue)
             for request in mine:
                 request.ready.wait()
-            everyone = self.transport.allgather_object([request.call() for request in mine])
+            said = self.transport.allgather_object(([request.call() for request in mine], self.stuck))
+            everyone = [calls for calls, _ in said]
             queues = [[call.signature for call in calls] for calls in everyone]
             if all(not queue or has_joined(queue) for queue in queues):
                 return
-            verdicts = match(queues, self.members)
+            verdicts = match(queues, self.members, all(stuck for _, stuck in said))
             joined = [rank for rank, queue in zip(self.members, queues, strict=True) if has_joined(queue)]
             self.carry_out(verdicts, mine, [call for calls in everyone for call in calls], joined)
             nap = SHORTEST_NAP if verdicts else min(2 * nap, LONGEST_NAP)
@@ -225,7 +224,9 @@ class Lane:
     ) -> None:
         """Run or fail what has a verdict, errors first. joined: these ranks take part with zeros, if they can."""
         requests = {request.signature.key: request for request in mine}
-        calls = {key: [call for call in everyones if call.signature.key == key] for key in verdicts}
+        calls: dict[str, list[Call]] = {key: [] for key in verdicts}
+        for call in everyones:
+            calls.get(call.signature.key, []).append(call)
         errors = {key: verdict.error for key, verdict in verdicts.items() if verdict.error}
         if joined:
             errors |= {key: refusal(same[0].signature, joined) for key, same in calls.items()
@@ -247,6 +248,12 @@ class Lane:
             elif key not in errors and (stand_in := calls[key][0].stand_in):  # this rank has joined
                 with contextlib.suppress(HvdliteError):  # the others have it, too, and tell
                     stand_in(self)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing else will be called before what is queued is done: one thread alone has ever called, and it
+        waits. Lanes of our own always count as such, where one name never stands for several operations."""
+        return self.name != EAGER or (len(self.callers) <= 1 and self.changed.waiting > 0)
 
     def hurried(self) -> bool:
         """Whether a thread of the user's waits for the lane meanwhile, rather than computes."""

@@ -72,7 +72,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 HorovodInternalError = HvdliteError
 
-ON_ALL = (HvdliteError, ValueError, NotImplementedError, KeyError)
+ON_ALL = (HvdliteError, NotImplementedError)
 """What an operation raises on all ranks, before any has sent or after all have received."""
 
 

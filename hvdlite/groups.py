@@ -87,6 +87,8 @@ class Groups:
 
     def find(self, process_set: ProcessSet) -> Group | None:
         """The group of a set; None where this process is no member. Raises ValueError where it is unknown."""
+        if not isinstance(process_set, ProcessSet):
+            raise TypeError(f"process_set must be an hvd.ProcessSet, not {process_set!r}")
         number = process_set.process_set_id
         if number is None or process_set not in self.registered.get(number, ()):
             raise ValueError(f"{process_set} is not registered (or not any more, after hvd.remove_process_set() or "

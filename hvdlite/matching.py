@@ -16,6 +16,7 @@ from hvdlite.requests import JOIN, LEAVE, Signature
 CURES = {
     "shape": "Every rank must pass the same shape; pad, or use allgather where sizes differ.",
     "dtype": "Every rank must pass the same dtype; cast before the call.",
+    "number": "Every rank must pass as many tensors.",
     "operation": "Every rank must ask for the same reduction.",
     "root rank": "Every rank must name the same root_rank.",
     "parameters": "Build the same model with the same optimizer groups on every rank.",
@@ -39,24 +40,44 @@ class Verdict:
     error: HvdliteError | None = None
 
 
-def match(everyone: Sequence[Sequence[Signature]], members: Sequence[int]) -> dict[str, Verdict]:
+def match(
+    everyone: Sequence[Sequence[Signature]], members: Sequence[int], stuck: bool = True
+) -> dict[str, Verdict]:
     """Verdicts by request key, in the order in which to run them. everyone: each rank's `visible` queue; members: these
-    ranks.
+    ranks. stuck: all of them wait, and nothing else will be called meanwhile.
 
-    A request that some rank lacks gets no verdict: it waits, unless that rank has shut down. Ranks that have joined
-    lack nothing, but nobody leaves before they do.
+    A request that some rank lacks gets no verdict: it waits, unless that rank has shut down, or is stuck in another of
+    the same name. Ranks that have joined lack nothing, but nobody leaves before they do.
     """
-    verdicts: dict[str, Verdict] = {}
     live = [place for place, queue in enumerate(everyone) if not has_joined(queue)]
+    known = [{signature.key: signature for signature in queue} for queue in everyone]
+    verdicts: dict[str, Verdict] = {}
     for wanted in everyone[live[0]] if live else ():
-        found = [find(everyone[place], wanted) for place in live]
-        if all(signature is not None for signature in found) and (wanted != LEAVE or len(live) == len(everyone)):
-            signatures = [signature for signature in found if signature is not None]
-            same = len(set(signatures)) == 1
-            error = None if same else MismatchError(explain(signatures, [members[place] for place in live]))
-            verdicts.update({signature.key: Verdict(error) for signature in signatures})
+        found = [known[place].get(wanted.key) for place in live]
+        if wanted != LEAVE or len(live) == len(everyone):
+            verdicts |= verdict(found, [members[place] for place in live])
+    if not verdicts and stuck and live:
+        verdicts = clashes([everyone[place] for place in live], [members[place] for place in live])
     if not verdicts or LEAVE.key in verdicts:
         verdicts.update(forsaken(everyone, members, verdicts))
+    return verdicts
+
+
+def verdict(found: Sequence[Signature | None], members: Sequence[int]) -> dict[str, Verdict]:
+    """The verdict on each member's request, one and the same; none where a member lacks it."""
+    signatures = [signature for signature in found if signature is not None]
+    if len(signatures) < len(found):
+        return {}
+    error = None if len(set(signatures)) == 1 else MismatchError(explain(signatures, members))
+    return {signature.key: Verdict(error) for signature in signatures}
+
+
+def clashes(queues: Sequence[Sequence[Signature]], members: Sequence[int]) -> dict[str, Verdict]:
+    """Errors for different kinds of operation that are called by one name."""
+    named = [{signature.name: signature for signature in reversed(queue) if signature != LEAVE} for queue in queues]
+    verdicts: dict[str, Verdict] = {}
+    for wanted in queues[0]:
+        verdicts |= verdict([found.get(wanted.name) for found in named], members) if wanted != LEAVE else {}
     return verdicts
 
 
@@ -69,13 +90,13 @@ def forsaken(
 ) -> dict[str, Verdict]:
     """Errors for what ranks that have shut down will never call."""
     verdicts: dict[str, Verdict] = {}
-    gone = [place for place, queue in enumerate(everyone) if LEAVE in queue]
+    gone = [(place, {signature.key for signature in queue}) for place, queue in enumerate(everyone) if LEAVE in queue]
     for signature in (signature for queue in everyone for signature in queue):
-        lacking = [members[place] for place in gone if find(everyone[place], signature) is None]
+        lacking = [members[place] for place, called in gone if signature.key not in called]
         if lacking and signature != LEAVE and signature.key not in settled:
             verdicts[signature.key] = Verdict(ShutdownError(
-                f"{signature.key}: {ranks(lacking)} shut down (or ended) without calling it. "
-                "Every rank must call the same collectives before it ends."
+                f"{signature.key}: {ranks(lacking)} shut down, ended, or removed the process set, without calling it. "
+                "Every rank must call the same collectives before that."
             ))
     return verdicts
 
@@ -87,14 +108,6 @@ def refusal(signature: Signature, joined: Sequence[int]) -> MismatchError:
     return MismatchError(
         f"{signature.key}: {ranks(joined)} {have} joined (hvd.join()), and only all-reduces can go on without. {cure}"
     )
-
-
-def find(queue: Sequence[Signature], wanted: Signature) -> Signature | None:
-    """The queue's request of this kind and name, else of this name. LEAVE is found only by itself."""
-    if LEAVE in (wanted, *queue):
-        queue = [signature for signature in queue if (signature == LEAVE) == (wanted == LEAVE)]
-    same_name = [signature for signature in queue if signature.name == wanted.name]
-    return next((s for s in same_name if s.kind == wanted.kind), same_name[0] if same_name else None)
 
 
 def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:

@@ -22,20 +22,31 @@ from hvdlite.process_sets import ProcessSet
 
 
 def contiguous_copy(value: Any) -> Array:
-    """value as a new contiguous array; plain numbers become 0-dimensional ones."""
-    on_device = hasattr(value, "__cuda_array_interface__")
-    return value.copy(order="C") if on_device else np.array(value, order="C")
+    """value as a new contiguous array in this machine's byte order; plain numbers become 0-dimensional ones."""
+    if hasattr(value, "__cuda_array_interface__"):
+        return value.copy(order="C")
+    copy = np.array(value, order="C")
+    return copy if copy.dtype.isnative else copy.astype(copy.dtype.newbyteorder("="))
 
 
 def contiguous(value: Any) -> Array:
     """The same, but value itself where it is one."""
-    fine = hasattr(value, "flags") and hasattr(value, "dtype") and value.flags.c_contiguous and value.ndim
-    return value if fine else contiguous_copy(value)
+    return value if hasattr(value, "dtype") and is_plain(value) and value.ndim else contiguous_copy(value)
+
+
+def is_plain(array: Any) -> bool:
+    """Whether its memory is what ranks exchange."""
+    return hasattr(array, "flags") and array.flags.c_contiguous and array.dtype.isnative
 
 
 def in_place(array: Array) -> tuple[Array, Callable[[Any], Array]]:
-    """Contiguous memory to work in, and what to call when it holds the result, which the array then has."""
-    if array.flags.c_contiguous:
+    """Contiguous memory to work in, and what to call when it holds the result, which the array then has. Raises
+    TypeError for what is no array, ValueError for one that may not be written."""
+    if not hasattr(array, "flags") or not hasattr(array, "dtype"):
+        raise TypeError(f"a collective in place takes an array, not {array!r}: the forms without _ return a new one")
+    if not getattr(array.flags, "writeable", True):
+        raise ValueError("the array is read-only: the forms of collectives without _ return a new one")
+    if is_plain(array):
         return array, lambda _: array
     copy = contiguous_copy(array)
 

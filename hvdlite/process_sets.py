@@ -46,8 +46,31 @@ class ProcessSet:
 
         return None if self.ranks is None else runtime.rank() in self.ranks
 
+    def __deepcopy__(self, memo: Any) -> ProcessSet:
+        """A copy of what uses a set (a model with SyncBatchNorm) uses the same set."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """As its ranks, which may be a registered set where it is unpickled; the global set stays that."""
+        return (_global, ()) if self is global_process_set else (_of, (self.ranks,))
+
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
 
 global_process_set = ProcessSet([])
+
+
+def _global() -> ProcessSet:
+    return global_process_set
+
+
+def _of(ranks: list[int] | None) -> ProcessSet:
+    """The registered set of these ranks, if there is one."""
+    from hvdlite import runtime
+
+    if ranks is None:
+        raise TypeError("a process set made of a communicator has no ranks before hvd.init(), and cannot be pickled")
+    known = runtime.known().groups.registered.values() if runtime.is_initialized() else ()
+    found = [each for sets in known for each in sets if each.ranks == ranks]
+    return found[0] if found else ProcessSet(ranks)

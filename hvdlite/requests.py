@@ -97,7 +97,7 @@ class Handle:
             self.changed.notify_all()
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One collective operation: the signature to agree on, and the work that follows."""
 

@@ -211,47 +211,61 @@ def end() -> None:
 
 
 def is_initialized() -> bool:
-    return _current is not None and not _forked
+    """Whether `init` was called, here or in the process that this one was forked from."""
+    return _current is not None
+
+
+def is_live(candidate: Runtime) -> bool:
+    """Whether this is the present runtime, and this process may communicate."""
+    return _current is candidate and not _forked
+
+
+def known() -> Runtime:
+    """The runtime, or that of the process that this one was forked from, to be asked for numbers: a DataLoader's worker
+    may want to know its rank. Raises NotInitializedError."""
+    if _current is None:
+        raise NotInitializedError()
+    return _current
 
 
 def uses_mpi() -> bool:
     """Whether the job communicates over MPI: not in a job of one without a launcher."""
-    return not isinstance(current().world, ThreadTransport)
+    return not isinstance(known().world, ThreadTransport)
 
 
 def rank() -> int:
     """This process' number among all, from 0."""
-    return current().topology.rank
+    return known().topology.rank
 
 
 def size() -> int:
     """The number of processes."""
-    return current().topology.size
+    return known().topology.size
 
 
 def local_rank() -> int:
     """This process' number among those of its host."""
-    return current().topology.local_rank
+    return known().topology.local_rank
 
 
 def local_size() -> int:
     """The number of processes on this host."""
-    return current().topology.local_size
+    return known().topology.local_size
 
 
 def cross_rank() -> int:
     """This process' number among those with its local rank on all hosts."""
-    return current().topology.cross_rank
+    return known().topology.cross_rank
 
 
 def cross_size() -> int:
     """The number of hosts that have a process with this local rank."""
-    return current().topology.cross_size
+    return known().topology.cross_size
 
 
 def is_homogeneous() -> bool:
     """Whether every host has the same number of processes."""
-    return current().topology.homogeneous
+    return known().topology.homogeneous
 
 
 def group_of(process_set: ProcessSet | None) -> Group:
@@ -268,7 +282,9 @@ def require_not_forked() -> None:
 
 
 def require_attached(alive: bool, least: int = 2, lost: str = "its gradients would not be reduced") -> None:
-    """Raises RuntimeError for an optimizer that is not `alive` under the present runtime, if that has `least` ranks."""
+    """Raises RuntimeError for an optimizer that is not `alive` under the present runtime, if that has `least` ranks;
+    ForkedError in a forked child."""
+    require_not_forked()
     if not alive and is_initialized() and size() >= least:
         raise RuntimeError(
             "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again after "

@@ -71,7 +71,7 @@ def scaler(like: Array, factor: float, divisor: int) -> Scaler:
     when factor is 1), truncated."""
     if factor == 1.0 and divisor == 1:
         return lambda array: None
-    if not is_float(like.dtype):
+    if not is_float(like.dtype) and like.dtype.kind != "c":
         return lambda array: assign(array, scaled_integers(array, factor, divisor))
     if not is_small_float(like.dtype):
         return scaler_of_floats(like, factor, divisor)
@@ -81,7 +81,7 @@ def scaler(like: Array, factor: float, divisor: int) -> Scaler:
 
 
 def scaler_of_floats(like: Array, factor: float, divisor: int) -> Scaler:
-    """The same for floats of 32 and 64 bits."""
+    """The same for floats of 32 and 64 bits, and complex numbers."""
     xp, kind = module(like), like.dtype.type
     steps = [
         (xp.multiply if sign == "*" else xp.divide, kind(value)) for sign, value in scaling(factor, divisor)

@@ -52,7 +52,7 @@ class Attachment:
     def alive(self) -> bool:
         if not self.alone and self.gradients.group.removed:
             return False
-        return runtime.is_initialized() and runtime.current() is self.runtime
+        return runtime.is_live(self.runtime)
 
     @property
     def at_work(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdlite import runtime
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array, dtype_name, is_host, is_small_float
+from hvdlite.arrays import Array, bfloat16, dtype_name, is_host
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu import on_gpu
@@ -56,21 +56,27 @@ def reduction(op: Op, size: int, prescale: float = 1.0, postscale: float = 1.0) 
 def reduction_facts(op: Op, how: Reduction, array: Array) -> Facts:
     """What ranks must agree on for a reduction of this array. Raises TypeError for what has no such reduction."""
     facts, dtype = array_facts(array), array.dtype
-    if dtype.kind not in "biuf" and not is_small_float(dtype) and not (dtype.kind == "c" and op is Sum):
+    if dtype.kind not in "biuf" and dtype != bfloat16 and not (dtype.kind == "c" and op in (Average, Sum)):
         raise TypeError(
-            f"{op.name} of {dtype_name(dtype)} is not possible: only of booleans, integers, floats, and Sum of complex "
-            "numbers"
+            f"{op.name} of {dtype_name(dtype)} is not possible: only of booleans, integers, floats, and Average and "
+            "Sum of complex numbers"
         )
     scaling = (("prescale_factor", how.before), ("postscale_factor", how.after))
     return (*facts, ("operation", op.name), *scaling)
 
 
 def array_facts(array: Array, skip: int = 0) -> Facts:
-    """dtype, shape (from dimension `skip` on) and placement of an array. Raises TypeError for Python objects."""
+    """dtype, shape (from dimension `skip` on) and placement of an array. Raises TypeError for Python objects, and for
+    numbers in a foreign byte order."""
     if array.dtype.hasobject:
         raise TypeError(
             "an array of Python objects cannot be sent: use hvd.allgather_object, hvd.broadcast_object, or an array of "
             "numbers"
+        )
+    if not array.dtype.isnative:
+        raise TypeError(
+            f"an array of {array.dtype.str} is not in this machine's byte order, in which ranks communicate: give "
+            "array.astype(array.dtype.newbyteorder('='))"
         )
     what = "shape" if skip == 0 else "shape after the first dimension"
     shape = array.shape[skip:] if array.ndim >= skip else "no dimension"
@@ -80,11 +86,12 @@ def array_facts(array: Array, skip: int = 0) -> Facts:
 
 def grouped_facts(facts: Sequence[Facts]) -> Facts:
     """The facts of several arrays as those of one operation; of a single one as they are."""
+    number = (("number of tensors", len(facts)),)
     if len(facts) == 1:
-        return facts[0]
+        return (*number, *facts[0])
     if len({dict(each)["device"] for each in facts}) > 1:
         raise HvdliteError("a grouped operation takes tensors on the host or tensors on a GPU, not both at once")
-    return tuple((f"{what} of tensor {i}", fact) for i, each in enumerate(facts) for what, fact in each)
+    return (*number, *((f"{what} of tensor {i}", fact) for i, each in enumerate(facts) for what, fact in each))
 
 
 def submit(

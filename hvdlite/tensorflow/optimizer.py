@@ -99,7 +99,7 @@ class Attachment:
     def alive(self) -> bool:
         if not self.alone and self.gradients.group.removed:
             return False
-        return runtime.is_initialized() and runtime.current() is self.runtime
+        return runtime.is_live(self.runtime)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """(gradient, variable) pairs, reduced over all ranks: with several passes per step the sums, at the last."""

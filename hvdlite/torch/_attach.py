@@ -75,7 +75,7 @@ class Attachment:
     @property
     def alive(self) -> bool:
         removed = self.group is not None and self.group.removed
-        return not self.detached and not removed and runtime.is_initialized() and runtime.current() is self.runtime
+        return not self.detached and not removed and runtime.is_live(self.runtime)
 
     def trainable(self) -> list[Parameter]:
         groups, sparse = self.optimizer.param_groups, self.gradients.sparse

@@ -38,7 +38,7 @@ class DeltaAttachment:
 
     @property
     def alive(self) -> bool:
-        return not self.detached and runtime.is_initialized() and runtime.current() is self.runtime
+        return not self.detached and runtime.is_live(self.runtime)
 
     def parameters(self) -> Sequence[torch.Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]

@@ -71,9 +71,12 @@ def readable(tensor: torch.Tensor) -> Array:
 def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[Any], torch.Tensor]]:
     """Contiguous memory to work in, and what to call when it holds the result, which the tensor then has.
 
-    Autograd is not told: leaf parameters are welcome, and no version counts.
+    Autograd is not told: leaf parameters are welcome, and no version counts. A tensor that is not contiguous changes
+    when it is delivered. Raises ValueError where elements share memory (expand), so that each cannot have its own.
     """
     require_dense(tensor)
+    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ValueError("a tensor whose elements share memory (expand) cannot be written in place: give its .clone()")
     if tensor.is_contiguous():
         return to_array(tensor), lambda _: tensor
     copy = fresh(tensor)

@@ -31,9 +31,11 @@ class SyncBatchNorm(_BatchNorm):
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
         track_running_stats: bool = True, process_set: ProcessSet = global_process_set, device: Any = None,
-        dtype: Any = None,
+        dtype: Any = None, bias: bool = True,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        if not bias:
+            self.register_parameter("bias", None)
         self.process_set = process_set
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -72,7 +74,8 @@ class SyncBatchNorm(_BatchNorm):
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
             result = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
                          process_set)  # fmt: skip
-            result.weight, result.bias = module.weight, module.bias
+            for name in ("weight", "bias"):
+                result.register_parameter(name, getattr(module, name))
             result.running_mean, result.running_var = module.running_mean, module.running_var
             result.num_batches_tracked = module.num_batches_tracked
             result.train(module.training)
@@ -95,7 +98,7 @@ class Normalize(torch.autograd.Function):
             raise ValueError(f"SyncBatchNorm needs more than one value per channel over all ranks, not {count}")
         scale = torch.rsqrt(squares / count + eps)
         ctx.save_for_backward(input, weight, mean, scale)
-        ctx.count, ctx.process_set = count, process_set
+        ctx.count, ctx.process_set, ctx.biased = count, process_set, bias is not None
         ctx.mark_non_differentiable(mean, squares)
         none = torch.zeros((), dtype=values.dtype, device=values.device)
         gain = scale if weight is None else scale * weight
@@ -114,9 +117,8 @@ class Normalize(torch.autograd.Function):
         gain = scale if weight is None else scale * weight
         average, tilt = (spread(each, input) for each in sums / ctx.count)
         grad_input = ((slope - average - deviation * tilt) * spread(gain, input)).to(input.dtype)
-        if weight is None:
-            return grad_input, None, None, None, None
-        return grad_input, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None
+        grads = [grad_weight if weight is not None else None, grad_bias if ctx.biased else None]  # autograd casts them
+        return grad_input, *grads, None, None
 
 
 def precise(tensor: torch.Tensor) -> torch.Tensor:

@@ -141,13 +141,13 @@ def test_a_name_in_flight_is_refused(size: int) -> None:
 def test_what_work_raises_is_its_handles_error(size: int) -> None:
     def rank_main(lane: Lane) -> None:
         def work(lane: Lane) -> None:
-            raise KeyError("lost")
+            raise MismatchError("lost")
 
         handle = lane.submit(Request(Signature("bad", "x"), work))
         for _ in range(2):
-            with pytest.raises(KeyError, match="lost"):
+            with pytest.raises(MismatchError, match="lost"):
                 handle.wait()
-        with pytest.raises(KeyError, match="lost"):
+        with pytest.raises(MismatchError, match="lost"):
             lane.run(Request(Signature("bad", "x"), work))
         assert lane.run(total("afterwards")) == size
 

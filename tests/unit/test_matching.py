@@ -51,6 +51,16 @@ def test_one_name_for_two_kinds() -> None:
     assert all(verdict.error is None for verdict in verdicts.values())
 
 
+def test_another_kind_may_still_come_unless_all_are_stuck() -> None:
+    """Of a name that another thread, or a later asynchronous call, uses for its own kind."""
+    queues = [[allreduce("x"), gather("x")], [gather("x")]], [[allreduce("x")], [gather("x")]]
+    for everyone, found in zip(queues, ({gather("x").key: None}, {}), strict=True):
+        verdicts = matching.match(everyone, range(2), stuck=False)
+        assert {key: verdict.error for key, verdict in verdicts.items()} == found
+    assert list(match(queues[0])) == [gather("x").key]
+    assert len(match(queues[1])) == 2
+
+
 def message(*signatures: Signature) -> str:
     """The error that these ranks get under one name, which all of their keys have."""
     verdicts = match([[signature] for signature in signatures])

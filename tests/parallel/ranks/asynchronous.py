@@ -5,11 +5,16 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 import hvdlite as hvd
+import hvdlite.numpy
 from hvdlite import ops
+from tests.parallel.common import last
 
 
 def check_submission_in_different_orders() -> None:
@@ -60,6 +65,29 @@ def check_synchronous_calls_from_threads_in_different_orders() -> None:
     for (_, turn), value in results.items():
         assert (value == turn * p + p * (p - 1) // 2).all()
     assert len(results) == 20
+
+
+def check_one_name_for_two_kinds_in_threads() -> None:
+    """Each has its own kind under it, and finds the others' of that kind, whichever is called first."""
+    def loop(call: Callable[..., Any], expected: Any) -> None:
+        for _ in range(50):
+            np.testing.assert_array_equal(call(np.ones(1), name="metric"), expected)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(loop, hvd.allreduce, [1]), pool.submit(loop, hvd.allgather, [1] * hvd.size())]:
+            done.result()
+
+
+def check_one_name_for_two_kinds_asynchronously() -> None:
+    """A rank has one kind queued when another begins with the other."""
+    calls = [lambda: hvd.numpy.allreduce_async(np.ones(1), name="both"), lambda: hvd.numpy.allgather_async(np.ones(1), name="both")]
+    order = calls[::-1] if last() else calls
+    handles = []
+    for call in order:
+        handles.append(call())
+        time.sleep(0.05)
+    found = [hvd.numpy.synchronize(handle) for handle in (handles[::-1] if last() else handles)]
+    assert found[0] == 1 and (found[1] == 1).all() and len(found[1]) == hvd.size()
 
 
 def check_poll_and_late_ranks() -> None:

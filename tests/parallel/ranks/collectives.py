@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite import ops
-from tests.parallel.common import require_error, require_same_bits
+from hvdlite import numpy, ops
+from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -220,10 +220,55 @@ def check_what_is_not_a_number() -> None:
     """Refused by name, and the job goes on; what can be moved is moved."""
     for call in (hvd.allreduce, hvd.allgather, lambda array: hvd.broadcast(array, 0), hvd.alltoall):
         require_error(TypeError, lambda: call(np.array([None] * hvd.size())), "Python objects", "allgather_object")  # noqa: B023
-    for array in (np.array(["a"]), np.array(["2026-01-01"], "M8[D]"), np.array([1j])):
-        require_error(TypeError, lambda: hvd.allreduce(array), "Average", array.dtype.name)  # noqa: B023
-    np.testing.assert_array_equal(hvd.allreduce(np.array([1j]), op=hvd.Sum), [1j * hvd.size()])
+    for array in (np.array(["a"]), np.array(["2026-01-01"], "M8[D]"), np.zeros(2, "i1,i1")):
+        require_error(TypeError, lambda: hvd.allreduce(array), "Average of", "is not possible")  # noqa: B023
+    require_error(TypeError, lambda: hvd.allreduce(np.array([1j]), op=hvd.Max), "Max of complex128")
     np.testing.assert_array_equal(hvd.allgather(np.array(["ab"])), ["ab"] * hvd.size())
+
+
+def check_complex_numbers() -> None:
+    p, mine = hvd.size(), np.array([1 + 2j, 3.5 - 1j]) * (hvd.rank() + 1)
+    total = np.array([1 + 2j, 3.5 - 1j]) * p * (p + 1) / 2
+    np.testing.assert_allclose(hvd.allreduce(mine), total / p)
+    np.testing.assert_allclose(hvd.allreduce(mine, op=hvd.Sum), total)
+    np.testing.assert_allclose(hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5), total / 2)
+    np.testing.assert_allclose(hvd.allreduce(mine.astype(np.complex64), op=hvd.Sum, postscale_factor=0.5), total / 2)
+
+
+def check_foreign_byte_order() -> None:
+    """As values; in place, too."""
+    mine = np.arange(3, dtype=">i4" if last() else "<i4")
+    for found in (hvd.allgather(mine), hvd.allgather(np.ascontiguousarray(mine[::-1])[::-1])):
+        np.testing.assert_array_equal(found, [0, 1, 2] * hvd.size())
+        assert found.dtype.isnative
+    assert hvd.allreduce_(mine, op=hvd.Sum) is mine
+    np.testing.assert_array_equal(mine, np.arange(3) * hvd.size())
+
+
+def check_structures_with_other_fields() -> None:
+    if hvd.size() > 1:
+        mine = np.zeros(2, "i4,f4" if last() else "f4,i4")
+        require_mismatch(lambda: hvd.allgather(mine), "dtype differs", "('f1', '<f4')")
+
+
+def check_arrays_that_may_not_be_written() -> None:
+    """Refused before anything is sent: in the middle of it, the others would wait for ever."""
+    fixed = np.ones(3)
+    fixed.flags.writeable = False
+    for call in (lambda: hvd.allreduce_(fixed), lambda: hvd.broadcast_(fixed, 0), lambda: hvd.broadcast_variables([fixed], 0)):
+        require_error(ValueError, call, "read-only")
+    require_error(TypeError, lambda: numpy.allreduce_([1.0, 2.0]), "takes an array, not [1.0, 2.0]")
+    np.testing.assert_array_equal(hvd.allreduce(fixed), fixed)
+
+
+def check_wrong_process_set() -> None:
+    require_error(TypeError, lambda: hvd.allreduce(np.ones(1), process_set=1), "must be an hvd.ProcessSet, not 1")
+
+
+def check_numbers_of_tensors_that_differ() -> None:
+    if hvd.size() > 1:
+        tensors = [np.ones(2)] * (1 if last() else 2)
+        require_mismatch(lambda: hvd.grouped_allreduce(tensors), "number of tensors differs", "as many tensors")
 
 
 def check_barrier() -> None:

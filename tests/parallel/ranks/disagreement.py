@@ -70,7 +70,7 @@ def check_groups() -> None:
     arrays = [np.ones(2), np.ones(3)]
     if last():
         arrays.append(np.ones(1))
-    require_mismatch(lambda: ops.grouped_allreduce_(arrays, name="group"), "grouped_allreduce 'group'", "tensor 2")
+    require_mismatch(lambda: ops.grouped_allreduce_(arrays, name="group"), "grouped_allreduce 'group'", "number of tensors")
     arrays = [np.ones(2), np.ones(3 + last())]
     require_mismatch(lambda: ops.grouped_allreduce_(arrays, name="group"), "shape of tensor 1", "(3,)", "(4,)")
 

@@ -155,13 +155,15 @@ def in_a_child(function: Callable[[], object]) -> int:
 
 
 def check_forked_child_is_told() -> None:
-    """A forked child gets a clear error from every call, may call shutdown(), and exits; the parent goes on."""
-    p = hvd.size()
+    """A forked child knows its parent's rank, gets a clear error from every call that communicates, may call shutdown(),
+    and exits; the parent goes on."""
+    p, numbers = hvd.size(), (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_rank(), hvd.mpi_enabled())
 
     def calls() -> None:
-        for call in (hvd.init, hvd.rank, lambda: hvd.allreduce(np.ones(3)), hvd.barrier):
+        for call in (hvd.init, lambda: hvd.allreduce(np.ones(3)), hvd.barrier):
             require_error(hvd.HvdliteError, call, "forked", "main process")
-        assert not hvd.is_initialized()
+        assert hvd.is_initialized()
+        assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_rank(), hvd.mpi_enabled()) == numbers
         hvd.shutdown()
 
     if not runtime.uses_mpi():

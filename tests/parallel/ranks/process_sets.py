@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import threading
 import time
 from collections.abc import Sequence
@@ -289,6 +291,15 @@ def check_a_job_of_some_of_the_ranks() -> None:
     MPI.COMM_WORLD.Barrier()
     hvd.init(comm=[])
     assert hvd.size() == p
+
+
+def check_copies_of_a_set() -> None:
+    """Are the same set: copied, or pickled and found by its ranks."""
+    first = hvd.ProcessSet([0])
+    restart(process_sets=[first] if hvd.size() > 1 else [])
+    for each in ([first] if hvd.size() > 1 else []) + [hvd.global_process_set]:
+        assert copy.deepcopy(each) is each and pickle.loads(pickle.dumps(each)) is each
+    assert pickle.loads(pickle.dumps(hvd.ProcessSet([0, 5]))).ranks == [0, 5]
 
 
 def check_words_of_a_set() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from itertools import accumulate
 
 import torch
@@ -144,6 +145,25 @@ def check_converter() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3)), hvd.SyncBatchNorm)
     assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))[1], hvd.SyncBatchNorm)
+
+
+def check_without_bias() -> None:
+    """As BatchNorm(bias=False) makes it where torch has that, and where bias was set to None."""
+    plain = nn.BatchNorm1d(5)
+    plain.bias = None
+    for module in (hvd.SyncBatchNorm(5, bias=False), hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))):
+        module(torch.arange(10.0).reshape(2, 5) * (hvd.rank() + 1)).square().sum().backward()
+        assert module.bias is None and module.weight.grad is not None
+
+
+def check_copies_use_the_same_ranks() -> None:
+    """A teacher, a whole model saved and loaded."""
+    module = hvd.SyncBatchNorm(5)
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(hvd.rank()))
+    expected = module(x)
+    for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert again.process_set is hvd.global_process_set
+        assert torch.equal(again(x), expected)
 
 
 def check_training_equals_one_big_batch() -> None:

@@ -144,6 +144,13 @@ def check_in_place_whatever_the_layout() -> None:
     assert (w == 0).all()
 
 
+def check_elements_that_share_memory() -> None:
+    """Nowhere to write each one's result."""
+    shared = torch.ones(1).expand(4)
+    require_error(ValueError, lambda: hvd.allreduce_(shared), "expand", ".clone()")
+    assert (hvd.allreduce(shared, op=hvd.Sum) == hvd.size()).all()
+
+
 def check_refusals() -> None:
     """What cannot be communicated is refused where it is called, and harms no one."""
     if hvd.rank() == 0:

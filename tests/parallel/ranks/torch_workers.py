@@ -23,6 +23,7 @@ class Numbers(Dataset[torch.Tensor]):
         return 24
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        assert hvd.is_initialized() and 0 <= hvd.rank() < hvd.size() and hvd.local_rank() < hvd.local_size()
         if self.communicate:
             hvd.allreduce(torch.ones(1))
         return torch.full((4,), float(index))
