@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hvdlite import config, exits, topology
+from hvdlite import config, exits, notes, topology
 from hvdlite.errors import HvdliteError
 from hvdlite.transports import Transport
 from hvdlite.transports.threads import alone
@@ -25,7 +25,7 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
     whole = comm is None or (isinstance(comm, Sequence) and not comm)
     if whole and started is None and "mpi4py.MPI" not in sys.modules:
         return alone(), topology.from_leaders(0, [0])
-    with exits.entering():
+    with notes.entering():
         return over_mpi(comm, whole, started)
 
 

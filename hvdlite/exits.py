@@ -11,8 +11,7 @@ blocks in MPI_Finalize, and nobody is told. So, while installed,
   property that notices. Tried: `atexit` (the code is no longer known), wrapping `sys.exit` (misses
   `raise`), tracing (slows everything), not finalizing MPI (Open MPI then fails codes of 0 too);
 - a file in the job's folder, there from `install` to `uninstall`, shows the keeper of a process that
-  ends with code 0 in between (`os._exit(0)`) that the others still count on it; other files show that
-  a process is about to meet the others (`entering`), or has been so far;
+  ends with code 0 in between (`os._exit(0)`) that the others still count on it (see `notes`);
 - before the abort, Python's exit functions run and buffered files are written, for 0.7 s at most;
 - the kernel kills this process when its parent (mpirun) dies, however it dies;
 - the shared-memory files through which MPI's processes have found each other are unlinked, since all
@@ -38,9 +37,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
+
+from hvdlite.notes import claim, note_presence
 
 _PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
 _GOODBYE = 0.7  # seconds for what Python does at a process' end, which an abort leaves out
@@ -51,23 +52,6 @@ _PR_SET_PDEATHSIG = 1
 _guard: _Guard | None = None
 ending = False
 """Whether this process is ending the job: nobody is there any more to shut down with."""
-
-
-@contextlib.contextmanager
-def entering() -> Iterator[None]:
-    """Inside, this process waits for all others of its job: hvdliterun ends the job where one has ended before it came
-    so far."""
-    folder, rank = os.environ.get("HVDLITE_JOB_DIR"), os.environ.get("HVDLITE_JOB_RANK")
-    paths = [os.path.join(folder, f"{word}.{rank}") for word in ("entered", "entering")] if folder and rank else []
-    for path in paths:
-        with contextlib.suppress(OSError):  # the folder is on another host
-            open(path, "x").close()
-    try:
-        yield
-    finally:
-        for path in paths[1:]:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
 
 
 def install(abort: Callable[[int], object], rank: int) -> None:
@@ -81,7 +65,7 @@ def install(abort: Callable[[int], object], rank: int) -> None:
     uninstall()
     _guard = _Guard(abort, rank)
     _guard.attach()
-    _note_presence(rank, present=True)
+    note_presence(rank, present=True)
     die_with_parent()
     unlink_segments()
 
@@ -90,7 +74,7 @@ def uninstall() -> None:
     """Put back what `install` replaced. The process goes on dying with its parent."""
     global _guard
     if _guard is not None:
-        _note_presence(_guard._rank, present=False)
+        note_presence(_guard._rank, present=False)
         _guard.detach()
         _guard = None
 
@@ -195,7 +179,7 @@ class _Guard:
 
     def _fail(self, code: int, what: str, tell: Callable[[], object]) -> NoReturn:
         with self._lock:  # a second thread that fails waits here until the process ends
-            if not (_claim(self._rank, code) and _is_first(self._rank)):
+            if not claim(self._rank, code):
                 self._say_goodbye(code)
                 time.sleep(_PATIENCE / 2)  # another rank's failure is being told; its abort ends us
                 self._abort_now(code)
@@ -268,48 +252,3 @@ def _set_code(descriptor: object) -> None:
     if behind and isinstance(behind[0], dict) and "code" in behind[0]:
         behind[0]["code"] = descriptor
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-
-
-def _note_presence(rank: int, present: bool) -> None:
-    """Create or remove `present.RANK` in the job's folder, where there is one."""
-    if folder := os.environ.get("HVDLITE_JOB_DIR"):
-        path = os.path.join(folder, f"present.{rank}")
-        with contextlib.suppress(OSError):  # the folder is on another host
-            if present:
-                open(path, "x").close()
-            else:
-                os.unlink(path)
-
-
-def _claim(rank: int, code: int) -> bool:
-    """Whether this failure is the job's first: the first to create the file in the job's folder wins.
-
-    Without such a folder (plain mpirun) every rank believes so, and tells its own.
-    """
-    folder = os.environ.get("HVDLITE_JOB_DIR")
-    if not folder:
-        return True
-    try:
-        with open(os.path.join(folder, "failed"), "x", encoding="ascii") as file:
-            file.write(f"{rank} {code} 0 {time.time()}\n")
-    except FileExistsError:
-        return False
-    except OSError:
-        return True  # there is no such folder on this host: a scheduler started us
-    return True
-
-
-def _is_first(rank: int) -> bool:
-    """Whether this failure, the first of its host, is that of the whole job: hvdliterun decides between hosts.
-
-    Waits for its word, a second at most, and then believes so: better told twice than never.
-    """
-    if "HVDLITE_JOB_HOSTS" not in os.environ:
-        return True
-    word = os.path.join(os.environ["HVDLITE_JOB_DIR"], "told")
-    deadline = time.monotonic() + 1.0
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), open(word, encoding="ascii") as file:
-            return file.read() == str(rank)
-        time.sleep(0.01)
-    return True

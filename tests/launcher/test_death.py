@@ -128,7 +128,10 @@ def test_ranks_have_time_to_save(runner: Runner, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_with_a_meaning_reach_the_ranks(runner: Runner, number: int) -> None:
-    code = f"import signal; signal.signal({int(number)}, lambda *_: print('got it')); print('ready', flush=True); signal.pause()"
+    code = (
+        f"import os, signal; signal.signal({int(number)}, lambda *_: os.write(1, b'got it\\n')); os.write(1, b'ready\\n')\n"
+        "signal.pause()"
+    )
     job = runner.start("-np", "2", "--no-prefix", sys.executable, "-c", code)
     assert job.stdout is not None
     assert [job.stdout.readline() for _ in range(2)] == ["ready\n"] * 2

@@ -1,21 +1,15 @@
 """Rank 1 of a guarded job ends as the argument says, or rank 2 too; the others wait for it in a barrier.
-
-The guard is loaded from its file: these tests are about it and the launcher, not about the package.
 """
 
 import atexit
-import importlib.util
 import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 from mpi4py import MPI
 
-spec = importlib.util.spec_from_file_location("exits", Path(__file__).parents[3] / "hvdlite" / "exits.py")
-exits = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(exits)
+from hvdlite import exits
 
 WORLD = MPI.COMM_WORLD
 with open("/proc/self/maps") as maps:

@@ -1,0 +1,79 @@
+"""What a rank and hvdliterun tell each other through files in the job's folder, on each host its own.
+
+    entered.RANK    it has begun to meet the others, which `entering.RANK` says while it waits for them
+    present.RANK    the others count on it
+    failed          the host's first failure: rank, code, signal, time
+    told            hvdliterun's word on several hosts: the rank whose failure was the first of all
+
+Without hvdliterun there is no folder, and nothing is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def entering() -> Iterator[None]:
+    """Inside, this process waits for all others of its job: hvdliterun ends the job where one has ended before it came
+    so far."""
+    folder, rank = os.environ.get("HVDLITE_JOB_DIR"), os.environ.get("HVDLITE_JOB_RANK")
+    paths = [os.path.join(folder, f"{word}.{rank}") for word in ("entered", "entering")] if folder and rank else []
+    for path in paths:
+        with contextlib.suppress(OSError):  # the folder is on another host
+            open(path, "x").close()
+    try:
+        yield
+    finally:
+        for path in paths[1:]:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def note_presence(rank: int, present: bool) -> None:
+    """The others count on this rank from now on, or no more."""
+    if folder := os.environ.get("HVDLITE_JOB_DIR"):
+        path = os.path.join(folder, f"present.{rank}")
+        with contextlib.suppress(OSError):  # the folder is on another host
+            if present:
+                open(path, "x").close()
+            else:
+                os.unlink(path)
+
+
+def claim(rank: int, code: int) -> bool:
+    """Whether this failure is the job's first: the first to create the file in the job's folder wins, and of several
+    hosts' firsts the one that hvdliterun names.
+
+    Without such a folder (plain mpirun) every rank believes so, and tells its own.
+    """
+    folder = os.environ.get("HVDLITE_JOB_DIR")
+    if not folder:
+        return True
+    try:
+        with open(os.path.join(folder, "failed"), "x", encoding="ascii") as file:
+            file.write(f"{rank} {code} 0 {time.time()}\n")
+    except FileExistsError:
+        return False
+    except OSError:
+        pass  # there is no such folder on this host: a scheduler started us
+    return is_first(rank)
+
+
+def is_first(rank: int) -> bool:
+    """Whether this failure, the first of its host, is that of the whole job: hvdliterun decides between hosts.
+
+    Waits for its word, a second at most, and then believes so: better told twice than never.
+    """
+    if "HVDLITE_JOB_HOSTS" not in os.environ:
+        return True
+    word = os.path.join(os.environ["HVDLITE_JOB_DIR"], "told")
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), open(word, encoding="ascii") as file:
+            return file.read() == str(rank)
+        time.sleep(0.01)
+    return True
