@@ -35,9 +35,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     Also makes sure that ranks do train together. Where Keras would compile the step with XLA, which cannot exchange
     gradients, it is compiled without; a step compiled before the optimizer was attached is compiled anew. Raises on
-    every rank HvdliteError where the ranks' numbers of epochs or steps differ, so that some would wait for ever;
-    RuntimeError where a step has changed the weights without reducing gradients over the ranks; and HvdliteError where
-    at the end of an epoch trainable weights that a distributed optimizer trains differ between ranks.
+    every rank HvdliteError where the ranks' numbers of epochs or steps differ, or some stop after an epoch (by
+    EarlyStopping, say), so that others would wait for ever; RuntimeError where a step has changed the weights without
+    reducing gradients over the ranks; and HvdliteError where at the end of an epoch trainable weights that a distributed
+    optimizer trains differ between ranks.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -83,6 +84,22 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if all(built for *_, built in plans):
             broadcast_variables(self.common(self.model.weights), self.root_rank)
         self.before = self.digests() if self.model.built else None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.go_on_together(f"begins epoch {epoch + 1}")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.go_on_together("stops")
+
+    def go_on_together(self, what: str) -> None:
+        """Raise HvdliteError where other ranks do something else now."""
+        said = allgather_object(what)
+        if len(set(said)) > 1:
+            everyone = ", ".join(f"rank {rank} {what}" for rank, what in enumerate(said))
+            raise HvdliteError(
+                f"training would go on without some ranks: {everyone}. Give callbacks that may stop it (EarlyStopping) "
+                "averaged metrics: put hvd.callbacks.MetricAverageCallback() before them; and begin at the same epoch"
+            )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self.reduces:

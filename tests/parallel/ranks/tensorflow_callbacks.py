@@ -101,6 +101,25 @@ def check_ranks_with_other_numbers_of_steps() -> None:
                   "steps in an epoch", "by rank: 3, 2")  # fmt: skip
 
 
+def check_a_rank_that_stops_early() -> None:
+    """By a metric of its own; with an averaged one all stop."""
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = logs["mine"] > 0.4
+
+    class Mine(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["mine"] = float(last())
+
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    if hvd.size() > 1:
+        require_error(HvdliteError, lambda: train(model(), [broadcast, Mine(), Stop()]), "rank 0 begins epoch 2",
+                      f"rank {hvd.size() - 1} stops", "MetricAverageCallback")  # fmt: skip
+    trained = model()
+    train(trained, [broadcast, Mine(), hvd.callbacks.MetricAverageCallback(), Stop()])
+    assert len(trained.history.epoch) == (1 if hvd.size() == 2 else 2)
+
+
 def check_weights_that_drift_apart_are_found_out() -> None:
     """A learning rate of its own on one rank."""
     class Faster(keras.callbacks.Callback):
