@@ -5,8 +5,8 @@ handing over to a thread costs ~50 us, in the caller's own when the lane is idle
 
 Horovod matches calls by name, not by order. So when a roll call finds different requests, all ranks of the lane go
 into common rounds: they exchange what each has queued, run what all have, in rank 0's order, and report as an error
-on all ranks what all have under one name but with different facts. They leave together, once all queues are empty.
-The ordinary path pays nothing for this.
+on all ranks what all have under one name but with different facts, or, once nothing else can come, of different kinds.
+They leave together, once all queues are empty. The ordinary path pays nothing for this.
 
 Joining is a request, too, that runs when all ranks call it at once. Until then it differs from what the others call,
 so that rounds follow in which the ranks that have joined are told how to take part with zeros. It costs two small
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 SWITCH_SECONDS = 0.0005  # a lane's thread waits this long for the GIL after each MPI call while Python code runs
 SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.01
 EAGER = "eager"  # the name of lanes that users' calls go through
+CLASH_SECONDS = 10.0  # without a new call one name that stands for different kinds on different ranks is an error
 
 
 class Lane:
@@ -201,13 +202,17 @@ class Lane:
 
     def rounds(self) -> None:
         """Match requests by name until no rank has any left, but to wait for others to join. Collective."""
-        nap = SHORTEST_NAP
+        nap, since = SHORTEST_NAP, time.monotonic()
+        before: list[Request] = []
         while not self.closed:
             with self.changed.lock:
-                mine = visible(self.queue)
+                mine, stuck = visible(self.queue), self.stuck
+            if mine != before:
+                before, since = mine, time.monotonic()
+            stuck = stuck or time.monotonic() - since > CLASH_SECONDS
             for request in mine:
                 request.ready.wait()
-            said = self.transport.allgather_object(([request.call() for request in mine], self.stuck))
+            said = self.transport.allgather_object(([request.call() for request in mine], stuck))
             everyone = [calls for calls, _ in said]
             queues = [[call.signature for call in calls] for calls in everyone]
             if all(not queue or has_joined(queue) for queue in queues):
@@ -253,11 +258,11 @@ class Lane:
     def stuck(self) -> bool:
         """Whether nothing else will be called before what is queued is done: one thread alone has ever called, and it
         waits. Lanes of our own always count as such, where one name never stands for several operations."""
-        return self.name != EAGER or (len(self.callers) <= 1 and self.changed.waiting > 0)
+        return self.name != EAGER or self.callers == set(self.changed.waiting)
 
     def hurried(self) -> bool:
         """Whether a thread of the user's waits for the lane meanwhile, rather than computes."""
-        return self.lent or self.changed.waiting > 0
+        return self.lent or bool(self.changed.waiting)
 
     def check(self) -> None:
         """Raise the reason for which the lane was closed, if it was: called while waiting for other ranks."""

@@ -41,7 +41,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from hvdlite.notes import claim, note_presence
+from hvdlite.notes import claim, job_is_ending, note_presence
 
 _PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
 _GOODBYE = 0.7  # seconds for what Python does at a process' end, which an abort leaves out
@@ -79,12 +79,13 @@ def uninstall() -> None:
         _guard = None
 
 
-def give_up(reason: str) -> NoReturn:
-    """End the job with code 1 from any thread, whatever the others are at, and say why (unless another rank has)."""
+def give_up(reason: str, at_exit: bool = False) -> NoReturn:
+    """End the job with code 1 from any thread, whatever the others are at, and say why (unless another rank has).
+    at_exit: Python's exit functions are running already."""
     if _guard is None:
         print(f"hvdlite: {reason}", file=sys.stderr, flush=True)
         os._exit(1)
-    _guard._fail(1, reason, lambda: None)
+    _guard._fail(1, reason, lambda: None, not at_exit)
 
 
 def die_with_parent() -> None:
@@ -177,60 +178,60 @@ class _Guard:
         message = "" if isinstance(code, int) else f"{code}\n"
         self._fail(number, f"exit code {number}", lambda: sys.stderr.write(message))
 
-    def _fail(self, code: int, what: str, tell: Callable[[], object]) -> NoReturn:
+    def _fail(self, code: int, what: str, tell: Callable[[], object], functions: bool = True) -> NoReturn:
         with self._lock:  # a second thread that fails waits here until the process ends
             if not claim(self._rank, code):
-                self._say_goodbye(code)
-                time.sleep(_PATIENCE / 2)  # another rank's failure is being told; its abort ends us
-                self._abort_now(code)
+                self._end(code, _PATIENCE / 2, functions)  # another rank's failure is being told; its abort ends us
             with contextlib.suppress(Exception):
                 host = f" on {socket.gethostname()}" if "HVDLITE_JOB_HOSTS" in os.environ else ""
                 print(f"hvdlite: rank {self._rank}{host} failed: {what}", file=sys.stderr)
                 tell()
-            self._end(code)
+            self._end(code, functions=functions)
 
-    def _end(self, code: int) -> NoReturn:
-        begun = time.monotonic()
-        self._say_goodbye(code)
-        time.sleep(max(0.0, begun + _TOGETHER - time.monotonic()))
-        self._abort_now(code)
-
-    def _say_goodbye(self, code: int) -> None:
-        """In the main thread: do what Python does at a process' end; abort in the middle of it if it takes too long."""
-        if threading.current_thread() is threading.main_thread():
-            late = threading.Timer(_GOODBYE, self._abort_now, (code,))
-            late.daemon = True
-            late.start()
-            say_goodbye()
-            late.cancel()
+    def _end(self, code: int, least: float = _TOGETHER, functions: bool = True) -> NoReturn:
+        """End the job, `least` seconds from now. In the main thread, do before what Python does at a process' end, but
+        abort in the middle of it if it takes too long. functions: those of atexit, too."""
+        global ending
+        ending, begun = True, time.monotonic()
+        try:
+            if threading.current_thread() is threading.main_thread():
+                late = threading.Timer(_GOODBYE, self._abort_now, (code,))
+                late.daemon = True
+                with contextlib.suppress(RuntimeError):  # Python starts no threads at its very end
+                    late.start()
+                say_goodbye(functions)
+                late.cancel()
+            time.sleep(max(0.0, begun + least - time.monotonic()))
+        finally:
+            self._abort_now(code)
 
     def _abort_now(self, code: int) -> NoReturn:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        with contextlib.suppress(Exception):  # an abort that blocks must not keep the job alive
+        with contextlib.suppress(Exception):  # an abort (or a flush) that blocks must not keep the job alive
             last_resort = threading.Timer(_PATIENCE, os._exit, (code,))
             last_resort.daemon = True
             last_resort.start()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
         # An abort leaves a file in /tmp for good under MPICH's Hydra, and under Slurm's PMI-2 it kills this process
         # before its code is seen. Just going ends the job as well there, but with Hydra with anybody's exit code, so
         # only hvdliterun, which knows the code, and has told srun to end all, allows it.
+        # Nor while hvdliterun ends the job by a signal, when others may be saving their work.
         going = {"HYDI_CONTROL_FD", "PMI_FD"} & os.environ.keys()
-        if not (going and "HVDLITE_JOB_DIR" in os.environ):
+        if not (going and "HVDLITE_JOB_DIR" in os.environ) and not job_is_ending():
             with contextlib.suppress(Exception):
                 self._abort(code)
         os._exit(code)
 
 
-def say_goodbye() -> None:
+def say_goodbye(functions: bool) -> None:
     """What Python does at a process' end: functions given to `atexit` (loggers, temporary folders), buffered files."""
-    global ending
-    ending = True
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
+    if functions:
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
     for each in gc.get_objects():
         if type(each) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):
                 each.flush()
 
 

@@ -67,7 +67,7 @@ def run(
     from hvdlite_launcher import cli, options, readiness
     from hvdlite_launcher.usage import UsageError
 
-    fn = check(fn if func is None else func, args, env, others)
+    fn = _check(fn if func is None else func, args, env, others)
     if use_gloo:
         raise ValueError("run(use_gloo=True): hvdlite communicates over MPI only; leave it out")
     ranks = num_proc if np is None else np
@@ -102,7 +102,7 @@ def run(
     return _results({rank: _loaded(rank, data) for rank, data in outcome.results.items()}, outcome)
 
 
-def check(
+def _check(
     fn: Callable[..., Any] | None, args: Sequence[Any], env: Mapping[str, str] | None, others: Mapping[str, Any]
 ) -> Callable[..., Any]:
     """The function. Raises TypeError for arguments of the wrong kind, ValueError for those that ask for what is not

@@ -3,6 +3,7 @@
     entered.RANK    it has begun to meet the others, which `entering.RANK` says while it waits for them
     present.RANK    the others count on it
     failed          the host's first failure: rank, code, signal, time
+    ending          hvdliterun is ending the job by a signal, in which ranks have time to save their work
     told            hvdliterun's word on several hosts: the rank whose failure was the first of all
 
 Without hvdliterun there is no folder, and nothing is told.
@@ -42,6 +43,11 @@ def note_presence(rank: int, present: bool) -> None:
                 open(path, "x").close()
             else:
                 os.unlink(path)
+
+
+def job_is_ending() -> bool:
+    """Whether hvdliterun ends the job by a signal."""
+    return os.path.exists(os.path.join(os.environ.get("HVDLITE_JOB_DIR", os.devnull), "ending"))
 
 
 def claim(rank: int, code: int) -> bool:

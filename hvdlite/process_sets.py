@@ -51,8 +51,12 @@ class ProcessSet:
         return self
 
     def __reduce__(self) -> Any:
-        """As its ranks, which may be a registered set where it is unpickled; the global set stays that."""
-        return (_global, ()) if self is global_process_set else (_of, (self.ranks,))
+        """As its ranks; a registered set is the one of these ranks where it is unpickled, the global set stays that."""
+        if self is global_process_set:
+            return _global, ()
+        if self.ranks is None:
+            raise TypeError("a process set made of a communicator has no ranks before hvd.init(): it cannot be pickled")
+        return ProcessSet if self.process_set_id is None else _of, (self.ranks,)
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -65,12 +69,10 @@ def _global() -> ProcessSet:
     return global_process_set
 
 
-def _of(ranks: list[int] | None) -> ProcessSet:
+def _of(ranks: list[int]) -> ProcessSet:
     """The registered set of these ranks, if there is one."""
     from hvdlite import runtime
 
-    if ranks is None:
-        raise TypeError("a process set made of a communicator has no ranks before hvd.init(), and cannot be pickled")
     known = runtime.known().groups.registered.values() if runtime.is_initialized() else ()
     found = [each for sets in known for each in sets if each.ranks == ranks]
     return found[0] if found else ProcessSet(ranks)

@@ -28,14 +28,14 @@ class Changed(threading.Condition):
 
     lock: itself, quicker to take by this name. called: the same lock, notified of what the lane's thread has to do. If
     that woke at results, too, each would cost a switch between threads, which doubled the time of synchronous calls
-    once a lane had a thread. waiting: how many threads wait for results.
+    once a lane had a thread. waiting: the threads that wait for results.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         super().__init__(self.lock)
         self.called = threading.Condition(self.lock)
-        self.waiting = 0
+        self.waiting: list[int] = []
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class Handle:
         result, or raises the request's error (again at each call)."""
         if not self.done:
             with self.changed:
-                self.changed.waiting += 1
+                self.changed.waiting.append(threading.get_ident())
                 try:
                     self.changed.wait_for(lambda: self.done)
                 finally:
-                    self.changed.waiting -= 1
+                    self.changed.waiting.remove(threading.get_ident())
         if self.error is not None:
             raise self.error
         self.ending.precede()

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdlite import config, exits, logs, topology
+from hvdlite import config, exits, logs, notes, topology
 from hvdlite.algorithms import Place
 from hvdlite.config import Config
 from hvdlite.connect import connect
@@ -204,10 +204,12 @@ def close(ending: Runtime) -> None:
 
 
 def end() -> None:
-    """At the process' exit: shut down; where communication broke, MPI cannot be finalized, and the job is aborted."""
+    """At the process' exit: shut down; where communication broke, MPI cannot be finalized, and the job is aborted.
+    While hvdliterun ends the job, others may have gone, and nothing is waited for."""
+    exits.ending |= notes.job_is_ending()
     shutdown()
     if _broken and not _forked and not exits.ending:
-        exits.give_up(f"ended after communication broke: {_broken}")
+        exits.give_up(f"ended after communication broke: {_broken}", at_exit=True)
 
 
 def is_initialized() -> bool:

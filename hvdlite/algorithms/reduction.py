@@ -82,12 +82,14 @@ def scaler(like: Array, factor: float, divisor: int) -> Scaler:
 
 def scaler_of_floats(like: Array, factor: float, divisor: int) -> Scaler:
     """The same for floats of 32 and 64 bits, and complex numbers."""
-    xp, kind = module(like), like.dtype.type
+    xp, parts = module(like), like.dtype.kind == "c"  # infinity times a complex number has a nan, its parts' have none
+    kind = np.dtype(f"f{like.dtype.itemsize // 2}") if parts else like.dtype
     steps = [
-        (xp.multiply if sign == "*" else xp.divide, kind(value)) for sign, value in scaling(factor, divisor)
+        (xp.multiply if sign == "*" else xp.divide, kind.type(value)) for sign, value in scaling(factor, divisor)
     ]
 
     def scale(array: Array) -> None:
+        array = array.view(kind) if parts else array
         for function, value in steps:
             function(array, value, out=array)
 

@@ -37,8 +37,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     gradients, it is compiled without; a step compiled before the optimizer was attached is compiled anew. Raises on
     every rank HvdliteError where the ranks' numbers of epochs or steps differ, or some stop after an epoch (by
     EarlyStopping, say), so that others would wait for ever; RuntimeError where a step has changed the weights without
-    reducing gradients over the ranks; and HvdliteError where at the end of an epoch trainable weights that a distributed
-    optimizer trains differ between ranks.
+    reducing gradients over the ranks; and HvdliteError where at the end of an epoch trainable weights that a
+    distributed optimizer trains differ between ranks.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:

@@ -63,6 +63,8 @@ def diagnose(reports: Sequence[Report | None], patience: float) -> list[Stall]:
     stalls = []
     for (lane, key, members), found in waits.items():
         lacking = tuple(m for m in members if m not in found and not takes_part(reports[m], lane, members))
+        if any(wait.working for wait in found.values()):
+            lacking = tuple(m for m in lacking if reports[m] is None)  # all had called it, and some are done
         times = [wait.seconds if lacking else wait.working for wait in found.values()]
         if max(times) >= patience:
             stalls.append(Stall(key, tuple(found), lacking, max(times)))
@@ -74,8 +76,8 @@ def takes_part(report: Report | None, lane: str, members: tuple[int, ...]) -> bo
 
 
 def deadlocked(reports: Sequence[Report | None], least: float) -> bool:
-    """Whether no rank can go on: all are stuck in what others have not called. least: seconds within which all were
-    asked; who waits for less may have been elsewhere when others were."""
+    """Whether no rank can go on: all are stuck in what others have not called. least: seconds since the first was
+    asked; who waits for less may have been elsewhere then."""
     if not all(report and report.stuck for report in reports):
         return False
     waits = [wait.seconds for report in reports if report for wait in report.waits]

@@ -91,6 +91,7 @@ class Inquiry:
     """Reports asked for and not all here yet."""
 
     serial: int
+    begun: float
     deadline: float
     reports: dict[int, Report] = field(default_factory=dict)
 
@@ -181,7 +182,7 @@ class StallWatch:
         if self.inquiry or not news:
             return
         self.serial += 1
-        self.inquiry = Inquiry(self.serial, now + self.limits.tick + SLACK, {self.rank: self.report()})
+        self.inquiry = Inquiry(self.serial, now, now + self.limits.tick + SLACK, {self.rank: self.report()})
         for other in range(self.size):
             if other != self.rank:
                 self.mail.post(Ask(self.serial), other)
@@ -217,8 +218,9 @@ class StallWatch:
     def stuck(self) -> bool:
         """Whether the main thread waits, and no other has ever called, nor will any call be answered by this rank."""
         lanes = self.lanes()
-        waits = any(lane.lent or lane.changed.waiting for lane in lanes)
-        alone = {thread for lane in lanes for thread in lane.callers} == {threading.main_thread().ident}
+        main = threading.main_thread().ident
+        waits = any(lane.lent or main in lane.changed.waiting for lane in lanes)
+        alone = {thread for lane in lanes for thread in lane.callers} == {main}
         return waits and alone and not any(patient(each) for lane in lanes for each in list(lane.pending.values()))
 
     # The verdict
@@ -232,7 +234,7 @@ class StallWatch:
         self.told_at = time.monotonic()
         over = "the job has stalled"
         fatal = [stall for stall in stalls if stall.lacking and stall.seconds >= self.limits.shutdown]
-        if diagnosis.deadlocked(reports, self.limits.tick + SLACK):
+        if diagnosis.deadlocked(reports, time.monotonic() - inquiry.begun):
             over = "no rank can go on, since each waits for what others have not called: the job has stalled"
             fatal = stalls = diagnosis.diagnose(reports, 0.0)
         self.show(reports, stalls)

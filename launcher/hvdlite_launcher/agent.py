@@ -87,9 +87,12 @@ class Agent:
             self._open(message["job"])
         if "told" in message:
             self._publish("told", str(message["told"]).encode())
+        if message.get("signal") in (signal.SIGINT, signal.SIGTERM):
+            self._publish("ending", b"")
         if "signal" in message:
             self._signal(rank_processes(self._job["folder"]), message["signal"])
-            self._ending = message["signal"] if message["signal"] in (signal.SIGINT, signal.SIGTERM) else self._ending
+            if message["signal"] in (signal.SIGINT, signal.SIGTERM):
+                self._ending = message["signal"]
         self._over |= "end" in message
 
     def serve(self) -> None:
@@ -110,6 +113,7 @@ class Agent:
             self._clean_up()
         self._say(gone=1)
         self._flush_all()
+        os.closerange(0, 3)  # which ends the connection
         see_off(f"HVDLITE_JOB_ID={self._job.get('id')}".encode())
 
     def _open(self, job: dict[str, Any]) -> None:
@@ -196,6 +200,8 @@ class Agent:
                 if self._ending:
                     self._signal(rank_processes(self._job["folder"]), self._ending)
                 self._pause = _PAUSE  # soon there will be segments
+            elif kind == "ended" and complete:
+                self._say(ended=int(number))
             elif name == "failed" and complete:
                 self._report(path)
             elif kind == "result" and complete:

@@ -23,7 +23,7 @@ from types import FrameType
 from hvdlite_launcher.command import Place
 from hvdlite_launcher.failures import Failures
 from hvdlite_launcher.janitor import rank_processes
-from hvdlite_launcher.place import deserter, first_failure, tell_first
+from hvdlite_launcher.place import deserter, first_failure, tell_first, write
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team
 
@@ -75,6 +75,8 @@ class Ending:
         if self._since is None:
             if self.signal:
                 self._since = now
+                with contextlib.suppress(OSError):
+                    write(place, "ending", b"")
                 self._told_mpirun = not self._end_ranks(place) | team.signal(self._sent)
                 if self._told_mpirun:  # no rank has started yet
                     self._since = now + RANKS_GRACE
@@ -84,9 +86,10 @@ class Ending:
             elif self.failures.first():
                 self._since = now
             return False
-        if self.signal:
-            self._end_ranks(place)
-        if not self._told_mpirun and now - self._since > (SIGNAL_GRACE if self.signal else RANKS_GRACE):
+        grace = RANKS_GRACE
+        if self.signal and not self.lost:
+            grace = SIGNAL_GRACE if self._end_ranks(place) or team.running else 0.0
+        if not self._told_mpirun and now - self._since > grace:
             self._told_mpirun, self._since = True, now
             _send([mpirun.pid], signal.SIGTERM)
         return self.hurried or (self._told_mpirun and now - self._since > MPIRUN_GRACE)

@@ -24,6 +24,7 @@ from typing import NoReturn
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
+_STAY = 8.0  # seconds, more than ranks ever have after a signal
 _DESERTED = -1  # in place of a signal: it ended as if all were well, but without hvd.shutdown()
 
 
@@ -47,6 +48,9 @@ def main(command: Sequence[str]) -> int:
     _note(os.path.join(folder, f"pid.{rank}"), str(child))
     _close_stdio()
     _, status = os.waitpid(child, 0)
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(folder, f"pid.{rank}"))
+    _note(os.path.join(folder, f"ended.{rank}"), "")
     code = os.waitstatus_to_exitcode(status)
     number = -code if code < 0 else 0
     result = 128 + number if number else code
@@ -57,7 +61,17 @@ def main(command: Sequence[str]) -> int:
         _note(os.path.join(folder, "failed"), f"{rank} {result} {_DESERTED} {time.time()}\n")
     elif not os.path.exists(os.path.join(folder, f"entered.{rank}")):
         _note(os.path.join(folder, f"absent.{rank}"), "")  # a mistake only if others call hvd.init()
+    if os.path.exists(os.path.join(folder, "ending")):
+        _stay()
     return result
+
+
+def _stay() -> None:
+    """The job is being ended by a signal, and our rank has ended: the MPI would kill the others, who may be saving
+    their work. So it learns of it when hvdliterun has it end all."""
+    for number in _FORWARDED:
+        signal.signal(number, signal.SIG_DFL)
+    time.sleep(_STAY)
 
 
 def _die_with_parent(prctl: ctypes._NamedFuncPointer, parent: int) -> None:
@@ -92,11 +106,13 @@ def _borrow_stdin(folder: str) -> None:
     if os.path.exists(os.path.join(folder, "stdin")):
         import socket
 
+        directory = os.open(folder, os.O_RDONLY)
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as lender:
-            lender.connect(f"/proc/self/fd/{os.open(folder, os.O_RDONLY)}/stdin")
-            (stdin,) = socket.recv_fds(lender, 1, 1)[1]
-            os.dup2(stdin, 0)
-            os.close(stdin)
+            lender.connect(f"/proc/self/fd/{directory}/stdin")
+            for stdin in socket.recv_fds(lender, 1, 1)[1]:
+                os.dup2(stdin, 0)
+                os.close(stdin)
+        os.close(directory)
 
 
 def _read(command: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,8 +50,11 @@ def a_place(several: bool = False) -> Iterator[Place]:
         yield Place(name, folder, shared, _script("keeper"))
     finally:
         janitor.stdin.close()
-        select.select([janitor.stdout], [], [], _PATIENCE)
+        done = select.poll()
+        done.register(janitor.stdout, select.POLLHUP)
+        done.poll(_PATIENCE * 1000)
         janitor.stdout.close()
+        threading.Thread(target=janitor.wait, daemon=True).start()  # what else it does may take seconds
 
 
 def first_failure(place: Place) -> Failure | None:

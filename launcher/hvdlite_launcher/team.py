@@ -47,7 +47,7 @@ class Reach:
 class Remote:
     """One other host. facts: its answer, once it is there. problem: why it cannot take part.
 
-    heard: when it last gave a sign of life. started: how many ranks have started there. ended: its connection is
+    heard: when it last gave a sign of life. started, finished: how many ranks have there. ended: its connection is
     closed. said: what ssh, or an agent in trouble, has written to stderr. results: what its ranks have returned.
     """
 
@@ -60,6 +60,7 @@ class Remote:
     problem: str | None = None
     heard: float = field(default_factory=time.monotonic)
     started: int = 0
+    finished: int = 0
     ended: bool = False
     said: bytes = b""
     results: dict[int, bytes] = field(default_factory=dict)
@@ -114,6 +115,8 @@ class Remote:
             self.problem = message["problem"]
         if "started" in message:
             self.started += 1
+        if "ended" in message:
+            self.finished += 1
         if "failed" in message:
             self.failures.add(parse(message["failed"], self.name, self._offset))
 
@@ -134,6 +137,11 @@ class Team:
         """Send a signal to all ranks on other hosts; whether there are any."""
         self.say(signal=number)
         return any(remote.started for remote in self.remotes)
+
+    @property
+    def running(self) -> bool:
+        """Whether there is any rank on another host that has not ended."""
+        return any(remote.started > remote.finished for remote in self.remotes)
 
     def forgive(self) -> None:
         """Count all hosts' silence from now on: we have not listened."""

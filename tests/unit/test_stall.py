@@ -67,6 +67,8 @@ def test_no_rank_can_go_on() -> None:
     assert not deadlocked([stuck(x), stuck(y), None], 1)
     assert not deadlocked([stuck(x), stuck(y), Report("a", (x,))], 1)
     assert not deadlocked([stuck(x, y), stuck(y), stuck(y)], 1)
+    at_work = wait("y", 61, working=50)  # as a slow broadcast, which rank 0 has passed on and left
+    assert not deadlocked([stuck(x), stuck(at_work), stuck(at_work)], 1)
 
 
 def test_only_members_and_the_same_lane_count() -> None:
@@ -252,6 +254,8 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     hang(lane)
     lane.lent = True
     assert watch.report().stuck
+    lane.lent, lane.changed.waiting = False, [threading.get_ident()]
+    assert watch.report().stuck
     if change == "another thread has called":
         other = threading.Thread(target=hang, args=(lane, "accuracy"))
         other.start()
@@ -259,8 +263,8 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     elif change == "it has joined":
         with lane.changed:
             lane.admit(Request(JOIN, lambda lane: None))
-    else:
-        lane.lent = False
+    else:  # but a thread that did not call
+        lane.changed.waiting = [0]
     assert not watch.report().stuck
 
 

@@ -233,6 +233,7 @@ def check_complex_numbers() -> None:
     np.testing.assert_allclose(hvd.allreduce(mine, op=hvd.Sum), total)
     np.testing.assert_allclose(hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5), total / 2)
     np.testing.assert_allclose(hvd.allreduce(mine.astype(np.complex64), op=hvd.Sum, postscale_factor=0.5), total / 2)
+    assert hvd.allreduce(np.array([complex(np.inf, 3)])) == complex(np.inf, 3)
 
 
 def check_foreign_byte_order() -> None:
