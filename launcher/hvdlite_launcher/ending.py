@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -142,11 +142,13 @@ def signals(ending: Ending, streams: Streams) -> Iterator[None]:
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
     streams.add(os.dup(awake), None)
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    acts: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
+        **dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), ending.on_signal),
+        **dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), ending.on_message),
+    }
+    wanted = [number for number in acts if signal.getsignal(number) is not signal.SIG_IGN]
     previous_wake = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    previous = {number: signal.signal(number, ending.on_signal) for number in wanted}
-    previous |= {number: signal.signal(number, ending.on_message) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    previous = {number: signal.signal(number, acts[number]) for number in wanted}
     previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
     try:
         yield

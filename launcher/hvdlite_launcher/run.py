@@ -6,6 +6,7 @@ session of its own, so that a terminal's Ctrl-C reaches hvdliterun alone, which 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -68,7 +69,7 @@ def run(
     failures = Failures(several=settings.elsewhere)
     streams = Streams(printer, verbose, hear=lambda line: failures.add(of_scheduler(line.decode(errors="replace"))))
     ending = Ending(failures)
-    with signals(ending, streams):
+    with contextlib.closing(streams), signals(ending, streams):
         with a_place(several=settings.elsewhere) as place:
             begun = time.monotonic()
             streams.open_ranks(place, settings.ranks)

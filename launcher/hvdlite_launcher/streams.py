@@ -128,8 +128,12 @@ class Streams:
             while self._read(key):
                 pass
         self._guarded(lambda: self._flush_all(explained and not self.verbose))
-        for key in pipes:
-            if key.fd in self._selector.get_map():
+        self.close()
+
+    def close(self) -> None:
+        """Close all pipes, if that has not been done."""
+        for key in list((self._selector.get_map() or {}).values()):
+            if not isinstance(key.data, Lending):
                 os.close(key.fd)
         self._selector.close()
 

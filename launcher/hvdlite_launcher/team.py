@@ -186,6 +186,9 @@ class Team:
         for remote in self.remotes:
             remote.process.kill()
             remote.process.wait()
+            for pipe in (remote.process.stdin, remote.process.stdout, remote.process.stderr):
+                with contextlib.suppress(OSError):
+                    pipe.close()  # type: ignore[union-attr]
 
 
 @contextmanager
