@@ -23,10 +23,16 @@ def connect(comm: Any) -> tuple[Transport, topology.Topology]:
     """This job's transport and topology: MPI's where a launcher is there or a communicator was given."""
     started = config.launched()
     whole = comm is None or (isinstance(comm, Sequence) and not comm)
-    if whole and started is None and "mpi4py.MPI" not in sys.modules:
+    if whole and started is None and not mpi_in_use():
         return alone(), topology.from_leaders(0, [0])
     with notes.entering():
         return over_mpi(comm, whole, started)
+
+
+def mpi_in_use() -> bool:
+    """Whether the script has initialized MPI itself."""
+    loaded = sys.modules.get("mpi4py.MPI")
+    return loaded is not None and bool(loaded.Is_initialized())
 
 
 def over_mpi(comm: Any, whole: bool, started: config.Launched | None) -> tuple[Transport, topology.Topology]:

@@ -125,7 +125,8 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
     cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
     if what == "kind" and set(values) == {"plan", "gradients"}:
         cure = "The parameters changed (add_param_group, requires_grad) on some ranks only: change them on every rank."
-    return f"{first.kind} '{first.name}': {what} differs: {said}. {cure}"
+    end = "\n" if what == "parameters" else ". "
+    return f"{first.kind} '{first.name}': {what} {'differ' if what == 'parameters' else 'differs'}: {said}{end}{cure}"
 
 
 def sides(values: Sequence[Any], members: Sequence[int]) -> list[tuple[Any, list[int]]]:

@@ -15,7 +15,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """
     live = runtime.current()
     if not live.config.timeline:
-        raise ValueError("start_timeline: set HOROVOD_TIMELINE=DYNAMIC in the environment of the job")
+        raise ValueError("start_timeline: set HVDLITE_TIMELINE=DYNAMIC (or HOROVOD_TIMELINE) in the job's environment")
     live.trace(file_path, mark_cycles)
 
 

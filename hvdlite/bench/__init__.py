@@ -3,3 +3,9 @@
 Every number comes from contenders that take turns in one run, so that a slow minute of the machine is charged to all
 of them alike. Exempt from the import rules: it knows MPI and torch, since it compares with them.
 """
+
+from __future__ import annotations
+
+import mpi4py
+
+mpi4py.rc.initialize, mpi4py.rc.finalize = False, False  # `--help` and the model need none; hvd.init() does it

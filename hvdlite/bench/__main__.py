@@ -21,6 +21,7 @@ from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS
 MODELS = ("mlp", "cnn", "transformer")  # here as well as in step.py, which imports torch
 GPU_MODELS = ("resnet50", "gpt2")
 KERAS_MODELS = ("mlp", "cnn")
+NO_PLOT = 'no plot: matplotlib is not installed: pip install matplotlib (the extra "bench")'
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
@@ -189,8 +190,10 @@ def run_model(args: argparse.Namespace, out: Console) -> None:
     from hvdlite.bench import model
 
     model.print_model(out)
-    if args.plot:
+    if args.plot and plot.available():
         model.plot_model(args.plot)
+    elif args.plot:
+        out.print(NO_PLOT)
 
 
 def finish(
@@ -205,7 +208,7 @@ def finish(
     if args.plot and plot.available():
         draw(args.plot, line)
     elif args.plot:
-        out.print("no plot: matplotlib is not installed (pip install hvdlite[bench])")
+        out.print(NO_PLOT)
 
 
 def main() -> int:

@@ -225,7 +225,8 @@ def print_overlap(out: Console, results: Sequence[OverlapResult]) -> None:
     for r in results:
         times = (r.seconds["forward"], r.backward, r.communication, r.cpu, r.could)
         quartiles = f"{r.quartiles[0]:.0%} to {r.quartiles[2]:.0%}"
-        table.add_row(r.name, str(r.batch), *(f"{t * 1e3:.1f}" for t in times), f"{r.hidden:.0%}", quartiles)
+        share = (f"{r.hidden:.0%}", quartiles) if r.could > 0 else ("-", "-")  # all of it was less than the noise
+        table.add_row(r.name, str(r.batch), *(f"{t * 1e3:.1f}" for t in times), *share)
     out.print(table)
 
 

@@ -144,7 +144,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         elif self.before != self.digests():
             raise RuntimeError(
                 "a training step has not reduced any gradients over the ranks: each rank trains alone. Compile the "
-                "model with optimizer=hvd.DistributedOptimizer(optimizer), or use hvd.DistributedGradientTape."
+                "model with optimizer=hvd.DistributedOptimizer(optimizer), or use DistributedGradientTape of "
+                "hvdlite.tensorflow."
             )
 
 

@@ -122,6 +122,12 @@ def test_the_launcher_imports_nothing_of_hvdlite() -> None:
         assert not [name for name in imports(path) if within(name, "hvdlite", "mpi4py", *FRAMEWORKS)], module
 
 
+def test_the_benchmarks_alone_initialize_no_mpi() -> None:
+    """As a singleton Open MPI leaves a file in shared memory behind, for a mere `--help`."""
+    python("import hvdlite.bench.__main__\nfrom mpi4py import MPI\nassert not MPI.Is_initialized()\n"
+           "import hvdlite\nhvdlite.init()\nassert hvdlite.size() == 1 and not MPI.Is_initialized()")
+
+
 def test_only_config_reads_the_environment() -> None:
     """Settings are read in one place. (`exits` and `notes` ask who launched it; `build` and `bench` tell of it.)"""
     for module, path in modules().items():

@@ -170,7 +170,7 @@ def check_another_model_on_one_rank() -> None:
         return keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(width), keras.layers.Dense(2)])
 
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    require_error(hvdlite.MismatchError, lambda: fit(optimizer, share(), 2, build), "parameters differs", "[6, 5]")
+    require_error(hvdlite.MismatchError, lambda: fit(optimizer, share(), 2, build), "parameters differ", "[6, 5]")
     np.testing.assert_allclose(hvdlite.allreduce(np.ones(2), op=hvdlite.Sum), [hvd.size()] * 2)
 
 

@@ -274,7 +274,7 @@ def check_another_model_on_one_rank() -> None:
         lambda: hvd.broadcast_variables(build(), 0),
     ]
     for call in calls:
-        text = require_error(MismatchError, call, "parameters differs", f"+++ rank {hvd.size() - 1}", "[4, ", "[5, ")
+        text = require_error(MismatchError, call, "parameters differ", f"+++ rank {hvd.size() - 1}", "[4, ", "[5, ")
         assert len(set(hvd.allgather_object(text))) == 1
         np.testing.assert_array_equal(hvd.allreduce(tf.ones(2), op=hvd.Sum), np.full(2, hvd.size()))
 

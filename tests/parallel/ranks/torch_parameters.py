@@ -39,7 +39,7 @@ def check_models_that_differ() -> None:
         before = digest(list(net.parameters()))
         text = require_mismatch(
             lambda: hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters()),  # noqa: B023
-            "parameters differs", "rank 0", f"rank {hvd.size() - 1}", "Build the same model", *words)  # fmt: skip
+            "parameters differ", "rank 0", f"rank {hvd.size() - 1}", "Build the same model", *words)  # fmt: skip
         assert "0.bias" not in text or what == "dtype", "the diff shows what is equal"
         assert digest(list(net.parameters())) == before
         require_usable()
@@ -53,7 +53,7 @@ def check_same_layers_in_another_order() -> None:
     if last():
         pairs.reverse()
     require_mismatch(lambda: hvd.DistributedOptimizer(torch.optim.SGD([p for _, p in pairs], lr=1.0), pairs),
-                     "parameters differs", "1.weight")  # fmt: skip
+                     "parameters differ", "1.weight")  # fmt: skip
     require_usable()
 
 
@@ -62,7 +62,7 @@ def check_model_that_failed_can_be_attached_when_repaired() -> None:
         return
     net = model((4, 3 + last()))
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    require_mismatch(lambda: hvd.DistributedOptimizer(optimizer), "parameters differs")
+    require_mismatch(lambda: hvd.DistributedOptimizer(optimizer), "parameters differ")
     net = model((4, 3))
     optimizer.param_groups[0]["params"] = list(net.parameters())
     hvd.DistributedOptimizer(optimizer)

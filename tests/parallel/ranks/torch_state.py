@@ -53,7 +53,7 @@ def check_models_that_differ() -> None:
         for odd in ({"w": torch.ones(3)}, {"v": torch.ones(2)}, {"w": torch.ones(2), "x": torch.ones(1)}):
             held = odd if last() else {"w": torch.ones(2)}
             name, value = list(odd.items())[-1]
-            require_mismatch(lambda: hvd.broadcast_parameters(held, 0), "parameters differs",  # noqa: B023
+            require_mismatch(lambda: hvd.broadcast_parameters(held, 0), "parameters differ",  # noqa: B023
                              f"+++ rank {hvd.size() - 1}", f"+{name}: float32{list(value.shape)} on ")  # fmt: skip
 
 
