@@ -106,7 +106,7 @@ def check_switching() -> None:
 
 
 def check_errors() -> None:
-    require_error(ValueError, lambda: hvd.start_timeline("x.json"), "HOROVOD_TIMELINE=DYNAMIC")
+    require_error(ValueError, lambda: hvd.start_timeline("x.json"), "HVDLITE_TIMELINE=DYNAMIC")
     restart(TIMELINE="DYNAMIC")
     hvd.start_timeline("/nowhere/to/be/found.json")  # an error in the log
     assert not os.path.exists("/nowhere") and not runtime.current().observers
