@@ -53,6 +53,13 @@ class Config:
     cuda_aware: bool | None = None
     """Whether the MPI may be given device pointers; None: find out. `HVDLITE_CUDA_AWARE`."""
 
+    @property
+    def algorithm_on_gpu(self) -> str:
+        """The algorithm for arrays on GPUs. Never native: an MPI's reductions of device memory crash."""
+        if self.gpu_operations == "nccl":
+            return "nccl"
+        return "auto" if self.algorithm == "native" else self.algorithm
+
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
         """Read the environment. Raises ValueError naming a variable whose value cannot be read."""

@@ -4,9 +4,7 @@ Each attached optimizer has a lane; eager calls have one per process set. Reques
 handing over to a thread costs ~50 us, in the caller's own when the lane is idle and the caller waits anyway.
 
 Horovod matches calls by name, not by order. So when a roll call finds different requests, all ranks of the lane go
-into common rounds: they exchange what each has queued, run what all have, in rank 0's order, and report as an error
-on all ranks what all have under one name but with different facts, or, once nothing else can come, of different kinds.
-They leave together, once all queues are empty. The ordinary path pays nothing for this.
+into common rounds (`rounds`), and leave them together. The ordinary path pays nothing for this.
 
 Joining is a request, too, that runs when all ranks call it at once. Until then it differs from what the others call,
 so that rounds follow in which the ranks that have joined are told how to take part with zeros. It costs two small
@@ -15,21 +13,20 @@ exchanges per request then (a scalar all-reduce on 2 ranks takes 0.4 ms instead 
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import rollcall
 from hvdlite.algorithms import Place
 from hvdlite.arrays import adopt_gpu
 from hvdlite.errors import HvdliteError, ShutdownError, broken_by
-from hvdlite.matching import Verdict, has_joined, match, refusal
 from hvdlite.memory import Workspace
-from hvdlite.requests import LEAVE, Call, Changed, Handle, Request, visible
+from hvdlite.requests import LEAVE, Changed, Handle, Request
+from hvdlite.rounds import rounds
 from hvdlite.transports import Transport
 
 if TYPE_CHECKING:
@@ -37,9 +34,7 @@ if TYPE_CHECKING:
     from hvdlite.observers import Observer
 
 SWITCH_SECONDS = 0.0005  # a lane's thread waits this long for the GIL after each MPI call while Python code runs
-SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.01
 EAGER = "eager"  # the name of lanes that users' calls go through
-CLASH_SECONDS = 10.0  # without a new call one name that stands for different kinds on different ranks is an error
 
 
 class Lane:
@@ -152,11 +147,11 @@ class Lane:
             request.ready.adopt()
             try:
                 if disagreed:
-                    self.rounds()
+                    rounds(self)
                 elif not self.attempt(request):
                     with self.changed.lock:
                         self.queue.appendleft(request)
-                    self.rounds()
+                    rounds(self)
             except HvdliteError as error:  # the lane was closed while it waited
                 assert error is self.closed, error
             finally:
@@ -200,64 +195,10 @@ class Lane:
         for observer in self.observers:
             observer.done(self, request)
 
-    def rounds(self) -> None:
-        """Match requests by name until no rank has any left, but to wait for others to join. Collective."""
-        nap, since = SHORTEST_NAP, time.monotonic()
-        before: list[Request] = []
-        while not self.closed:
-            with self.changed.lock:
-                mine, stuck = visible(self.queue), self.stuck
-            if mine != before:
-                before, since = mine, time.monotonic()
-            stuck = stuck or time.monotonic() - since > CLASH_SECONDS
-            for request in mine:
-                request.ready.wait()
-            said = self.transport.allgather_object(([request.call() for request in mine], stuck))
-            everyone = [calls for calls, _ in said]
-            queues = [[call.signature for call in calls] for calls in everyone]
-            if all(not queue or has_joined(queue) for queue in queues):
-                return
-            verdicts = match(queues, self.members, all(stuck for _, stuck in said))
-            joined = [rank for rank, queue in zip(self.members, queues, strict=True) if has_joined(queue)]
-            self.carry_out(verdicts, mine, [call for calls in everyone for call in calls], joined)
-            nap = SHORTEST_NAP if verdicts else min(2 * nap, LONGEST_NAP)
-            if not verdicts:
-                time.sleep(nap)
-
-    def carry_out(
-        self, verdicts: Mapping[str, Verdict], mine: Sequence[Request], everyones: Sequence[Call], joined: Sequence[int]
-    ) -> None:
-        """Run or fail what has a verdict, errors first. joined: these ranks take part with zeros, if they can."""
-        requests = {request.signature.key: request for request in mine}
-        calls: dict[str, list[Call]] = {key: [] for key in verdicts}
-        for call in everyones:
-            calls.get(call.signature.key, []).append(call)
-        errors = {key: verdict.error for key, verdict in verdicts.items() if verdict.error}
-        if joined:
-            errors |= {key: refusal(same[0].signature, joined) for key, same in calls.items()
-                       if key not in errors and same[0].stand_in is None}  # fmt: skip
-        for key in sorted(verdicts, key=lambda key: key not in errors):
-            if request := requests.get(key):
-                with self.changed.lock:
-                    if self.closed:
-                        return
-                    self.queue.remove(request)
-                if key in errors:
-                    self.settle(request, error=errors[key])
-                else:
-                    request.flag = max(call.flag for call in calls[key])
-                    request.alike = not joined and len({call.count for call in calls[key]}) == 1
-                    self.without_all = bool(joined)
-                    self.execute(request)
-                    self.without_all = False
-            elif key not in errors and (stand_in := calls[key][0].stand_in):  # this rank has joined
-                with contextlib.suppress(HvdliteError):  # the others have it, too, and tell
-                    stand_in(self)
-
     @property
     def stuck(self) -> bool:
-        """Whether nothing else will be called before what is queued is done: one thread alone has ever called, and it
-        waits. Lanes of our own always count as such, where one name never stands for several operations."""
+        """Whether nothing else will be called before what is queued is done: all threads that have ever called wait.
+        Lanes of our own always count as such, where one name never stands for several operations."""
         return self.name != EAGER or self.callers == set(self.changed.waiting)
 
     def hurried(self) -> bool:

@@ -13,12 +13,13 @@ from itertools import count
 from typing import Any
 
 from hvdlite.algorithms import Place
-from hvdlite.engine import LONGEST_NAP, SHORTEST_NAP, Lane
+from hvdlite.engine import Lane
 from hvdlite.errors import RemovedError
 from hvdlite.observers import Observer
 from hvdlite.post import Post
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Request, Signature
+from hvdlite.rounds import LONGEST_NAP, SHORTEST_NAP
 from hvdlite.topology import Topology
 from hvdlite.transports import Transport
 

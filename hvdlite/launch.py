@@ -74,16 +74,12 @@ def run(
     if ranks is None and hosts is None and hostfile is None:
         ranks = 2
     flags = {
-        "-np": ranks, "-H": hosts, "--hostfile": hostfile, "--start-timeout": start_timeout, "-p": ssh_port,
-        "-i": ssh_identity_file, "--network-interfaces": network_interfaces or network_interface,
-        "--output-filename": output_filename,
+        "--num-proc": ranks, "--hosts": hosts, "--hostfile": hostfile, "--start-timeout": start_timeout,
+        "--ssh-port": ssh_port, "--ssh-identity-file": ssh_identity_file,
+        "--network-interfaces": network_interfaces or network_interface, "--output-filename": output_filename,
+        "--mpi-args": mpi_args or None, "--verbose": verbose, "--no-prefix": not prefix,
     }  # fmt: skip
-    arguments = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    arguments += [f"--mpi-args={mpi_args}"] if mpi_args else []
-    arguments += [*(["--verbose"] if verbose else []), *([] if prefix else ["--no-prefix"])]
-    path = os.pathsep.join(filter(None, [(env or {}).get("PYTHONPATH"), *sys.path]))
-    for name, value in {**(env or {}), "PYTHONPATH": path}.items():
-        arguments += ["-x", f"{name}={value}"]
+    arguments = [*_written(flags), *_variables(env or {})]
     task = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
     if sys.stdout:  # as there is not in a program without a console
         sys.stdout.flush()
@@ -120,6 +116,18 @@ def _check(
         if not isinstance(value, str):
             raise TypeError(f"run(env=...): the value of {name} must be a text, not {value!r}")
     return fn
+
+
+def _written(flags: Mapping[str, Any]) -> list[str]:
+    """The flags as on a command line; without those whose value is None or False."""
+    given = {flag: value for flag, value in flags.items() if value is not None and value is not False}
+    return [flag if value is True else f"{flag}={value}" for flag, value in given.items()]
+
+
+def _variables(env: Mapping[str, str]) -> list[str]:
+    """Flags for these variables, and for a PYTHONPATH by which ranks find what this process finds."""
+    path = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *sys.path]))
+    return [f"--env={name}={value}" for name, value in {**env, "PYTHONPATH": path}.items()]
 
 
 def _loaded(rank: int, data: bytes) -> Any:

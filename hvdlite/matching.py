@@ -118,15 +118,15 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
     what = next((name for name in named if any(f.get(name) != facts[0].get(name) for f in facts)), "arguments")
     values = [f.get(what, "none") for f in facts]
     if what == "parameters":
-        said = "\n" + difference(values, members)
+        said = f"parameters differ:\n{difference(values, members)}\n"
     else:
         parties = sides(values, members)
-        said = ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in parties)
+        each = ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in parties)
+        said = f"{what} differs: {each}. "
     cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
     if what == "kind" and set(values) == {"plan", "gradients"}:
         cure = "The parameters changed (add_param_group, requires_grad) on some ranks only: change them on every rank."
-    end = "\n" if what == "parameters" else ". "
-    return f"{first.kind} '{first.name}': {what} {'differ' if what == 'parameters' else 'differs'}: {said}{end}{cure}"
+    return f"{first.kind} '{first.name}': {said}{cure}"
 
 
 def sides(values: Sequence[Any], members: Sequence[int]) -> list[tuple[Any, list[int]]]:

@@ -65,6 +65,14 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 
 
+def sets_of(given: Any) -> list[ProcessSet]:
+    """The list given to `init`. Raises ValueError where it is none of ProcessSets."""
+    sets = list(given)
+    if not all(isinstance(process_set, ProcessSet) for process_set in sets):
+        raise ValueError(f"init(process_sets=...) takes a list of hvd.ProcessSet objects or 'dynamic', not {given!r}")
+    return sets
+
+
 def _global() -> ProcessSet:
     return global_process_set
 

@@ -20,7 +20,7 @@ from hvdlite.engine import Lane
 from hvdlite.errors import ForkedError, HvdliteError, NotInitializedError
 from hvdlite.groups import Group, Groups
 from hvdlite.observers import Observer
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, sets_of
 from hvdlite.transports import Transport
 from hvdlite.transports.threads import ThreadTransport
 from hvdlite.weakly import Calls, Crowd
@@ -66,7 +66,7 @@ class Runtime:
         shares = self.may_share and any(len(host) > 1 for host in mine)
         return Place(
             len(ranks), shares, self.config.algorithm, () if len(mine) == 1 else mine,
-            forced_on_gpu=on_gpu(self.config), cuda_aware=self.config.cuda_aware,
+            forced_on_gpu=self.config.algorithm_on_gpu, cuda_aware=self.config.cuda_aware,
         )  # fmt: skip
 
     def new_lane(self, name: str, process_set: ProcessSet | None = None) -> Lane:
@@ -110,13 +110,6 @@ def agree_on(world: Transport, settings: Config) -> bool:
     return all(share for *_, share in said)
 
 
-def on_gpu(settings: Config) -> str:
-    """The algorithm that the settings demand for arrays on GPUs."""
-    if settings.gpu_operations == "nccl":
-        return "nccl"
-    return "auto" if settings.algorithm == "native" else settings.algorithm  # MPI reductions of device memory crash
-
-
 _current: Runtime | None = None
 _broken: HvdliteError | None = None
 when_started: list[Callable[[int], None]] = []
@@ -147,7 +140,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     require_not_forked()
     if isinstance(process_sets, str):
         config.allow_dynamic_process_sets(process_sets)
-    sets = [] if process_sets is None or isinstance(process_sets, str) else process_sets_of(process_sets)
+    sets = [] if process_sets is None or isinstance(process_sets, str) else sets_of(process_sets)
     given_comm = comm if hasattr(comm, "Get_group") else None
     if given_comm is None and any(process_set.mpi_comm is not None for process_set in sets):
         raise NotImplementedError("process sets made of communicators need init(comm=...) to be a communicator, too")
@@ -171,14 +164,6 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     logs.tell_choice(live.facts, live.topology)
     for prepare in when_started:
         prepare(live.topology.local_rank)
-
-
-def process_sets_of(given: Any) -> list[ProcessSet]:
-    """The list given to `init`. Raises ValueError where it is none of ProcessSets."""
-    sets = list(given)
-    if not all(isinstance(process_set, ProcessSet) for process_set in sets):
-        raise ValueError(f"init(process_sets=...) takes a list of hvd.ProcessSet objects or 'dynamic', not {given!r}")
-    return sets
 
 
 def shutdown() -> None:

@@ -21,7 +21,6 @@ from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS
 MODELS = ("mlp", "cnn", "transformer")  # here as well as in step.py, which imports torch
 GPU_MODELS = ("resnet50", "gpt2")
 KERAS_MODELS = ("mlp", "cnn")
-NO_PLOT = 'no plot: matplotlib is not installed: pip install matplotlib (the extra "bench")'
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
@@ -190,10 +189,15 @@ def run_model(args: argparse.Namespace, out: Console) -> None:
     from hvdlite.bench import model
 
     model.print_model(out)
+    picture(args, out, model.plot_model)
+
+
+def picture(args: argparse.Namespace, out: Console, draw: Callable[[str], None]) -> None:
+    """Draw into the file that was asked for, if one was and that is possible."""
     if args.plot and plot.available():
-        model.plot_model(args.plot)
+        draw(args.plot)
     elif args.plot:
-        out.print(NO_PLOT)
+        out.print('no plot: matplotlib is not installed: pip install matplotlib (the extra "bench")')
 
 
 def finish(
@@ -205,10 +209,7 @@ def finish(
     out.print(line, highlight=False, style="dim")
     if args.json:
         report.save_json(args.json, content)
-    if args.plot and plot.available():
-        draw(args.plot, line)
-    elif args.plot:
-        out.print(NO_PLOT)
+    picture(args, out, lambda path: draw(path, line))
 
 
 def main() -> int:

@@ -85,7 +85,7 @@ def array_facts(array: Array, skip: int = 0) -> Facts:
 
 
 def grouped_facts(facts: Sequence[Facts]) -> Facts:
-    """The facts of several arrays as those of one operation; of a single one as they are."""
+    """The facts of several arrays as those of one operation, and their number; of a single one by their own names."""
     number = (("number of tensors", len(facts)),)
     if len(facts) == 1:
         return (*number, *facts[0])

@@ -21,12 +21,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hvdlite_launcher import facts, wire
 from hvdlite_launcher.janitor import kill_all, rank_processes, see_off, segments_of_ranks
+from hvdlite_launcher.ranks import Farewell, send
 from hvdlite_launcher.watch import appeared, watch
 
 BEAT = 1.0  # seconds between signs of life
@@ -70,7 +71,7 @@ class Agent:
     _heard: float = field(default_factory=time.monotonic)
     _paused: bool = False
     _ending: int = 0
-    _told: set[tuple[int, int]] = field(default_factory=set)
+    _farewell: Farewell = field(default_factory=Farewell)
     _over: bool = False
     _made: list[str] = field(default_factory=list)
     _segments: set[str] = field(default_factory=set)
@@ -87,12 +88,13 @@ class Agent:
             self._open(message["job"])
         if "told" in message:
             self._publish("told", str(message["told"]).encode())
-        if message.get("signal") in (signal.SIGINT, signal.SIGTERM):
+        number = message.get("signal")
+        if number in (signal.SIGINT, signal.SIGTERM):
             self._publish("ending", b"")
-        if "signal" in message:
-            self._signal(rank_processes(self._job["folder"]), message["signal"])
-            if message["signal"] in (signal.SIGINT, signal.SIGTERM):
-                self._ending = message["signal"]
+            self._ending = number
+            self._farewell.say(self._job["folder"], number)
+        elif number:
+            send(rank_processes(self._job["folder"]), number)
         self._over |= "end" in message
 
     def serve(self) -> None:
@@ -132,15 +134,6 @@ class Agent:
         except OSError as error:
             reason = error.strerror if error.filename else None
             self._say(problem=f"{reason}: {error.filename}" if reason else str(error))
-
-    def _signal(self, processes: Sequence[int], number: int) -> None:
-        """Send a signal to those that have not got it; one that ends nothing, to all."""
-        for process in processes:
-            if (process, number) not in self._told:
-                with contextlib.suppress(OSError):
-                    os.kill(process, number)
-            if number in (signal.SIGINT, signal.SIGTERM):
-                self._told.add((process, number))
 
     def _ask(self, program: list[str], env: Mapping[str, str]) -> None:
         """Have a child find out what must be alike on all hosts, and report it when it has ended."""
@@ -198,7 +191,7 @@ class Agent:
             elif kind == "pid" and complete:
                 self._say(started=int(number))
                 if self._ending:
-                    self._signal(rank_processes(self._job["folder"]), self._ending)
+                    self._farewell.say(self._job["folder"], self._ending)
                 self._pause = _PAUSE  # soon there will be segments
             elif kind == "ended" and complete:
                 self._say(ended=int(number))

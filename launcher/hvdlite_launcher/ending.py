@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -24,6 +24,7 @@ from hvdlite_launcher.command import Place
 from hvdlite_launcher.failures import Failures
 from hvdlite_launcher.janitor import rank_processes
 from hvdlite_launcher.place import deserter, first_failure, tell_first, write
+from hvdlite_launcher.ranks import Farewell, send
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team
 
@@ -48,7 +49,7 @@ class Ending:
     patience: float = math.inf
     begun: bool = False
     messages: list[int] = field(default_factory=list)
-    _told: set[int] = field(default_factory=set)
+    _farewell: Farewell = field(default_factory=Farewell)
     _born: float = field(default_factory=time.monotonic)
     _next_roll: float = 0.0
     _since: float | None = None
@@ -69,7 +70,7 @@ class Ending:
         now = time.monotonic()
         while self.messages:
             number = self.messages.pop(0)
-            _send(rank_processes(place.folder), number)
+            send(rank_processes(place.folder), number)
             team.signal(number)
         self._look(place, team)
         if self._since is None:
@@ -77,10 +78,10 @@ class Ending:
                 self._since = now
                 with contextlib.suppress(OSError):
                     write(place, "ending", b"")
-                self._told_mpirun = not self._end_ranks(place) | team.signal(self._sent)
+                self._told_mpirun = not self._farewell.say(place.folder, self._sent) | team.signal(self._sent)
                 if self._told_mpirun:  # no rank has started yet
                     self._since = now + RANKS_GRACE
-                    _send([mpirun.pid], signal.SIGTERM)
+                    send([mpirun.pid], signal.SIGTERM)
             elif self.lost:
                 self._since = now - RANKS_GRACE
             elif self.failures.first():
@@ -88,24 +89,17 @@ class Ending:
             return False
         grace = RANKS_GRACE
         if self.signal and not self.lost:
-            grace = SIGNAL_GRACE if self._end_ranks(place) or team.running else 0.0
+            ranks = self._farewell.say(place.folder, self._sent)
+            grace = SIGNAL_GRACE if ranks or team.running else 0.0
         if not self._told_mpirun and now - self._since > grace:
             self._told_mpirun, self._since = True, now
-            _send([mpirun.pid], signal.SIGTERM)
+            send([mpirun.pid], signal.SIGTERM)
         return self.hurried or (self._told_mpirun and now - self._since > MPIRUN_GRACE)
 
     @property
     def _sent(self) -> int:
         """What ranks get. Not SIGHUP, which UCX takes as a wish for its debug log; SIGPIPE is our own affair."""
         return signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM
-
-    def _end_ranks(self, place: Place) -> bool:
-        """Send the signal to the ranks of this host that have not got it, since they have only started; whether there
-        are any ranks."""
-        ranks = rank_processes(place.folder)
-        _send([rank for rank in ranks if rank not in self._told], self._sent)
-        self._told.update(ranks)
-        return bool(ranks)
 
     def _look(self, place: Place, team: Team) -> None:
         """Note failures; let the ranks on all hosts know whose is the first: only that one is told."""
@@ -179,9 +173,3 @@ def suspension(team: Team) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTSTP, previous)
-
-
-def _send(processes: Sequence[int], number: int) -> None:
-    for process in processes:
-        with contextlib.suppress(OSError):
-            os.kill(process, number)

@@ -38,6 +38,7 @@ class Lending:
                 socket.send_fds(keeper, [b"0"], [self.stdin])
 
     def close(self) -> None:
+        self.door.shutdown(socket.SHUT_RDWR)  # there may be another descriptor of it
         self.door.close()
         os.close(self.stdin)
 

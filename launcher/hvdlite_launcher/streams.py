@@ -101,15 +101,11 @@ class Streams:
         self.first_output = self.first_output or time.monotonic()
         self._guarded(lambda: self.printer.feed(self._source(rank, destination), data))
 
-    def add(self, pipe: int, target: Source | Notices | Listener | None) -> None:
+    def add(self, pipe: int, target: Source | Notices | Listener | Lending | None) -> None:
         """Read this pipe too: into a source, into the notices, to a function (which is given nothing at its end),
-        or only to wake from `wait` (None)."""
+        or only to wake from `wait` (None). Or serve who comes to this door."""
         os.set_blocking(pipe, False)
         self._selector.register(pipe, selectors.EVENT_READ, target)
-
-    def lend(self, lending: Lending) -> None:
-        """Serve who comes for our stdin."""
-        self._selector.register(lending.door, selectors.EVENT_READ, lending)
 
     def wait(self) -> None:
         """Print what has come; returns at once after output or a signal, and in any case soon."""
@@ -123,8 +119,7 @@ class Streams:
 
         explained: the end of the job is told in our own words, so mpirun need not report it.
         """
-        pipes = [key for key in self._selector.get_map().values() if not isinstance(key.data, Lending)]
-        for key in pipes:
+        for key in list(self._selector.get_map().values()):
             while self._read(key):
                 pass
         self._guarded(lambda: self._flush_all(explained and not self.verbose))
@@ -133,8 +128,7 @@ class Streams:
     def close(self) -> None:
         """Close all pipes, if that has not been done."""
         for key in list((self._selector.get_map() or {}).values()):
-            if not isinstance(key.data, Lending):
-                os.close(key.fd)
+            os.close(key.fd)
         self._selector.close()
 
     def _source(self, rank: int, destination: int) -> Source:

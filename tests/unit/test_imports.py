@@ -23,7 +23,7 @@ LAYERS = [
     {"memory"},
     {"ipc"},
     {"rollcall", "matching", "buckets", "exits"},
-    {"algorithms", "connect"},
+    {"algorithms", "connect", "rounds"},
     {"engine"},
     {"observers"},
     {"gpu"},
