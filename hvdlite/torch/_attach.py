@@ -21,6 +21,7 @@ from hvdlite import runtime
 from hvdlite.errors import HvdliteError, RemovedError
 from hvdlite.reducer import Reducer, planned
 from hvdlite.torch import _cuda
+from hvdlite.torch._alike import Alike
 from hvdlite.torch._backward import Backward, current_run
 from hvdlite.torch._gradients import Gradients
 from hvdlite.torch._packing import Packing
@@ -38,6 +39,7 @@ class Attachment:
         self.group = self.runtime.groups.find(settings.process_set)
         self.name = f"optimizer.{self.group.serial('optimizer') if self.group else 0}"
         self.gradients = Gradients(settings)
+        self.alike = Alike(optimizer, settings.names)
         self.hooks = Hooks(self.on_gradient)
         self.heir: torch.optim.Optimizer | None = None  # whose attachment reduces the parameters' gradients instead
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
@@ -167,6 +169,7 @@ class Attachment:
         self.gradients.give(uses, all_dense=uses is self.reducer.all_dense)
         if self.reducer.order:
             self.make_plan(self.planned.parameters, self.reducer.order)
+        self.alike.look(self.lane, self.name)
 
     def take_again(self) -> None:
         """Take what a hook of the user's has put in the place of a gradient that had been taken."""
@@ -239,6 +242,7 @@ class Attachment:
         self.reducer.abandon_round()
         self.expected, self.reducing, self.unreduced = {}, False, False
         self.passes = self.gradients.rounds = self.retries = self.steps = 0
+        self.alike.expect("the rank that hvd.join() returned")
 
     def detach(self) -> None:
         """Take the hooks off."""

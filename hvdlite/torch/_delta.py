@@ -11,24 +11,26 @@ are orthogonal they add up, where they are equal one is taken. (Horovod does the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from hvdlite import runtime
 from hvdlite.ops import Adasum
+from hvdlite.torch._alike import Alike
 from hvdlite.torch.reductions import grouped_allreduce
 
 
 class DeltaAttachment:
     """One optimizer whose steps are combined."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, compression: Any) -> None:
-        self.optimizer, self.compression = optimizer, compression
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str], compression: Any) -> None:
+        self.optimizer, self.names, self.compression = optimizer, names, compression
         self.runtime = runtime.current()
         self.group = self.runtime.everyone
         self.name = f"optimizer.{self.runtime.serial('optimizer')} steps"
+        self.alike = Alike(optimizer, names, state=False)
         self.starts: list[torch.Tensor] = []
         self.detached = False
         self.hooks = [
@@ -57,11 +59,12 @@ class DeltaAttachment:
         for p, start, delta in zip(parameters, self.starts, combined, strict=True):
             p.data.copy_(start + delta)
         self.starts = []
+        self.alike.look(self.group.eager, self.name)
 
     def renew(self) -> None:
         """Attach the same optimizer again, in the same way, under the present runtime."""
         self.detach()
-        attach_delta(self.optimizer, self.compression)
+        attach_delta(self.optimizer, self.names, self.compression)
 
     def detach(self) -> None:
         """Take the hooks off."""
@@ -90,7 +93,7 @@ def no_sync() -> Iterator[None]:
     yield
 
 
-def attach_delta(optimizer: torch.optim.Optimizer, compression: Any) -> None:
+def attach_delta(optimizer: torch.optim.Optimizer, names: Mapping[int, str], compression: Any) -> None:
     """Attach to the optimizer, and give it the methods that users call."""
-    attachment = DeltaAttachment(optimizer, compression)
+    attachment = DeltaAttachment(optimizer, names, compression)
     optimizer.__dict__.update(attachment.methods(), _hvdlite=attachment)

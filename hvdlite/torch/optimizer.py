@@ -69,7 +69,7 @@ def DistributedOptimizer(
         process_set=process_set,
     )
     if op is Adasum and runtime.size() > 1:
-        attach_delta(optimizer, compression)
+        attach_delta(optimizer, settings.names, compression)
     else:
         attach(optimizer, settings, backward_passes_per_step)
     return optimizer

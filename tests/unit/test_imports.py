@@ -31,7 +31,7 @@ LAYERS = [
     {"groups"},
     {"runtime"},
     {"joining", "membership", "ops", "tracing"},
-    {"objects", "reducer", "terms"},
+    {"alike", "objects", "reducer", "terms"},
     {"exchange", "variables"},
     {"gradients"},
 ]

@@ -118,6 +118,7 @@ def check_models_that_are_no_more() -> None:
     gc.disable()  # Python's own collector may come first
     for _ in range(4 * crowd):
         net = torch.nn.Linear(3, 3)
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
         optimizer = attach(list(net.parameters()))
         net(torch.ones(3)).sum().backward()
         optimizer.step()
@@ -144,6 +145,8 @@ def check_deepcopy_and_pickle() -> None:
         loss_of(twins).backward()  # not attached: nothing is communicated
         other.step()
         other.zero_grad()
+        hvd.broadcast_parameters(twins, root_rank=0)
+        hvd.broadcast_optimizer_state(other, root_rank=0)
         hvd.DistributedOptimizer(other)
         loss_of(twins).backward()
         require_grads(twins, average())
