@@ -69,6 +69,7 @@ def train(chosen: bool) -> None:
         print("fault", time.time(), flush=True)
         raise ValueError("no such luck")
 
+    torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
     optimizer = hvd_torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     for step in range(10**9):

@@ -149,6 +149,7 @@ def check_host_and_device_parameters_in_one_model() -> None:
 
 
 def check_a_model_moved_after_attaching() -> None:
+    torch.manual_seed(0)
     net = nn.Linear(30, 30)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0))
     for device in ("cpu", "cuda", "cpu"):
