@@ -1,47 +1,109 @@
-"""What must be the same on all ranks, and what is not.
+"""Whether all ranks train the same model.
 
 Averaging gradients keeps models together that begin together. If they do not, or if learning rates differ, each rank
-trains a model of its own with gradients of all the others', and no operation fails.
+trains a model of its own with gradients of all the others', and no operation fails. So weights, and what else must be
+the same, are compared bit by bit when training begins, where a difference is an error, and now and then later, where it
+is a warning: hours of training may be worth something to a user, and GPUs of different kinds round differently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from hvdlite.arrays import Array
 from hvdlite.engine import Lane
+from hvdlite.errors import MismatchError
 from hvdlite.matching import ranks, sides
 from hvdlite.requests import Request, Signature
 
-Sides = list[tuple[Any, list[int]]]
+ROUNDS = 500  # between comparisons, which take a part of one step
 MOST = 3  # sides that a message names
+Values = Mapping[tuple[str, str], Any]
+"""By kind ("weights", ...) and name: a number that is the same on all ranks."""
+Sides = list[tuple[Any, list[int]]]
 
 
-def apart(everyone: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Sides]:
-    """By name what is not the same everywhere: the values, and the ranks that have each; None where a rank has none.
+class Alike:
+    """Comparisons among the ranks that reduce gradients together.
 
-    everyone: each rank's values by name. members: the ranks, in the same order.
+    values: reads this rank's; None where they cannot be read. calls: for each kind what makes the ranks alike, with
+    {root} for a rank. begin: the round after which the ranks are first compared.
     """
-    names = dict.fromkeys(name for theirs in everyone for name in theirs)
-    found = {name: sides([theirs.get(name) for theirs in everyone], members) for name in names}
-    return {name: parties for name, parties in found.items() if len(parties) > 1}
+
+    def __init__(self, values: Callable[[], Values | None], calls: Mapping[str, str], begin: int = 1) -> None:
+        self.values, self.calls, self.begin = values, calls, begin
+        self.warned = False
+        self.expect("0")
+
+    def expect(self, root: str) -> None:
+        """Training begins with the next round. root: the rank whose weights are the right ones, in words."""
+        self.first, self.rounds, self.root = True, 0, root
+
+    def look(self, lane: Lane, name: str) -> None:
+        """At the end of a round: compare, if it is time. Collective then. Raises MismatchError on every rank when
+        training begins, after each round until all is alike."""
+        self.rounds += 1
+        if self.rounds < self.begin or (not self.first and (self.warned or self.rounds % ROUNDS)):
+            return
+        found = compared(lane, name, self.values())
+        if found and self.first:
+            raise MismatchError(f"'{name}': the ranks would train different models:\n{self.told(found)}")
+        self.first = False
+        if found:
+            self.warned = True
+            if lane.transport.rank == 0:
+                text = "'%s': after %d rounds the ranks train different models:\n%s"
+                logging.getLogger("hvdlite").warning(text, name, self.rounds, self.told(found))
+
+    def told(self, found: Mapping[tuple[str, str], Sides]) -> str:
+        """What differs, and the cure."""
+        kinds: dict[str, dict[str, Sides]] = {}
+        for (kind, name), parties in found.items():
+            kinds.setdefault(kind, {})[name] = parties
+        lines = [f"  {kind}: {valued(its) if kind == 'settings' else named(its)}" for kind, its in kinds.items()]
+        calls = " and ".join(dict.fromkeys(self.calls[kind].format(root=self.root) for kind in kinds))
+        if self.first:
+            cure = f"Call {calls} on all ranks before training."
+        else:
+            cure = (
+                "Something has changed them on some ranks only: weights loaded on one rank, a scheduler that follows a "
+                f"rank's own loss (average that first: hvd.allreduce(loss)). {calls} brings them together again."
+            )
+        return "\n".join([*lines, cure])
 
 
-def compared(lane: Lane, name: str, mine: Mapping[str, Any]) -> dict[str, Sides]:
+def compared(lane: Lane, name: str, mine: Values | None) -> dict[tuple[str, str], Sides]:
     """`apart` over the lane's ranks, the same result on all. name: of what is compared. Collective; waits for all.
 
-    While ranks have joined nothing is compared: they train no more.
+    Nothing is compared where a rank could not read its values, nor while ranks have joined: they train no more.
     """
 
-    def work(lane: Lane) -> dict[str, Sides]:
-        return {} if lane.without_all else apart(lane.transport.allgather_object(dict(mine)), lane.members)
+    def work(lane: Lane) -> dict[tuple[str, str], Sides]:
+        if lane.without_all:
+            return {}
+        everyone = lane.transport.allgather_object(None if mine is None else dict(mine))
+        return {} if None in everyone else apart(everyone, lane.members)
 
-    found: dict[str, Sides] = lane.run(Request(Signature("weights", name), work, stand_in=lambda: nothing))
+    found: dict[tuple[str, str], Sides] = lane.run(Request(Signature("weights", name), work, stand_in=lambda: nothing))
     return found
 
 
 def nothing(lane: Lane) -> None:
     """What a rank that has joined contributes."""
+
+
+def apart(everyone: Sequence[Values], members: Sequence[int]) -> dict[tuple[str, str], Sides]:
+    """What is not the same everywhere: the values, and the ranks that have each; None where a rank has none.
+
+    everyone: each rank's values. members: the ranks, in the same order.
+    """
+    names = dict.fromkeys(name for theirs in everyone for name in theirs)
+    found = {name: sides([theirs.get(name) for theirs in everyone], members) for name in names}
+    return {name: parties for name, parties in found.items() if len(parties) > 1}
 
 
 def named(found: Mapping[str, Sides]) -> str:
@@ -55,3 +117,10 @@ def valued(found: Mapping[str, Sides]) -> str:
     """'lr is 0.1 on rank 1, 0.01 on ranks 0, 2'."""
     each = {name: [f"{value} on {ranks(who)}" for value, who in parties[:MOST]] for name, parties in found.items()}
     return "; ".join(f"{name} is {', '.join(values)}" for name, values in each.items())
+
+
+def checksum(array: Array) -> int:
+    """The sum of the bits, in words of 64, of an array on the host; at the speed of memory."""
+    bits = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    whole = bits.size // 8 * 8
+    return int(bits[:whole].view(np.uint64).sum()) ^ int.from_bytes(bits[whole:].tobytes(), "little")

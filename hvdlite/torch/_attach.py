@@ -21,7 +21,7 @@ from hvdlite import runtime
 from hvdlite.errors import HvdliteError, RemovedError
 from hvdlite.reducer import Reducer, planned
 from hvdlite.torch import _cuda
-from hvdlite.torch._alike import Alike
+from hvdlite.torch._alike import alike
 from hvdlite.torch._backward import Backward, current_run
 from hvdlite.torch._gradients import Gradients
 from hvdlite.torch._packing import Packing
@@ -39,7 +39,7 @@ class Attachment:
         self.group = self.runtime.groups.find(settings.process_set)
         self.name = f"optimizer.{self.group.serial('optimizer') if self.group else 0}"
         self.gradients = Gradients(settings)
-        self.alike = Alike(optimizer, settings.names)
+        self.alike = alike(optimizer, settings.names)
         self.hooks = Hooks(self.on_gradient)
         self.heir: torch.optim.Optimizer | None = None  # whose attachment reduces the parameters' gradients instead
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce

@@ -18,7 +18,7 @@ import torch
 
 from hvdlite import runtime
 from hvdlite.ops import Adasum
-from hvdlite.torch._alike import Alike
+from hvdlite.torch._alike import alike
 from hvdlite.torch.reductions import grouped_allreduce
 
 
@@ -30,7 +30,7 @@ class DeltaAttachment:
         self.runtime = runtime.current()
         self.group = self.runtime.everyone
         self.name = f"optimizer.{self.runtime.serial('optimizer')} steps"
-        self.alike = Alike(optimizer, names, state=False)
+        self.alike = alike(optimizer, names, state=False)
         self.starts: list[torch.Tensor] = []
         self.detached = False
         self.hooks = [

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 import hvdlite.torch as hvd
-from hvdlite.torch import _alike
+from hvdlite import alike
 from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
 
 
@@ -100,7 +100,7 @@ def warnings() -> Iterator[list[str]]:
 
 def check_later() -> None:
     """A rank whose learning rate changes is told of by rank 0, once, and training goes on."""
-    rounds, _alike.ROUNDS = _alike.ROUNDS, 5
+    rounds, alike.ROUNDS = alike.ROUNDS, 5
     net = model()
     optimizer = attach(net)
     with warnings() as told:
@@ -111,7 +111,7 @@ def check_later() -> None:
             optimizer.param_groups[0]["lr"] = 0.01
         for _ in range(12):
             step(net, optimizer)
-    _alike.ROUNDS = rounds
+    alike.ROUNDS = rounds
     assert len(told) == (hvd.size() > 1 and hvd.rank() == 0), told
     for text in told:
         assert "after 10 rounds" in text and "weights: 0.weight" in text, text
