@@ -14,12 +14,14 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
 from hvdlite import ops, runtime
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
+from hvdlite.alike import Alike, Values
 from hvdlite.arrays import Array, mark
 from hvdlite.buckets import Spec
 from hvdlite.engine import Lane
@@ -29,6 +31,12 @@ from hvdlite.process_sets import ProcessSet
 from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.requests import Request, Signature
 from hvdlite.terms import Terms
+from hvdlite.variables import is_one_of
+
+CALLS = {"weights": "hvd.broadcast_variables(model.variables, root_rank={root}) (in fit(), "
+                    "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root})])"}  # fmt: skip
+OWN: list[ref[Any]] = []
+"""Variables that users want to differ between ranks, though their gradients are reduced."""
 
 
 class Exchange:
@@ -51,6 +59,8 @@ class Exchange:
         self.gpu = gpu
         self.held: list[Array] = []
         """Gradients on the GPU, kept while they may not have been copied."""
+        self.variables: list[ref[Any]] = []
+        self.alike: Alike | None = None
         self.connect(lane, name, mine)
 
     def connect(self, lane: Lane, name: str, mine: Iterable[Use]) -> None:
@@ -66,11 +76,37 @@ class Exchange:
         self.place = {index: place for place, index in enumerate(self.dense)}
         self.buckets = [[self.dense[place] for place in bucket.members] for bucket in layout.buckets]
         """The dense variables, in the order in which their gradients are sent."""
-        self.count_anew()
-        runtime.current().after_join.append(self.count_anew)
-
-    def count_anew(self) -> None:
         self.rounds = self.retries = 0
+        if self.alike:
+            self.alike.expect("0")
+        runtime.current().after_join.append(self.start_over)
+
+    def start_over(self) -> None:
+        """All ranks have joined."""
+        self.rounds = self.retries = 0
+        if self.alike:
+            self.alike.expect("(the rank that hvd.join() returned)")
+
+    def watch(self, variables: Sequence[Any], values_of: Callable[[Sequence[Any]], Sequence[Any] | None]) -> None:
+        """See to it that these variables are the same on all ranks: from the second round on, since Horovod's scripts
+        broadcast them after the first. values_of: gives a checksum of each, None where they cannot be read."""
+        if len(variables) == len(self.variables) and all(
+            known() is variable for known, variable in zip(self.variables, variables, strict=True)
+        ):
+            return
+        self.variables = [ref(variable) for variable in variables]
+
+        def values() -> Values | None:
+            alive = [known() for known in self.variables]
+            own = [known() for known in OWN]
+            common = [number for number, variable in enumerate(alive) if not is_one_of(variable, own)]
+            found = None if any(variable is None for variable in alive) else values_of([alive[i] for i in common])
+            if found is None:
+                return None
+            names = [f"{self.specs[number].name} (variable {number})" for number in common]
+            return {("weights", name): value for name, value in zip(names, found, strict=True)}
+
+        self.alike = Alike(values, CALLS, begin=2)
 
     def begin(self) -> None:
         """Start a round; one that was begun and not finished, because its step failed, is forgotten."""
@@ -103,6 +139,8 @@ class Exchange:
         self.held.clear()  # every bucket's lane has waited for the copies into it
         self.rounds, self.retries = self.rounds + 1, 0
         Exchange.reductions += 1
+        if self.alike:
+            self.alike.look(self.lane, self.name)
 
     def there(self) -> AbstractContextManager[Any]:
         """Where gradients are copied: the GPU's kernels are issued inside."""

@@ -50,6 +50,10 @@ class Border(Protocol):
         """Where these variables' gradients are to be reduced; None for the host."""
         ...
 
+    def values_of(self, variables: Sequence[Any]) -> list[int] | None:
+        """A checksum of each variable's value now, in a round; None where they cannot be read then."""
+        ...
+
     def traced(self, gradients: Sequence[Any]) -> bool:
         """Whether a graph is being made, to be run many times."""
         ...
@@ -172,6 +176,8 @@ class Gradients:
         if key not in self.exchanges:
             terms, process_set = self.settings.terms, self.settings.process_set
             self.exchanges[key] = Exchange(self.lane, name, number, specs, uses, terms, process_set, gpu)
+        if self.border.in_order():
+            self.exchanges[key].watch(variables, self.border.values_of)
         return self.exchanges[key]
 
     def groups_of(self, names: Sequence[str]) -> list[int | None]:

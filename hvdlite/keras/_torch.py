@@ -12,6 +12,7 @@ from hvdlite.gpu import Gpu
 from hvdlite.gradients import divided
 from hvdlite.reducer import Use
 from hvdlite.torch import _cuda, _tensors
+from hvdlite.torch._alike import checksum
 from hvdlite.torch._tensors import dtype_name as dtype_of
 from hvdlite.torch._tensors import to_array, to_tensor
 from hvdlite.torch.compression import Compression
@@ -32,6 +33,10 @@ def gpu_of(variables: Sequence[Any]) -> Gpu | None:
     """The GPU that all of them lie on; None where some lie elsewhere. Raises HvdliteError without CuPy."""
     tensors = [variable.value for variable in variables]
     return _cuda.gpu_of(tensors) if {_tensors.device_name(tensor) for tensor in tensors} == {"cuda"} else None
+
+
+def values_of(variables: Sequence[Any]) -> list[int]:
+    return [checksum(variable.value) or 0 for variable in variables]
 
 
 def traced(gradients: Sequence[Any]) -> bool:

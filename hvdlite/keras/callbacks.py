@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
+from weakref import ref
 
 import keras
 import numpy as np
 
 from hvdlite import runtime
 from hvdlite.errors import HvdliteError
-from hvdlite.exchange import Exchange
+from hvdlite.exchange import OWN, Exchange
 from hvdlite.keras._attach import Attachment, attachment_of
 from hvdlite.keras._backends import border
 from hvdlite.keras.functions import broadcast_variables
@@ -52,7 +53,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def register_local_var(self, var: Any) -> None:
         """Keep this rank's own value of a variable, or of several. Raises ValueError for what is none."""
+        known = len(self.local)
         add_to(self.local, var)
+        OWN.extend(map(ref, self.local[known:]))
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)

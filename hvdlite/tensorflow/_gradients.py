@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
+from hvdlite.alike import checksum
 from hvdlite.arrays import Array, is_host
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
 from hvdlite.gpu import Gpu
@@ -65,6 +66,13 @@ def divided(gradient: Gradient, divisor: int) -> Gradient:
 def gpu_of(variables: Sequence[Any]) -> Gpu | None:
     """The GPU that all of them lie on; None where some lie elsewhere, without CuPy, and in sessions."""
     return _gpu.gpu_of([str(getattr(variable, "_value", variable).device) for variable in variables])
+
+
+def values_of(variables: Sequence[Any]) -> list[int] | None:
+    inside = [getattr(variable, "_value", variable) for variable in variables]
+    if any(getattr(variable, "_in_graph_mode", True) for variable in inside):  # a session's, or no variable at all
+        return None
+    return [checksum(variable.numpy()) for variable in inside]  # eagerly, also within a graph's Python node
 
 
 def traced(gradients: Sequence[Any]) -> bool:

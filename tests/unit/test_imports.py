@@ -32,7 +32,8 @@ LAYERS = [
     {"runtime"},
     {"joining", "membership", "ops", "tracing"},
     {"alike", "objects", "reducer", "terms"},
-    {"exchange", "variables"},
+    {"variables"},
+    {"exchange"},
     {"gradients"},
 ]
 

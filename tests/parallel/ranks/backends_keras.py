@@ -174,6 +174,20 @@ def check_another_model_on_one_rank() -> None:
     np.testing.assert_allclose(hvdlite.allreduce(np.ones(2), op=hvdlite.Sum), [hvd.size()] * 2)
 
 
+def check_broadcast_forgotten() -> None:
+    """On PyTorch an error in the second step. (On JAX variables cannot be read during an epoch.)"""
+    def build() -> Any:
+        trained = model()
+        trained.layers[0].bias.assign_add(np.full(8, float(last())))
+        return trained
+
+    def train() -> Any:
+        return fit(hvd.DistributedOptimizer(OPTIMIZERS["SGD"]()), share(), 3, build)
+
+    if on("torch"):
+        require_error(hvdlite.MismatchError, train, "bias (variable 1)", "broadcast_variables")
+
+
 def check_batch_norm_over_all_ranks() -> None:
     """trains as one process with the whole batch does; and each rank as the others, where batches differ in size."""
     if on("jax"):

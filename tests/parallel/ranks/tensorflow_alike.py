@@ -1,0 +1,111 @@
+"""Ranks that would train different models without a word: an error from the second step on, later a warning."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvdlite.tensorflow as hvd
+from hvdlite import alike
+from tests.parallel.common import last, require_error, require_same_bits
+from tests.parallel.keras_common import fit, model, share, weights
+
+
+def own_model() -> Any:
+    """Other weights on each rank."""
+    trained = model()
+    keras.utils.set_random_seed(hvd.rank())
+    for variable in trained.trainable_variables:
+        variable.assign(keras.random.normal(variable.shape))
+    return trained
+
+
+def refused(call: Callable[[], Any]) -> None:
+    """The call fails on every rank, and says what to do; or does not, on a rank that is alone."""
+    if hvd.size() == 1:
+        call()
+        return
+    require_error(tf.errors.FailedPreconditionError, call, "kernel (variable 0) and 3 more differ between", "rank 0",
+                  "BroadcastGlobalVariablesCallback(0)", "broadcast_variables(model.variables, root_rank=0)")  # fmt: skip
+
+
+def check_fit_without_the_callback() -> None:
+    for compiled in ({}, {"run_eagerly": True}, {"steps_per_execution": 3}):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+        refused(lambda: fit(optimizer, share(), 3, own_model, **compiled))  # noqa: B023
+
+
+def check_tape() -> None:
+    """A loop that never broadcasts, one that does before, and one that does after the first step; the same model in two
+    loops, and two models with the same names."""
+    for compiled in (False, True):
+        for when in ("never", "before", "after the first", "never"):
+            trained = own_model()
+            step = stepper(trained)
+            run = tf.function(step) if compiled else step
+
+            def loop() -> None:
+                for number in range(3):
+                    run()  # noqa: B023
+                    if number == 0 and when == "after the first":  # noqa: B023
+                        hvd.broadcast_variables(trained.variables, root_rank=0)  # noqa: B023
+
+            if when == "before":
+                hvd.broadcast_variables(trained.variables, root_rank=0)
+            if when == "never":
+                refused(loop)
+                hvd.broadcast_variables(trained.variables, root_rank=0)
+            loop()
+            require_same_bits(weights(trained))
+
+
+def stepper(trained: Any, rate: Callable[[], float] = lambda: 0.01) -> Callable[[], None]:
+    x = np.ones((2, trained.input_shape[1]), np.float32) * (hvd.rank() + 1)
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(trained(x) ** 2)
+        tape = hvd.DistributedGradientTape(tape)
+        for variable, grad in zip(
+            trained.trainable_variables, tape.gradient(loss, trained.trainable_variables), strict=True
+        ):
+            variable.assign_sub(rate() * grad)
+
+    return step
+
+
+def check_later() -> None:
+    """A rank whose learning rate changes is told of by rank 0, once, and training goes on."""
+    rounds, alike.ROUNDS = alike.ROUNDS, 5
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("hvdlite").addHandler(handler)
+    rates = [0.01]
+    trained = model()
+    step = stepper(trained, lambda: rates[-1])
+    for number in range(17):
+        if number == 7 and last():
+            rates.append(0.02)
+        step()
+    logging.getLogger("hvdlite").removeHandler(handler)
+    alike.ROUNDS = rounds
+    assert len(told) == (hvd.size() > 1 and hvd.rank() == 0), told
+    assert all("after 10 rounds" in text and "kernel (variable 0) and" in text for text in told), told
+
+
+def check_local_layers_may_differ() -> None:
+    trained = own_model()
+    head = trained.layers[-1]
+    hvd.broadcast_variables(trained.layers[0].variables, root_rank=0)
+    x = np.ones((2, trained.input_shape[1]), np.float32)
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(trained(x) ** 2)
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=head)
+        tape.gradient(loss, trained.trainable_variables)
