@@ -12,7 +12,7 @@ communicating in the step hook alone (GradScaler unscales before it, LBFGS calls
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ import torch
 from hvdlite import runtime
 from hvdlite.errors import HvdliteError, RemovedError
 from hvdlite.reducer import Reducer, planned
-from hvdlite.torch import _cuda
+from hvdlite.torch import _cuda, _sharing
 from hvdlite.torch._alike import alike
 from hvdlite.torch._backward import Backward, current_run
 from hvdlite.torch._gradients import Gradients
@@ -42,6 +42,9 @@ class Attachment:
         self.alike = alike(optimizer, settings.names)
         self.hooks = Hooks(self.on_gradient)
         self.heir: torch.optim.Optimizer | None = None  # whose attachment reduces the parameters' gradients instead
+        self.given: dict[int, Attachment] = {}  # who reduces those of some parameters instead, by id()
+        self.seen: dict[str, int] = {}  # by name: how many rounds this one, and those, had completed at the last step
+        self.shared = False  # some of its parameters are others', too
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.detached = False
         self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
@@ -52,27 +55,27 @@ class Attachment:
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
         if self.group is not None and not self.paused:
             self.runtime.attachments.disperse()  # models that are no more take memory
+            _sharing.refuse_other_terms(self)
             self.lane, self.size = self.group.new_lane(self.name), self.group.size
             self.make_plan(self.trainable())
-            self.take_over()
+            _sharing.take_over(self)
+            self.runtime.attachments.append(self)
+            self.runtime.renewals.append(self.renew)
             if self.group is self.runtime.everyone:
                 self.runtime.after_join.append(self.start_over)
         self.step_hook = optimizer.register_step_pre_hook(self.before_step)
 
-    def take_over(self) -> None:
-        """Detach earlier optimizers whose parameters are all among this one's: they were discarded, or share them, and
-        one reduction serves both."""
-        mine = self.members()
-        for other in [other for other in self.runtime.attachments if other.members() <= mine]:
-            other.detach()
-            other.heir = self.optimizer
-            other.step_hook = other.optimizer.register_step_pre_hook(other.before_step)
-        self.runtime.attachments.append(self)
-        self.runtime.renewals.append(self.renew)
-
     def members(self) -> set[int]:
         """The optimizer's parameters, trainable or not, by id()."""
         return {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+
+    def give_away(self, parameters: set[int], to: Attachment) -> None:
+        """Reduce the gradients of these no more, by id(): one reduction serves both."""
+        self.given |= dict.fromkeys(parameters, to)
+        to.shared = True
+        for each in parameters:
+            self.gradients.sparse.pop(each, None)
+        self.hooks.renew([], self.members() - self.given.keys())
 
     @property
     def alive(self) -> bool:
@@ -80,8 +83,9 @@ class Attachment:
         return not self.detached and not removed and runtime.is_live(self.runtime)
 
     def trainable(self) -> list[Parameter]:
-        groups, sparse = self.optimizer.param_groups, self.gradients.sparse
-        return [p for group in groups for p in group["params"] if p.requires_grad and id(p) not in sparse]
+        groups, sparse, given = self.optimizer.param_groups, self.gradients.sparse, self.given
+        return [p for group in groups for p in group["params"]
+                if p.requires_grad and id(p) not in sparse and id(p) not in given]  # fmt: skip
 
     # The plan, made anew when the set of parameters changed
 
@@ -93,7 +97,7 @@ class Attachment:
         elif self.planned.moved(now):
             if self.planned.changed(now):
                 self.make_plan(now)
-            self.hooks.renew(now, self.members())
+            self.hooks.renew(now, self.members() - self.given.keys())
 
     def make_plan(self, now: Sequence[Parameter], order: list[int] | None = None) -> None:
         """Plan, allocate and hook; order: of gradients, if known. Collective. If it raises, the plan before stays."""
@@ -109,7 +113,7 @@ class Attachment:
         self.packing = Packing(
             now, self.gradients.slots, self.gradients.take, lambda i: self.reducer.mark_ready(i, self.tag), last, singly
         )
-        self.hooks.renew(now, self.members())
+        self.hooks.renew(now, self.members() - self.given.keys())
 
     # One backward
 
@@ -196,15 +200,26 @@ class Attachment:
         if not self.skipping and not any(map(callable, (*args, *kwargs.values()))):  # a closure's backward will do it
             self.synchronize()
         if not self.paused:
-            self.steps, self.gradients.rounds = self.steps + 1, 0
+            self.steps += 1
+            for each in self.reducers():
+                self.seen[each.name], each.gradients.rounds = each.gradients.done, 0
         self.unreduced = False
         self.backward.forget()
 
     def synchronize(self) -> None:
         """Complete the round under way, if gradients are still unreduced. Waits for all ranks."""
-        if self.alive and not self.paused and (self.gradients.rounds == 0 or self.unreduced):
-            self.begin_round()
-            self.finish_round()
+        for each in self.reducers():
+            by_hand = each.gradients.done == self.seen.get(each.name, 0)
+            if each.alive and not each.paused and (each.unreduced or by_hand):
+                done = each.gradients.done
+                each.begin_round()
+                each.finish_round()
+                if each.shared and not each.gradients.once:  # an average may be averaged again: others that share it
+                    each.gradients.done = done  # may have set it by hand, too
+
+    def reducers(self) -> Iterable[Attachment]:
+        """Those that reduce gradients of this optimizer's parameters: itself, and others that share some."""
+        return dict.fromkeys((self, *self.given.values()))
 
     def require_no_successor(self) -> None:
         runtime.require_not_forked()
@@ -242,6 +257,7 @@ class Attachment:
         self.reducer.abandon_round()
         self.expected, self.reducing, self.unreduced = {}, False, False
         self.passes = self.gradients.rounds = self.retries = self.steps = 0
+        self.seen = {each.name: each.gradients.done for each in self.reducers()}
         self.alike.expect("the rank that hvd.join() returned")
 
     def detach(self) -> None:

@@ -26,6 +26,7 @@ class Gradients:
         self.densified: set[int] = set()  # by id(), likewise: sparse ones that travel dense
         self.given: dict[int, torch.Tensor | None] = {}  # results that are no slot's alias, by id() of the parameter
         self.rounds = 0  # how often results have been handed out since the last step
+        self.done = 0  # and ever
 
     def plan(self, parameters: Sequence[Parameter], arrays: Sequence[Array]) -> None:
         """These parameters' gradients lie in these arrays from now on."""
@@ -90,7 +91,8 @@ class Gradients:
     def give(self, uses: Sequence[Use], all_dense: bool) -> None:
         """Reduced gradients become p.grad. all_dense: they were dense on all ranks. Waits for all, where sparse ones
         are known."""
-        self.rounds += all_dense or any(uses) or bool(self.sparse)  # else a hook may have applied them already
+        some = all_dense or any(uses) or bool(self.sparse)  # else a hook may have applied them already
+        self.rounds, self.done = self.rounds + some, self.done + some
         if not all_dense or self.cast or self.densified:  # otherwise the views are there already
             for index, use in enumerate(uses):
                 self.give_one(index, use)

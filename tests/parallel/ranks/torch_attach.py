@@ -108,6 +108,53 @@ def check_two_optimizers_whose_gradients_come_in_another_order() -> None:
     restart()
 
 
+def check_optimizers_that_share_some_parameters() -> None:
+    """A trunk with two heads, each with an optimizer of its own, and a third optimizer of the trunk and one more."""
+    for overlap in ("0", "1"):
+        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
+        for op, expected in ((hvd.Average, average()), (hvd.Sum, average() * hvd.size())):
+            trunk, *heads = weights((3,), (4,), (5,), (6,))
+            optimizers = [attach([trunk, head], op=op) for head in heads[:2]]
+            for turn in range(6):
+                if turn == 2:
+                    optimizers.insert(0, attach([heads[2], trunk], op=op))
+                    heads.insert(0, heads.pop())
+                for head, optimizer in zip(heads, optimizers, strict=False):
+                    optimizer.zero_grad(set_to_none=turn % 2 == 0)
+                    loss_of([trunk, head]).backward()
+                    require_grads([trunk, head], expected)
+                    optimizer.step()
+                    require_grads([trunk, head], expected)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss_of([trunk, *heads]).backward()
+            require_grads([*heads], expected)
+            require_grads([trunk], expected)
+            for optimizer in optimizers:
+                optimizer.step()
+            require_grads([trunk, *heads], expected)
+            for p in (trunk, *heads):
+                p.grad = torch.full_like(p, hvd.rank() + 1)
+            for optimizer in optimizers:
+                optimizer.step()
+            require_grads([trunk, *heads], expected)
+            for head, optimizer in zip(heads, optimizers, strict=True):
+                for p in (trunk, head):
+                    p.grad = torch.full_like(p, hvd.rank() + 1)
+                optimizer.step()
+                require_grads([trunk, head] if op is hvd.Average else [head], expected)
+            with optimizers[0].no_sync(), optimizers[1].no_sync(), optimizers[2].no_sync():
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss_of([trunk, heads[2]]).backward()
+            require_grads([trunk, heads[2]], hvd.rank() + 1)
+            optimizers[2].step()
+            require_grads([trunk, heads[2]], expected)
+        if hvd.size() > 1:
+            require_error(ValueError, lambda: attach([trunk], op=hvd.Average), "op=")  # noqa: B023
+    restart()
+
+
 def check_models_that_are_no_more() -> None:
     """A search over many models: those that have been dropped take no memory."""
     if hvd.size() == 1:
