@@ -20,7 +20,7 @@ import torch
 from hvdlite import runtime
 from hvdlite.errors import HvdliteError, RemovedError
 from hvdlite.reducer import Reducer, planned
-from hvdlite.torch import _cuda, _sharing
+from hvdlite.torch import _compiled, _cuda, _sharing
 from hvdlite.torch._alike import alike
 from hvdlite.torch._backward import Backward, current_run
 from hvdlite.torch._gradients import Gradients
@@ -147,6 +147,7 @@ class Attachment:
 
     def begin_round(self) -> None:
         # A retry on one rank must not be added to what the other ranks have begun: the tag tells them apart.
+        _compiled.pass_over()
         self.packing.forget()
         self.retries += self.reducer.abandon_round()
         self.tag = f"step {self.steps + 1}, backward {self.gradients.rounds + 1}, attempt {self.retries + 1}"

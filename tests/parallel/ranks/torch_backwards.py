@@ -184,3 +184,27 @@ def check_gradient_that_changes_after_it_left() -> None:
             loss.backward()
             require_grads(params[2:3], 3 * average())
     restart()
+
+
+def check_a_compiled_step() -> None:
+    """Nothing of hvdlite's is compiled, neither what the step calls nor what autograd does."""
+    params = weights((3, 2))
+    optimizer = attach(params)
+    ours: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        ours.extend(node for node in graph.graph.nodes if "hvdlite/" in (node.meta.get("stack_trace") or ""))
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(params)
+        loss.backward()
+        optimizer.step()
+        return hvd.allreduce(loss.detach())
+
+    for _ in range(3):
+        step()
+        require_grads(params, average())
+    assert hvd.size() == 1 or not ours, ours
