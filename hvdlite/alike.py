@@ -21,6 +21,7 @@ from hvdlite.matching import ranks, sides
 from hvdlite.requests import Request, Signature
 
 ROUNDS = 500  # between comparisons, which take a part of one step
+LAST = "(the rank that hvd.join() returned)"
 MOST = 3  # sides that a message names
 Values = Mapping[tuple[str, str], Any]
 """By kind ("weights", ...) and name: a number that is the same on all ranks."""
@@ -88,7 +89,9 @@ def compared(lane: Lane, name: str, mine: Values | None) -> dict[tuple[str, str]
         everyone = lane.transport.allgather_object(None if mine is None else dict(mine))
         return {} if None in everyone else apart(everyone, lane.members)
 
-    found: dict[tuple[str, str], Sides] = lane.run(Request(Signature("weights", name), work, stand_in=lambda: nothing))
+    # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
+    signature = Signature("weights", f"{name} bucket 0")
+    found: dict[tuple[str, str], Sides] = lane.run(Request(signature, work, stand_in=lambda: nothing))
     return found
 
 

@@ -187,6 +187,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     raise
                 logging.getLogger("hvdlite").warning("back to the last commit, after: %s", origin)
                 before, skip_sync = str(origin), False
+                del origin  # and with it what its traceback holds: models, batches
                 state.restore()
             reset()
             state.on_reset()

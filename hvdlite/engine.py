@@ -20,10 +20,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hvdlite import rollcall
 from hvdlite.algorithms import Place
 from hvdlite.arrays import adopt_gpu
-from hvdlite.errors import HvdliteError, ShutdownError, broken_by
+from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by
 from hvdlite.memory import Workspace
 from hvdlite.requests import LEAVE, Changed, Handle, Request
 from hvdlite.rounds import rounds
@@ -59,6 +61,7 @@ class Lane:
         self.pending: dict[str, Request] = {}  # by key: queued or under way
         self.busy = False  # a request is under way, in the lane's thread or a caller's
         self.lent = False  # in a caller's
+        self.lender = 0  # whose it was last
         self.callers: set[int] = set()  # threads that have ever called
         self.calls = 0  # requests admitted since all ranks last joined
         self.alike = False  # all ranks gave the same count with the request under way
@@ -86,6 +89,7 @@ class Lane:
             inline = not self.busy and not self.queue
             if inline:
                 self.busy = self.lent = True
+                self.lender = threading.get_ident()
             else:
                 self.queue.append(request)
                 self.wake()
@@ -96,6 +100,11 @@ class Lane:
     def admit(self, request: Request) -> None:
         if self.closed:
             raise self.closed
+        if self.lent and self.lender == threading.get_ident():
+            raise HvdliteError(
+                f"{request.signature.key} was called by a signal's handler or a destructor, in the middle of another "
+                "call, which cannot go on before it returns. Set a flag there, and act on it between steps."
+            )
         key = request.signature.key
         if key in self.pending:
             raise ValueError(
@@ -112,8 +121,9 @@ class Lane:
     def wake(self) -> None:
         if self.thread is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
-            self.thread = threading.Thread(target=self.main, name="hvdlite-lane", daemon=True)
-            self.thread.start()
+            thread = threading.Thread(target=self.main, name="hvdlite-lane", daemon=True)
+            thread.start()
+            self.thread = thread
         self.changed.called.notify()
 
     def run_here(self, request: Request) -> None:
@@ -176,7 +186,8 @@ class Lane:
         for observer in self.observers:
             observer.agreed(self, request)
         try:
-            result = request.work(self)
+            with np.errstate(all="ignore"):  # infinities are the user's own: GradScaler looks for them
+                result = request.work(self)
         except Exception as raised:
             error = raised
         self.alike = False
@@ -226,6 +237,18 @@ class Lane:
         for request in self.pending.values():
             request.handle.changed = self.changed
         self.close(reason)
+
+    def go_on(self) -> None:
+        """In a forked child that may: the lane's thread, and whoever held its lock, do not exist there. What was under
+        way fails."""
+        self.changed, self.thread, self.busy, self.lent = Changed(), None, False, False
+        for request in list(self.pending.values()):
+            request.handle.changed = self.changed
+            if request not in self.queue:
+                self.settle(request, error=ForkedError())
+        if self.queue:
+            with self.changed.lock:
+                self.wake()
 
     @property
     def broken(self) -> HvdliteError | None:

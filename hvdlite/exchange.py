@@ -21,7 +21,7 @@ import numpy as np
 from hvdlite import ops, runtime
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.alike import Alike, Values
+from hvdlite.alike import LAST, Alike, Values
 from hvdlite.arrays import Array, mark
 from hvdlite.buckets import Spec
 from hvdlite.engine import Lane
@@ -85,7 +85,7 @@ class Exchange:
         """All ranks have joined."""
         self.rounds = self.retries = 0
         if self.alike:
-            self.alike.expect("(the rank that hvd.join() returned)")
+            self.alike.expect(LAST)
 
     def watch(self, variables: Sequence[Any], values_of: Callable[[Sequence[Any]], Sequence[Any] | None]) -> None:
         """See to it that these variables are the same on all ranks: from the second round on, since Horovod's scripts

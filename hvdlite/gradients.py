@@ -130,6 +130,8 @@ class Gradients:
 
     def renew(self) -> None:
         """Go on under the present runtime with the same exchanges, which graphs hold on to. Collective."""
+        if self.group.removed:
+            return
         self.group = group = runtime.group_of(self.settings.process_set)
         before, self.name = self.name, f"{self.kind}.{group.serial(self.kind)}"
         self.lane = group.new_lane(self.name)

@@ -39,8 +39,15 @@ def poll(handle: int) -> bool:
 
 def synchronize(handle: int) -> Any:
     """Wait for an asynchronous operation; its output. None for a handle already synchronized, as in Horovod."""
-    awaited = _awaited.pop(handle, None)
-    return None if awaited is None else awaited.deliver(awaited.handle.wait())
+    awaited = _awaited.get(handle)
+    if awaited is None:
+        return None
+    try:
+        result = awaited.handle.wait()
+    finally:
+        if awaited.handle.done:  # else a signal's handler has raised: it can be awaited again
+            _awaited.pop(handle, None)
+    return awaited.deliver(result)
 
 
 P = ParamSpec("P")

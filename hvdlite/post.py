@@ -35,7 +35,8 @@ class Post:
             if peer not in self.lanes:
                 pair = PairTransport(self.transport.aside(), peer)
                 members = [self.members[place] for place in sorted((peer, self.transport.rank))]
-                self.lanes[peer] = Lane(pair, Place(2, False), members, "messages", self.observers)
+                name = f"messages of ranks {list(self.members)}"  # another set's are others, to whoever looks on
+                self.lanes[peer] = Lane(pair, Place(2, False), members, name, self.observers)
             return self.lanes[peer]
 
     def name(self, source: int, dest: int, name: str | None) -> str:
@@ -58,5 +59,5 @@ class Post:
             if self.transport.rank in known:
                 self.lane(peer)
         self.start_leaving()
-        for lane in self.lanes.values():
+        for lane in list(self.lanes.values()):
             lane.leave()

@@ -282,7 +282,12 @@ def require_attached(alive: bool, least: int = 2, lost: str = "its gradients wou
 def _after_fork() -> None:
     """In a forked child nothing may touch MPI, nor wait for the parent's threads. (Without MPI both go on.)"""
     global _forked
-    if _current is not None and not isinstance(_current.world, ThreadTransport):
+    if _current is None:
+        return
+    if isinstance(_current.world, ThreadTransport):
+        for lane in _current.groups.lanes():
+            lane.go_on()
+    else:
         _forked = True
         for lane in _current.groups.lanes():
             lane.orphan(ForkedError())

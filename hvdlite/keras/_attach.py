@@ -43,6 +43,8 @@ class Attachment:
 
     def renew(self) -> None:
         """Go on under the present runtime, with no pass of another. Collective."""
+        if self.gradients.group.removed:
+            return
         self.runtime = runtime.current()
         self.runtime.renewals.append(self.renew)
         self.sums.clear()

@@ -35,6 +35,9 @@ def describe(frame: FrameType) -> str:
     """File (relative to the working directory where it lies below it), line, function, and the line's text."""
     path, number = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(path, number).strip()[:LONGEST_LINE]
-    here = os.path.join(os.getcwd(), "")
+    try:
+        here = os.path.join(os.getcwd(), "")
+    except OSError:  # it has been removed
+        here = ""
     where = f"{path.removeprefix(here)}:{number} in {frame.f_code.co_name}"
     return f"{where}: {text}" if text else where

@@ -19,6 +19,7 @@ ranks on two cores), and neither a scalar all-reduce nor a loop in pure Python b
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 import time
@@ -132,9 +133,13 @@ class StallWatch:
     def main(self) -> None:
         while not self.stopping.wait(self.pause()):
             adopt_gpu()
-            while (letter := self.mail.fetch()) is not None:
-                self.read(*letter)
-            self.look(time.monotonic())
+            try:
+                while (letter := self.mail.fetch()) is not None:
+                    self.read(*letter)
+                self.look(time.monotonic())
+            except Exception:
+                logging.getLogger("hvdlite").exception("the stall watch of rank %d has ended", self.rank)
+                return
 
     def pause(self) -> float:
         """Until the next look: sooner when a wait is about to become too long."""
@@ -216,11 +221,13 @@ class StallWatch:
 
     @property
     def stuck(self) -> bool:
-        """Whether the main thread waits, and no other has ever called, nor will any call be answered by this rank."""
+        """Whether the main thread waits, no other that there is has ever called, and no call will be answered by this
+        rank."""
         lanes = self.lanes()
         main = threading.main_thread().ident
         waits = any(lane.lent or main in lane.changed.waiting for lane in lanes)
-        alone = {thread for lane in lanes for thread in lane.callers} == {main}
+        alive = {thread.ident for thread in threading.enumerate()}
+        alone = {thread for lane in lanes for thread in list(lane.callers)} & alive == {main}
         return waits and alone and not any(patient(each) for lane in lanes for each in list(lane.pending.values()))
 
     # The verdict
@@ -251,7 +258,7 @@ class StallWatch:
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-4)
         try:
-            with contextlib.suppress(OSError):  # nobody reads our stderr
+            with contextlib.suppress(Exception):  # nobody reads our stderr, or it is something of the user's
                 self.tell(reports, stalls)
         finally:
             sys.setswitchinterval(interval)
@@ -265,7 +272,7 @@ class StallWatch:
         for lane in self.lanes():
             lane.close(StallError(text))
         if not waiting:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):
                 print(f"hvdlite: rank {self.rank}: {text}", file=sys.stderr, flush=True)
 
     def last_resort(self, now: float) -> None:

@@ -13,6 +13,7 @@ call to the system: whatever ends the process, the file is complete JSON up to t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -98,8 +99,9 @@ class Timeline:
         except OSError as error:
             self.events = deque(maxlen=0)
             logging.getLogger("hvdlite").error("the timeline in %s ends: %s", self.path, error)
-            os.ftruncate(self.file, self.end)
-            os.pwrite(self.file, END, self.end)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.file, self.end)
+                os.pwrite(self.file, END, self.end)
 
     def lines(self, event: Event) -> Iterable[dict[str, Any]]:
         """The event as Chrome reads it, after what introduces its tensor, the first time."""

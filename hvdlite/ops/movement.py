@@ -134,7 +134,7 @@ def alltoall(
         received = rows if lane.alike else rows_to_receive(transport, rows)
         result = lane.workspace.new(array, (sum(received), *array.shape[1:]))
         movement.alltoall(transport, split_rows(array, rows), split_rows(result, received))
-        return result, np.array(received, np.int32)
+        return result, np.array(received, np.int32 if max(received, default=0) < 1 << 31 else np.int64)
 
     equal = all(count == rows[0] for count in rows)
     count = rows[0] if equal else -1 - group.rank  # which is no other rank's

@@ -30,7 +30,7 @@ def weights_and_state(
         name = names.get(id(p), f"parameter.{index}")
         values["weights", name] = checksum(p)
         for key, value in (optimizer.state.get(p, {}) if state else {}).items():
-            values["state", f"{key} of {name}"] = value if isinstance(value, (int, float)) else checksum(value)
+            values["state", f"{key} of {name}"] = checksum(value)
     return values
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hvdlite import runtime
+from hvdlite.alike import LAST
 from hvdlite.errors import HvdliteError, RemovedError
 from hvdlite.reducer import Reducer, planned
 from hvdlite.torch import _compiled, _cuda, _sharing
@@ -250,6 +251,8 @@ class Attachment:
 
     def renew(self) -> None:
         """Attach the same optimizer again, in the same way, under the present runtime. Collective."""
+        if self.group is not None and self.group.removed:
+            return
         self.detach()
         attach(self.optimizer, self.settings, self.passes_per_step)
 
@@ -259,7 +262,7 @@ class Attachment:
         self.expected, self.reducing, self.unreduced = {}, False, False
         self.passes = self.gradients.rounds = self.retries = self.steps = 0
         self.seen = {each.name: each.gradients.done for each in self.reducers()}
-        self.alike.expect("the rank that hvd.join() returned")
+        self.alike.expect(LAST)
 
     def detach(self) -> None:
         """Take the hooks off."""

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from hvdlite import runtime
+from hvdlite.alike import LAST
 from hvdlite.ops import Adasum
 from hvdlite.torch._alike import alike
 from hvdlite.torch.reductions import grouped_allreduce
@@ -37,6 +38,7 @@ class DeltaAttachment:
             optimizer.register_step_pre_hook(self.before_step), optimizer.register_step_post_hook(self.after_step)
         ]  # fmt: skip
         self.runtime.renewals.append(self.renew)
+        self.runtime.after_join.append(self.start_over)
 
     @property
     def alive(self) -> bool:
@@ -66,10 +68,15 @@ class DeltaAttachment:
         self.detach()
         attach_delta(self.optimizer, self.names, self.compression)
 
+    def start_over(self) -> None:
+        """All ranks have joined."""
+        self.alike.expect(LAST)
+
     def detach(self) -> None:
         """Take the hooks off."""
         self.detached = True
         self.runtime.renewals.remove(self.renew)
+        self.runtime.after_join.remove(self.start_over)
         for hook in self.hooks:
             hook.remove()
 

@@ -23,7 +23,7 @@ class Gradients:
         self.once = settings.terms.op is not Average  # the average of equal gradients is theirs: it may be taken again
         self.parameters: Sequence[Parameter] = ()
         self.sparse: dict[int, Parameter] = {}  # by id(); all ranks know of them, and no plan has them
-        self.densified: set[int] = set()  # by id(), likewise: sparse ones that travel dense
+        self.densified: dict[int, Parameter] = {}  # by id(), likewise: sparse ones that travel dense
         self.given: dict[int, torch.Tensor | None] = {}  # results that are no slot's alias, by id() of the parameter
         self.rounds = 0  # how often results have been handed out since the last step
         self.done = 0  # and ever
@@ -107,7 +107,7 @@ class Gradients:
         if use is Use.SPARSE:
             self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
         elif use is not Use.UNUSED:
-            self.densified.update([id(p)] if use is Use.DENSIFIED else [])
+            self.densified |= {id(p): p} if use is Use.DENSIFIED else {}
             dense = self.slots.alias(index) if view.dtype == p.dtype else view.to(p.dtype)
             p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call,unused-ignore]
 

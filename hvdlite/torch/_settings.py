@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from hvdlite.process_sets import ProcessSet
 from hvdlite.terms import Terms
 
@@ -12,6 +14,8 @@ from hvdlite.terms import Terms
 class Settings:
     """What the user asked for; see DistributedOptimizer."""
 
+    known: tuple[torch.nn.Parameter, ...]
+    """The parameters when it was attached: while they are kept, no other has their id()."""
     names: dict[int, str]
     """Parameter names by id()."""
     groups: dict[int, int]

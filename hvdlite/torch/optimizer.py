@@ -61,6 +61,7 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     settings = Settings(
+        known=tuple(parameters),
         names=names_of(parameters, named_parameters),
         groups=groups_of(parameters, groups),
         terms=Terms(op, gradient_predivide_factor),

@@ -34,11 +34,19 @@ NATIVE_OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PRO
 NATIVE_DTYPES = frozenset(np.dtype(name) for name in ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
 
 
+GIVEN_UP: list[Any] = []
+"""What MPI may still write to or read, though nobody waits for it any more (a signal's handler raised meanwhile)."""
+
+
 class MpiPending:
     """An Iallreduce under way; keeps its buffers alive."""
 
     def __init__(self, request: MPI.Request, values: Array) -> None:
         self.request, self.values = request, values
+
+    def __del__(self) -> None:
+        if self.request:
+            GIVEN_UP.append((self.request, self.values))
 
     def test(self) -> bool:
         return bool(self.request.Test())
@@ -49,6 +57,10 @@ class MpiExchange:
 
     def __init__(self, incoming: list[MPI.Request], outgoing: list[MPI.Request], *arrays: Array) -> None:
         self.incoming, self.outgoing, self.arrays = incoming, outgoing, arrays
+
+    def __del__(self) -> None:
+        if any(self.incoming) or any(self.outgoing):
+            GIVEN_UP.append((self.incoming, self.outgoing, self.arrays))
 
     def test(self) -> bool:
         return bool(MPI.Request.Testall(self.incoming + self.outgoing))

@@ -15,8 +15,9 @@ from hvdlite.algorithms import Place, allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
+from hvdlite.handles import remember, synchronize
 from hvdlite.requests import Changed, Handle, Request, Signature
-from hvdlite.transports.threads import ThreadTransport, run_ranks
+from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
 
 SIZES = (1, 2, 3, 4)
 
@@ -293,6 +294,67 @@ def test_an_interrupted_wait_closes_the_lane() -> None:
             lane.run(total("y"))
 
     run_ranks(2, rank_main)
+
+
+def test_a_call_in_the_middle_of_another_is_refused() -> None:
+    """By a signal's handler, say: neither could go on before the other."""
+
+    def rank_main(lane: Lane) -> None:
+        for call in (lane.run, lane.submit):
+            with pytest.raises(HvdliteError, match="in the middle of another call"):
+                lane.run(Request(Signature("outer", "x"), lambda lane, call=call: call(total("inner"))))
+            assert lane.run(total("y")) == 2
+
+    on_lanes(2, rank_main)
+
+
+def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that needs it fails; a later one, when there is room again, runs."""
+    start, lane = threading.Thread.start, Lane(alone(), Place(1, False))
+
+    def full(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(RuntimeError, match="new thread"):
+        lane.submit(total("x"))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert lane.submit(total("y")).wait() == 1
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_infinities_are_no_errors(waits: bool) -> None:
+    """Even where the user has NumPy raise on them."""
+
+    def rank_main(lane: Lane) -> None:
+        array = np.array([np.inf if lane.transport.rank else -np.inf, 1])
+
+        def work(lane: Lane) -> None:
+            allreduce(lane.transport, lane.workspace, lane.place, array, Reduction())
+
+        request = Request(Signature("allreduce", "x"), work)
+        with np.errstate(all="raise"):
+            lane.run(request) if waits else lane.submit(request).wait()
+        assert np.isnan(array[0]) and array[1] == 2
+
+    on_lanes(2, rank_main)
+
+
+def test_a_handle_whose_wait_was_interrupted_can_be_awaited_again() -> None:
+    changed, waits = Changed(), iter([True, False])
+
+    class Interrupted(Handle):
+        def wait(self) -> Any:
+            if next(waits):
+                raise KeyboardInterrupt
+            with changed:
+                self.finish("result")
+            return super().wait()
+
+    number = remember(Interrupted(changed))
+    with pytest.raises(KeyboardInterrupt):
+        synchronize(number)
+    assert synchronize(number) == "result" and synchronize(number) is None
 
 
 def test_handles_poll() -> None:

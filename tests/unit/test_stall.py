@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -249,23 +250,58 @@ def test_a_caller_in_the_roll_call_gets_the_error() -> None:
 
 @pytest.mark.parametrize("change", ["another thread has called", "it has joined", "nobody waits"])
 def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
-    lane = Lane(alone(), Place(1, False))
+    lane, request_over = Lane(alone(), Place(1, False)), list[threading.Event]()
     watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
     hang(lane)
     lane.lent = True
     assert watch.report().stuck
     lane.lent, lane.changed.waiting = False, [threading.get_ident()]
     assert watch.report().stuck
+    gone = threading.Thread(target=hang, args=(lane, "accuracy"))
+    gone.start()
+    gone.join()  # one that called, and is no more
+    assert watch.report().stuck
     if change == "another thread has called":
-        other = threading.Thread(target=hang, args=(lane, "accuracy"))
+        called, over = threading.Event(), threading.Event()
+        other = threading.Thread(target=lambda: (hang(lane, "again"), called.set(), over.wait()))
         other.start()
-        other.join()
+        called.wait()
+        request_over.append(over)
     elif change == "it has joined":
         with lane.changed:
             lane.admit(Request(JOIN, lambda lane: None))
     else:  # but a thread that did not call
         lane.changed.waiting = [0]
     assert not watch.report().stuck
+    for over in request_over:
+        over.set()
+
+
+def test_what_goes_wrong_in_the_watch_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
+    """It is told, and the lanes go on without a watch."""
+
+    def broken(*_: object) -> None:
+        raise ValueError("as if")
+
+    def rank_main(watch: StallWatch, lane: Lane) -> None:
+        watch.tell = broken  # what is printed on may be anything of the user's
+        if lane.transport.rank == 1:
+            watch.look = broken  # type: ignore[method-assign]
+        watch.start()
+        time.sleep(2 * CHECK if lane.transport.rank else 0)
+        assert lane.run(Request(Signature("barrier", "x"), lambda lane: 7)) == 7
+        assert watch.thread.is_alive() == (lane.transport.rank == 0)
+
+    watched(2, rank_main)
+    assert [record.getMessage() for record in caplog.records] == ["the stall watch of rank 1 has ended"]
+
+
+def test_a_position_needs_no_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert f"{__file__}:" in positions.main_position()
 
 
 def test_settings_are_rank_0s() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +15,8 @@ import numpy as np
 
 import hvdlite as hvd
 import hvdlite.numpy
-from hvdlite import ops
+from hvdlite import ops, runtime
+from hvdlite.transports.threads import ThreadTransport
 from tests.parallel.common import last
 
 
@@ -131,3 +134,16 @@ def check_synchronous_call_behind_asynchronous_ones() -> None:
     assert all(handle.poll() for handle in handles)
     for i, handle in enumerate(handles):
         assert (handle.wait() == i * p + p * (p - 1) // 2).all()
+
+
+def check_forked_child_of_a_job_without_mpi() -> None:
+    """It may go on by itself, though it has none of its parent's threads."""
+    if not isinstance(runtime.current().world, ThreadTransport):
+        return
+    assert hvd.synchronize(hvd.allreduce_async(np.ones(3), name="parent"))[0] == 1  # the lane has a thread now
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        done = hvd.synchronize(hvd.allreduce_async(np.ones(3), name="child"))[0] == 1
+        os._exit(0 if done else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -217,3 +217,40 @@ def check_late_rank() -> None:
     used, waited = time.process_time() - used, time.monotonic() - began
     if hvd.rank() != 0:
         assert used < 0.5 * waited, f"used {used:.2f} s of processor time in {waited:.2f} s of waiting"
+
+
+def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
+    """MPI may write to it later, when the other ranks have come."""
+    if hvd.size() == 1:
+        return
+    from mpi4py import MPI
+
+    from hvdlite.transports import mpi
+
+    comm = MPI.COMM_WORLD.Dup()
+    transport = mpi.MpiTransport(comm)
+    if hvd.rank() == 0:
+        transport.start_max(np.zeros(5, np.int64))  # and nobody keeps it
+        comm.Barrier()
+        (request, values) = mpi.GIVEN_UP.pop()
+        while not request.Test():
+            pass
+        assert (values == hvd.size() - 1).all()
+    else:
+        comm.Barrier()
+        values = np.full(5, hvd.rank(), np.int64)
+        pending = transport.start_max(values)
+        while not pending.test():
+            pass
+    assert not mpi.GIVEN_UP
+    if hvd.rank() < 2:
+        mine, theirs = np.full(10, hvd.rank()), np.zeros(10, int)
+        exchange = transport.start_exchange(mine, 1 - hvd.rank(), theirs, 1 - hvd.rank())
+        if hvd.rank() == 0:
+            del exchange
+            (incoming, outgoing, _) = mpi.GIVEN_UP.pop()
+            MPI.Request.Waitall(incoming + outgoing)
+        else:
+            exchange.wait()
+        assert (theirs == 1 - hvd.rank()).all()
+    comm.Free()

@@ -90,3 +90,6 @@ def check_joining() -> None:
         assert (w == -step - 1).all()
     assert hvd.join() == p - 1
     require_same_bits(torch.tensor(hvd.join() >= 0))
+    if p > 1:
+        w.grad = torch.ones(2)
+        require_error(hvd.HorovodInternalError, optimizer.step, "root_rank=(the rank that hvd.join() returned)")

@@ -155,6 +155,25 @@ def check_optimizers_that_share_some_parameters() -> None:
     restart()
 
 
+def check_names_are_not_inherited() -> None:
+    """A parameter made later is none of the first ones', wherever it lies in memory; kept by one rank, dropped by
+    others."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    kept = []
+    for _ in range(6):
+        kept += [net[1]] if hvd.rank() == 0 else []
+        net[1] = torch.nn.Linear(2, 1)
+        torch.nn.init.ones_(net[1].weight)
+        torch.nn.init.zeros_(net[1].bias)
+        optimizer.param_groups[0]["params"][2:] = net[1].parameters()
+        optimizer.zero_grad()
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    require_same_bits(list(net.parameters()))
+
+
 def check_models_that_are_no_more() -> None:
     """A search over many models: those that have been dropped take no memory."""
     if hvd.size() == 1:

@@ -211,7 +211,7 @@ def check_a_change_of_parameters_says_when_it_can_be() -> None:
     last = hvd.join()
     if p > 1:
         require_error(hvd.HorovodInternalError, lambda: train(params, dense, 1), "parameter.0 and 3 more",
-                      "root_rank=the rank that hvd.join() returned")  # fmt: skip
+                      "root_rank=(the rank that hvd.join() returned)")  # fmt: skip
     hvd.broadcast_parameters(params, last)
     train(params, dense, 1)
     require_same_bits(params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite import elastic
 from tests.parallel.common import require_error
 
 SIZES = (2, 3, 4)
@@ -141,3 +142,20 @@ def check_optimizers_of_a_set_and_of_all() -> None:
     assert (outer.grad == (p - 1) / 2).all()
     hvd.shutdown()
     hvd.init()
+
+
+def check_starting_anew_without_a_set_that_was_removed() -> None:
+    """Its optimizer is attached no more; others are."""
+    hvd.shutdown()
+    hvd.init(process_sets="dynamic")
+    members = hvd.add_process_set(range(hvd.size() - 1))
+    w, v = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
+    theirs = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), process_set=members)
+    ours = hvd.DistributedOptimizer(torch.optim.SGD([v], lr=1.0))
+    hvd.remove_process_set(members)
+    elastic.start_anew()
+    (v.sum() * (hvd.rank() + 1)).backward()
+    assert (v.grad == (hvd.size() + 1) / 2).all()
+    ours.step()
+    if hvd.rank() < hvd.size() - 1:
+        require_error(RuntimeError, theirs.step, "removed")
