@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from hvdlite.observers import Observer
 
 SWITCH_SECONDS = 0.0005  # a lane's thread waits this long for the GIL after each MPI call while Python code runs
+THREADS: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]
+"""Python's threads; current_thread() would take one that C code has started for one of them ever after."""
 EAGER = "eager"  # the name of lanes that users' calls go through
 
 
@@ -62,7 +64,7 @@ class Lane:
         self.busy = False  # a request is under way, in the lane's thread or a caller's
         self.lent = False  # in a caller's
         self.lender = 0  # whose it was last
-        self.callers: set[int] = set()  # threads that have ever called
+        self.callers: dict[int, threading.Thread | None] = {}  # who has ever called; None: no thread of Python's
         self.calls = 0  # requests admitted since all ranks last joined
         self.alike = False  # all ranks gave the same count with the request under way
         self.without_all = False  # the request under way runs while ranks have joined, who lend no memory
@@ -111,7 +113,7 @@ class Lane:
                 f"{key} is in flight already: wait for it (synchronize), or give this one another name."
             )
         self.pending[key] = request
-        self.callers.add(threading.get_ident())
+        self.callers[threading.get_ident()] = THREADS.get(threading.get_ident())
         self.calls += 1
         request.handle = Handle(self.changed)
         request.queued = time.monotonic()
@@ -210,7 +212,11 @@ class Lane:
     def stuck(self) -> bool:
         """Whether nothing else will be called before what is queued is done: all threads that have ever called wait.
         Lanes of our own always count as such, where one name never stands for several operations."""
-        return self.name != EAGER or self.callers == set(self.changed.waiting)
+        return self.name != EAGER or self.living_callers() == set(self.changed.waiting)
+
+    def living_callers(self) -> set[int]:
+        """The threads that have ever called, without those of Python's that have ended; of others nobody knows."""
+        return {ident for ident, thread in list(self.callers.items()) if thread is None or thread.is_alive()}
 
     def hurried(self) -> bool:
         """Whether a thread of the user's waits for the lane meanwhile, rather than computes."""

@@ -27,7 +27,7 @@ from hvdlite.buckets import Spec
 from hvdlite.engine import Lane
 from hvdlite.gpu import Gpu
 from hvdlite.ops import Average, Sum
-from hvdlite.process_sets import ProcessSet
+from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.requests import Request, Signature
 from hvdlite.terms import Terms
@@ -36,7 +36,20 @@ from hvdlite.variables import is_one_of
 CALLS = {"weights": "hvd.broadcast_variables(model.variables, root_rank={root}) (in fit(), "
                     "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root})])"}  # fmt: skip
 OWN: list[ref[Any]] = []
-"""Variables that users want to differ between ranks, though their gradients are reduced."""
+"""Variables that users want to differ between ranks."""
+IN_SETS: list[ref[Any]] = []
+"""Variables whose gradients are reduced within a process set."""
+
+
+def note(noted: list[ref[Any]], variables: Sequence[Any]) -> None:
+    """Put variables among the noted."""
+    known = noted_in(noted)
+    noted[:] = [ref(each) for each in known] + [ref(each) for each in variables if not is_one_of(each, known)]
+
+
+def noted_in(noted: Sequence[ref[Any]]) -> list[Any]:
+    """The noted variables that there still are."""
+    return [variable for variable in (known() for known in noted) if variable is not None]
 
 
 class Exchange:
@@ -95,10 +108,12 @@ class Exchange:
         ):
             return
         self.variables = [ref(variable) for variable in variables]
+        if self.process_set not in (None, global_process_set):
+            note(IN_SETS, variables)
 
         def values() -> Values | None:
             alive = [known() for known in self.variables]
-            own = [known() for known in OWN]
+            own = noted_in(OWN)
             common = [number for number, variable in enumerate(alive) if not is_one_of(variable, own)]
             found = None if any(variable is None for variable in alive) else values_of([alive[i] for i in common])
             if found is None:

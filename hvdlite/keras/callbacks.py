@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
-from weakref import ref
 
 import keras
 import numpy as np
 
 from hvdlite import runtime
 from hvdlite.errors import HvdliteError
-from hvdlite.exchange import OWN, Exchange
+from hvdlite.exchange import IN_SETS, OWN, Exchange, note, noted_in
 from hvdlite.keras._attach import Attachment, attachment_of
 from hvdlite.keras._backends import border
 from hvdlite.keras.functions import broadcast_variables
 from hvdlite.keras.schedules import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvdlite.objects import allgather_object
-from hvdlite.process_sets import global_process_set
 from hvdlite.variables import add_to, common_name, is_one_of
 
 __all__ = [
@@ -53,9 +51,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def register_local_var(self, var: Any) -> None:
         """Keep this rank's own value of a variable, or of several. Raises ValueError for what is none."""
-        known = len(self.local)
         add_to(self.local, var)
-        OWN.extend(map(ref, self.local[known:]))
+        note(OWN, self.local)
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
@@ -77,14 +74,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.reductions, self.started, self.reduces = Exchange.reductions, False, runtime.size() == 1
-        plans = allgather_object((self.params.get("epochs"), self.params.get("steps"), self.model.built))
+        weights = len(self.model.weights)  # of layers that have been built, also where the model says that it has not
+        plans = allgather_object((self.params.get("epochs"), self.params.get("steps"), self.model.built, weights))
         for what, numbers in zip(("epochs", "steps in an epoch"), zip(*plans, strict=True), strict=False):
             if None not in numbers and len(set(numbers)) > 1:
                 raise HvdliteError(
                     f"fit() has other numbers of {what} on other ranks (by rank: {', '.join(map(str, numbers))}), and "
                     "some would wait for ever. Drop the remainder of the data, or give steps_per_epoch= and epochs="
                 )
-        if all(built for *_, built in plans):
+        if all(built for *_, built, _ in plans) or len({weights for *_, weights in plans}) == 1:
             broadcast_variables(self.common(self.model.weights), self.root_rank)
         self.before = self.digests() if self.model.built else None
 
@@ -108,33 +106,38 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if not self.reduces:
             self.look_for_reductions()
         if not self.started:
-            state = [] if self.model.optimizer is None else self.model.optimizer.variables
+            state = [variable for optimizer in self.optimizers() for variable in optimizer.variables]
             broadcast_variables(self.common([*self.model.weights, *state]), self.root_rank)
             self.started = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        attachment = self.attachment
-        if attachment is None or attachment.alone or attachment.settings.process_set is not global_process_set:
+        if runtime.size() == 1:
             return
-        everyone = allgather_object(self.digests(attachment.local))
-        for name in everyone[0]:
-            if len({theirs.get(name) for theirs in everyone}) > 1:
+        everyone = allgather_object(self.digests(noted_in([*OWN, *IN_SETS])))
+        for name in everyone[0]:  # a rank that is no member of a process set does not know that one reduces them
+            if all(name in theirs for theirs in everyone) and len({theirs[name] for theirs in everyone}) > 1:
                 raise HvdliteError(
                     f"after epoch {epoch + 1} the ranks' weights differ, of {name} first: something changed them, or "
                     "the learning rate, on some ranks only (a callback before MetricAverageCallback, an optimizer that "
                     "is not distributed). Variables that are meant to differ are given as local_variables="
                 )
 
-    def common(self, variables: Iterable[Any], local: Iterable[Any] = ()) -> list[Any]:
-        """Those that are the same on all ranks."""
-        return [variable for variable in variables if not is_one_of(variable, (*self.local, *local))]
+    def optimizers(self) -> list[Any]:
+        """The model's, and those that a training step of its own has."""
+        own = [each for each in vars(self.model).values() if isinstance(each, keras.optimizers.Optimizer)]
+        return list({id(each): each for each in (self.model.optimizer, *own) if each is not None}.values())
 
-    def digests(self, local: Iterable[Any] = ()) -> dict[str, str]:
-        """Of the trainable weights' bits, by number and name."""
+    def common(self, variables: Iterable[Any]) -> list[Any]:
+        """Those that are to be the same on all ranks."""
+        return [variable for variable in variables if not is_one_of(variable, self.local)]
+
+    def digests(self, apart: Sequence[Any] = ()) -> dict[str, str]:
+        """Of the trainable weights' bits, by number and name; without those that may be `apart`."""
         found = {}
-        for number, variable in enumerate(self.common(self.model.trainable_variables, local)):
-            bits = np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).view(np.uint8)
-            found[f"{common_name(variable)} (variable {number})"] = blake2b(bits.data, digest_size=8).hexdigest()
+        for number, variable in enumerate(self.model.trainable_variables):
+            if not is_one_of(variable, (*self.local, *apart)):
+                bits = np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).view(np.uint8)
+                found[f"{common_name(variable)} (variable {number})"] = blake2b(bits.data, digest_size=8).hexdigest()
         return found
 
     def look_for_reductions(self) -> None:

@@ -13,12 +13,23 @@ OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PLACES = (OWN, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 LIBRARIES = (*(os.path.join(place, "") for place in PLACES), "<frozen")
 LONGEST_LINE = 100
+STEP = os.path.join("tensorflow", "python", "eager", "execute.py")
 
 
 def main_position() -> str:
     """'train.py:12 in step: loss.backward()': the innermost line of the main thread that is no library's."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "the main thread has ended" if frame is None else describe(users_frame(frame))
+
+
+def threads_in_steps() -> set[int]:
+    """The threads that wait for a step of TensorFlow's, which runs in threads of its own."""
+    return {thread for thread, frame in sys._current_frames().items() if frame.f_code.co_filename.endswith(STEP)}
+
+
+def own_threads() -> set[int]:
+    """Those that Python has started."""
+    return {each.ident for each in threading.enumerate() if not isinstance(each, threading._DummyThread) and each.ident}
 
 
 def users_frame(frame: FrameType) -> FrameType:

@@ -32,7 +32,7 @@ from hvdlite.engine import Lane
 from hvdlite.errors import StallError
 from hvdlite.observers import diagnosis
 from hvdlite.observers.diagnosis import Report, Wait
-from hvdlite.observers.positions import main_position
+from hvdlite.observers.positions import main_position, own_threads, threads_in_steps
 from hvdlite.requests import JOIN, LEAVE, Request
 from hvdlite.transports import Mail, Transport
 
@@ -222,13 +222,20 @@ class StallWatch:
     @property
     def stuck(self) -> bool:
         """Whether the main thread waits, no other that there is has ever called, and no call will be answered by this
-        rank."""
+        rank. A thread of TensorFlow's calls for the thread that is in a step."""
         lanes = self.lanes()
-        main = threading.main_thread().ident
-        waits = any(lane.lent or main in lane.changed.waiting for lane in lanes)
-        alive = {thread.ident for thread in threading.enumerate()}
-        alone = {thread for lane in lanes for thread in list(lane.callers)} & alive == {main}
-        return waits and alone and not any(patient(each) for lane in lanes for each in list(lane.pending.values()))
+        main = threading.main_thread().ident or 0
+        lenders = {lane.lender for lane in lanes if lane.lent}
+        waiting = lenders.union(*(list(lane.changed.waiting) for lane in lanes))
+        callers = set().union(*(lane.living_callers() for lane in lanes))
+        if "tensorflow" in sys.modules:
+            in_steps, own = threads_in_steps(), own_threads()
+            if in_steps == {main} and waiting - own:
+                waiting.add(main)
+            if in_steps <= {main}:
+                callers &= own
+        waits = main in waiting and callers <= {main}
+        return waits and not any(patient(each) for lane in lanes for each in list(lane.pending.values()))
 
     # The verdict
 

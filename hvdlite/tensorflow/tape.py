@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
+from hvdlite.exchange import OWN, note
 from hvdlite.gradients import Settings, settings_of, shared_gradients
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -53,7 +53,7 @@ def DistributedGradientTape(
     attachment = Attachment(gradtape, settings)
     vars_of(gradtape).update(
         gradient=untouched(attachment.gradient),
-        register_local_source=partial(add_to, attachment.local),
+        register_local_source=attachment.register_local,
         get_local_and_global_gradients=untouched(attachment.local_and_global),
     )
     return gradtape
@@ -70,6 +70,11 @@ class Attachment:
     def __init__(self, tape: Any, settings: Settings) -> None:
         self.tape, self.settings = weakref.ref(tape), settings  # which has this: together they would outlive the step
         self.local: list[Any] = []
+
+    def register_local(self, variable: Any) -> None:
+        """Keep the gradient of a variable, or of several, out of the reduction. Raises ValueError for what is none."""
+        add_to(self.local, variable)
+        note(OWN, self.local)
 
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -253,7 +255,7 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     lane, request_over = Lane(alone(), Place(1, False)), list[threading.Event]()
     watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
     hang(lane)
-    lane.lent = True
+    lane.lent, lane.lender = True, threading.get_ident()
     assert watch.report().stuck
     lane.lent, lane.changed.waiting = False, [threading.get_ident()]
     assert watch.report().stuck
@@ -275,6 +277,33 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     assert not watch.report().stuck
     for over in request_over:
         over.set()
+
+
+def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of its threads, which Python did not start, waits for the step that the main thread waits for."""
+    lane, steps, over = Lane(alone(), Place(1, False)), set[int](), threading.Event()
+    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
+    called = threading.Event()
+    _thread.start_new_thread(lambda: (hang(lane), called.set(), over.wait()), ())
+    called.wait()
+    (thread,) = lane.callers
+    lane.changed.waiting = [thread]
+    monkeypatch.setattr("hvdlite.observers.stall.threads_in_steps", lambda: steps)
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    assert not watch.report().stuck
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # type: ignore[arg-type]
+    assert not watch.report().stuck  # the main thread computes something
+    steps.add(threading.get_ident())
+    assert watch.report().stuck
+    steps.add(thread + 1)  # another thread has begun a step, too
+    assert not watch.report().stuck
+    steps.remove(thread + 1)
+    lane.changed.waiting = []
+    assert not watch.report().stuck
+    hang(lane, "accuracy")
+    lane.changed.waiting = [threading.get_ident()]  # the main one waits by itself, behind its step
+    assert watch.report().stuck
+    over.set()
 
 
 def test_what_goes_wrong_in_the_watch_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,8 +15,9 @@ import tensorflow as tf
 import hvdlite.tensorflow
 import hvdlite.tensorflow.keras as hvd
 from hvdlite import HvdliteError
+from hvdlite.exchange import IN_SETS, note
 from tests.parallel.common import last, require_error, require_same_bits
-from tests.parallel.keras_common import BATCH, STEPS, alone, data, fit, model, require_close, share, weights
+from tests.parallel.keras_common import BATCH, STEPS, WIDTH, alone, data, fit, model, require_close, share, weights
 
 SIZES = (2,)
 
@@ -378,3 +379,73 @@ def check_values() -> None:
     np.testing.assert_allclose(hvd.allgather([float(rank)]), range(size))
     np.testing.assert_allclose(hvd.broadcast([float(rank)], 1), [1.0])
     np.testing.assert_allclose(hvd.reducescatter(np.ones((size, 2), "float32"), op=hvd.Sum), [[size] * 2])
+
+
+class Pair(keras.Model):  # type: ignore[misc]
+    """Two networks with an optimizer each, as a GAN has them; never `built` itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        keras.utils.set_random_seed(hvd.rank())
+        self.parts = [keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(2)]) for _ in range(2)]
+
+    def compile(self, first: Any, second: Any) -> None:
+        super().compile()
+        self.first, self.second = first, second
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        for part, optimizer in zip(self.parts, (self.first, self.second), strict=True):
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean((part(x) - y) ** 2)
+            variables = part.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def pair(first: Any, second: Any, rows: Any = None, batch: int = BATCH, begin: Any = lambda: None) -> Any:
+    trained, (x, y) = Pair(), data()
+    trained.compile(first, second)
+    for part, optimizer in zip(trained.parts, (first, second), strict=True):
+        optimizer.build(part.trainable_variables)
+    begin()
+    callbacks = [] if rows is None else [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    rows = slice(None) if rows is None else rows
+    trained.fit(x[rows], y[rows], batch_size=batch, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+    return trained
+
+
+def check_a_model_with_two_optimizers() -> None:
+    """Its networks train as one process would train them, from the first step; one optimizer that is not distributed is
+    found out; state restored on rank 0 only is given to all."""
+    def momentum() -> Any:
+        return keras.optimizers.SGD(0.05, momentum=0.9)
+
+    def distributed() -> Any:
+        return hvd.DistributedOptimizer(momentum())
+
+    expected = alone(lambda: weights(pair(momentum(), momentum())))
+    require_close(weights(pair(distributed(), distributed(), share(), BATCH // hvd.size())), expected, "two optimizers")
+
+    first, second = distributed(), distributed()
+
+    def restore() -> None:
+        for variable in (*first.variables, *second.variables):
+            if hvd.rank() == 0 and "momentum" in variable.path:
+                variable.assign(np.ones(variable.shape, np.float32))
+
+    require_same_bits(weights(pair(first, second, share(), BATCH // hvd.size(), restore)))
+    if hvd.size() > 1:
+        require_error(HvdliteError, lambda: pair(distributed(), momentum(), share()[hvd.rank() :], 2), "differ", "variable 2")
+
+
+def check_weights_that_a_process_set_trains_may_differ() -> None:
+    """Only its members know of it."""
+    trained = random_model()
+    trained.compile("sgd", "mse")
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    callback.set_model(trained)
+    require_error(HvdliteError, lambda: callback.on_epoch_end(0), "kernel (variable 0)")
+    if last():
+        note(IN_SETS, trained.trainable_variables)
+    callback.on_epoch_end(0)
