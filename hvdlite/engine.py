@@ -102,7 +102,8 @@ class Lane:
     def admit(self, request: Request) -> None:
         if self.closed:
             raise self.closed
-        if self.lent and self.lender == threading.get_ident():
+        caller = threading.get_ident()
+        if self.lent and self.lender == caller:
             raise HvdliteError(
                 f"{request.signature.key} was called by a signal's handler or a destructor, in the middle of another "
                 "call, which cannot go on before it returns. Set a flag there, and act on it between steps."
@@ -113,7 +114,7 @@ class Lane:
                 f"{key} is in flight already: wait for it (synchronize), or give this one another name."
             )
         self.pending[key] = request
-        self.callers[threading.get_ident()] = THREADS.get(threading.get_ident())
+        self.callers[caller] = THREADS.get(caller)
         self.calls += 1
         request.handle = Handle(self.changed)
         request.queued = time.monotonic()
