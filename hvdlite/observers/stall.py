@@ -39,6 +39,7 @@ from hvdlite.transports import Mail, Transport
 TICK = 0.2  # seconds between looks, at most
 BUSY_TICK = 0.01  # while letters are under way
 SLACK = 0.5  # for a thread that must first get a core, and Python's lock
+SUSPENSION = 2.0  # longer than this no look is late, unless the process was stopped
 GRACE = 2.0  # between the error on all pending calls and the end of a process that cannot raise it
 MOST_WAITS = 20  # in a report: a letter must stay small
 
@@ -113,7 +114,8 @@ class StallWatch:
         self.tell: Callable[..., None] = diagnosis.show
         self.stopping = threading.Event()
         self.thread = threading.Thread(target=self.main, name="hvdlite-stall-watch", daemon=True)
-        self.quiet_until = 0.0
+        self.quiet_until = self.woke = 0.0
+        self.looked = time.monotonic()
         self.told_at = -float("inf")
         self.appeal: Appeal | None = None
         self.inquiry: Inquiry | None = None
@@ -132,6 +134,7 @@ class StallWatch:
 
     def main(self) -> None:
         while not self.stopping.wait(self.pause()):
+            self.note_suspension(time.monotonic())
             adopt_gpu()
             try:
                 while (letter := self.mail.fetch()) is not None:
@@ -140,6 +143,16 @@ class StallWatch:
             except Exception:
                 logging.getLogger("hvdlite").exception("the stall watch of rank %d has ended", self.rank)
                 return
+
+    def note_suspension(self, now: float) -> None:
+        """Time in which this process was stopped (Ctrl-Z, a scheduler that takes turns) is no waiting."""
+        if now - self.looked > self.limits.tick + SUSPENSION:
+            self.woke = now
+        self.looked = now
+
+    def since(self, moment: float) -> float:
+        """Seconds since then; since the process woke, if that was later."""
+        return time.monotonic() - max(moment, self.woke)
 
     def pause(self) -> float:
         """Until the next look: sooner when a wait is about to become too long."""
@@ -152,7 +165,7 @@ class StallWatch:
         """Seconds that the oldest pending request is old. Not counted: `patient` ones."""
         pending = [request for lane in self.lanes() for request in list(lane.pending.values())]
         queued = [request.queued for request in pending if request.queued and not patient(request)]
-        return time.monotonic() - min(queued) if queued else 0.0
+        return self.since(min(queued)) if queued else 0.0
 
     # What to do next
 
@@ -209,9 +222,9 @@ class StallWatch:
             self.end(letter.text)
 
     def report(self) -> Report:
-        now = time.monotonic()
         waits = [
-            Wait(lane.name, lane.members, key, now - request.queued, now - request.agreed if request.agreed else 0.0)
+            Wait(lane.name, lane.members, key, self.since(request.queued),
+                 self.since(request.agreed) if request.agreed else 0.0)
             for lane in self.lanes() for key, request in list(lane.pending.items())
             if not patient(request)
         ]  # fmt: skip

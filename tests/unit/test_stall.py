@@ -306,6 +306,19 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
     over.set()
 
 
+def test_a_suspended_process_has_not_waited() -> None:
+    lane = Lane(alone(), Place(1, False))
+    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
+    request = hang(lane)
+    request.queued = request.agreed = time.monotonic() - 100
+    watch.note_suspension(time.monotonic() + 1)  # late, on a busy machine
+    assert watch.longest_wait() >= 100 and watch.report().waits[0].seconds >= 100
+    watch.looked = time.monotonic() - 99
+    watch.note_suspension(time.monotonic())
+    wait = watch.report().waits[0]
+    assert watch.longest_wait() < 10 and wait.seconds < 10 and wait.working < 10
+
+
 def test_what_goes_wrong_in_the_watch_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
     """It is told, and the lanes go on without a watch."""
 
