@@ -83,6 +83,11 @@ def require_unattached(optimizer: Any) -> None:
             f"DistributedOptimizer takes a torch optimizer first, not a {type(optimizer).__name__}: "
             "DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
         )
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise TypeError(
+            f"{type(optimizer).__name__} has not called Optimizer.__init__, as wrappers of another optimizer may "
+            "not have: attach that one, and wrap it then"
+        )
     attached: Attachment | DeltaAttachment | None = optimizer.__dict__.get("_hvdlite")
     if attached is not None and attached.alive and attached.group is not None:
         raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")

@@ -148,3 +148,8 @@ def check_process_sets_are_there_again() -> None:
 def check_names() -> None:
     assert HorovodInternalError is hvd.HvdliteError and issubclass(HorovodInternalError, RuntimeError)
     assert HostsUpdatedInterrupt(True).skip_sync and not HostsUpdatedInterrupt().skip_sync
+    from hvdlite.common import elastic as theirs
+    from hvdlite.common import exceptions, process_sets, util
+
+    assert exceptions.HorovodInternalError is HorovodInternalError and theirs.State is elastic.State
+    assert process_sets.ProcessSet is hvd.ProcessSet and util.mpi_built() and not util.gloo_built()

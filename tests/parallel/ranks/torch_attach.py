@@ -279,6 +279,13 @@ def check_what_is_no_optimizer() -> None:
     require_error(TypeError, lambda: hvd.DistributedOptimizer(net, optimizer), "optimizer first, not a Linear")
     require_error(ValueError, lambda: hvd.DistributedOptimizer(optimizer, net), "model.named_parameters()")
 
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner, self.param_groups = inner, inner.param_groups
+
+    wrapper = Lookahead(optimizer)
+    require_error(TypeError, lambda: hvd.DistributedOptimizer(wrapper), "Lookahead", "attach that one")
+
 
 def check_before_init() -> None:
     import hvdlite

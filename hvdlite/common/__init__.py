@@ -1,0 +1,1 @@
+"""Horovod's `horovod.common`, as far as scripts import from it."""
