@@ -120,7 +120,7 @@ class Gradients:
         self.group = group = runtime.group_of(settings.process_set)
         self.settings, self.border, self.kind = settings, border, name
         self.name = f"{name}.{group.serial(name)}"
-        self.lane = group.new_lane(self.name)
+        self.lane = group.new_lane(self.name, self)
         self.exchanges: dict[Any, Exchange] = {}
 
     def require_registered(self) -> None:
@@ -134,7 +134,7 @@ class Gradients:
             return
         self.group = group = runtime.group_of(self.settings.process_set)
         before, self.name = self.name, f"{self.kind}.{group.serial(self.kind)}"
-        self.lane = group.new_lane(self.name)
+        self.lane = group.new_lane(self.name, self)
         for exchange in self.exchanges.values():
             exchange.connect(self.lane, self.name + exchange.name.removeprefix(before), exchange.uses)
 

@@ -8,6 +8,7 @@ and its optimizers have lanes of their own, so sets run at the same time and hav
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
@@ -33,6 +34,8 @@ class Group:
         """Where the user's calls run."""
         self.lanes = [eager]
         """The eager one, then those of optimizers, in the order of their making, which all members share."""
+        self.free: set[int] = set()
+        """The numbers of lanes whose users are no more."""
         self.post = Post(eager.transport, ranks, eager.observers)
         """Messages between two members."""
         self.unnamed = count(1)
@@ -49,17 +52,25 @@ class Group:
         self.serials[kind] = self.serials.get(kind, 0) + 1
         return self.serials[kind]
 
-    def new_lane(self, name: str) -> Lane:
-        """A lane of its own over all members. Collective: the duplicate is made as a request on the eager lane."""
+    def new_lane(self, name: str, user: object) -> Lane:
+        """A lane of its own over all members, for as long as `user` lives; one whose user is no more, on any of them,
+        is used again, for MPIs know 2,000 communicators. Collective: made as a request on the eager lane."""
 
-        def work(eager: Lane) -> Lane:
-            lane = Lane(eager.transport.duplicate(), eager.place, eager.members, title, eager.observers)
-            self.lanes.append(lane)
-            return lane
+        def work(eager: Lane) -> int:
+            free = [n for n in self.free if self.lanes[n].closed is None and not self.lanes[n].pending]
+            everyones = [set(theirs) for theirs in eager.transport.allgather_object(free)]
+            number = min(set.intersection(*everyones), default=len(self.lanes))
+            if number == len(self.lanes):
+                transport = eager.transport.duplicate()
+                self.lanes.append(Lane(transport, eager.place, eager.members, title, eager.observers))
+            self.free.discard(number)
+            self.lanes[number].name = title
+            return number
 
         title = f"{name} ({len(self.lanes)})"
-        lane: Lane = self.eager.run(Request(Signature("new lane", title), work))
-        return lane
+        number: int = self.eager.run(Request(Signature("new lane", title), work))
+        weakref.finalize(user, self.free.add, number).atexit = False
+        return self.lanes[number]
 
 
 class Groups:

@@ -71,7 +71,7 @@ class Runtime:
 
     def new_lane(self, name: str, process_set: ProcessSet | None = None) -> Lane:
         """A lane of its own over the set's members. Collective."""
-        return self.groups.of(process_set).new_lane(name)
+        return self.groups.of(process_set).new_lane(name, self)
 
     def serial(self, kind: str) -> int:
         """1, 2, 3, ... per kind: names for what the user did not name, equal on all ranks that do the same."""

@@ -57,7 +57,7 @@ class Attachment:
         if self.group is not None and not self.paused:
             self.runtime.attachments.disperse()  # models that are no more take memory
             _sharing.refuse_other_terms(self)
-            self.lane, self.size = self.group.new_lane(self.name), self.group.size
+            self.lane, self.size = self.group.new_lane(self.name, self), self.group.size
             self.make_plan(self.trainable())
             _sharing.take_over(self)
             self.runtime.attachments.append(self)

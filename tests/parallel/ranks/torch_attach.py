@@ -189,6 +189,7 @@ def check_models_that_are_no_more() -> None:
         net(torch.ones(3)).sum().backward()
         optimizer.step()
         assert len(runtime.current().attachments) <= 2 * crowd + 8
+    assert len(runtime.current().everyone.lanes) <= 2 * crowd + 10  # communicators, of which MPIs have some 2,000
     gc.enable()
     loss_of(living).backward()
     require_grads(living, average())
