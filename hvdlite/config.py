@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
 from typing import TypeVar
@@ -87,6 +88,22 @@ class Config:
             gpu_operations=read_either(env, "GPU_OPERATIONS", one_of("auto", "mpi", "nccl")) or cls.gpu_operations,
             cuda_aware=read(env, "HVDLITE_CUDA_AWARE", truth),
         )
+
+
+NAMES = (
+    "ALGORITHM", "BUCKET_MB", "CUDA_AWARE", "FUSION_THRESHOLD", "GPU_OPERATIONS", "LOG_HIDE_TIME", "LOG_LEVEL",
+    "OVERLAP", "SHARED_MEMORY", "STALL_CHECK_DISABLE", "STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS",
+    "TIMELINE", "TIMELINE_MARK_CYCLES",
+)  # fmt: skip
+"""All settings there are, behind HVDLITE_."""
+
+
+def misspelt(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables that look like settings and are none, and what was probably meant."""
+    known = [f"HVDLITE_{name}" for name in NAMES]
+    given = [name for name in (os.environ if env is None else env) if name.startswith("HVDLITE_") and name not in known]
+    close = {name: get_close_matches(name, known, n=1, cutoff=0.8) for name in given}
+    return {name: found[0] for name, found in close.items() if found}
 
 
 def read(env: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:

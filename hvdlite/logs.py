@@ -7,6 +7,7 @@ warnings. With it, lines go to stderr with time and rank, so that they can be to
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -45,3 +46,9 @@ def tell_choice(place: Place, topology: Topology) -> None:
     arrays = ", ".join(f"{name} {choose(place, size, kind, False)}" for name, size in SIZES.items())
     hosts = "+".join(str(len(ranks)) for ranks in topology.hosts)
     LOG.info("all-reduce on hosts of %s ranks: gradients %s; arrays of %s", hosts, gradients, arrays)
+
+
+def tell_misspelt(rank: int, settings: Mapping[str, str]) -> None:
+    """Say on rank 0 which variables have no effect. settings: these, and what was probably meant."""
+    for name, meant in settings.items() if rank == 0 else ():
+        LOG.warning("%s is set, and means nothing: is it %s?", name, meant)

@@ -162,6 +162,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     global_process_set.mpi_comm = given_comm
     atexit.register(end)
     logs.tell_choice(live.facts, live.topology)
+    logs.tell_misspelt(place.rank, config.misspelt())
     for prepare in when_started:
         prepare(live.topology.local_rank)
 

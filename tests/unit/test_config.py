@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hvdlite.config import ALGORITHMS, MB, Config, launched
+from hvdlite.config import ALGORITHMS, MB, NAMES, Config, launched, misspelt
 
 
 def test_defaults() -> None:
@@ -42,6 +42,23 @@ def test_algorithms(name: str) -> None:
 def test_what_cannot_be_read_is_named(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{name} has the value '{value}'"):
         Config.from_env({name: value})
+
+
+def test_all_settings_are_known_by_name() -> None:
+    asked: set[str] = set()
+
+    class Recorder(dict[str, str]):
+        def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+            asked.add(name)
+            return default
+
+    Config.from_env(Recorder())
+    assert {name for name in asked if name.startswith("HVDLITE_")} == {f"HVDLITE_{name}" for name in NAMES}
+
+
+def test_misspelt_settings() -> None:
+    env = {"HVDLITE_ALGORITM": "ring", "HVDLITE_BUCKETS_MB": "1", "HVDLITE_JOB_ID": "x", "HVDLITE_OVERLAP": "1", "A": "b"}
+    assert misspelt(env) == {"HVDLITE_ALGORITM": "HVDLITE_ALGORITHM", "HVDLITE_BUCKETS_MB": "HVDLITE_BUCKET_MB"}
 
 
 def test_switches() -> None:

@@ -36,6 +36,14 @@ def test_levels_are_horovods(word: str, level: int) -> None:
     assert logs.LOG.level == level
 
 
+def test_a_misspelt_setting_is_told_on_rank_0(caplog: pytest.LogCaptureFixture) -> None:
+    for rank in (0, 1):
+        logs.tell_misspelt(rank, {"HVDLITE_ALGORITM": "HVDLITE_ALGORITHM"})
+    assert [record.getMessage() for record in caplog.records] == [
+        "HVDLITE_ALGORITM is set, and means nothing: is it HVDLITE_ALGORITHM?"
+    ]
+
+
 def test_an_unknown_level_names_the_variable() -> None:
     with pytest.raises(ValueError, match="HVDLITE_LOG_LEVEL"):
         Config.from_env({"HVDLITE_LOG_LEVEL": "loud"})
