@@ -43,11 +43,11 @@ def settings(optimizer: torch.optim.Optimizer) -> dict[tuple[str, str], Any]:
 
 def checksum(value: Any) -> int | None:
     """The sum of a tensor's bits, in words of 64; None for what has none. At the speed of memory."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized or value.is_meta:
         return None
-    value = value.detach()
+    value = value.detach().resolve_conj().resolve_neg()
     if value.is_complex():
-        value = torch.view_as_real(value.resolve_conj())
+        value = torch.view_as_real(value)
     flat = value.reshape(-1)
     size, per = flat.element_size(), 8 // flat.element_size()
     flat = flat.clone() if flat.storage_offset() % per else flat  # else its memory cannot be seen as words
