@@ -9,7 +9,7 @@ is a warning: hours of training may be worth something to a user, and GPUs of di
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from hvdlite.requests import Request, Signature
 
 ROUNDS = 500  # between comparisons, which take a part of one step
 LAST = "(the rank that hvd.join() returned)"
+NONE = "none"
 MOST = 3  # sides that a message names
 Values = Mapping[tuple[str, str], Any]
 """By kind ("weights", ...) and name: a number that is the same on all ranks."""
@@ -37,28 +38,37 @@ class Alike:
 
     def __init__(self, values: Callable[[], Values | None], calls: Mapping[str, str], begin: int = 1) -> None:
         self.values, self.calls, self.begin = values, calls, begin
-        self.warned = False
-        self.expect("0")
+        self.warned: set[str] = set()  # of which kinds
+        self.expect("0", fatal=("weights", "state"))
 
-    def expect(self, root: str) -> None:
-        """Training begins with the next round. root: the rank whose weights are the right ones, in words."""
-        self.first, self.rounds, self.root = True, 0, root
+    def expect(self, root: str = LAST, fatal: Collection[str] = ("weights",)) -> None:
+        """Training begins with the next round. root: the rank whose weights are the right ones, in words. fatal: the
+        kinds of which a difference is an error then; others are warned of, for they may be meant so."""
+        self.first, self.rounds, self.root, self.fatal = True, 0, root, fatal
 
     def look(self, lane: Lane, name: str) -> None:
         """At the end of a round: compare, if it is time. Collective then. Raises MismatchError on every rank when
         training begins, after each round until all is alike."""
         self.rounds += 1
-        if self.rounds < self.begin or (not self.first and (self.warned or self.rounds % ROUNDS)):
+        if self.rounds < self.begin or (not self.first and self.rounds % ROUNDS):
             return
-        found = compared(lane, name, self.values())
-        if found and self.first:
+        found = compared(lane, name, self.mine())
+        if self.first and any(kind in self.fatal for kind, _ in found):
             raise MismatchError(f"'{name}': the ranks would train different models:\n{self.told(found)}")
         self.first = False
-        if found:
-            self.warned = True
+        news = {kind for kind, _ in found} - self.warned
+        if news:
+            self.warned |= news
             if lane.transport.rank == 0:
                 text = "'%s': after %d rounds the ranks train different models:\n%s"
                 logging.getLogger("hvdlite").warning(text, name, self.rounds, self.told(found))
+
+    def mine(self) -> Values | None:
+        try:
+            return self.values()
+        except Exception:  # no memory, say, on this rank only
+            logging.getLogger("hvdlite").exception("the weights of this rank cannot be compared with others'")
+            return None
 
     def told(self, found: Mapping[tuple[str, str], Sides]) -> str:
         """What differs, and the cure."""
@@ -100,12 +110,13 @@ def nothing(lane: Lane) -> None:
 
 
 def apart(everyone: Sequence[Values], members: Sequence[int]) -> dict[tuple[str, str], Sides]:
-    """What is not the same everywhere: the values, and the ranks that have each; None where a rank has none.
+    """What is not the same everywhere: the values (NONE where a rank has none), and the ranks that have each.
 
-    everyone: each rank's values. members: the ranks, in the same order.
+    everyone: each rank's values; None where one cannot be told. members: the ranks, in the same order.
     """
     names = dict.fromkeys(name for theirs in everyone for name in theirs)
-    found = {name: sides([theirs.get(name) for theirs in everyone], members) for name in names}
+    values = {name: [theirs.get(name, NONE) for theirs in everyone] for name in names}
+    found = {name: sides(each, members) for name, each in values.items() if None not in each}
     return {name: parties for name, parties in found.items() if len(parties) > 1}
 
 

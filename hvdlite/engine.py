@@ -27,7 +27,7 @@ from hvdlite.algorithms import Place
 from hvdlite.arrays import adopt_gpu
 from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by
 from hvdlite.memory import Workspace
-from hvdlite.requests import LEAVE, Changed, Handle, Request
+from hvdlite.requests import LEAVE, Changed, Handle, Request, Signature
 from hvdlite.rounds import rounds
 from hvdlite.transports import Transport
 
@@ -86,6 +86,7 @@ class Lane:
 
     def run(self, request: Request) -> Any:
         """Queue a request and wait for its result."""
+        self.require_no_lender(request.signature)
         with self.changed.lock:
             self.admit(request)
             inline = not self.busy and not self.queue
@@ -99,15 +100,18 @@ class Lane:
             self.run_here(request)
         return request.handle.wait()
 
+    def require_no_lender(self, signature: Signature) -> None:
+        """Raise HvdliteError where a call is about to wait in the middle of another of its thread's."""
+        if self.lent and self.lender == threading.get_ident():
+            raise HvdliteError(
+                f"{signature.key} was called by a signal's handler or a destructor, in the middle of another call, "
+                "which cannot go on before it returns. Set a flag there, and act on it between steps."
+            )
+
     def admit(self, request: Request) -> None:
         if self.closed:
             raise self.closed
         caller = threading.get_ident()
-        if self.lent and self.lender == caller:
-            raise HvdliteError(
-                f"{request.signature.key} was called by a signal's handler or a destructor, in the middle of another "
-                "call, which cannot go on before it returns. Set a flag there, and act on it between steps."
-            )
         key = request.signature.key
         if key in self.pending:
             raise ValueError(
@@ -264,6 +268,7 @@ class Lane:
 
     def start_leaving(self) -> Handle:
         """Begin `leave`, and return at once: who leaves several lanes begins with all of them."""
+        self.require_no_lender(LEAVE)
         with self.changed.lock:
             if self.departure is None:
                 self.departure = self.submit(Request(LEAVE, lambda lane: None))

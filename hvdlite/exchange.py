@@ -21,7 +21,7 @@ import numpy as np
 from hvdlite import ops, runtime
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.alike import LAST, Alike, Values
+from hvdlite.alike import Alike, Values
 from hvdlite.arrays import Array, mark
 from hvdlite.buckets import Spec
 from hvdlite.engine import Lane
@@ -35,6 +35,7 @@ from hvdlite.variables import is_one_of
 
 CALLS = {"weights": "hvd.broadcast_variables(model.variables, root_rank={root}) (in fit(), "
                     "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root})])"}  # fmt: skip
+BEGIN = 100  # Horovod's scripts broadcast after the first batch, which may be several rounds
 OWN: list[ref[Any]] = []
 """Variables that users want to differ between ranks."""
 IN_SETS: list[ref[Any]] = []
@@ -61,6 +62,8 @@ class Exchange:
 
     reductions = 0
     """How often any exchange has reduced gradients, to prove that a step did."""
+    cared_for = False
+    """Whether a callback has been used that compares weights itself."""
 
     def __init__(
         self, lane: Lane, name: str, number: int, specs: Sequence[Spec], mine: Iterable[Use], terms: Terms,
@@ -91,37 +94,36 @@ class Exchange:
         """The dense variables, in the order in which their gradients are sent."""
         self.rounds = self.retries = 0
         if self.alike:
-            self.alike.expect("0")
+            self.alike.expect("0", ("weights",))
         runtime.current().after_join.append(self.start_over)
 
     def start_over(self) -> None:
         """All ranks have joined."""
         self.rounds = self.retries = 0
         if self.alike:
-            self.alike.expect(LAST)
+            self.alike.expect()
 
     def watch(self, variables: Sequence[Any], values_of: Callable[[Sequence[Any]], Sequence[Any] | None]) -> None:
-        """See to it that these variables are the same on all ranks: from the second round on, since Horovod's scripts
-        broadcast them after the first. values_of: gives a checksum of each, None where they cannot be read."""
-        if len(variables) == len(self.variables) and all(
-            known() is variable for known, variable in zip(self.variables, variables, strict=True)
-        ):
-            return
-        self.variables = [ref(variable) for variable in variables]
-        if self.process_set not in (None, global_process_set):
-            note(IN_SETS, variables)
+        """See to it that these variables are the same on all ranks, from the round BEGIN on, unless a callback sees to
+        it. values_of: gives a checksum of each, None where they cannot be read. Two models with the same names share an
+        exchange, and a rank may trace its step more often than others: once there are others, none are compared."""
+        if not self.alike:
+            self.alike = Alike(lambda: self.values(values_of), CALLS, begin=BEGIN)
+            self.variables = [ref(variable) for variable in variables]
+            if self.process_set not in (None, global_process_set):
+                note(IN_SETS, variables)
+        elif any(known() is not variable for known, variable in zip(self.variables, variables, strict=False)):
+            self.variables = []
 
-        def values() -> Values | None:
-            alive = [known() for known in self.variables]
-            own = noted_in(OWN)
-            common = [number for number, variable in enumerate(alive) if not is_one_of(variable, own)]
-            found = None if any(variable is None for variable in alive) else values_of([alive[i] for i in common])
-            if found is None:
-                return None
-            names = [f"{self.specs[number].name} (variable {number})" for number in common]
-            return {("weights", name): value for name, value in zip(names, found, strict=True)}
-
-        self.alike = Alike(values, CALLS, begin=2)
+    def values(self, values_of: Callable[[Sequence[Any]], Sequence[Any] | None]) -> Values | None:
+        """Checksums of the watched variables; None where there are none."""
+        alive, own = noted_in(self.variables), noted_in(OWN)
+        common = [number for number, variable in enumerate(alive) if not is_one_of(variable, own)]
+        if len(alive) < len(self.specs) or Exchange.cared_for:
+            return None
+        found = values_of([alive[number] for number in common])
+        names = [f"{self.specs[number].name} (variable {number})" for number in common]
+        return None if found is None else dict(zip([("weights", name) for name in names], found, strict=True))
 
     def begin(self) -> None:
         """Start a round; one that was begun and not finished, because its step failed, is forgotten."""

@@ -77,7 +77,7 @@ def run(
         "--num-proc": ranks, "--hosts": hosts, "--hostfile": hostfile, "--start-timeout": start_timeout,
         "--ssh-port": ssh_port, "--ssh-identity-file": ssh_identity_file,
         "--network-interfaces": network_interfaces or network_interface, "--output-filename": output_filename,
-        "--mpi-args": mpi_args or None, "--verbose": verbose, "--no-prefix": not prefix,
+        "--mpi-args": mpi_args or None, "--verbose": bool(verbose), "--no-prefix": not prefix,
     }  # fmt: skip
     arguments = [*_written(flags), *_variables(env or {})]
     task = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))

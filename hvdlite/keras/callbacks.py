@@ -73,6 +73,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         return None if self.model.optimizer is None else attachment_of(self.model.optimizer)
 
     def on_train_begin(self, logs: Any = None) -> None:
+        Exchange.cared_for = True
         self.reductions, self.started, self.reduces = Exchange.reductions, False, runtime.size() == 1
         weights = len(self.model.weights)  # of layers that have been built, also where the model says that it has not
         plans = allgather_object((self.params.get("epochs"), self.params.get("steps"), self.model.built, weights))

@@ -140,6 +140,7 @@ class StallWatch:
                 while (letter := self.mail.fetch()) is not None:
                     self.read(*letter)
                 self.look(time.monotonic())
+                self.looked = time.monotonic()  # telling may take long
             except Exception:
                 logging.getLogger("hvdlite").exception("the stall watch of rank %d has ended", self.rank)
                 return

@@ -10,6 +10,7 @@ import torch
 from hvdlite.alike import Alike
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+HOW = {"foreach", "fused", "capturable", "differentiable"}  # a step is made, not what it does
 STATE = "hvd.broadcast_optimizer_state(optimizer, root_rank={root})"
 CALLS = {
     "weights": "hvd.broadcast_parameters(model.state_dict(), root_rank={root})", "state": STATE, "settings": STATE,
@@ -29,26 +30,33 @@ def weights_and_state(
     for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         name = names.get(id(p), f"parameter.{index}")
         values["weights", name] = checksum(p)
-        for key, value in (optimizer.state.get(p, {}) if state else {}).items():
+        its = optimizer.state.get(p) if state else None
+        for key, value in its.items() if isinstance(its, Mapping) else ():
             values["state", f"{key} of {name}"] = checksum(value)
     return values
 
 
 def settings(optimizer: torch.optim.Optimizer) -> dict[tuple[str, str], Any]:
     """The learning rate and others: those that the optimizer's class has, not what users keep beside them."""
-    groups, keys = optimizer.param_groups, optimizer.defaults
+    groups, keys = optimizer.param_groups, set(getattr(optimizer, "defaults", {})) - HOW
     return {("settings", f"{key} of param_groups[{number}]"): number_in(group[key])
-            for number, group in enumerate(groups) for key in keys if key in group}  # fmt: skip
+            for number, group in enumerate(groups) for key in sorted(keys & group.keys())}  # fmt: skip
 
 
 def checksum(value: Any) -> int | None:
     """The sum of a tensor's bits, in words of 64; None for what has none. At the speed of memory."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized or value.is_meta:
         return None
-    value = value.detach().resolve_conj().resolve_neg()
+    try:
+        return sum_of_bits(value.detach().resolve_conj().resolve_neg())
+    except (TypeError, ValueError, RuntimeError):  # of a kind of its own (nested, masked, quantized by a library)
+        return None
+
+
+def sum_of_bits(value: torch.Tensor) -> int:
     if value.is_complex():
         value = torch.view_as_real(value)
-    flat = value.reshape(-1)
+    flat = value.reshape(-1).contiguous()
     size, per = flat.element_size(), 8 // flat.element_size()
     flat = flat.clone() if flat.storage_offset() % per else flat  # else its memory cannot be seen as words
     whole = flat.numel() // per * per
@@ -58,7 +66,7 @@ def checksum(value: Any) -> int | None:
 def number_in(value: Any) -> Any:
     """A setting that can be compared; None for others."""
     if isinstance(value, torch.Tensor):
-        return value.item() if value.numel() == 1 else None
+        return number_in(value.item()) if value.numel() == 1 and not value.is_meta else None
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(number_in(each) for each in value)
-    return value if isinstance(value, (int, float)) else None
+    return ("nan" if value != value else value) if isinstance(value, (int, float)) else None

@@ -12,13 +12,12 @@ communicating in the step hook alone (GradScaler unscales before it, LBFGS calls
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from hvdlite import runtime
-from hvdlite.alike import LAST
 from hvdlite.errors import HvdliteError, RemovedError
 from hvdlite.reducer import Reducer, planned
 from hvdlite.torch import _compiled, _cuda, _sharing
@@ -56,7 +55,6 @@ class Attachment:
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
         if self.group is not None and not self.paused:
             self.runtime.attachments.disperse()  # models that are no more take memory
-            _sharing.refuse_other_terms(self)
             self.lane, self.size = self.group.new_lane(self.name, self), self.group.size
             self.make_plan(self.trainable())
             _sharing.take_over(self)
@@ -73,7 +71,6 @@ class Attachment:
     def give_away(self, parameters: set[int], to: Attachment) -> None:
         """Reduce the gradients of these no more, by id(): one reduction serves both."""
         self.given |= dict.fromkeys(parameters, to)
-        to.shared = True
         for each in parameters:
             self.gradients.sparse.pop(each, None)
         self.hooks.renew([], self.members() - self.given.keys())
@@ -192,25 +189,23 @@ class Attachment:
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Complete a round for gradients that no backward has reduced; a closure's backward will do its own."""
-        if not self.alive:
-            heirs: Attachment | None = self.heir.__dict__["_hvdlite"] if self.heir else None
-            if heirs is None or not heirs.alive:
-                self.require_no_successor()
-            elif not self.skipping:
-                heirs.synchronize()
+        reducers = _sharing.reducers(self)
+        if not reducers:
+            self.require_no_successor()
             return
+        _sharing.refuse_other_terms(self)
         if not self.skipping and not any(map(callable, (*args, *kwargs.values()))):  # a closure's backward will do it
             self.synchronize()
         if not self.paused:
             self.steps += 1
-            for each in self.reducers():
+            for each in reducers:
                 self.seen[each.name], each.gradients.rounds = each.gradients.done, 0
         self.unreduced = False
         self.backward.forget()
 
     def synchronize(self) -> None:
         """Complete the round under way, if gradients are still unreduced. Waits for all ranks."""
-        for each in self.reducers():
+        for each in _sharing.reducers(self):
             by_hand = each.gradients.done == self.seen.get(each.name, 0)
             if each.alive and not each.paused and (each.unreduced or by_hand):
                 done = each.gradients.done
@@ -218,10 +213,6 @@ class Attachment:
                 each.finish_round()
                 if each.shared and not each.gradients.once:  # an average may be averaged again: others that share it
                     each.gradients.done = done  # may have set it by hand, too
-
-    def reducers(self) -> Iterable[Attachment]:
-        """Those that reduce gradients of this optimizer's parameters: itself, and others that share some."""
-        return dict.fromkeys((self, *self.given.values()))
 
     def require_no_successor(self) -> None:
         runtime.require_not_forked()
@@ -231,20 +222,11 @@ class Attachment:
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Backward passes inside only accumulate locally; the next one outside reduces the sum."""
-        return self.with_true("paused")
+        return with_true("paused", _sharing.reducers(self) or [self])
 
     def skip_synchronize(self) -> contextlib.AbstractContextManager[None]:
         """step() inside does not synchronize: the user has, with optimizer.synchronize()."""
-        return self.with_true("skipping")
-
-    @contextlib.contextmanager
-    def with_true(self, flag: str) -> Iterator[None]:
-        before = vars(self)[flag]
-        setattr(self, flag, True)
-        try:
-            yield
-        finally:
-            setattr(self, flag, before)
+        return with_true("skipping", [self])
 
     def set_passes(self, passes: int) -> None:
         self.passes_per_step, self.passes = passes, 0
@@ -261,8 +243,8 @@ class Attachment:
         self.reducer.abandon_round()
         self.expected, self.reducing, self.unreduced = {}, False, False
         self.passes = self.gradients.rounds = self.retries = self.steps = 0
-        self.seen = {each.name: each.gradients.done for each in self.reducers()}
-        self.alike.expect(LAST)
+        self.seen = {each.name: each.gradients.done for each in _sharing.reducers(self)}
+        self.alike.expect()
 
     def detach(self) -> None:
         """Take the hooks off."""
@@ -281,6 +263,18 @@ class Attachment:
             "no_sync": self.no_sync,
             "set_backward_passes_per_step": self.set_passes,
         }
+
+
+@contextlib.contextmanager
+def with_true(flag: str, attachments: Sequence[Attachment]) -> Iterator[None]:
+    before = [vars(each)[flag] for each in attachments]
+    for each in attachments:
+        setattr(each, flag, True)
+    try:
+        yield
+    finally:
+        for each, value in zip(attachments, before, strict=True):
+            setattr(each, flag, value)
 
 
 def attach(optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:

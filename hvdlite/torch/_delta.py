@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import torch
 
 from hvdlite import runtime
-from hvdlite.alike import LAST
 from hvdlite.ops import Adasum
 from hvdlite.torch._alike import alike
 from hvdlite.torch.reductions import grouped_allreduce
@@ -70,7 +69,7 @@ class DeltaAttachment:
 
     def start_over(self) -> None:
         """All ranks have joined."""
-        self.alike.expect(LAST)
+        self.alike.expect()
 
     def detach(self) -> None:
         """Take the hooks off."""

@@ -15,37 +15,43 @@ if TYPE_CHECKING:
 def overlapping(new: Attachment) -> list[Attachment]:
     """Earlier attachments, some of whose parameters are the new one's."""
     mine = new.members()
-    return [other for other in new.runtime.attachments if not mine.isdisjoint(other.members())]
-
-
-def refuse_other_terms(new: Attachment) -> None:
-    """Raise ValueError where an optimizer that is in use reduces shared parameters' gradients in another way."""
-    if unlike(new):
-        gc.collect()  # some have been dropped
-    for other in unlike(new):
-        raise ValueError(
-            f"parameters of this optimizer are also another's ({type(other.optimizer).__name__}), which reduces their "
-            "gradients in another way: give both the same op=, backward_passes_per_step= and process_set="
-        )
-
-
-def unlike(new: Attachment) -> list[Attachment]:
-    """Those that go on beside the new one, and reduce in another way."""
-    mine = new.members()
-    return [each for each in overlapping(new) if not each.members() <= mine and way(each) != way(new)]
-
-
-def way(attachment: Attachment) -> tuple[Any, ...]:
-    return attachment.settings.terms, attachment.passes_per_step, attachment.group
+    return [other for other in new.runtime.attachments if other.alive and not mine.isdisjoint(other.members())]
 
 
 def take_over(new: Attachment) -> None:
     """Detach earlier optimizers whose parameters are all among the new one's; of others' take those that they share."""
     mine = new.members()
+    if overlapping(new):
+        gc.collect()  # those that were dropped are gone on all ranks then
     for other in overlapping(new):
+        new.shared = True
         if other.members() <= mine:
             other.detach()
             other.heir = new.optimizer
             other.step_hook = other.optimizer.register_step_pre_hook(other.before_step)
         else:
             other.give_away(other.members() & mine, new)
+
+
+def reducers(attachment: Attachment) -> list[Attachment]:
+    """Those that reduce gradients of an optimizer's parameters: itself, unless another has taken its place, and others
+    that share some; none where communication has started anew since."""
+    while not attachment.alive and attachment.heir is not None:
+        attachment = attachment.heir.__dict__["_hvdlite"]
+    return list(dict.fromkeys((attachment, *attachment.given.values()))) if attachment.alive else []
+
+
+def refuse_other_terms(attachment: Attachment) -> None:
+    """Raise ValueError where an optimizer that is about to step shares parameters with one that reduces their gradients
+    in another way."""
+    for other in reducers(attachment):
+        if way(other) != way(attachment):
+            raise ValueError(
+                f"parameters of this {type(attachment.optimizer).__name__} are also those of another optimizer, "
+                "attached later, which reduces their gradients in another way: give both the same op=, "
+                "backward_passes_per_step= and process_set="
+            )
+
+
+def way(attachment: Attachment) -> tuple[Any, ...]:
+    return attachment.settings.terms, attachment.passes_per_step, attachment.group

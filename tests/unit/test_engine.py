@@ -300,10 +300,12 @@ def test_a_call_in_the_middle_of_another_is_refused() -> None:
     """By a signal's handler, say: neither could go on before the other."""
 
     def rank_main(lane: Lane) -> None:
-        for call in (lane.run, lane.submit):
-            with pytest.raises(HvdliteError, match="in the middle of another call"):
-                lane.run(Request(Signature("outer", "x"), lambda lane, call=call: call(total("inner"))))
-            assert lane.run(total("y")) == 2
+        with pytest.raises(HvdliteError, match="in the middle of another call"):
+            lane.run(Request(Signature("outer", "x"), lambda lane: lane.run(total("inner"))))
+        assert lane.run(Request(Signature("outer", "y"), lambda lane: lane.submit(total("queued")))).wait() == 2
+        with pytest.raises(HvdliteError, match="in the middle of another call"):
+            lane.run(Request(Signature("outer", "z"), lambda lane: lane.leave()))
+        assert lane.run(total("after")) == 2
 
     on_lanes(2, rank_main)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -11,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
-from hvdlite import alike
-from tests.parallel.common import last, require_error, require_same_bits
+import hvdlite.tensorflow.keras as keras_hvd
+from hvdlite import alike, exchange
+from tests.parallel.common import last, require_error, require_same_bits, restart
 from tests.parallel.keras_common import fit, model, share, weights
 
 
@@ -34,34 +36,88 @@ def refused(call: Callable[[], Any]) -> None:
                   "BroadcastGlobalVariablesCallback(0)", "broadcast_variables(model.variables, root_rank=0)")  # fmt: skip
 
 
+@contextmanager
+def begin(rounds: int = 2) -> Iterator[None]:
+    """Compare after so many rounds; as if no callback had been used before."""
+    before, exchange.BEGIN, exchange.Exchange.cared_for = exchange.BEGIN, rounds, False
+    restart()
+    try:
+        yield
+    finally:
+        exchange.BEGIN = before
+
+
 def check_fit_without_the_callback() -> None:
     for compiled in ({}, {"run_eagerly": True}, {"steps_per_execution": 3}):
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
-        refused(lambda: fit(optimizer, share(), 3, own_model, **compiled))  # noqa: B023
+        with begin():
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+            refused(lambda: fit(optimizer, share(), 3, own_model, **compiled))  # noqa: B023
 
 
 def check_tape() -> None:
-    """A loop that never broadcasts, one that does before, and one that does after the first step; the same model in two
-    loops, and two models with the same names."""
+    """A loop that never broadcasts, one that does before, and one that does after the first step."""
     for compiled in (False, True):
-        for when in ("never", "before", "after the first", "never"):
-            trained = own_model()
-            step = stepper(trained)
-            run = tf.function(step) if compiled else step
+        for when in ("never", "before", "after the first"):
+            with begin():
+                train(own_model(), compiled, when)
 
-            def loop() -> None:
-                for number in range(3):
-                    run()  # noqa: B023
-                    if number == 0 and when == "after the first":  # noqa: B023
-                        hvd.broadcast_variables(trained.variables, root_rank=0)  # noqa: B023
 
-            if when == "before":
+def train(trained: Any, compiled: bool, when: str) -> None:
+    step = stepper(trained)
+    run = tf.function(step) if compiled else step
+
+    def loop() -> None:
+        for number in range(3):
+            run()
+            if number == 0 and when == "after the first":
                 hvd.broadcast_variables(trained.variables, root_rank=0)
-            if when == "never":
-                refused(loop)
-                hvd.broadcast_variables(trained.variables, root_rank=0)
-            loop()
-            require_same_bits(weights(trained))
+
+    if when == "before":
+        hvd.broadcast_variables(trained.variables, root_rank=0)
+    if when == "never":
+        refused(loop)
+        hvd.broadcast_variables(trained.variables, root_rank=0)
+    loop()
+    require_same_bits(weights(trained))
+
+
+def check_two_models_with_the_same_names() -> None:
+    """They share an exchange, and are not compared: no rank does so alone, though one traces a step again."""
+    with begin():
+        twins = [own_model(), own_model()]
+        steps = [stepper(twin) for twin in twins]
+
+        @tf.function
+        def step(x: tf.Tensor) -> tf.Tensor:
+            for each in steps:
+                each()
+            return x
+
+        for number in range(4):
+            step(tf.ones(1 + (last() and number == 2)))
+            if number == 0:
+                hvd.broadcast_variables([*twins[0].variables, *twins[1].variables], root_rank=0)
+        require_same_bits([*weights(twins[0]), *weights(twins[1])])
+
+
+def check_several_rounds_before_the_broadcast() -> None:
+    """As a critic's, in the first batch; and under the callback any number."""
+    hvd.shutdown()
+    hvd.init()
+    trained = own_model()
+    step = stepper(trained)
+    for number in range(20):
+        step()
+        if number == 9:
+            hvd.broadcast_variables(trained.variables, root_rank=0)
+    require_same_bits(weights(trained))
+    with begin():
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+        unbuilt = keras.Sequential([keras.layers.Dense(1, kernel_initializer=keras.initializers.RandomNormal(seed=hvd.rank()))])
+        unbuilt.compile(optimizer, "mse", steps_per_execution=4)
+        callbacks = [keras_hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        unbuilt.fit(np.ones((32, 4)), np.ones((32, 1)), batch_size=4, verbose=0, callbacks=callbacks)
+        require_same_bits(weights(unbuilt))
 
 
 def stepper(trained: Any, rate: Callable[[], float] = lambda: 0.01) -> Callable[[], None]:
@@ -81,6 +137,11 @@ def stepper(trained: Any, rate: Callable[[], float] = lambda: 0.01) -> Callable[
 
 def check_later() -> None:
     """A rank whose learning rate changes is told of by rank 0, once, and training goes on."""
+    with begin():
+        later()
+
+
+def later() -> None:
     rounds, alike.ROUNDS = alike.ROUNDS, 5
     told: list[str] = []
     handler = logging.Handler()
@@ -100,6 +161,11 @@ def check_later() -> None:
 
 
 def check_local_layers_may_differ() -> None:
+    with begin():
+        local_layers()
+
+
+def local_layers() -> None:
     trained = own_model()
     head = trained.layers[-1]
     hvd.broadcast_variables(trained.layers[0].variables, root_rank=0)

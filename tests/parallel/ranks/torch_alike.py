@@ -118,6 +118,34 @@ def check_later() -> None:
         assert "lr of param_groups[0] is" in text and f"0.01 on rank {hvd.size() - 1}" in text, text
 
 
+def check_settings_alone() -> None:
+    """They may be meant to differ: a warning when training begins. How a step is made may differ without a word."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0 + last(), foreach=last())
+    attach(net, optimizer)
+    with warnings() as told:
+        step(net, optimizer)
+        step(net, optimizer)
+    assert len(told) == (hvd.size() > 1 and hvd.rank() == 0) and all("lr of param_groups[0] is" in text for text in told)
+    assert not any("foreach" in text for text in told)
+
+
+def check_what_cannot_be_read() -> None:
+    """On one rank, once: nothing is compared. In kinds of tensors that have no bits to add: those are not."""
+    net = model(seed=hvd.rank())
+    optimizer = attach(net)
+    attachment = optimizer._hvdlite
+    readable = attachment.alike.values
+    if last():
+        attachment.alike.values = lambda: 1 / 0
+    step(net, optimizer)
+    attachment.alike.values = readable
+    strided = torch.nn.Parameter(torch.ones(4, 3)[:, 0])
+    odd = [torch.nn.Parameter(torch.ones(3, device="meta"), False), torch.nn.Parameter(torch.ones(1).expand(3), False)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([strided, *odd], lr=1.0))
+    strided.sum().backward()
+
+
 def check_other_optimizers() -> None:
     """The frozen weights of one are compared, too; those combined by Adasum; and those of a set's members only."""
     net = model()

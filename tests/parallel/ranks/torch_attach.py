@@ -138,11 +138,11 @@ def check_optimizers_that_share_some_parameters() -> None:
             for optimizer in optimizers:
                 optimizer.step()
             require_grads([trunk, *heads], expected)
-            for head, optimizer in zip(heads, optimizers, strict=True):
+            for head, optimizer in zip(heads, optimizers, strict=True) if op is hvd.Average else ():
                 for p in (trunk, head):
                     p.grad = torch.full_like(p, hvd.rank() + 1)
                 optimizer.step()
-                require_grads([trunk, head] if op is hvd.Average else [head], expected)
+                require_grads([trunk, head], expected)
             with optimizers[0].no_sync(), optimizers[1].no_sync(), optimizers[2].no_sync():
                 for optimizer in optimizers:
                     optimizer.zero_grad()
@@ -150,9 +150,43 @@ def check_optimizers_that_share_some_parameters() -> None:
             require_grads([trunk, heads[2]], hvd.rank() + 1)
             optimizers[2].step()
             require_grads([trunk, heads[2]], expected)
-        if hvd.size() > 1:
-            require_error(ValueError, lambda: attach([trunk], op=hvd.Average), "op=")  # noqa: B023
+        newest = attach([trunk], op=hvd.Average)
+        if hvd.size() > 1 and op is hvd.Sum:
+            require_error(ValueError, optimizers[0].step, "op=")
+        optimizers[0].zero_grad()
+        loss_of([trunk]).backward()
+        newest.step()
+        require_grads([trunk], average())
     restart()
+
+
+def check_optimizers_whose_place_others_have_taken() -> None:
+    """Each of three, the later one's parameters among them the earlier's, may step: also with gradients set by hand."""
+    for op, expected in ((hvd.Average, average()), (hvd.Sum, average() * hvd.size())):
+        params = weights((3,), (4,), (5,))
+        optimizers = [attach(params[:count], op=op) for count in (1, 2, 3)]
+        for turn in range(2):
+            for optimizer in (*optimizers, *optimizers):
+                optimizer.zero_grad(set_to_none=turn == 0)
+                loss_of(params[:1]).backward()
+                optimizer.step()
+                require_grads(params[:1], expected)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss_of(params).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        require_grads(params, expected)
+        for _ in range(3 if op is hvd.Average else 1):
+            for p in params:
+                p.grad = torch.full_like(p, hvd.rank() + 1)
+            optimizers[0].step()
+            require_grads(params[:1], expected)
+        with optimizers[0].no_sync():
+            for _ in range(hvd.rank()):
+                optimizers[0].zero_grad()
+                loss_of(params[:1]).backward()
+                require_grads(params[:1], hvd.rank() + 1)
 
 
 def check_names_are_not_inherited() -> None:
