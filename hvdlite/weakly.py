@@ -24,6 +24,18 @@ def weakly(method: Callable[[ArgumentT], None]) -> Callable[[ArgumentT], None]:
     return call
 
 
+def weak_call(method: Call) -> Call:
+    """The same for a method without arguments."""
+    reference = WeakMethod(method)
+
+    def call() -> None:
+        alive = reference()
+        if alive is not None:
+            alive()
+
+    return call
+
+
 class Calls:
     """Functions, and methods of objects as long as these live, in the order in which they were added."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,13 @@ CALLS = {
 def alike(optimizer: torch.optim.Optimizer, names: Mapping[int, str], state: bool = True) -> Alike:
     """Comparisons of what one optimizer trains. names: its parameters', by id(). state: whether that is to be the same
     on all ranks, too."""
-    return Alike(lambda: {**weights_and_state(optimizer, names, state), **settings(optimizer)}, CALLS)
+    reference = weakref.ref(optimizer)
+
+    def values() -> dict[tuple[str, str], Any] | None:
+        optimizer = reference()
+        return None if optimizer is None else {**weights_and_state(optimizer, names, state), **settings(optimizer)}
+
+    return Alike(values, CALLS)
 
 
 def weights_and_state(

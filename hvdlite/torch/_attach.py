@@ -12,6 +12,7 @@ communicating in the step hook alone (GradScaler unscales before it, LBFGS calls
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from hvdlite.torch._gradients import Gradients
 from hvdlite.torch._packing import Packing
 from hvdlite.torch._parameters import Hooks, Parameter, Planned
 from hvdlite.torch._settings import Settings
+from hvdlite.weakly import weak_call, weakly
 
 
 class Attachment:
@@ -34,22 +36,24 @@ class Attachment:
     made under."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:
-        self.optimizer, self.settings, self.passes_per_step = optimizer, settings, passes_per_step
+        self.reference, self.settings, self.passes_per_step = weakref.ref(optimizer), settings, passes_per_step
         self.runtime = runtime.current()
         self.group = self.runtime.groups.find(settings.process_set)
-        self.name = f"optimizer.{self.group.serial('optimizer') if self.group else 0}"
+        self.number = self.group.serial("optimizer") if self.group else 0
+        self.name = f"optimizer.{self.number}"
         self.gradients = Gradients(settings)
         self.alike = alike(optimizer, settings.names)
         self.hooks = Hooks(self.on_gradient)
         self.heir: torch.optim.Optimizer | None = None  # whose attachment reduces the parameters' gradients instead
         self.given: dict[int, Attachment] = {}  # who reduces those of some parameters instead, by id()
+        self.kept: list[torch.optim.Optimizer] = []  # whose these are
         self.seen: dict[str, int] = {}  # by name: how many rounds this one, and those, had completed at the last step
         self.shared = False  # some of its parameters are others', too
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.detached = False
         self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
         self.passes = self.retries = self.steps = 0
-        self.backward = Backward(self.end_backward)
+        self.backward = Backward(weak_call(self.end_backward))
         self.tag = ""  # names the round under way on all ranks
         self.run = -1  # the number of autograd's run that had the last gradient
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
@@ -64,6 +68,14 @@ class Attachment:
                 self.runtime.after_join.append(self.start_over)
         self.step_hook = optimizer.register_step_pre_hook(self.before_step)
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Not kept by what is attached to it: else only the collector of cycles would free a dropped one, on each rank
+        at another time, and until then its hooks go on reducing."""
+        optimizer = self.reference()
+        assert optimizer is not None
+        return optimizer
+
     def members(self) -> set[int]:
         """The optimizer's parameters, trainable or not, by id()."""
         return {id(p) for group in self.optimizer.param_groups for p in group["params"]}
@@ -71,6 +83,7 @@ class Attachment:
     def give_away(self, parameters: set[int], to: Attachment) -> None:
         """Reduce the gradients of these no more, by id(): one reduction serves both."""
         self.given |= dict.fromkeys(parameters, to)
+        self.kept.append(to.optimizer)
         for each in parameters:
             self.gradients.sparse.pop(each, None)
         self.hooks.renew([], self.members() - self.given.keys())
@@ -78,7 +91,8 @@ class Attachment:
     @property
     def alive(self) -> bool:
         removed = self.group is not None and self.group.removed
-        return not self.detached and not removed and runtime.is_live(self.runtime)
+        dropped = self.reference() is None
+        return not self.detached and not removed and not dropped and runtime.is_live(self.runtime)
 
     def trainable(self) -> list[Parameter]:
         groups, sparse, given = self.optimizer.param_groups, self.gradients.sparse, self.given
@@ -109,7 +123,7 @@ class Attachment:
         last = {bucket.members[-1] for bucket in layout.buckets if overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
         self.packing = Packing(
-            now, self.gradients.slots, self.gradients.take, lambda i: self.reducer.mark_ready(i, self.tag), last, singly
+            now, self.gradients.slots, self.gradients.take, weakly(self.mark_ready), last, singly
         )
         self.hooks.renew(now, self.members() - self.given.keys())
 
@@ -124,6 +138,9 @@ class Attachment:
             if self.streams:
                 self.streams.join(self.packing.pack)
             self.packing.add(index)
+
+    def mark_ready(self, index: int) -> None:
+        self.reducer.mark_ready(index, self.tag)
 
     def begin_run(self, run: int) -> None:
         """The first gradient of one of autograd's runs: of a backward, or of one that is nested in it."""

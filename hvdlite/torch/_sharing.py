@@ -35,10 +35,11 @@ def take_over(new: Attachment) -> None:
 
 def reducers(attachment: Attachment) -> list[Attachment]:
     """Those that reduce gradients of an optimizer's parameters: itself, unless another has taken its place, and others
-    that share some; none where communication has started anew since."""
+    that share some, in the order in which they were attached; none where communication has started anew since."""
     while not attachment.alive and attachment.heir is not None:
         attachment = attachment.heir.__dict__["_hvdlite"]
-    return list(dict.fromkeys((attachment, *attachment.given.values()))) if attachment.alive else []
+    found = {each.number: each for each in (attachment, *attachment.given.values())}
+    return [found[number] for number in sorted(found)] if attachment.alive else []  # the same order on all ranks
 
 
 def refuse_other_terms(attachment: Attachment) -> None:
