@@ -20,11 +20,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hvdlite import rollcall
 from hvdlite.algorithms import Place
-from hvdlite.arrays import adopt_gpu
+from hvdlite.arrays import adopt_gpu, quiet_runner
 from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by
 from hvdlite.memory import Workspace
 from hvdlite.requests import LEAVE, Changed, Handle, Request, Signature
@@ -56,6 +54,7 @@ class Lane:
         self.name, self.observers = name, observers
         self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
+        self.quietly = quiet_runner()
         self.gpu: Side | None = None
         """What work on device arrays finds instead of transport, place and workspace; `gpu` makes it."""
         self.changed = Changed()
@@ -193,8 +192,7 @@ class Lane:
         for observer in self.observers:
             observer.agreed(self, request)
         try:
-            with np.errstate(all="ignore"):  # infinities are the user's own: GradScaler looks for them
-                result = request.work(self)
+            result = self.quietly(request.work, self)
         except Exception as raised:
             error = raised
         self.alike = False
@@ -253,6 +251,7 @@ class Lane:
         """In a forked child that may: the lane's thread, and whoever held its lock, do not exist there. What was under
         way fails."""
         self.changed, self.thread, self.busy, self.lent = Changed(), None, False, False
+        self.quietly = quiet_runner()  # the other may be in use for ever
         for request in list(self.pending.values()):
             request.handle.changed = self.changed
             if request not in self.queue:

@@ -12,8 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hvdlite.errors import HvdliteError
 from hvdlite.matching import Verdict, has_joined, match, refusal
 from hvdlite.requests import Call, Request, visible
@@ -78,5 +76,5 @@ def carry_out(
                 lane.execute(request)
                 lane.without_all = False
         elif key not in errors and (stand_in := calls[key][0].stand_in):  # this rank has joined
-            with contextlib.suppress(HvdliteError), np.errstate(all="ignore"):  # the others have it, too, and tell
-                stand_in(lane)
+            with contextlib.suppress(HvdliteError):  # the others have it, too, and tell
+                lane.quietly(stand_in, lane)
