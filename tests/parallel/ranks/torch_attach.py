@@ -189,6 +189,28 @@ def check_optimizers_whose_place_others_have_taken() -> None:
                 require_grads(params[:1], hvd.rank() + 1)
 
 
+def check_a_dropped_optimizer_is_gone_at_once() -> None:
+    """Its hooks too, whenever Python's collector comes: parameters that it had are trained on, those of a part."""
+    params = weights((3,), (4,))
+    gc.collect()
+    gc.disable()
+    before = len(runtime.current().attachments)
+    optimizer = attach(params)
+    loss_of(params).backward()
+    optimizer.step()
+    del optimizer
+    assert len(runtime.current().attachments) == before
+    gc.enable()
+    optimizer = attach(params[:1])
+    for _ in range(2):
+        optimizer.zero_grad()
+        params[1].grad = None
+        loss_of(params).backward()
+        require_grads(params[:1], average())
+        require_grads(params[1:], hvd.rank() + 1)
+        optimizer.step()
+
+
 def check_names_are_not_inherited() -> None:
     """A parameter made later is none of the first ones', wherever it lies in memory; kept by one rank, dropped by
     others."""
