@@ -32,25 +32,13 @@ from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.requests import Request, Signature
 from hvdlite.terms import Terms
 from hvdlite.variables import is_one_of
+from hvdlite.weakly import Crowd
 
 CALLS = {"weights": "hvd.broadcast_variables(model.variables, root_rank={root}) (in fit(), "
                     "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root})])"}  # fmt: skip
 BEGIN = 100  # Horovod's scripts broadcast after the first batch, which may be several rounds
-OWN: list[ref[Any]] = []
-"""Variables that users want to differ between ranks."""
-IN_SETS: list[ref[Any]] = []
-"""Variables whose gradients are reduced within a process set."""
-
-
-def note(noted: list[ref[Any]], variables: Sequence[Any]) -> None:
-    """Put variables among the noted."""
-    known = noted_in(noted)
-    noted[:] = [ref(each) for each in known] + [ref(each) for each in variables if not is_one_of(each, known)]
-
-
-def noted_in(noted: Sequence[ref[Any]]) -> list[Any]:
-    """The noted variables that there still are."""
-    return [variable for variable in (known() for known in noted) if variable is not None]
+OWN, IN_SETS = Crowd(), Crowd()
+"""Variables that users want to differ between ranks; those whose gradients are reduced within a process set."""
 
 
 class Exchange:
@@ -111,13 +99,13 @@ class Exchange:
             self.alike = Alike(lambda: self.values(values_of), CALLS, begin=BEGIN)
             self.variables = [ref(variable) for variable in variables]
             if self.process_set not in (None, global_process_set):
-                note(IN_SETS, variables)
+                IN_SETS.extend(variables)
         elif any(known() is not variable for known, variable in zip(self.variables, variables, strict=False)):
             self.variables = []
 
     def values(self, values_of: Callable[[Sequence[Any]], Sequence[Any] | None]) -> Values | None:
         """Checksums of the watched variables; None where there are none."""
-        alive, own = noted_in(self.variables), noted_in(OWN)
+        alive, own = [variable for known in self.variables if (variable := known()) is not None], list(OWN)
         common = [number for number, variable in enumerate(alive) if not is_one_of(variable, own)]
         if len(alive) < len(self.specs) or Exchange.cared_for:
             return None

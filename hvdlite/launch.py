@@ -64,8 +64,6 @@ def run(
     meanwhile ends the job, and then does to this process what it would have done (Ctrl-C: KeyboardInterrupt).
     """
     import cloudpickle
-    from hvdlite_launcher import cli, options, readiness
-    from hvdlite_launcher.usage import UsageError
 
     fn = _check(fn if func is None else func, args, env, others)
     if use_gloo:
@@ -83,18 +81,7 @@ def run(
     task = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
     if sys.stdout:  # as there is not in a program without a console
         sys.stdout.flush()
-    try:
-        command = [executable or sys.executable, "-m", "hvdlite.task"]
-        outcome = cli.launch(options.parse([*arguments, *command]), task)
-    except UsageError as error:
-        raise ValueError(f"run: {error}") from error
-    except readiness.NotReadyError as error:
-        states = "; ".join(f"{host}: {state}" for host, state in error.states.items() if state)
-        raise HvdliteError(f"{error}: {states}") from error
-    if outcome.signal == signal.SIGINT:
-        raise KeyboardInterrupt
-    if outcome.signal:
-        signal.raise_signal(outcome.signal)
+    outcome = _launched([*arguments, executable or sys.executable, "-m", "hvdlite.task"], task)
     return _results({rank: _loaded(rank, data) for rank, data in outcome.results.items()}, outcome)
 
 
@@ -128,6 +115,25 @@ def _variables(env: Mapping[str, str]) -> list[str]:
     """Flags for these variables, and for a PYTHONPATH by which ranks find what this process finds."""
     path = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *sys.path]))
     return [f"--env={name}={value}" for name, value in {**env, "PYTHONPATH": path}.items()]
+
+
+def _launched(arguments: Sequence[str], task: bytes) -> Any:
+    """How the job of this command line ended. Passes a signal that ended it on to this process."""
+    from hvdlite_launcher import cli, options, readiness
+    from hvdlite_launcher.usage import UsageError
+
+    try:
+        outcome = cli.launch(options.parse(arguments), task)
+    except UsageError as error:
+        raise ValueError(f"run: {error}") from error
+    except readiness.NotReadyError as error:
+        states = "; ".join(f"{host}: {state}" for host, state in error.states.items() if state)
+        raise HvdliteError(f"{error}: {states}") from error
+    if outcome.signal == signal.SIGINT:
+        raise KeyboardInterrupt
+    if outcome.signal:
+        signal.raise_signal(outcome.signal)
+    return outcome
 
 
 def _loaded(rank: int, data: bytes) -> Any:

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, TypeVarTuple
 from weakref import WeakMethod, WeakValueDictionary
 
 Call = Callable[[], None]
-ArgumentT = TypeVar("ArgumentT")
+ArgumentTs = TypeVarTuple("ArgumentTs")
 
 
-def weakly(method: Callable[[ArgumentT], None]) -> Callable[[ArgumentT], None]:
+def weakly(method: Callable[[*ArgumentTs], None]) -> Callable[[*ArgumentTs], None]:
     """The same, as long as its object lives; then it does nothing."""
     reference = WeakMethod(method)
 
-    def call(argument: ArgumentT) -> None:
+    def call(*arguments: *ArgumentTs) -> None:
         alive = reference()
         if alive is not None:
-            alive(argument)
-
-    return call
-
-
-def weak_call(method: Call) -> Call:
-    """The same for a method without arguments."""
-    reference = WeakMethod(method)
-
-    def call() -> None:
-        alive = reference()
-        if alive is not None:
-            alive()
+            alive(*arguments)
 
     return call
 
@@ -70,6 +58,10 @@ class Crowd:
 
     def append(self, member: Any) -> None:
         self.members[id(member)] = member
+
+    def extend(self, members: Iterable[Any]) -> None:
+        for member in members:
+            self.append(member)
 
     def remove(self, member: Any) -> None:
         """Take one out, if it is there."""

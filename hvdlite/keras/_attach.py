@@ -19,7 +19,7 @@ from typing import Any
 import keras
 
 from hvdlite import runtime
-from hvdlite.exchange import OWN, Accumulator, note
+from hvdlite.exchange import OWN, Accumulator
 from hvdlite.gradients import Gradients, Settings, dense
 from hvdlite.keras._backends import border
 from hvdlite.variables import add_to
@@ -68,7 +68,7 @@ class Attachment:
     def register_local(self, variable: Any) -> None:
         """Keep this variable's gradient, or those of several, out of the reduction. Raises ValueError for others."""
         add_to(self.local, variable)
-        note(OWN, self.local)
+        OWN.extend(self.local)
 
     # What the optimizer's methods become
 

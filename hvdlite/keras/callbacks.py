@@ -11,7 +11,7 @@ import numpy as np
 
 from hvdlite import runtime
 from hvdlite.errors import HvdliteError
-from hvdlite.exchange import IN_SETS, OWN, Exchange, note, noted_in
+from hvdlite.exchange import IN_SETS, OWN, Exchange
 from hvdlite.keras._attach import Attachment, attachment_of
 from hvdlite.keras._backends import border
 from hvdlite.keras.functions import broadcast_variables
@@ -52,7 +52,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def register_local_var(self, var: Any) -> None:
         """Keep this rank's own value of a variable, or of several. Raises ValueError for what is none."""
         add_to(self.local, var)
-        note(OWN, self.local)
+        OWN.extend(self.local)
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
@@ -114,7 +114,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if runtime.size() == 1:
             return
-        everyone = allgather_object(self.digests(noted_in([*OWN, *IN_SETS])))
+        everyone = allgather_object(self.digests([*OWN, *IN_SETS]))
         for name in everyone[0]:  # a rank that is no member of a process set does not know that one reduces them
             if all(name in theirs for theirs in everyone) and len({theirs[name] for theirs in everyone}) > 1:
                 raise HvdliteError(

@@ -32,6 +32,7 @@ from hvdlite.engine import Lane
 from hvdlite.errors import StallError
 from hvdlite.observers import diagnosis
 from hvdlite.observers.diagnosis import Report, Wait
+from hvdlite.observers.letters import Alarm, Answer, Ask, End, Heard
 from hvdlite.observers.positions import main_position, own_threads, threads_in_steps
 from hvdlite.requests import JOIN, LEAVE, Request
 from hvdlite.transports import Mail, Transport
@@ -54,38 +55,6 @@ class Limits:
     @property
     def tick(self) -> float:
         return min(TICK, self.check / 20)
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """I have waited for `seconds`."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Heard:
-    """Your alarm is seen to."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    """How are you?"""
-
-    serial: int
-
-
-@dataclass(frozen=True)
-class Answer:
-    serial: int
-    report: Report
-
-
-@dataclass(frozen=True)
-class End:
-    """Give up: `text` is the error."""
-
-    text: str
 
 
 @dataclass

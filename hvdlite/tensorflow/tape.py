@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
-from hvdlite.exchange import OWN, note
+from hvdlite.exchange import OWN
 from hvdlite.gradients import Settings, settings_of, shared_gradients
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -74,7 +74,7 @@ class Attachment:
     def register_local(self, variable: Any) -> None:
         """Keep the gradient of a variable, or of several, out of the reduction. Raises ValueError for what is none."""
         add_to(self.local, variable)
-        note(OWN, self.local)
+        OWN.extend(self.local)
 
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None,

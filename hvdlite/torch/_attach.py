@@ -28,7 +28,7 @@ from hvdlite.torch._gradients import Gradients
 from hvdlite.torch._packing import Packing
 from hvdlite.torch._parameters import Hooks, Parameter, Planned
 from hvdlite.torch._settings import Settings
-from hvdlite.weakly import weak_call, weakly
+from hvdlite.weakly import weakly
 
 
 class Attachment:
@@ -53,7 +53,7 @@ class Attachment:
         self.skipping = self.reducing = self.detached = False
         self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
         self.passes = self.retries = self.steps = 0
-        self.backward = Backward(weak_call(self.end_backward))
+        self.backward = Backward(weakly(self.end_backward))
         self.tag = ""  # names the round under way on all ranks
         self.run = -1  # the number of autograd's run that had the last gradient
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
@@ -122,9 +122,7 @@ class Attachment:
         self.gradients.plan(now, self.reducer.views)
         last = {bucket.members[-1] for bucket in layout.buckets if overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
-        self.packing = Packing(
-            now, self.gradients.slots, self.gradients.take, weakly(self.mark_ready), last, singly
-        )
+        self.packing = Packing(now, self.gradients.slots, self.gradients.take, weakly(self.mark_ready), last, singly)
         self.hooks.renew(now, self.members() - self.given.keys())
 
     # One backward
@@ -210,9 +208,9 @@ class Attachment:
         if not reducers:
             self.require_no_successor()
             return
-        _sharing.refuse_other_terms(self)
+        _sharing.refuse_other_terms(self, reducers)
         if not self.skipping and not any(map(callable, (*args, *kwargs.values()))):  # a closure's backward will do it
-            self.synchronize()
+            self.complete(reducers)
         if not self.paused:
             self.steps += 1
             for each in reducers:
@@ -222,7 +220,11 @@ class Attachment:
 
     def synchronize(self) -> None:
         """Complete the round under way, if gradients are still unreduced. Waits for all ranks."""
-        for each in _sharing.reducers(self):
+        self.complete(_sharing.reducers(self))
+
+    def complete(self, reducers: Sequence[Attachment]) -> None:
+        """`synchronize`, by those that reduce gradients of this optimizer's parameters."""
+        for each in reducers:
             by_hand = each.gradients.done == self.seen.get(each.name, 0)
             if each.alive and not each.paused and (each.unreduced or by_hand):
                 done = each.gradients.done

@@ -6,6 +6,7 @@ The newest reduces them, since of an earlier one nobody can tell, alike on all r
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ def reducers(attachment: Attachment) -> list[Attachment]:
     return [found[number] for number in sorted(found)] if attachment.alive else []  # the same order on all ranks
 
 
-def refuse_other_terms(attachment: Attachment) -> None:
-    """Raise ValueError where an optimizer that is about to step shares parameters with one that reduces their gradients
-    in another way."""
-    for other in reducers(attachment):
+def refuse_other_terms(attachment: Attachment, reducers: Sequence[Attachment]) -> None:
+    """Raise ValueError where an optimizer that is about to step has parameters whose gradients another reduces in
+    another way."""
+    for other in reducers:
         if way(other) != way(attachment):
             raise ValueError(
                 f"parameters of this {type(attachment.optimizer).__name__} are also those of another optimizer, "
