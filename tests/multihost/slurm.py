@@ -49,7 +49,7 @@ slurmd
 def missing() -> str | None:
     """Why there can be no Slurm here; None where there can."""
     absent = [tool for tool in TOOLS if not (shutil.which(tool) or Path("/usr/sbin", tool).exists())]
-    packages = "slurmctld slurmd slurm-client munge libpmix2"
+    packages = "slurmctld slurmd slurm-client munge libpmix-dev"
     return f"Slurm needs {', '.join(absent)} (apt-get install {packages})" if absent else None
 
 
