@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvdlite import rollcall
 from hvdlite.algorithms import Place
-from hvdlite.arrays import adopt_gpu, quiet_runner
+from hvdlite.arrays import NOTHING_PENDING, adopt_gpu, quiet_runner
 from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by
 from hvdlite.memory import Workspace
 from hvdlite.requests import LEAVE, Changed, Handle, Request, Signature
+from hvdlite.rollcall import RollCall
 from hvdlite.rounds import rounds
 from hvdlite.transports import Transport
 
@@ -54,6 +54,7 @@ class Lane:
         self.name, self.observers = name, observers
         self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
+        self.roll = RollCall(transport, self.check, self.hurried)
         self.quietly = quiet_runner()
         self.gpu: Side | None = None
         """What work on device arrays finds instead of transport, place and workspace; `gpu` makes it."""
@@ -85,7 +86,8 @@ class Lane:
 
     def run(self, request: Request) -> Any:
         """Queue a request and wait for its result."""
-        self.require_no_lender(request.signature)
+        if self.lent:
+            self.require_no_lender(request.signature)
         with self.changed.lock:
             self.admit(request)
             inline = not self.busy and not self.queue
@@ -111,7 +113,7 @@ class Lane:
         if self.closed:
             raise self.closed
         caller = threading.get_ident()
-        key = request.signature.key
+        key = request.key = request.signature.key
         if key in self.pending:
             raise ValueError(
                 f"{key} is in flight already: wait for it (synchronize), or give this one another name."
@@ -177,9 +179,10 @@ class Lane:
 
     def attempt(self, request: Request) -> bool:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
-        request.ready.wait()
+        if request.ready is not NOTHING_PENDING:
+            request.ready.wait()
         adopt_gpu()
-        if self.transport.size > 1 and not rollcall.agreed(self.transport, request, self.check, self.hurried):
+        if self.transport.size > 1 and not self.roll.agreed(request):
             return False
         self.execute(request)
         return True
@@ -198,14 +201,14 @@ class Lane:
         self.alike = False
         with self.changed.lock:
             self.settle(request, result, error)
-            if error is not None and (reason := broken_by(error, request.signature.key)):
+            if error is not None and (reason := broken_by(error, request.key)):
                 self.close(reason)
             if request.signature == LEAVE:  # closed before anyone learns of it: leaving twice is leaving once
                 self.close(self.farewell)
 
     def settle(self, request: Request, result: Any = None, error: BaseException | None = None) -> None:
         with self.changed.lock:
-            if self.pending.pop(request.signature.key, None) is None:
+            if self.pending.pop(request.key, None) is None:
                 return  # the lane was closed meanwhile
             request.handle.finish(result, error)
         for observer in self.observers:

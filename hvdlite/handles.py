@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from itertools import count
-from typing import Any, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
 from hvdlite.requests import Handle
 
@@ -53,8 +53,7 @@ def synchronize(handle: int) -> Any:
 P = ParamSpec("P")
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """An operation that can be run in both ways. start(wait=...): its result, or a request's handle."""
 
     start: Callable[..., Any]

@@ -113,7 +113,7 @@ def refusal(signature: Signature, joined: Sequence[int]) -> MismatchError:
 def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
     """What each side said, and the cure. signatures: one per member, for one name."""
     first = signatures[0]
-    facts = [{"kind": s.kind, **dict(s.facts)} for s in signatures]
+    facts = [{"kind": s.kind, "round": s.round, **dict(s.facts)} for s in signatures]
     named = dict.fromkeys(name for fact in facts for name in fact)  # in order; some ranks may lack some
     what = next((name for name in named if any(f.get(name) != facts[0].get(name) for f in facts)), "arguments")
     values = [f.get(what, "none") for f in facts]

@@ -170,7 +170,7 @@ class Reducer:
             else:
                 self.prepared_bucket(number, lane)()
 
-        signature = Signature("gradients", f"{self.name} bucket {number}", (("round", tag),))
+        signature = Signature("gradients", f"{self.name} bucket {number}", round=tag)
         request = Request(signature, work, flag=flag, stand_in=lambda: Zeros.like([buffer], self.how))
         if not is_host(buffer):
             on_gpu(self.lane, request, buffer)
@@ -192,7 +192,7 @@ class Reducer:
         def work(lane: Lane) -> None:
             allreduce(lane.transport, lane.workspace, lane.place, uses, Reduction("max"))
 
-        signature = Signature("uses", f"{self.name} bucket 0", (("round", tag),))
+        signature = Signature("uses", f"{self.name} bucket 0", round=tag)
         self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([uses], Reduction("max"))))
         return [Use(int(use)) for use in uses]
 
@@ -203,7 +203,7 @@ class Reducer:
             mine = self.arrived if lane.transport.rank == 0 else []
             return list(lane.transport.allgather_object(mine)[0])
 
-        first = self.lane.run(Request(Signature("order", f"{self.name} bucket 0", (("round", tag),)), work))
+        first = self.lane.run(Request(Signature("order", f"{self.name} bucket 0", round=tag), work))
         return list(dict.fromkeys([*first, *(index for bucket in self.plan.buckets for index in bucket.members)]))
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hvdlite.arrays import NOTHING_PENDING, Mark
 
@@ -18,9 +19,20 @@ if TYPE_CHECKING:
     from hvdlite.engine import Lane
 
 
+Facts: TypeAlias = tuple[tuple[str, Any], ...]
+"""Pairs of what and its value, in a fixed order."""
+BITS = (1 << 62) - 1
+
+
 def digest(text: str) -> int:
     """62 bits that are equal in all processes for equal texts. (Python's hash() differs per process.)"""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 2
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") & BITS
+
+
+@lru_cache(maxsize=1024)
+def digest_of_facts(kind: str, facts: Facts) -> int:
+    """Of what is the same call after call, while names and rounds change: writing it out takes longest."""
+    return digest(f"{kind} {facts}")
 
 
 class Changed(threading.Condition):
@@ -38,17 +50,17 @@ class Changed(threading.Condition):
         self.waiting: list[int] = []
 
 
-@dataclass(frozen=True)
-class Signature:
-    """kind: 'allreduce', ...; name: the tensor's or plan's; facts: pairs of what and its value, in a fixed order."""
+class Signature(NamedTuple):
+    """kind: 'allreduce', ...; name: the tensor's or plan's; round: which backward pass it is of, in words."""
 
     kind: str
     name: str
-    facts: tuple[tuple[str, Any], ...] = ()
+    facts: Facts = ()
+    round: str = ""
 
     def digest(self) -> int:
-        """Equal in all processes for equal signatures."""
-        return digest(f"{self.kind} {self.name} {self.facts}")
+        """Equal in all processes for equal signatures, and else different but for a chance of 2^-62."""
+        return (digest_of_facts(self.kind, self.facts) + digest(f"{self.name}\n{self.round}")) & BITS
 
     @property
     def key(self) -> str:
@@ -115,6 +127,8 @@ class Request:
     stand_in: Callable[[], Callable[[Lane], None]] | None = None
     """Makes what a rank that has joined does instead of `work`, picklable. None: not possible while one has joined."""
     handle: Handle = field(init=False)
+    key: str = field(init=False)
+    """The signature's. This and the handle are there once it is queued."""
     queued: float = 0.0
     """When it was queued (time.monotonic()), for whoever looks on; 0.0: not yet."""
     agreed: float = 0.0

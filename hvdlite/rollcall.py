@@ -29,8 +29,9 @@ def wait(pending: Pending, check: Callable[[], None], hurry: Callable[[], bool])
 
     check: called before each nap; raises when the wait is to be given up.
     """
-    if pending.test():
-        return
+    for _ in range(LOOKS):  # most are over by then
+        if pending.test():
+            return
     began = time.monotonic()
     while not pending.test():
         waited, awaited = time.monotonic() - began, hurry()
@@ -43,15 +44,28 @@ def wait(pending: Pending, check: Callable[[], None], hurry: Callable[[], bool])
                 return
 
 
-def agreed(transport: Transport, request: Request, check: Callable[[], None], hurry: Callable[[], bool]) -> bool:
-    """True when all ranks called with the same request; then sets request.flag to the largest one, and request.alike.
-    Collective. check, hurry: see `wait`.
+class RollCall:
+    """A transport's. check, hurry: see `wait`.
+
+    Its values and what sends them are made once: new ones would take as long as the message, and several times that
+    where the caches are full of gradients.
     """
-    digest = request.signature.digest()
-    values = np.array([digest, -digest, request.flag, request.count, -request.count], np.int64)
-    wait(transport.start_max(values), check, hurry)
-    largest, minus_least, flag, most, minus_fewest = values.tolist()
-    if largest != -minus_least:
-        return False
-    request.flag, request.alike = flag, most == -minus_fewest
-    return True
+
+    def __init__(self, transport: Transport, check: Callable[[], None], hurry: Callable[[], bool]) -> None:
+        self.values = np.zeros(5, np.int64)
+        self.maximum = transport.maximum(self.values)
+        self.check, self.hurry = check, hurry
+
+    def agreed(self, request: Request) -> bool:
+        """True when all ranks called with the same request; then sets request.flag to the largest one, and
+        request.alike. Collective."""
+        digest, values = request.signature.digest(), self.values
+        values[0], values[1], values[2] = digest, -digest, request.flag
+        values[3], values[4] = request.count, -request.count
+        self.maximum.start()
+        wait(self.maximum, self.check, self.hurry)
+        largest, minus_least, flag, most, minus_fewest = values.tolist()
+        if largest != -minus_least:
+            return False
+        request.flag, request.alike = flag, most == -minus_fewest
+        return True

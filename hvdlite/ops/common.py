@@ -5,8 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from hvdlite import runtime
 from hvdlite.algorithms.reduction import Reduction
@@ -15,9 +18,7 @@ from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu import on_gpu
 from hvdlite.groups import Group
-from hvdlite.requests import Request, Signature
-
-Facts = tuple[tuple[str, Any], ...]
+from hvdlite.requests import Facts, Request, Signature
 
 
 class Op(IntEnum):
@@ -49,13 +50,24 @@ def resolve_op(op: Op | int | None, average: bool | None) -> Op:
 
 def reduction(op: Op, size: int, prescale: float = 1.0, postscale: float = 1.0) -> Reduction:
     """The arithmetic for an op over `size` ranks."""
+    return known_reduction(op, size, float(prescale), float(postscale))
+
+
+@lru_cache(maxsize=1024)
+def known_reduction(op: Op, size: int, before: float, after: float) -> Reduction:
     operation = "sum" if op in (Average, Sum) else op.name.lower()
-    return Reduction(operation, float(prescale), float(postscale), size if op is Average else 1)
+    return Reduction(operation, before, after, size if op is Average else 1)
 
 
 def reduction_facts(op: Op, how: Reduction, array: Array) -> Facts:
     """What ranks must agree on for a reduction of this array. Raises TypeError for what has no such reduction."""
-    facts, dtype = array_facts(array), array.dtype
+    return facts_of_reduction(op, how, array.dtype, array.shape, is_host(array))
+
+
+@lru_cache(maxsize=1024)
+def facts_of_reduction(op: Op, how: Reduction, dtype: np.dtype[Any], shape: tuple[int, ...], host: bool) -> Facts:
+    """Cached, as `facts_of_array`: mostly it is the same again."""
+    facts = facts_of_array(dtype, shape, host, 0)
     if dtype.kind not in "biuf" and dtype != bfloat16 and not (dtype.kind == "c" and op in (Average, Sum)):
         raise TypeError(
             f"{op.name} of {dtype_name(dtype)} is not possible: only of booleans, integers, floats, and Average and "
@@ -68,20 +80,24 @@ def reduction_facts(op: Op, how: Reduction, array: Array) -> Facts:
 def array_facts(array: Array, skip: int = 0) -> Facts:
     """dtype, shape (from dimension `skip` on) and placement of an array. Raises TypeError for Python objects, and for
     numbers in a foreign byte order."""
-    if array.dtype.hasobject:
+    return facts_of_array(array.dtype, array.shape, is_host(array), skip)
+
+
+@lru_cache(maxsize=1024)
+def facts_of_array(dtype: np.dtype[Any], shape: tuple[int, ...], host: bool, skip: int) -> Facts:
+    if dtype.hasobject:
         raise TypeError(
             "an array of Python objects cannot be sent: use hvd.allgather_object, hvd.broadcast_object, or an array of "
             "numbers"
         )
-    if not array.dtype.isnative:
+    if not dtype.isnative:
         raise TypeError(
-            f"an array of {array.dtype.str} is not in this machine's byte order, in which ranks communicate: give "
+            f"an array of {dtype.str} is not in this machine's byte order, in which ranks communicate: give "
             "array.astype(array.dtype.newbyteorder('='))"
         )
     what = "shape" if skip == 0 else "shape after the first dimension"
-    shape = array.shape[skip:] if array.ndim >= skip else "no dimension"
-    device = "host" if is_host(array) else "device"
-    return (("dtype", dtype_name(array.dtype)), (what, shape), ("device", device))
+    rest = shape[skip:] if len(shape) >= skip else "no dimension"
+    return (("dtype", dtype_name(dtype)), (what, rest), ("device", "host" if host else "device"))
 
 
 def grouped_facts(facts: Sequence[Facts]) -> Facts:

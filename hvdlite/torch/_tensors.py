@@ -36,10 +36,11 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 def device_name(tensor: torch.Tensor) -> str:
     """As bucket plans name it. Raises ValueError for devices that nothing here reaches."""
-    kind = tensor.device.type
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"hvdlite cannot communicate tensors on {tensor.device}: move it to the CPU or a CUDA GPU")
-    return "host" if kind == "cpu" else "cuda"  # without its number, in which ranks differ
+    if tensor.is_cpu:
+        return "host"
+    if tensor.is_cuda:
+        return "cuda"  # without its number, in which ranks differ
+    raise ValueError(f"hvdlite cannot communicate tensors on {tensor.device}: move it to the CPU or a CUDA GPU")
 
 
 def to_array(tensor: torch.Tensor) -> Array:
@@ -75,10 +76,10 @@ def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[Any], torch.Tensor]
     when it is delivered. Raises ValueError where elements share memory (expand), so that each cannot have its own.
     """
     require_dense(tensor)
-    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise ValueError("a tensor whose elements share memory (expand) cannot be written in place: give its .clone()")
     if tensor.is_contiguous():
         return to_array(tensor), lambda _: tensor
+    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ValueError("a tensor whose elements share memory (expand) cannot be written in place: give its .clone()")
     copy = fresh(tensor)
 
     def put_back(_: Any) -> torch.Tensor:

@@ -24,6 +24,14 @@ class Pending(Protocol):
         ...
 
 
+class Maximum(Pending, Protocol):
+    """An element-wise MAX all-reduce of some int64s, in place, again and again."""
+
+    def start(self) -> None:
+        """Begin it; the last one must be complete."""
+        ...
+
+
 class Exchange(Pending, Protocol):
     """A message out and one in, both under way."""
 
@@ -73,8 +81,8 @@ class Transport(Protocol):
 
     def barrier(self) -> None: ...
 
-    def start_max(self, values: Array) -> Pending:
-        """Begin an element-wise MAX all-reduce of int64s, in place."""
+    def maximum(self, values: Array) -> Maximum:
+        """What agrees on these very int64s. Sends nothing yet."""
         ...
 
     def native_allreduce(self, array: Array, op: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes, finish, is_host, issued, recorded
-from hvdlite.transports import Exchange, Mail, Pending, Transport
+from hvdlite.transports import Exchange, Mail, Maximum, Transport
 from hvdlite.transports.nccl import Nccl
 
 CHUNK = 4 << 20
@@ -52,8 +52,8 @@ class DirectTransport:
         self.xp.cuda.get_current_stream().synchronize()
         self.base.barrier()
 
-    def start_max(self, values: Array) -> Pending:
-        return self.base.start_max(values)
+    def maximum(self, values: Array) -> Maximum:
+        return self.base.maximum(values)
 
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING

@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes
-from hvdlite.transports import LOOKS, Pending
+from hvdlite.transports import LOOKS
 
 PIECE = 1 << 30
 TCP_PIECE = 60 * 1024
@@ -38,15 +38,20 @@ GIVEN_UP: list[Any] = []
 """What MPI may still write to or read, though nobody waits for it any more (a signal's handler raised meanwhile)."""
 
 
-class MpiPending:
-    """An Iallreduce under way; keeps its buffers alive."""
+class MpiMaximum:
+    """A Maximum; keeps its values alive while MPI may write to them. What mpi4py is given is made once: to look for the
+    type and the length of new values takes as long as MPI does."""
 
-    def __init__(self, request: MPI.Request, values: Array) -> None:
-        self.request, self.values = request, values
+    def __init__(self, comm: MPI.Comm, values: Array) -> None:
+        self.comm, self.values = comm, [values, values.size, MPI.INT64_T]
+        self.request = MPI.REQUEST_NULL
 
     def __del__(self) -> None:
         if self.request:
             GIVEN_UP.append((self.request, self.values))
+
+    def start(self) -> None:
+        self.request = self.comm.Iallreduce(MPI.IN_PLACE, self.values, MPI.MAX)
 
     def test(self) -> bool:
         return bool(self.request.Test())
@@ -123,8 +128,8 @@ class MpiTransport:
     def barrier(self) -> None:
         self.comm.Barrier()
 
-    def start_max(self, values: Array) -> Pending:
-        return MpiPending(self.comm.Iallreduce(MPI.IN_PLACE, values, MPI.MAX), values)
+    def maximum(self, values: Array) -> MpiMaximum:
+        return MpiMaximum(self.comm, values)
 
     def native_allreduce(self, array: Array, op: str) -> None:
         if op not in NATIVE_OPS or array.dtype not in NATIVE_DTYPES:

@@ -13,19 +13,23 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark
-from hvdlite.transports import Exchange, Pending, Transport
+from hvdlite.transports import Exchange, Transport
 
 
-class PairPending:
-    """A MAX of two: the exchange under way of both ranks' values."""
+class PairMaximum:
+    """A Maximum of two: both ranks' values are exchanged."""
 
-    def __init__(self, exchange: Pending, values: Array, theirs: Array) -> None:
-        self.exchange, self.values, self.theirs = exchange, values, theirs
+    def __init__(self, pair: PairTransport, values: Array) -> None:
+        self.pair, self.values = pair, values
+
+    def start(self) -> None:
+        self.mine, self.theirs = self.values.copy(), np.empty_like(self.values)
+        self.exchange = self.pair.start_exchange(self.mine, self.pair.peer, self.theirs, self.pair.peer)
 
     def test(self) -> bool:
         if not self.exchange.test():
             return False
-        np.maximum(self.values, self.theirs, out=self.values)
+        np.maximum(self.mine, self.theirs, out=self.values)
         return True
 
 
@@ -56,9 +60,8 @@ class PairTransport:
     def barrier(self) -> None:
         self.allgather_object(None)
 
-    def start_max(self, values: Array) -> Pending:
-        theirs, mine = np.empty_like(values), values.copy()
-        return PairPending(self.parent.start_exchange(mine, self.peer, theirs, self.peer), values, theirs)
+    def maximum(self, values: Array) -> PairMaximum:
+        return PairMaximum(self, values)
 
     def allgather_object(self, value: Any) -> list[Any]:
         mine = np.frombuffer(pickle.dumps(value), np.uint8)

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes
-from hvdlite.transports import Pending
 
 T = TypeVar("T")
 PATIENCE = 60.0  # seconds until a receive that nobody answers fails: a test must not hang
@@ -34,18 +33,20 @@ class Board:
         self.beside: Board | None = None
 
 
-class ThreadPending:
-    """A MAX all-reduce: complete once every rank has put its values on the board."""
+class ThreadMaximum:
+    """A Maximum: complete once every rank has put its values on the board."""
 
-    def __init__(self, board: Board, serial: int, size: int, values: Array) -> None:
-        self.board, self.serial, self.size, self.values = board, serial, size, values
+    def __init__(self, transport: ThreadTransport, values: Array) -> None:
+        self.transport, self.values, self.given = transport, values, [values]
+
+    def start(self) -> None:
+        self.given = self.transport.put_up(self.values.copy())
 
     def test(self) -> bool:
-        with self.board.lock:
-            given = self.board.maxima[self.serial]
-            if len(given) < self.size:
+        with self.transport.board.lock:
+            if len(self.given) < self.transport.size:
                 return False
-        self.values[:] = np.max(given, axis=0)
+        self.values[:] = np.max(self.given, axis=0)
         return True
 
 
@@ -98,13 +99,17 @@ class ThreadTransport:
         if self.size > 1:
             self.board.gate.wait()
 
-    def start_max(self, values: Array) -> Pending:
+    def maximum(self, values: Array) -> ThreadMaximum:
+        return ThreadMaximum(self, values)
+
+    def put_up(self, values: Array) -> list[Array]:
+        """Put values on the board, beside those that the others put up in their same turn; the list of them."""
         with self.board.lock:
-            self.board.maxima.setdefault(self.serial, []).append(values.copy())
+            given = self.board.maxima.setdefault(self.serial, [])
+            given.append(values)
             self.board.maxima.pop(self.serial - 8, None)
-        pending = ThreadPending(self.board, self.serial, self.size, values)
         self.serial += 1
-        return pending
+        return given
 
     def native_allreduce(self, array: Array, op: str) -> None:
         raise NotImplementedError("threads have no native all-reduce")

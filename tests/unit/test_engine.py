@@ -283,7 +283,7 @@ def test_an_interrupted_wait_closes_the_lane() -> None:
     """Ctrl-C while waiting for the others: it passes, and later calls say that this process is out."""
 
     class Interrupted(ThreadTransport):
-        def start_max(self, values: Any) -> Any:
+        def put_up(self, values: Any) -> Any:
             raise KeyboardInterrupt
 
     def rank_main(transport: ThreadTransport) -> None:

@@ -105,7 +105,7 @@ def test_a_long_diff_is_cut() -> None:
 
 
 def test_a_plan_against_a_round() -> None:
-    text = message(plan("w"), Signature("gradients", "optimizer.1", (("round", "step 2, backward 1, attempt 1"),)))
+    text = message(plan("w"), Signature("gradients", "optimizer.1", round="step 2, backward 1, attempt 1"))
     assert "rank 0 has plan, rank 1 has gradients" in text and "requires_grad" in text
 
 
@@ -155,7 +155,8 @@ def test_names_of_ranks(members: list[int], text: str) -> None:
 
 def test_digests() -> None:
     """Equal for equal signatures, different for any difference, and within 62 bits, so that -h is one too."""
-    different = [A, B, allreduce("a", (4,)), allreduce("a", dtype="int8"), gather("a"), broadcast("a", 0), broadcast("a", 1), LEAVE]
+    different = [A, B, allreduce("a", (4,)), allreduce("a", dtype="int8"), gather("a"), broadcast("a", 0), broadcast("a", 1), LEAVE,
+                 A._replace(round="step 1"), A._replace(round="step 2")]
     digests = [signature.digest() for signature in different]
     assert len(set(digests)) == len(different) and all(0 <= digest < 2**62 for digest in digests)
     assert allreduce("a").digest() == A.digest()

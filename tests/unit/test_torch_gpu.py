@@ -86,8 +86,8 @@ def test_parameters_on_two_gpus_are_refused() -> None:
 
 
 def test_devices_have_one_name_on_all_ranks() -> None:
-    for name, expected in (("cpu", "host"), ("cuda:0", "cuda"), ("cuda:3", "cuda")):
-        assert _tensors.device_name(SimpleNamespace(device=torch.device(name))) == expected
+    assert _tensors.device_name(torch.empty(1)) == "host"
+    assert _tensors.device_name(SimpleNamespace(is_cpu=False, is_cuda=True)) == "cuda"
     with pytest.raises(ValueError, match="cannot communicate tensors on meta"):
         _tensors.device_name(torch.empty(1, device="meta"))
 

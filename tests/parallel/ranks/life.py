@@ -230,16 +230,17 @@ def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
     comm = MPI.COMM_WORLD.Dup()
     transport = mpi.MpiTransport(comm)
     if hvd.rank() == 0:
-        transport.start_max(np.zeros(5, np.int64))  # and nobody keeps it
+        transport.maximum(np.zeros(5, np.int64)).start()  # and nobody keeps it
         comm.Barrier()
-        (request, values) = mpi.GIVEN_UP.pop()
+        (request, (values, *_)) = mpi.GIVEN_UP.pop()
         while not request.Test():
             pass
         assert (values == hvd.size() - 1).all()
     else:
         comm.Barrier()
         values = np.full(5, hvd.rank(), np.int64)
-        pending = transport.start_max(values)
+        pending = transport.maximum(values)
+        pending.start()
         while not pending.test():
             pass
     assert not mpi.GIVEN_UP
