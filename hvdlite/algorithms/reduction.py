@@ -6,18 +6,18 @@ with truncation toward zero (Horovod multiplies by 1/size in double and truncate
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from hvdlite.algorithms import fused
-from hvdlite.arrays import Array, is_float, is_small_float, module
+from hvdlite.algorithms import fused, half
+from hvdlite.arrays import Array, is_float, is_host, is_small_float, module
 
 FUNCTIONS = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multiply"}
 BOOLEAN_FUNCTIONS = {"sum": "logical_or", "min": "logical_and", "max": "logical_or", "product": "logical_and"}
-
+WIDE_ELEMENTS = 64 * 1024
 
 Scaler: TypeAlias = Callable[[Array], None]
 """Scales an array in place."""
@@ -44,7 +44,10 @@ class Reduction:
             return
         function = self.function(total)
         if is_small_float(total.dtype):
-            total[...] = function(total.astype(np.float32), other.astype(np.float32))
+            for mine, theirs in in_cache(total, other):
+                wide = widened(mine)
+                function(wide, widened(theirs), out=wide)
+                assign(mine, wide)
         else:
             function(total, other, out=total)
 
@@ -77,7 +80,12 @@ def scaler(like: Array, factor: float, divisor: int) -> Scaler:
         return scaler_of_floats(like, factor, divisor)
     if fused.possible([like], "sum"):
         return lambda array: fused.add_up([array], targets=1, scaling=(("*", factor / divisor),))
-    return lambda array: assign(array, array.astype(np.float32) * np.float32(factor / divisor))
+
+    def scale(array: Array) -> None:
+        for (part,) in in_cache(array):
+            assign(part, widened(part) * np.float32(factor / divisor))
+
+    return scale
 
 
 def scaler_of_floats(like: Array, factor: float, divisor: int) -> Scaler:
@@ -96,8 +104,27 @@ def scaler_of_floats(like: Array, factor: float, divisor: int) -> Scaler:
     return scale
 
 
+def widened(array: Array) -> Array:
+    """A new array of the same numbers, in the dtype in which they are added."""
+    if array.dtype == np.float16 and is_host(array):
+        return half.widened(array)
+    return array.astype(accumulator(array.dtype))
+
+
 def assign(array: Array, values: Array) -> None:
-    array[...] = values
+    """The values, rounded, into the array."""
+    if array.dtype == np.float16 and values.dtype == np.float32 and is_host(array):
+        half.narrow(values, array)
+    else:
+        array[...] = values
+
+
+def in_cache(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Flat arrays, so many elements at a time that wider copies of them stay in the cache; whole on a GPU."""
+    size = arrays[0].size
+    step = WIDE_ELEMENTS if is_host(arrays[0]) else max(size, 1)
+    for start in range(0, size, step):
+        yield tuple(array[start : start + step] for array in arrays)
 
 
 def scaling(factor: float, divisor: int) -> fused.Scaling:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from hvdlite.algorithms import fused
-from hvdlite.algorithms.reduction import Reduction, accumulator, scaling
+from hvdlite.algorithms.reduction import Reduction, accumulator, assign, scaling, widened
 from hvdlite.algorithms.ring import same_part
 from hvdlite.arrays import Array, is_host, is_small_float
 from hvdlite.transports import Transport
@@ -65,7 +65,7 @@ def adder(like: Sequence[Array], reduction: Reduction) -> AddUp:
         return lambda blocks, targets: fused.add_up(blocks, targets, before, scales)
     if accumulator(first.dtype) == first.dtype and before == 1.0:
         return adder_in_place(reduction, first)
-    return adder_aside(reduction, first[:0].astype(accumulator(first.dtype)))
+    return adder_aside(reduction, widened(first[:0]))
 
 
 def adder_in_place(reduction: Reduction, like: Array) -> AddUp:
@@ -88,17 +88,18 @@ def adder_aside(reduction: Reduction, wide: Array) -> AddUp:
     """The sum grows in an array of its own, like `wide`; it is rounded once."""
     prescale, function, postscale = reduction.prescaler(wide), reduction.function(wide), reduction.postscaler(wide)
 
-    def widened(block: Array) -> Array:
-        copy = block.astype(wide.dtype)
+    def addend(block: Array) -> Array:
+        copy = widened(block)
         prescale(copy)
         return copy
 
     def add_up(blocks: Sequence[Array], targets: int) -> None:
-        total = widened(blocks[0])
+        total = addend(blocks[0])
         for block in blocks[1:]:
-            function(total, widened(block), out=total)
+            function(total, addend(block), out=total)
         postscale(total)
-        for block in blocks[:targets]:
-            block[...] = total
+        assign(blocks[0], total)
+        for block in blocks[1:targets]:
+            block[...] = blocks[0]
 
     return add_up

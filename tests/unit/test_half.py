@@ -1,0 +1,30 @@
+"""float16 and float32, converted in whole arrays: NumPy's bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvdlite.algorithms import half
+
+ALL = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+NUMBERS = np.sort(ALL[np.isfinite(ALL)].astype(np.float32))
+MIDDLES = ((NUMBERS[1:].astype(np.float64) + NUMBERS[:-1]) / 2).astype(np.float32)  # exact
+INFINITY = np.float32(np.inf)
+
+
+def test_every_number_is_widened() -> None:
+    np.testing.assert_array_equal(half.widened(ALL).view(np.uint32), ALL.astype(np.float32).view(np.uint32))
+
+
+@pytest.mark.parametrize("floats", [
+    ALL.astype(np.float32), MIDDLES, np.nextafter(MIDDLES, INFINITY), np.nextafter(MIDDLES, -INFINITY),
+    np.array([65504, 65519.99, 65520, 65536, -1e30, 3e38, INFINITY, -INFINITY, np.nan, 1e-45, -1e-45], np.float32),
+    np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, np.uint32).view(np.float32), np.zeros(0, np.float32),
+], ids=["its own", "ties", "above ties", "below ties", "at the ends", "any bits", "none"])  # fmt: skip
+def test_rounding(floats: np.ndarray) -> None:
+    found = np.empty(floats.shape, np.float16)
+    with np.errstate(all="ignore"):
+        half.narrow(floats, found)
+        expected = floats.astype(np.float16)
+    np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
