@@ -37,8 +37,11 @@ def poll(handle: int) -> bool:
     return _awaited[handle].handle.poll()
 
 
-def synchronize(handle: int) -> Any:
-    """Wait for an asynchronous operation; its output. None for a handle already synchronized, as in Horovod."""
+def synchronize(handle: int | Callable[[], Any]) -> Any:
+    """Wait for an asynchronous operation; its output. None for a handle already synchronized, as in Horovod. What waits
+    itself, as `sparse_allreduce_async` returns it, is called."""
+    if callable(handle):
+        return handle()
     awaited = _awaited.get(handle)
     if awaited is None:
         return None

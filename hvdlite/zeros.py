@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite.algorithms import allreduce
+from hvdlite.algorithms.grouped import allreduce_all
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, is_host
 from hvdlite.engine import Lane
@@ -36,7 +36,7 @@ class StandIn:
 
 @dataclass(frozen=True)
 class Zeros(StandIn):
-    """All-reduces of zeros of these lengths and dtypes, one after another, whose results nobody sees."""
+    """An all-reduce of zeros of these lengths and dtypes, whose results nobody sees."""
 
     lengths: tuple[tuple[int, np.dtype[Any]], ...]
     how: Reduction
@@ -49,6 +49,5 @@ class Zeros(StandIn):
 
     def take_part(self, at: Lane | Side, xp: ModuleType) -> list[Array]:
         arrays = [xp.zeros(length, dtype) for length, dtype in self.lengths]
-        for array in arrays:
-            allreduce(at.transport, at.workspace, at.place, array, self.how)
+        allreduce_all(at.transport, at.workspace, at.place, arrays, self.how)
         return arrays

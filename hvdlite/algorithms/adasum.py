@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array, is_float, module
+from hvdlite.algorithms.reduction import Reduction, assign, in_cache, widened
+from hvdlite.arrays import Array, is_float
 from hvdlite.errors import HvdliteError
 from hvdlite.transports import Transport
 
@@ -32,16 +32,30 @@ def adasum(transport: Transport, buffer: Array, scratch: Array, reduction: Reduc
     while distance < transport.size:
         partner = transport.rank ^ distance
         transport.exchange(buffer, partner, incoming, partner)
-        buffer[...] = combined(buffer, incoming)
+        combine(buffer, incoming)
         distance *= 2
     reduction.postscale(buffer)
 
 
-def combined(a: Array, b: Array) -> Array:
-    """The rule, in float64 for float64 and in float32 for all others."""
-    xp, wide = module(a), np.float64 if a.dtype == np.float64 else np.float32
-    exact_a, exact_b = a.astype(np.float64), b.astype(np.float64)
-    dot, norm_a, norm_b = (float(xp.dot(x, y)) for x, y in ((exact_a, exact_b), (exact_a, exact_a), (exact_b, exact_b)))
+def combine(a: Array, b: Array) -> None:
+    """The rule, into a; in float64 for float64 and in float32 for all others."""
+    dot, norm_a, norm_b = products(a, b)
     share_a = 1.0 if norm_a < TINY else 1.0 - dot / (2.0 * norm_a)
     share_b = 1.0 if norm_b < TINY else 1.0 - dot / (2.0 * norm_b)
-    return (wide(share_a) * a.astype(wide) + wide(share_b) * b.astype(wide)).astype(a.dtype)
+    for mine, theirs in in_cache(a, b):
+        wide, other = widened(mine), widened(theirs)
+        wide *= wide.dtype.type(share_a)
+        other *= wide.dtype.type(share_b)
+        wide += other
+        assign(mine, wide)
+
+
+def products(a: Array, b: Array) -> tuple[float, float, float]:
+    """a.b, a.a and b.b in float64. NumPy's sums: the order of BLAS's depends on the CPU and the number of threads, in
+    which hosts differ."""
+    found = [0.0, 0.0, 0.0]
+    for each, other in in_cache(a, b):
+        x, y = widened(each).astype(np.float64, copy=False), widened(other).astype(np.float64, copy=False)
+        for place, factors in enumerate(((x, y), (x, x), (y, y))):
+            found[place] += float((factors[0] * factors[1]).sum())
+    return found[0], found[1], found[2]

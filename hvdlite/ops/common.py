@@ -102,6 +102,11 @@ def facts_of_array(dtype: np.dtype[Any], shape: tuple[int, ...], host: bool, ski
 
 def grouped_facts(facts: Sequence[Facts]) -> Facts:
     """The facts of several arrays as those of one operation, and their number; of a single one by their own names."""
+    return facts_together(tuple(facts))
+
+
+@lru_cache(maxsize=256)
+def facts_together(facts: tuple[Facts, ...]) -> Facts:
     number = (("number of tensors", len(facts)),)
     if len(facts) == 1:
         return (*number, *facts[0])

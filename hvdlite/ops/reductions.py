@@ -7,6 +7,7 @@ from typing import Any
 
 from hvdlite import runtime
 from hvdlite.algorithms import allreduce as reduce_over_ranks
+from hvdlite.algorithms.grouped import allreduce_all
 from hvdlite.algorithms.pipeline import scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import reduce_scatter
@@ -58,7 +59,7 @@ def grouped_allreduce_(
     arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
     process_set: ProcessSet | None = None, wait: bool = True,
 ) -> Any:
-    """All-reduce several arrays in place as one operation. Result: the list of arrays."""
+    """All-reduce several arrays in place as one operation, short ones together. Result: the list of arrays."""
     group = runtime.group_of(process_set)
     if not arrays:
         raise ValueError("grouped_allreduce needs at least one tensor")
@@ -68,8 +69,7 @@ def grouped_allreduce_(
     facts = grouped_facts([reduction_facts(op, how, array) for array in arrays])
 
     def work(lane: Lane) -> list[Array]:
-        for array in arrays:
-            reduce_over_ranks(lane.transport, lane.workspace, lane.place, array.reshape(-1), how)
+        allreduce_all(lane.transport, lane.workspace, lane.place, arrays, how)
         return list(arrays)
 
     return submit(group, "grouped_allreduce", name, facts, work, arrays[0], wait, lambda: Zeros.like(arrays, how))

@@ -163,6 +163,18 @@ def check_grouped() -> None:
     assert all((a == p * (p - 1) // 2).all() for a in arrays) and len(result) == 3
 
 
+def check_grouped_short_and_long() -> None:
+    """Short arrays of several dtypes travel together, past one batch; each gets its own sum back."""
+    p, r = hvd.size(), hvd.rank()
+    lengths = [(i * 37) % 50 + (40_000 if i % 13 == 5 else 0) for i in range(60)] + [30_000] * 20
+    kinds = [kind(("float32", "bfloat16", "int64")[i % 3]) for i in range(len(lengths))]
+    arrays = [np.full(length, i % 8 + r, k) for i, (length, k) in enumerate(zip(lengths, kinds, strict=True))]
+    for op, expected in ((hvd.Sum, lambda i: p * (i % 8) + p * (p - 1) // 2), (hvd.Max, lambda i: i % 8 + p - 1)):
+        results = ops.grouped_allreduce_([array.copy() for array in arrays], op)
+        for i, (result, array) in enumerate(zip(results, arrays, strict=True)):
+            assert result.shape == array.shape and (result == expected(i)).all(), (op, i, result)
+
+
 def check_allgather() -> None:
     """Rank r gives r rows of the number r: uneven first dimensions, zero among them."""
     p, r = hvd.size(), hvd.rank()

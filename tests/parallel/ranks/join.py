@@ -48,6 +48,8 @@ def check_every_operation_sees_zeros() -> None:
             assert (hvd.allreduce(np.ones(4, kind), op=hvd.Max) == 1).all()
         a, b = ops.grouped_allreduce_([np.full(3, r), np.full((2, 2), 1.0)], ops.Sum)
         assert (a == p * (p - 1) // 2).all() and (b == p - 1).all()
+        short = [np.full(7, i, ("f4", "i8")[i % 2]) for i in range(30)]  # which travel together
+        assert all((each == i * (p - 1)).all() for i, each in enumerate(ops.grouped_allreduce_(short, ops.Sum)))
         handles = [ops.allreduce_(np.full(10, i), ops.Sum, f"x{i}", wait=False) for i in (range(8) if r % 2 else reversed(range(8)))]
         assert sorted(int(handle.wait()[0]) for handle in handles) == [i * (p - 1) for i in range(8)]
         if p in (2, 4):
