@@ -1,0 +1,21 @@
+"""Which arrays of a group travel together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvdlite.algorithms.grouped import SHORT_BYTES, batches
+
+
+def test_short_arrays_of_a_dtype_travel_together() -> None:
+    arrays = [np.zeros(3, "f4"), np.zeros(2, "i8"), np.zeros(5, "f4"), np.zeros(SHORT_BYTES + 1, "i1"), np.zeros(4, "i8")]
+    assert batches(arrays, 1 << 20) == [[0, 2], [1, 4], [3]]
+
+
+def test_a_batch_that_is_full_is_followed_by_another() -> None:
+    arrays = [np.zeros(10, "i1")] * 7
+    assert batches(arrays, 30) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_each_alone() -> None:
+    assert batches([np.zeros(3, "f4")] * 3, 0) == [[0], [1], [2]]
