@@ -54,7 +54,7 @@ class Lane:
         self.name, self.observers = name, observers
         self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
-        self.roll = RollCall(transport, self.check, self.hurried)
+        self.roll = RollCall(transport)
         self.quietly = quiet_runner()
         self.gpu: Side | None = None
         """What work on device arrays finds instead of transport, place and workspace; `gpu` makes it."""
@@ -112,6 +112,7 @@ class Lane:
     def admit(self, request: Request) -> None:
         if self.closed:
             raise self.closed
+        request.digest = request.signature.digest()
         caller = threading.get_ident()
         key = request.key = request.signature.key
         if key in self.pending:
@@ -182,7 +183,7 @@ class Lane:
         if request.ready is not NOTHING_PENDING:
             request.ready.wait()
         adopt_gpu()
-        if self.transport.size > 1 and not self.roll.agreed(request):
+        if self.transport.size > 1 and not self.roll.agreed(request, self.check, self.hurried):
             return False
         self.execute(request)
         return True

@@ -128,7 +128,8 @@ class Request:
     """Makes what a rank that has joined does instead of `work`, picklable. None: not possible while one has joined."""
     handle: Handle = field(init=False)
     key: str = field(init=False)
-    """The signature's. This and the handle are there once it is queued."""
+    """The signature's, as `digest` is. These and the handle are there once it is queued."""
+    digest: int = field(init=False)
     queued: float = 0.0
     """When it was queued (time.monotonic()), for whoever looks on; 0.0: not yet."""
     agreed: float = 0.0

@@ -45,25 +45,24 @@ def wait(pending: Pending, check: Callable[[], None], hurry: Callable[[], bool])
 
 
 class RollCall:
-    """A transport's. check, hurry: see `wait`.
+    """A transport's.
 
     Its values and what sends them are made once: new ones would take as long as the message, and several times that
     where the caches are full of gradients.
     """
 
-    def __init__(self, transport: Transport, check: Callable[[], None], hurry: Callable[[], bool]) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.values = np.zeros(5, np.int64)
         self.maximum = transport.maximum(self.values)
-        self.check, self.hurry = check, hurry
 
-    def agreed(self, request: Request) -> bool:
+    def agreed(self, request: Request, check: Callable[[], None], hurry: Callable[[], bool]) -> bool:
         """True when all ranks called with the same request; then sets request.flag to the largest one, and
-        request.alike. Collective."""
-        digest, values = request.signature.digest(), self.values
+        request.alike. Collective. check, hurry: see `wait`."""
+        digest, values = request.digest, self.values
         values[0], values[1], values[2] = digest, -digest, request.flag
         values[3], values[4] = request.count, -request.count
         self.maximum.start()
-        wait(self.maximum, self.check, self.hurry)
+        wait(self.maximum, check, hurry)
         largest, minus_least, flag, most, minus_fewest = values.tolist()
         if largest != -minus_least:
             return False

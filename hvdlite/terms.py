@@ -20,6 +20,7 @@ class Terms:
     predivide: float = 1.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "predivide", float(self.predivide))
         if not self.predivide > 0:
             raise ValueError(f"gradient_predivide_factor must be above 0, not {self.predivide}")
         if self.predivide != 1.0 and self.op is not Average:

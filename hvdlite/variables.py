@@ -90,7 +90,7 @@ def broadcast_arrays(
         f"{name}: {dtype_name(array.dtype)}{list(array.shape)} on {'host' if is_host(array) else 'cuda'}"
         for name, array in zip(names, arrays, strict=True)
     )
-    facts = (("parameters", lines), ("root rank", root_rank))
+    facts = (("parameters", lines), ("root rank", group.ranks[root]))
     name = f"variables.{group.serial('broadcast_variables')}"
 
     def broadcast(name: str, arrays: Sequence[Array]) -> None:

@@ -38,8 +38,8 @@ def hierarchical(levels: Levels, buffers: Sequence[Array], reduction: Reduction,
         rank = levels.local.rank
         pieces = same_part(buffers, levels.drivers, rank)
         mine = pieces.pop(rank)
-        blocks = list(in_blocks([mine, *pieces]))
-        add_up = adder([mine, *pieces], replace(reduction, after=1.0, divisor=1))
+        within = replace(reduction, after=1.0, divisor=1)
+        blocks, add_up = list(in_blocks([mine, *pieces], within)), adder([mine, *pieces], within)
         for block in blocks:
             add_up(block, 1)
         between(levels.cross, mine, replace(reduction, before=1.0))

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from hvdlite.algorithms import fused
 from hvdlite.algorithms.reduction import Reduction, accumulator, assign, scaling, widened
 from hvdlite.algorithms.ring import same_part
-from hvdlite.arrays import Array, is_host, is_small_float
+from hvdlite.arrays import Array, is_host
 from hvdlite.transports import Transport
 
 AddUp: TypeAlias = Callable[[Sequence[Array], int], None]
@@ -26,7 +26,8 @@ AddUp: TypeAlias = Callable[[Sequence[Array], int], None]
 BLOCK_BYTES, WHOLE_BYTES = 384 * 1024, 2 << 20
 """The sum of a block stays in the L2 until it is written everywhere, also in one of 512 KiB. With 1 MiB of L2, 2 ranks,
 at 4 and 16 MiB: 512 KiB 0-5 % less time, 256 KiB 4-10 % more, 128 KiB 15 % more, 64 KiB 45 % more. Parts of up to
-WHOLE_BYTES, which stay in the L3, take 8-13 % less as one block; longer ones 5-20 % more."""
+WHOLE_BYTES, which stay in the L3, take 8-13 % less as one block, longer ones 5-20 % more; so do those of 8 ranks from
+16 MiB together on."""
 
 
 def prepared(transport: Transport, buffers: Sequence[Array], reduction: Reduction) -> Callable[[], None]:
@@ -37,7 +38,7 @@ def prepared(transport: Transport, buffers: Sequence[Array], reduction: Reductio
     one rounding: the same bits in all buffers.
     """
     pieces = same_part(buffers, transport.size, transport.rank)
-    blocks, add_up = list(in_blocks(pieces)), adder(pieces, reduction)
+    blocks, add_up = list(in_blocks(pieces, reduction)), adder(pieces, reduction)
 
     def two_shot() -> None:
         for block in blocks:
@@ -47,14 +48,19 @@ def prepared(transport: Transport, buffers: Sequence[Array], reduction: Reductio
     return two_shot
 
 
-def in_blocks(pieces: Sequence[Array]) -> Iterator[list[Array]]:
-    """Equally long flat pieces, BLOCK_BYTES of each at a time; short ones whole, unless they are added in wider arrays,
-    and so all on a GPU, where each block would cost kernels."""
-    short = pieces[0].nbytes <= WHOLE_BYTES and not is_small_float(pieces[0].dtype)
-    whole = short or not is_host(pieces[0])
-    step = pieces[0].size if whole else BLOCK_BYTES // pieces[0].itemsize
-    for start in range(0, pieces[0].size, max(step, 1)):
+def in_blocks(pieces: Sequence[Array], reduction: Reduction) -> Iterator[list[Array]]:
+    """Equally long flat pieces, BLOCK_BYTES of each at a time; short ones whole, unless copies are made of them, and so
+    all on a GPU, where each block would cost kernels."""
+    first = pieces[0]
+    short = first.nbytes <= WHOLE_BYTES and len(pieces) * first.nbytes <= 4 * WHOLE_BYTES and in_place(first, reduction)
+    step = first.size if short or not is_host(first) else BLOCK_BYTES // first.itemsize
+    for start in range(0, first.size, max(step, 1)):
         yield [piece[start : start + step] for piece in pieces]
+
+
+def in_place(like: Array, reduction: Reduction) -> bool:
+    """Whether arrays like this are added where they lie."""
+    return reduction.before == 1.0 and accumulator(like.dtype) == like.dtype
 
 
 def adder(like: Sequence[Array], reduction: Reduction) -> AddUp:
@@ -63,7 +69,7 @@ def adder(like: Sequence[Array], reduction: Reduction) -> AddUp:
     if fused.possible(like, reduction.operation):
         scales = scaling(reduction.after, reduction.divisor)
         return lambda blocks, targets: fused.add_up(blocks, targets, before, scales)
-    if accumulator(first.dtype) == first.dtype and before == 1.0:
+    if in_place(first, reduction):
         return adder_in_place(reduction, first)
     return adder_aside(reduction, widened(first[:0]))
 

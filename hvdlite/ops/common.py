@@ -55,8 +55,8 @@ def reduction(op: Op, size: int, prescale: float = 1.0, postscale: float = 1.0) 
 
 @lru_cache(maxsize=1024)
 def known_reduction(op: Op, size: int, before: float, after: float) -> Reduction:
-    operation = "sum" if op in (Average, Sum) else op.name.lower()
-    return Reduction(operation, before, after, size if op is Average else 1)
+    operation = "sum" if op in (Average, Sum) else Op(op).name.lower()
+    return Reduction(operation, before, after, size if op == Average else 1)
 
 
 def reduction_facts(op: Op, how: Reduction, array: Array) -> Facts:
@@ -74,7 +74,7 @@ def facts_of_reduction(op: Op, how: Reduction, dtype: np.dtype[Any], shape: tupl
             "Sum of complex numbers"
         )
     scaling = (("prescale_factor", how.before), ("postscale_factor", how.after))
-    return (*facts, ("operation", op.name), *scaling)
+    return (*facts, ("operation", Op(op).name), *scaling)
 
 
 def array_facts(array: Array, skip: int = 0) -> Facts:

@@ -33,7 +33,7 @@ def broadcast_(
         movement.broadcast(lane.transport, array.reshape(-1), root)
         return array
 
-    return submit(group, "broadcast", name, (*array_facts(array), ("root rank", root_rank)), work, array, wait)
+    return submit(group, "broadcast", name, (*array_facts(array), ("root rank", group.ranks[root])), work, array, wait)
 
 
 def allgather(
@@ -187,7 +187,7 @@ def gather(
         movement.gather(lane.transport, array, split_rows(result, rows), root)
         return result
 
-    facts = (*array_facts(array, skip=1), ("root rank", root_rank))
+    facts = (*array_facts(array, skip=1), ("root rank", group.ranks[root]))
     return submit(group, "gather", name, facts, work, array, wait, count=count_of([array]))
 
 
@@ -203,7 +203,7 @@ def scatter(
     """
     group = runtime.group_of(process_set)
     root = root_of(group, "scatter", root_rank)
-    facts = (("root rank", root_rank),)
+    facts = (("root rank", group.ranks[root]),)
     if group.rank != root:
         return submit(group, "scatter", name, facts, lambda lane: scattered(lane, root), None, wait)
     if array is None:

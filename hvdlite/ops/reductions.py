@@ -77,11 +77,11 @@ def grouped_allreduce_(
 
 def check(group: Group, op: Op, array: Array) -> None:
     """Raises ValueError for what cannot be averaged, NotImplementedError where Adasum is not defined."""
-    if op is Average and array.dtype.kind == "b":
+    if op == Average and array.dtype.kind == "b":
         raise ValueError("booleans have no average: use op=hvd.Max (any) or op=hvd.Min (all), or cast them first")
-    if op is Adasum and group.size & (group.size - 1):
+    if op == Adasum and group.size & (group.size - 1):
         raise NotImplementedError(f"op=Adasum needs a power of two of ranks, not {group.size}; use op=Average")
-    if op is Adasum and group.size < runtime.size():
+    if op == Adasum and group.size < runtime.size():
         raise NotImplementedError("op=Adasum is for the global process set only; use op=Average")
 
 
@@ -96,7 +96,7 @@ def reduce(
     group = runtime.group_of(process_set)
     root = root_of(group, "reduce", root_rank)
     check(group, op, array)
-    if op is Adasum:
+    if op == Adasum:
         raise NotImplementedError("reduce with op=Adasum: use allreduce")
     how = reduction(op, group.size, prescale, postscale)
 
@@ -108,7 +108,7 @@ def reduce(
         reduce_to_root(lane.transport, buffer, lane.workspace.scratch(buffer, buffer.size), root, how)
         return buffer.reshape(array.shape) if lane.transport.rank == root else None
 
-    facts = (*reduction_facts(op, how, array), ("root rank", root_rank))
+    facts = (*reduction_facts(op, how, array), ("root rank", group.ranks[root]))
     return submit(group, "reduce", name, facts, work, array, wait)
 
 
@@ -158,12 +158,12 @@ def own_rows(lane: Lane, array: Array, how: Reduction) -> Array:
     """This rank's rows of the reduction. Ring, n(p-1)/p elements sent per rank. Runs on the lane."""
     rank, size = lane.transport.rank, lane.transport.size
     buffer = array.copy()
-    how.prescale(buffer)
+    how.prescale(buffer.reshape(-1))
     blocks = split_rows(buffer, even_rows(array.shape[0], size))
     flat = [block.reshape(-1) for block in (blocks[-1], *blocks[:-1])]  # the ring leaves piece r+1 to rank r
     scratch = lane.workspace.scratch(buffer, scratch_length(max(map(len, flat)), buffer))
     reduce_scatter(lane.transport, flat, scratch, how)
-    how.postscale(blocks[rank])
+    how.postscale(blocks[rank].reshape(-1))
     result = lane.workspace.new(array, blocks[rank].shape)
     result[...] = blocks[rank]
     return result

@@ -296,6 +296,17 @@ def test_an_interrupted_wait_closes_the_lane() -> None:
     run_ranks(2, rank_main)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_cannot_be_digested_fails_its_own_call(size: int) -> None:
+    def rank_main(lane: Lane) -> None:
+        for call in (lane.run, lane.submit):
+            with pytest.raises(TypeError, match="unhashable"):
+                call(Request(Signature("test", "x", (("list", [1]),)), lambda lane: None))
+            assert lane.run(total("x")) == size
+
+    on_lanes(size, rank_main)
+
+
 def test_a_call_in_the_middle_of_another_is_refused() -> None:
     """By a signal's handler, say: neither could go on before the other."""
 

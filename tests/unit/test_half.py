@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from hvdlite.algorithms import half
 
 ALL = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+WIDE = ALL.astype(np.float32)
 NUMBERS = np.sort(ALL[np.isfinite(ALL)].astype(np.float32))
 MIDDLES = ((NUMBERS[1:].astype(np.float64) + NUMBERS[:-1]) / 2).astype(np.float32)  # exact
 INFINITY = np.float32(np.inf)
 
 
-def test_every_number_is_widened() -> None:
-    np.testing.assert_array_equal(half.widened(ALL).view(np.uint32), ALL.astype(np.float32).view(np.uint32))
+@pytest.fixture(params=["usual", "flushing"])
+def flushing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As is, and where the processor takes subnormal numbers for zeros, as in TensorFlow's threads."""
+    torch = pytest.importorskip("torch")
+    if request.param == "flushing" and not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers to zero")
+    with np.errstate(all="ignore"):
+        yield
+    torch.set_flush_denormal(False)
+
+
+def test_every_number_is_widened(flushing: None) -> None:
+    np.testing.assert_array_equal(half.widened(ALL).view(np.uint32), WIDE.view(np.uint32))
+
+
+def test_every_number_is_narrowed(flushing: None) -> None:
+    found = np.empty(ALL.shape, np.float16)
+    half.narrow(WIDE, found)
+    np.testing.assert_array_equal(found.view(np.uint16), ALL.view(np.uint16))
 
 
 @pytest.mark.parametrize("floats", [

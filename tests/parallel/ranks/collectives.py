@@ -163,6 +163,16 @@ def check_grouped() -> None:
     assert all((a == p * (p - 1) // 2).all() for a in arrays) and len(result) == 3
 
 
+def check_root_of_any_kind() -> None:
+    """A root is a number, whatever holds it, on each rank something else."""
+    p, r = hvd.size(), hvd.rank()
+    for root in range(p):
+        given = (root, np.int64(root), np.array(root))[r % 3]
+        assert hvd.broadcast(np.full(3, r), given).tolist() == [root] * 3
+        total = hvd.reduce(np.full(2, r), given, op=hvd.Sum)
+        assert (total is None) == (r != root) and (r != root or total.tolist() == [p * (p - 1) // 2] * 2)
+
+
 def check_grouped_short_and_long() -> None:
     """Short arrays of several dtypes travel together, past one batch; each gets its own sum back."""
     p, r = hvd.size(), hvd.rank()
