@@ -6,20 +6,21 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import Any, TypeVarTuple
-from weakref import WeakMethod, WeakValueDictionary
+from weakref import WeakMethod, WeakValueDictionary, ref
 
 Call = Callable[[], None]
 ArgumentTs = TypeVarTuple("ArgumentTs")
 
 
 def weakly(method: Callable[[*ArgumentTs], None]) -> Callable[[*ArgumentTs], None]:
-    """The same, as long as its object lives; then it does nothing."""
-    reference = WeakMethod(method)
+    """The same (a bound method), as long as its object lives; then it does nothing."""
+    assert isinstance(method, MethodType)
+    reference, function = ref(method.__self__), method.__func__
 
     def call(*arguments: *ArgumentTs) -> None:
         alive = reference()
         if alive is not None:
-            alive(*arguments)
+            function(alive, *arguments)
 
     return call
 
