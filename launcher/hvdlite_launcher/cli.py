@@ -24,6 +24,7 @@ from hvdlite_launcher.probe import Mpi, NoMpiError, find_mpi
 from hvdlite_launcher.readiness import NotReadyError
 from hvdlite_launcher.run import Outcome, run
 from hvdlite_launcher.settings import settings
+from hvdlite_launcher.stranger import stranger
 from hvdlite_launcher.team import Reach
 from hvdlite_launcher.usage import UsageError
 
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = launch(options)
         if outcome.message:
             say(outcome.message)
+        if outcome.code == 1 and (hint := stranger(options.command[0])):
+            say(hint)
         return outcome.code
     except UsageError as error:
         say(str(error))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import pty
 import re
+import subprocess
 import sys
 import time
+import venv
+from pathlib import Path
 
 import pytest
 
-from tests.launcher.conftest import LIMIT, SCRIPTS, Runner
+from tests.launcher.conftest import LIMIT, ROOT, SCRIPTS, Runner
 
 FAILS = (sys.executable, str(SCRIPTS / "fails.py"))
 
@@ -201,3 +204,15 @@ def test_verbose_tells_the_command_the_library_and_the_times(runner: Runner) -> 
     assert re.search(rf"libmpi: {runner.mpi.family.value}", job.stderr)
     assert re.search(r"command: .*keeper.py echo hello\n", job.stderr)
     assert re.search(r"start-up: find MPI \d+ ms, .* first output after \d+ ms\n", job.stderr)
+
+
+def test_a_python_without_hvdlite_is_told(runner: Runner, tmp_path: Path) -> None:
+    venv.create(tmp_path / "other", symlinks=True)
+    beside = f"{tmp_path / 'other' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    env = runner.env() | {"PATH": beside, "PYTHONPATH": str(ROOT / "launcher")}
+    command = [sys.executable, "-m", "hvdlite_launcher.cli", "-np", "2", "python", "-c"]
+    job = subprocess.run([*command, "import hvdlite"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    assert job.returncode == 1 and "No module named 'hvdlite'" in job.stderr
+    assert job.stderr.splitlines()[-1].startswith(f"hvdliterun: {tmp_path}/other/bin/python has no hvdlite, which is ")
+    job = subprocess.run([*command, "1 / 0"], env=runner.env(), cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    assert job.returncode == 1 and "has no hvdlite" not in job.stderr
