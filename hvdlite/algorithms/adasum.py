@@ -38,7 +38,7 @@ def adasum(transport: Transport, buffer: Array, scratch: Array, reduction: Reduc
 
 
 def combine(a: Array, b: Array) -> None:
-    """The rule, into a; in float64 for float64 and in float32 for all others."""
+    """The rule, into a; for 16-bit floats in float32."""
     dot, norm_a, norm_b = products(a, b)
     share_a = 1.0 if norm_a < TINY else 1.0 - dot / (2.0 * norm_a)
     share_b = 1.0 if norm_b < TINY else 1.0 - dot / (2.0 * norm_b)

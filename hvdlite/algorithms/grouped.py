@@ -23,12 +23,14 @@ SHORT_BYTES = 128 * 1024
 def allreduce_all(
     transport: Transport, workspace: Workspace, place: Place, arrays: Sequence[Array], reduction: Reduction
 ) -> None:
-    """Reduce all of these (contiguous, in place; their dtypes and sizes alike on all ranks) over the transport's ranks.
+    """Reduce all of these (contiguous, in place, none twice; their dtypes and sizes alike on all ranks) over the
+    transport's ranks.
 
     Adasum, which is not a sum of each element on its own, takes them one by one.
     """
     flat = [array.reshape(-1) for array in arrays]
-    limit = 0 if reduction.operation == "adasum" else staging_bytes(place.hosts)
+    apart = reduction.operation == "adasum" or transport.size == 1
+    limit = 0 if apart else staging_bytes(place.hosts)
     for indices in batches(flat, limit):
         batch = [flat[index] for index in indices]
         if len(batch) == 1:

@@ -70,8 +70,8 @@ def facts_of_reduction(op: Op, how: Reduction, dtype: np.dtype[Any], shape: tupl
     facts = facts_of_array(dtype, shape, host, 0)
     if dtype.kind not in "biuf" and dtype != bfloat16 and not (dtype.kind == "c" and op in (Average, Sum)):
         raise TypeError(
-            f"{op.name} of {dtype_name(dtype)} is not possible: only of booleans, integers, floats, and Average and "
-            "Sum of complex numbers"
+            f"{Op(op).name} of {dtype_name(dtype)} is not possible: only of booleans, integers, floats, and Average "
+            "and Sum of complex numbers"
         )
     scaling = (("prescale_factor", how.before), ("postscale_factor", how.after))
     return (*facts, ("operation", Op(op).name), *scaling)

@@ -148,7 +148,7 @@ def scatterable(
     if not arrays or any(array.ndim == 0 for array in arrays):
         raise ValueError(f"{kind} needs tensors, of at least one dimension each")
     if op not in (Average, Sum):
-        raise HvdliteError(f"{kind} with op={op.name}: only Average and Sum are possible")
+        raise HvdliteError(f"{kind} with op={Op(op).name}: only Average and Sum are possible")
     for array in arrays:
         check(group, op, array)
     return group, reduction(op, group.size, prescale, postscale)

@@ -10,10 +10,12 @@ import argparse
 import os
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hvdlite_launcher import readiness
 from hvdlite_launcher.command import Command, Place, Settings, compose
@@ -24,7 +26,6 @@ from hvdlite_launcher.probe import Mpi, NoMpiError, find_mpi
 from hvdlite_launcher.readiness import NotReadyError
 from hvdlite_launcher.run import Outcome, run
 from hvdlite_launcher.settings import settings
-from hvdlite_launcher.stranger import stranger
 from hvdlite_launcher.team import Reach
 from hvdlite_launcher.usage import UsageError
 
@@ -43,8 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = launch(options)
         if outcome.message:
             say(outcome.message)
-        if outcome.code == 1 and (hint := stranger(options.command[0])):
-            say(hint)
         return outcome.code
     except UsageError as error:
         say(str(error))
@@ -87,7 +86,17 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
         outcome = run(prepare, wanted, environ, reach=reach, printer=printer, verbose=options.verbose, task=task)
     if options.verbose:
         _show_times(found - begin, outcome)
+    if outcome.message and printer.without_hvdlite:
+        return replace(outcome, message=outcome.message + _other_python(wanted.command[0]))
     return outcome
+
+
+def _other_python(program: str) -> str:
+    """What to add to the message of a job whose Python had no hvdlite; nothing where it is the one we run on."""
+    path = shutil.which(program) or program
+    if os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable):
+        return ""
+    return f". {path} has no hvdlite, which is installed for {sys.executable}: activate its environment, or name it"
 
 
 def _reach(wanted: Settings, timeout: float) -> Reach:

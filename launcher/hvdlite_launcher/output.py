@@ -37,7 +37,8 @@ class Printer:
     """Writes whole lines of many sources to stdout and stderr.
 
     prefix: whether lines carry their label. timestamps: whether the time stands before it.
-    folder: where each rank's output is written too, as it is, or None. ranks: how many there are.
+    folder: where each rank's output is written too, as it is, or None. ranks: how many there are. without_hvdlite:
+    whether any has said that its Python cannot import it.
     _open: per destination, the source whose line was left unfinished there, so that nobody else's text is glued to it.
     """
 
@@ -45,6 +46,7 @@ class Printer:
     timestamps: bool = False
     folder: str | None = None
     ranks: int = 1
+    without_hvdlite: bool = False
     _files: dict[bytes, int] = field(default_factory=dict)
     _open: dict[int, Source | None] = field(default_factory=dict)
     _alias: dict[int, int] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class Printer:
 
     def feed(self, source: Source, data: bytes) -> None:
         """Take what a source has written, and print all lines that it completes."""
+        self.without_hvdlite = self.without_hvdlite or b"No module named 'hvdlite'" in data
         if self.folder is not None:
             self._keep(source, data)
         if not self.prefix:

@@ -213,6 +213,7 @@ def test_a_python_without_hvdlite_is_told(runner: Runner, tmp_path: Path) -> Non
     command = [sys.executable, "-m", "hvdlite_launcher.cli", "-np", "2", "python", "-c"]
     job = subprocess.run([*command, "import hvdlite"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
     assert job.returncode == 1 and "No module named 'hvdlite'" in job.stderr
-    assert job.stderr.splitlines()[-1].startswith(f"hvdliterun: {tmp_path}/other/bin/python has no hvdlite, which is ")
-    job = subprocess.run([*command, "1 / 0"], env=runner.env(), cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    told = f"exit code 1. {tmp_path}/other/bin/python has no hvdlite, which is installed for {sys.executable}: activate "
+    assert told in job.stderr.splitlines()[-1]
+    job = subprocess.run([*command, "1 / 0"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
     assert job.returncode == 1 and "has no hvdlite" not in job.stderr
