@@ -16,6 +16,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -56,6 +57,11 @@ def is_host(array: Array) -> bool:
 def as_bytes(array: Array) -> Array:
     """The same memory as flat uint8. The array must be contiguous."""
     return array.reshape(-1).view(np.uint8)
+
+
+def split_rows(array: Array, rows: Sequence[int]) -> list[Array]:
+    """Views of the array's first rows[0] rows, the next rows[1], ..."""
+    return [array[stop - count : stop] for count, stop in zip(rows, accumulate(rows), strict=True)]
 
 
 @cache

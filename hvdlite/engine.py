@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.algorithms import Place
-from hvdlite.arrays import NOTHING_PENDING, adopt_gpu, quiet_runner
+from hvdlite.arrays import adopt_gpu, quiet_runner
 from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by
 from hvdlite.memory import Workspace
 from hvdlite.requests import LEAVE, Changed, Handle, Request, Signature
@@ -86,8 +86,7 @@ class Lane:
 
     def run(self, request: Request) -> Any:
         """Queue a request and wait for its result."""
-        if self.lent:
-            self.require_no_lender(request.signature)
+        self.require_no_lender(request.signature)
         with self.changed.lock:
             self.admit(request)
             inline = not self.busy and not self.queue
@@ -180,8 +179,7 @@ class Lane:
 
     def attempt(self, request: Request) -> bool:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
-        if request.ready is not NOTHING_PENDING:
-            request.ready.wait()
+        request.ready.wait()
         adopt_gpu()
         if self.transport.size > 1 and not self.roll.agreed(request, self.check, self.hurried):
             return False

@@ -119,11 +119,12 @@ def assign(array: Array, values: Array) -> None:
         array[...] = values
 
 
-def in_cache(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Flat arrays, so many elements at a time that wider copies of them stay in the cache; whole on a GPU."""
+def in_cache(*arrays: Array, step: int = WIDE_ELEMENTS) -> Iterator[tuple[Array, ...]]:
+    """Equally long flat arrays, `step` elements at a time, by default so few that wider copies of them stay in the
+    cache; whole on a GPU, where each step would cost kernels."""
     size = arrays[0].size
-    step = WIDE_ELEMENTS if is_host(arrays[0]) else max(size, 1)
-    for start in range(0, size, step):
+    step = step if is_host(arrays[0]) else size
+    for start in range(0, size, max(step, 1)):
         yield tuple(array[start : start + step] for array in arrays)
 
 

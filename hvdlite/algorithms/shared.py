@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from hvdlite.algorithms import fused
-from hvdlite.algorithms.reduction import Reduction, accumulator, assign, scaling, widened
+from hvdlite.algorithms.reduction import Reduction, accumulator, assign, in_cache, scaling, widened
 from hvdlite.algorithms.ring import same_part
-from hvdlite.arrays import Array, is_host
+from hvdlite.arrays import Array
 from hvdlite.transports import Transport
 
 AddUp: TypeAlias = Callable[[Sequence[Array], int], None]
@@ -48,14 +48,11 @@ def prepared(transport: Transport, buffers: Sequence[Array], reduction: Reductio
     return two_shot
 
 
-def in_blocks(pieces: Sequence[Array], reduction: Reduction) -> Iterator[list[Array]]:
-    """Equally long flat pieces, BLOCK_BYTES of each at a time; short ones whole, unless copies are made of them, and so
-    all on a GPU, where each block would cost kernels."""
+def in_blocks(pieces: Sequence[Array], reduction: Reduction) -> Iterator[tuple[Array, ...]]:
+    """Equally long flat pieces, BLOCK_BYTES of each at a time; short ones whole, unless copies are made of them."""
     first = pieces[0]
     short = first.nbytes <= WHOLE_BYTES and len(pieces) * first.nbytes <= 4 * WHOLE_BYTES and in_place(first, reduction)
-    step = first.size if short or not is_host(first) else BLOCK_BYTES // first.itemsize
-    for start in range(0, first.size, max(step, 1)):
-        yield [piece[start : start + step] for piece in pieces]
+    return in_cache(*pieces, step=first.size if short else BLOCK_BYTES // first.itemsize)
 
 
 def in_place(like: Array, reduction: Reduction) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -100,13 +99,9 @@ def facts_of_array(dtype: np.dtype[Any], shape: tuple[int, ...], host: bool, ski
     return (("dtype", dtype_name(dtype)), (what, rest), ("device", "host" if host else "device"))
 
 
-def grouped_facts(facts: Sequence[Facts]) -> Facts:
-    """The facts of several arrays as those of one operation, and their number; of a single one by their own names."""
-    return facts_together(tuple(facts))
-
-
 @lru_cache(maxsize=256)
-def facts_together(facts: tuple[Facts, ...]) -> Facts:
+def grouped_facts(facts: tuple[Facts, ...]) -> Facts:
+    """The facts of several arrays as those of one operation, and their number; of a single one by their own names."""
     number = (("number of tensors", len(facts)),)
     if len(facts) == 1:
         return (*number, *facts[0])
@@ -141,11 +136,6 @@ def root_of(group: Group, kind: str, root_rank: int) -> int:
 def describe(group: Group) -> str:
     whole = group.ranks == tuple(range(runtime.size()))
     return f"0-{group.size - 1}" if whole else ", ".join(map(str, group.ranks))
-
-
-def split_rows(array: Array, rows: Sequence[int]) -> list[Array]:
-    """Views of the array's first rows[0] rows, the next rows[1], ..."""
-    return [array[stop - count : stop] for count, stop in zip(rows, accumulate(rows), strict=True)]
 
 
 def even_rows(rows: int, size: int) -> list[int]:

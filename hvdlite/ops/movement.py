@@ -11,11 +11,11 @@ import numpy as np
 
 from hvdlite import runtime
 from hvdlite.algorithms import label, movement, through_memory
-from hvdlite.arrays import Array, is_host, on_host
+from hvdlite.arrays import Array, is_host, on_host, split_rows
 from hvdlite.engine import Lane
 from hvdlite.errors import ScalarError
 from hvdlite.groups import Group
-from hvdlite.ops.common import array_facts, even_rows, grouped_facts, root_of, split_rows, submit
+from hvdlite.ops.common import array_facts, even_rows, grouped_facts, root_of, submit
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import digest
 from hvdlite.transports import Transport
@@ -74,7 +74,7 @@ def grouped_allgather(
     group = runtime.group_of(process_set)
     if not arrays:
         raise ValueError("grouped_allgather needs at least one tensor")
-    facts = grouped_facts([array_facts(array, skip=1) for array in arrays])
+    facts = grouped_facts(tuple(array_facts(array, skip=1) for array in arrays))
 
     def work(lane: Lane) -> list[Array]:
         return [gathered(lane, array) for array in arrays]

@@ -12,7 +12,7 @@ from hvdlite.algorithms.pipeline import scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import reduce_scatter
 from hvdlite.algorithms.tree import only_sends, reduce_to_root
-from hvdlite.arrays import Array
+from hvdlite.arrays import Array, split_rows
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.groups import Group
@@ -26,7 +26,6 @@ from hvdlite.ops.common import (
     reduction,
     reduction_facts,
     root_of,
-    split_rows,
     submit,
 )
 from hvdlite.process_sets import ProcessSet
@@ -66,7 +65,7 @@ def grouped_allreduce_(
     how = reduction(op, group.size, prescale, postscale)
     for array in arrays:
         check(group, op, array)
-    facts = grouped_facts([reduction_facts(op, how, array) for array in arrays])
+    facts = grouped_facts(tuple(reduction_facts(op, how, array) for array in arrays))
 
     def work(lane: Lane) -> list[Array]:
         allreduce_all(lane.transport, lane.workspace, lane.place, arrays, how)
@@ -132,7 +131,7 @@ def grouped_reducescatter(
 ) -> Any:
     """Reduce-scatter several arrays as one operation. Result: a list."""
     group, how = scatterable("grouped_reducescatter", arrays, op, prescale, postscale, process_set)
-    facts = grouped_facts([reduction_facts(op, how, array) for array in arrays])
+    facts = grouped_facts(tuple(reduction_facts(op, how, array) for array in arrays))
 
     def work(lane: Lane) -> list[Array]:
         return [own_rows(lane, array, how) for array in arrays]
