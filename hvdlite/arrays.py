@@ -11,7 +11,6 @@ mark follows all of them (`follow`): usually they are one, and to wait for one t
 
 from __future__ import annotations
 
-import contextvars
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -203,19 +202,3 @@ def finish(array: Array) -> None:
     """Wait for the calling thread's current stream: MPI, which ignores streams, may touch the array then."""
     if not is_host(array):
         module(array).cuda.get_current_stream().synchronize()
-
-
-def quiet_runner() -> Callable[..., Any]:
-    """A function that calls another with its arguments, where infinities are no error to NumPy and no warning, whatever
-    the user has set: they are his own, and GradScaler looks for them. For one call at a time. It costs 20 ns, an
-    `errstate` 1 us and more."""
-    if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # in which threads have settings, and contexts none
-
-        def run(function: Callable[..., Any], *arguments: Any) -> Any:
-            with np.errstate(all="ignore"):
-                return function(*arguments)
-
-        return run
-    context = contextvars.Context()
-    context.run(np.seterr, all="ignore")
-    return context.run

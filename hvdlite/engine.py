@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.algorithms import Place
-from hvdlite.arrays import adopt_gpu, quiet_runner
+from hvdlite.arithmetic import quiet_runner
+from hvdlite.arrays import adopt_gpu
 from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by
 from hvdlite.memory import Workspace
 from hvdlite.requests import LEAVE, Changed, Handle, Request, Signature

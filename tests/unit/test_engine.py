@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hvdlite.algorithms import Place, allreduce
 from hvdlite.algorithms.reduction import Reduction
@@ -48,6 +49,31 @@ def test_requests_run_in_order(size: int) -> None:
         assert done == list(range(50))
 
     on_lanes(size, rank_main)
+
+
+def test_work_keeps_subnormal_numbers_in_threads_that_flush_them() -> None:
+    """In the caller's thread, and in the lane's, which inherits its settings; the caller's stay as they were."""
+    least = np.full(4, 1e-40, np.float32)
+
+    def doubled(lane: Lane | None) -> bytes:
+        return bytes((least + least).tobytes())
+
+    kept = doubled(None)
+
+    def rank_main(lane: Lane) -> None:
+        assert torch.set_flush_denormal(True)
+        try:
+            for _ in range(2):
+                assert doubled(None) == bytes(16)
+                assert lane.run(Request(Signature("add", "a"), doubled)) == kept
+                assert lane.submit(Request(Signature("add", "b"), doubled)).wait() == kept
+            with pytest.raises(ZeroDivisionError):
+                lane.run(Request(Signature("add", "c"), lambda lane: 1 / 0))
+            assert doubled(None) == bytes(16)
+        finally:
+            torch.set_flush_denormal(False)
+
+    on_lanes(2, rank_main)
 
 
 @pytest.mark.parametrize("size", SIZES)
