@@ -11,7 +11,7 @@ sparse gradients are gathered, not reduced; a variable that is sparse on one ran
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from weakref import ref
@@ -201,19 +201,21 @@ def reduce_now(
 
 
 class Accumulator:
-    """Sums of gradients over several passes, kept on this rank until they are reduced."""
+    """Sums of gradients over several passes, by the variables' indices, kept on this rank until they are reduced."""
 
     def __init__(self, passes: int, average: bool) -> None:
+        if passes < 1:
+            raise ValueError(f"backward_passes_per_step must be at least 1, not {passes}")
         self.passes, self.average, self.count = passes, average, 0
-        self.sums: dict[str, Array] = {}
+        self.sums: dict[int, Array] = {}
 
-    def add(self, names: Sequence[str], gradients: Sequence[Array]) -> bool:
+    def add(self, gradients: Mapping[int, Array]) -> bool:
         """One pass more; whether it was the last before a step."""
-        for name, gradient in zip(names, gradients, strict=True):
-            if name in self.sums:
-                self.sums[name] += gradient
+        for index, gradient in gradients.items():
+            if index in self.sums:
+                self.sums[index] += gradient
             else:
-                self.sums[name] = np.array(gradient)
+                self.sums[index] = np.array(gradient)
         self.count += 1
         return self.count % self.passes == 0
 
@@ -221,7 +223,19 @@ class Accumulator:
         """Forget the passes since the last step."""
         self.count, self.sums = 0, {}
 
-    def take(self, names: Sequence[str]) -> list[Array]:
-        """The sums (or averages over the passes), which then start anew."""
-        totals = [self.sums.pop(name) for name in names]
-        return [total / total.dtype.type(self.passes) if self.average else total for total in totals]
+    def take(self) -> dict[int, Array]:
+        """The sums (or averages over the passes) of what had a gradient in any pass; they then start anew."""
+        totals, self.sums = dict(sorted(self.sums.items())), {}
+        return {i: total / total.dtype.type(self.passes) if self.average else total for i, total in totals.items()}
+
+    def take_of(self, indices: Iterable[int]) -> list[Array]:
+        """`take`, for a graph, in which it is fixed who has gradients. Raises ValueError where that was another in an
+        earlier pass."""
+        totals, wanted = self.take(), list(indices)
+        if set(totals) != set(wanted):
+            others = sorted(set(totals) ^ set(wanted))
+            raise ValueError(
+                f"variables {others} (by their place in the list) had gradients in some passes of this step and None in "
+                "others, which a graph cannot follow: give zeros (tf.zeros_like(variable)) instead of None"
+            )
+        return [totals[index] for index in wanted]

@@ -8,7 +8,7 @@ differently is behind `Border`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -85,12 +85,12 @@ class Border(Protocol):
         """Where borrowed results are used."""
         ...
 
-    def accumulate(self, accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> Any:
-        """Add gradients to the sums; a bool or boolean tensor: whether a step follows."""
+    def accumulate(self, accumulator: Accumulator, gradients: Mapping[int, Any]) -> Any:
+        """Add gradients to the sums, by index; a bool or boolean tensor: whether a step follows."""
         ...
 
-    def accumulated(self, accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> list[Any]:
-        """The sums, as tensors like gradients."""
+    def accumulated(self, accumulator: Accumulator, gradients: Mapping[int, Any]) -> dict[int, Any]:
+        """The sums of all passes, as tensors like gradients, which are the last one's."""
         ...
 
 

@@ -121,16 +121,13 @@ class Attachment:
             with keras.name_scope(optimizer.name):
                 optimizer.build(variables)
             optimizer.built = True
-        chosen = [i for i, g in enumerate(grads) if g is not None]
-        names = [str(i) for i in chosen]
-        given = [dense(self.settings.sparse_as_dense, self.border, grads[i], variables[i]) for i in chosen]
-        last = self.border.accumulate(self.sums, names, given)
+        given = {i: dense(self.settings.sparse_as_dense, self.border, grad, variables[i])
+                 for i, grad in enumerate(grads) if grad is not None}  # fmt: skip
+        last = self.border.accumulate(self.sums, given)
 
         def step() -> None:
-            results: list[Any] = [None] * len(grads)
-            for i, total in zip(chosen, self.border.accumulated(self.sums, names, given), strict=True):
-                results[i] = total
-            then(results)
+            totals = self.border.accumulated(self.sums, given)
+            then([totals.get(i) for i in range(len(grads))])
 
         def skip() -> None:
             innermost(optimizer)._iterations.assign_add(1)

@@ -7,7 +7,7 @@ gradients at once when the last is computed, so nothing overlaps. Copied per gra
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -108,15 +108,16 @@ def using() -> AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def accumulate(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> bool:
+def accumulate(accumulator: Accumulator, gradients: Mapping[int, Any]) -> bool:
     """Add to the sums of earlier passes; whether this was the last. Raises NotImplementedError in compiled steps."""
-    if traced(gradients):
+    if traced(list(gradients.values())):
         raise NotImplementedError(
             "backward_passes_per_step on JAX: use the optimizer's own gradient_accumulation_steps, which does the same"
         )
-    return accumulator.add(names, [np.asarray(gradient) for gradient in gradients])
+    return accumulator.add({i: np.asarray(gradient) for i, gradient in gradients.items()})
 
 
-def accumulated(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> list[Any]:
+def accumulated(accumulator: Accumulator, gradients: Mapping[int, Any]) -> dict[int, Any]:
     """The sums."""
-    return copies(accumulator.take(names))
+    totals = accumulator.take()
+    return dict(zip(totals, copies(list(totals.values())), strict=True))

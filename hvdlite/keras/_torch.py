@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -79,12 +79,12 @@ def using() -> AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def accumulate(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> bool:
+def accumulate(accumulator: Accumulator, gradients: Mapping[int, Any]) -> bool:
     """Add to the sums of earlier passes; whether this was the last pass."""
-    return accumulator.add(names, [to_array(gradient.detach().cpu().contiguous()) for gradient in gradients])
+    return accumulator.add({i: to_array(gradient.detach().cpu().contiguous()) for i, gradient in gradients.items()})
 
 
-def accumulated(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[Any]) -> list[Any]:
+def accumulated(accumulator: Accumulator, gradients: Mapping[int, Any]) -> dict[int, Any]:
     """The sums."""
-    sums = to_tensors(accumulator.take(names))
-    return [total.to(gradient.device) for total, gradient in zip(sums, gradients, strict=True)]
+    device = next((gradient.device for gradient in gradients.values()), "cpu")
+    return {i: to_tensor(total).to(device) for i, total in accumulator.take().items()}

@@ -60,8 +60,6 @@ def DistributedOptimizer(
         raise TypeError(f"DistributedOptimizer takes a Keras optimizer, not {optimizer!r}")
     if op not in (Average, Sum):
         raise ValueError("op must be hvd.Average or hvd.Sum")
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
     if compression is None:
         compression = border().Compression.none
     settings = settings_of(

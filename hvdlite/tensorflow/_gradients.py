@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -198,16 +198,23 @@ def gather(
     return tf.IndexedSlices(values, rows, tf.constant(spec.shape, tf.int64)), after
 
 
-def accumulate(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[tf.Tensor]) -> Any:
+def accumulate(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> Any:
     """Add to the sums of earlier passes; whether this was the last pass, as a bool or a tensor."""
     if tf.executing_eagerly():
-        return accumulator.add(names, [np.asarray(gradient) for gradient in gradients])
-    (last,), _ = node(lambda *arrays: [np.array(accumulator.add(names, arrays))], gradients, [tf.bool], [()])
+        return accumulator.add({i: np.asarray(gradient) for i, gradient in gradients.items()})
+    indices = list(gradients)
+
+    def add(*arrays: Array) -> list[Array]:
+        return [np.array(accumulator.add(dict(zip(indices, arrays, strict=True))))]
+
+    (last,), _ = node(add, list(gradients.values()), [tf.bool], [()])
     return last
 
 
-def accumulated(accumulator: Accumulator, names: Sequence[str], gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The sums, with the dtypes and shapes of gradients."""
+def accumulated(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+    """The sums; in a graph those of the last pass' variables."""
     if tf.executing_eagerly():
-        return [tf.convert_to_tensor(total) for total in accumulator.take(names)]
-    return node(lambda: accumulator.take(names), [], [g.dtype for g in gradients], [g.shape for g in gradients])[0]
+        return {i: tf.convert_to_tensor(total) for i, total in accumulator.take().items()}
+    indices, like = list(gradients), list(gradients.values())
+    totals, _ = node(lambda: accumulator.take_of(indices), [], [g.dtype for g in like], [g.shape for g in like])
+    return dict(zip(indices, totals, strict=True))

@@ -39,8 +39,6 @@ class LocalGradientAggregationHelper:
         optimizer_type: str = _OPTIMIZER_TYPE_LEGACY, process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True, name: str = "",
     ) -> None:
-        if backward_passes_per_step < 1:
-            raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
         self.sums = Accumulator(backward_passes_per_step, average_aggregated_gradients)
         self.allreduce, self.sparse_as_dense = allreduce_func, sparse_as_dense
         self.process_set, self.scale_local = process_set, scale_local_gradients
@@ -64,18 +62,17 @@ class LocalGradientAggregationHelper:
         variables = list(vars)
         if self.sums.passes == 1:
             return self.reduced(list(grads), variables)
-        chosen = [i for i, grad in enumerate(grads) if grad is not None]
-        given = [dense(self.sparse_as_dense, _gradients.BORDER, grads[i], variables[i]) for i in chosen]
-        names = [str(i) for i in chosen]
-        self.last = _gradients.accumulate(self.sums, names, given)
+        given = {i: dense(self.sparse_as_dense, _gradients.BORDER, grad, variables[i])
+                 for i, grad in enumerate(grads) if grad is not None}  # fmt: skip
+        self.last = _gradients.accumulate(self.sums, given)
 
-        def totals() -> Gradients:
-            taken = _gradients.accumulated(self.sums, names, given)
-            return self.reduced(taken, [variables[i] for i in chosen])
+        def totals() -> dict[int, Any]:
+            taken = _gradients.accumulated(self.sums, given)
+            reduced = self.reduced(list(taken.values()), [variables[i] for i in taken])
+            return dict(zip(taken, reduced, strict=True))
 
-        results = tf.cond(self.last, totals, lambda: [tf.zeros_like(grad) for grad in given])
-        by_place = dict(zip(chosen, results, strict=True))
-        return [by_place.get(i) for i in range(len(variables))]
+        results = tf.cond(self.last, totals, lambda: {i: tf.zeros_like(grad) for i, grad in given.items()})
+        return [results.get(i) for i in range(len(variables))]
 
     @untouched
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -58,8 +58,6 @@ def DistributedOptimizer(
         )  # fmt: skip
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise ValueError(f"{type(optimizer).__name__} is neither a Keras nor a tf.compat.v1.train optimizer")
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
     settings = settings_of(
         op, gradient_predivide_factor, compression, sparse_as_dense, num_groups, groups, scale_local_gradients,
         process_set,

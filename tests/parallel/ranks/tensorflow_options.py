@@ -63,6 +63,27 @@ def check_several_passes_per_step() -> None:
         assert int(together.optimizer.iterations) == 4 * STEPS
 
 
+def check_passes_in_which_some_have_no_gradient() -> None:
+    """The sums of all passes count, whoever had a gradient in the last. A graph, which cannot follow, says so."""
+    a, b, one = keras.Variable([0.0]), keras.Variable([0.0]), tf.ones(1)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    for second, expected in ((None, (-2, -1)), (one, (-4, -3)), (None, (-6, -4))):
+        optimizer.apply([one, one], [a, b])
+        optimizer.apply([one, second], [a, b])
+        assert (float(a.numpy()[0]), float(b.numpy()[0])) == expected, (a, b, expected)
+
+    helper = hvd.LocalGradientAggregationHelper(2, lambda grads, variables: grads, False, False)
+    helper.compute_gradients([one, one], [a, b])
+    assert [grad.numpy().item() for grad in helper.compute_gradients([one, None], [a, b])] == [2, 1]
+
+    @tf.function
+    def passes(both: bool) -> Any:
+        return helper.compute_gradients([one, one if both else None], [a, b])
+
+    passes(True)
+    require_error(tf.errors.InvalidArgumentError, lambda: passes(False), "variables [1]", "tf.zeros_like")
+
+
 def embedding() -> Any:
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Lambda(lambda x: tf.cast(x + 2, tf.int32)), keras.layers.Embedding(5, 3)]
