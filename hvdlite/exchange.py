@@ -55,12 +55,12 @@ class Exchange:
 
     def __init__(
         self, lane: Lane, name: str, number: int, specs: Sequence[Spec], mine: Iterable[Use], terms: Terms,
-        process_set: ProcessSet | None = None, gpu: Gpu | None = None,
+        process_set: ProcessSet | None = None, gpu: Gpu | None = None, owner: Any = None,
     ) -> None:
-        """lane: of process_set. name, number: of this exchange on its lane. Where ranks are at different numbers of
+        """owner: who connects it anew, kept by a graph that keeps only the exchange. lane: of process_set. name, number: of this exchange on its lane. Where ranks are at different numbers of
         one name, that is a mismatch, not a wait. gpu: where the specs' device is one."""
         self.number, self.specs, self.terms, self.process_set = number, tuple(specs), terms, process_set
-        self.gpu = gpu
+        self.gpu, self.owner = gpu, owner
         self.held: list[Array] = []
         """Gradients on the GPU, kept while they may not have been copied."""
         self.variables: list[ref[Any]] = []

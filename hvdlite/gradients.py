@@ -12,13 +12,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 from hvdlite import runtime
 from hvdlite.buckets import Spec
 from hvdlite.errors import RemovedError
 from hvdlite.exchange import Accumulator, Exchange
 from hvdlite.gpu import Gpu
+from hvdlite.groups import Group
 from hvdlite.ops import Adasum, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.reducer import Use
@@ -114,29 +114,48 @@ class Settings:
 
 
 class Gradients:
-    """Reduces lists of gradients over all ranks. Creating one is collective."""
+    """Reduces lists of gradients over all ranks, under the runtime that it was made or renewed under. Creating one is
+    collective."""
 
     def __init__(self, settings: Settings, border: Border, name: str) -> None:
-        self.group = group = runtime.group_of(settings.process_set)
         self.settings, self.border, self.kind = settings, border, name
-        self.name = f"{name}.{group.serial(name)}"
-        self.lane = group.new_lane(self.name, self)
+        self.name = name
         self.exchanges: dict[Any, Exchange] = {}
+        self.enter()
 
-    def require_registered(self) -> None:
-        """Raises RemovedError where the process set has been removed."""
-        if self.group.removed:
-            raise RemovedError(self.group.ranks)
+    def enter(self) -> None:
+        """Take a place under the present runtime. Collective over the process set."""
+        self.runtime = runtime.current()
+        self.runtime.renewals.append(self.renew)
+        self.group: Group | None = None  # there is nothing to reduce
+        if self.settings.size > 1 or self.exchanges:
+            self.group = runtime.group_of(self.settings.process_set)
+            self.name = f"{self.kind}.{self.group.serial(self.kind)}"
+            self.lane = self.group.new_lane(self.name, self)
 
     def renew(self) -> None:
         """Go on under the present runtime with the same exchanges, which graphs hold on to. Collective."""
-        if self.group.removed:
+        if self.removed:
             return
-        self.group = group = runtime.group_of(self.settings.process_set)
-        before, self.name = self.name, f"{self.kind}.{group.serial(self.kind)}"
-        self.lane = group.new_lane(self.name, self)
+        before = self.name
+        self.enter()
         for exchange in self.exchanges.values():
             exchange.connect(self.lane, self.name + exchange.name.removeprefix(before), exchange.uses)
+
+    @property
+    def removed(self) -> bool:
+        """Whether the process set has been."""
+        return self.group is not None and self.group.removed
+
+    @property
+    def alive(self) -> bool:
+        return not self.removed and runtime.is_live(self.runtime)
+
+    def require_alive(self) -> None:
+        """Raises RuntimeError where gradients would not be reduced, of a removed process set RemovedError."""
+        if self.group is not None and self.group.removed:
+            raise RemovedError(self.group.ranks)
+        runtime.require_attached(self.alive)
 
     def reduce(
         self, grads: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = (), borrow: bool = False
@@ -145,6 +164,8 @@ class Gradients:
 
         borrow: the results last until the next round. Collective.
         """
+        if self.group is None:
+            return list(grads)
 
         def reduce_common(grads: list[Any], variables: list[Any]) -> list[Any]:
             chosen = [self.border.densified(g) for g in grads] if self.settings.sparse_as_dense else grads
@@ -177,7 +198,7 @@ class Gradients:
             key, name = (*key, number), f"{name}.{number}"
         if key not in self.exchanges:
             terms, process_set = self.settings.terms, self.settings.process_set
-            self.exchanges[key] = Exchange(self.lane, name, number, specs, uses, terms, process_set, gpu)
+            self.exchanges[key] = Exchange(self.lane, name, number, specs, uses, terms, process_set, gpu, owner=self)
         if self.border.in_order():
             self.exchanges[key].watch(variables, self.border.values_of)
         return self.exchanges[key]
@@ -254,25 +275,16 @@ def check_name(name: Any) -> None:
                         "compression=")
 
 
-_shared: WeakKeyDictionary[runtime.Runtime, dict[Hashable, Gradients]] = WeakKeyDictionary()
+_shared: dict[Hashable, Gradients] = {}
 
 
 def shared_gradients(settings: Settings, border: Border, name: str) -> Gradients:
-    """The one `Gradients` for all that ask for the same; it lives as long as the runtime. Collective when it is new."""
-    known = _shared.setdefault(runtime.current(), {})
-    if (settings, name) not in known:
-        known[settings, name] = Gradients(settings, border, name)
-        runtime.current().renewals.append(lambda: renew_shared(settings, name, known[settings, name]))
-    elif known[settings, name].group.removed:  # and registered again
-        known[settings, name] = Gradients(settings, border, name)
-    return known[settings, name]
-
-
-def renew_shared(settings: Settings, name: str, found: Gradients) -> None:
-    """Keep one for all that ask for the same, under the present runtime. Collective."""
-    _shared.setdefault(runtime.current(), {})[settings, name] = found
-    runtime.current().renewals.append(lambda: renew_shared(settings, name, found))
-    found.renew()
+    """The one `Gradients` for all that ask for the same. Collective when it is new: also where the runtime, or the
+    process set, is another than before."""
+    found = _shared.get((settings, name))
+    if found is None or not found.alive:
+        found = _shared[settings, name] = Gradients(settings, border, name)
+    return found
 
 
 def group_names(groups: Any) -> int | tuple[tuple[str, ...], ...] | None:

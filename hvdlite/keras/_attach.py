@@ -33,37 +33,22 @@ class Attachment:
 
     def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
         self.optimizer, self.settings, self.sums, self.border = optimizer, settings, sums, border()
-        self.runtime = runtime.current()
-        self.alone = settings.size == 1  # then there is nothing to reduce
-        if not self.alone:
-            self.gradients = Gradients(settings, self.border, "optimizer")
-            self.runtime.renewals.append(self.renew)
+        self.gradients = Gradients(settings, self.border, "optimizer")
+        runtime.current().renewals.append(self.renew)
         self.local: list[Any] = []
         self.reduced = False  # the update under way has reduced gradients
 
     def renew(self) -> None:
-        """Go on under the present runtime, with no pass of another. Collective."""
-        if self.gradients.group.removed:
-            return
-        self.runtime = runtime.current()
-        self.runtime.renewals.append(self.renew)
+        """Begin without passes under the present runtime."""
+        runtime.current().renewals.append(self.renew)
         self.sums.clear()
-        self.gradients.renew()
-
-    @property
-    def alive(self) -> bool:
-        if not self.alone and self.gradients.group.removed:
-            return False
-        return runtime.is_live(self.runtime)
 
     @property
     def at_work(self) -> bool:
         """Whether there is something to do. Raises RuntimeError (of a removed process set RemovedError) where there is
         and it cannot be done."""
-        if not self.alone:
-            self.gradients.require_registered()
-        runtime.require_attached(self.alive)
-        return self.alive and (not self.alone or self.sums.passes > 1)
+        self.gradients.require_alive()
+        return self.gradients.alive and (self.gradients.group is not None or self.sums.passes > 1)
 
     def register_local(self, variable: Any) -> None:
         """Keep this variable's gradient, or those of several, out of the reduction. Raises ValueError for others."""
@@ -104,7 +89,7 @@ class Attachment:
             raise ValueError(f"{len(grads)} gradients for {len(variables)} variables: build the optimizer first")
 
         def reduce_all(grads: list[Any]) -> None:
-            reduced = grads if self.alone else self.gradients.reduce(grads, variables, self.local, borrow=True)
+            reduced = self.gradients.reduce(grads, variables, self.local, borrow=True)
             with self.border.using(), self.updating():
                 apply(reduced, given)
 
@@ -163,7 +148,7 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
     """Attach to the optimizer (to the one inside a LossScaleOptimizer). Collective. Raises RuntimeError where it is
     attached already."""
     before = attachment_of(optimizer)
-    if before is not None and before.alive and before.settings.process_set.included():
+    if before is not None and before.gradients.alive and before.settings.process_set.included():
         raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
     inner = innermost(optimizer)
     attachment = Attachment(inner, settings, sums)

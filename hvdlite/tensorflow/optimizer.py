@@ -69,7 +69,7 @@ def DistributedOptimizer(
 def attach(optimizer: Any, settings: Settings, passes: int, average: bool) -> None:
     """Replace the optimizer's methods on the instance. Raises RuntimeError where it is attached already."""
     before: Attachment | None = vars(optimizer).get("_hvdlite")
-    if before is not None and before.alive and before.settings.process_set.included():
+    if before is not None and before.gradients.alive and before.settings.process_set.included():
         raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
     attachment = Attachment(optimizer, settings, passes, average)
     optimizer.__dict__.update(
@@ -81,39 +81,36 @@ def attach(optimizer: Any, settings: Settings, passes: int, average: bool) -> No
 
 
 class Attachment:
-    """One TF1 optimizer's gradients, reduced. Lives as long as the runtime that it was made under."""
+    """One TF1 optimizer's gradients, reduced."""
 
     def __init__(self, optimizer: Any, settings: Settings, passes: int, average: bool) -> None:
         self.optimizer, self.settings = optimizer, settings
         self.passes = LocalGradientAggregationHelper(passes, self.reduced, settings.sparse_as_dense, average)
-        self.runtime = runtime.current()
-        self.alone = settings.size == 1  # then there is nothing to reduce
-        if not self.alone:
-            self.gradients = Gradients(settings, _gradients.BORDER, "optimizer")
+        self.gradients = Gradients(settings, _gradients.BORDER, "optimizer")
+        runtime.current().renewals.append(self.renew)
         self.local: list[Any] = []
         self.computed = False
 
-    @property
-    def alive(self) -> bool:
-        if not self.alone and self.gradients.group.removed:
-            return False
-        return runtime.is_live(self.runtime)
+    def renew(self) -> None:
+        """Begin without passes under the present runtime."""
+        runtime.current().renewals.append(self.renew)
+        self.passes.sums.clear()
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """(gradient, variable) pairs, reduced over all ranks: with several passes per step the sums, at the last."""
         pairs = type(self.optimizer).compute_gradients(self.optimizer, *args, **kwargs)
-        self.require_life()
+        self.gradients.require_alive()
         self.computed = True
         variables = [variable for _, variable in pairs]
         grads = self.passes.compute_gradients([grad for grad, _ in pairs], variables)
         return list(zip(grads, variables, strict=True))
 
     def reduced(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        return grads if self.alone else self.gradients.reduce(grads, variables, self.local)
+        return self.gradients.reduce(grads, variables, self.local)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply gradients that compute_gradients has returned; nothing between the last passes of two steps."""
-        self.require_life()
+        self.gradients.require_alive()
         if not self.computed:
             raise RuntimeError(
                 "apply_gradients without compute_gradients: these gradients were not reduced over the ranks. Compute "
@@ -122,8 +119,3 @@ class Attachment:
             )
         apply, pairs = type(self.optimizer).apply_gradients.__get__(self.optimizer), list(grads_and_vars)
         return self.passes.apply_gradients(lambda: apply(pairs, *args, **kwargs), self.optimizer)
-
-    def require_life(self) -> None:
-        if not self.alone:
-            self.gradients.require_registered()
-        runtime.require_attached(self.alive)

@@ -63,9 +63,9 @@ class Attachment:
             self.make_plan(self.trainable())
             _sharing.take_over(self)
             self.runtime.attachments.append(self)
-            self.runtime.renewals.append(self.renew)
             if self.group is self.runtime.everyone:
                 self.runtime.after_join.append(self.start_over)
+        self.runtime.renewals.append(self.renew)
         self.step_hook = optimizer.register_step_pre_hook(self.before_step)
 
     @property

@@ -101,6 +101,62 @@ def check_a_traced_tape_goes_on() -> None:
     require_same_bits([weight.numpy()])
 
 
+def check_a_session_goes_on() -> None:
+    """A TF1 optimizer's step, of which only the operation is kept."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        weight = v1.get_variable("w", initializer=np.array([1.0, 2.0], np.float32))
+        loss = tf.reduce_sum(v1.placeholder_with_default(float(hvd.rank()), ()) * weight**2)
+        step = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.1)).minimize(loss)
+        session.run(v1.global_variables_initializer())
+        failed: list[int] = []
+
+        @hvd.elastic.run
+        def train(state: Any) -> None:
+            while state.step < 6:
+                if state.step == 4 and not failed:
+                    failed.append(1)
+                    if last() or hvd.size() == 1:
+                        raise HorovodInternalError("as if something had failed")
+                session.run(step)
+                state.step += 1
+                if state.step == 2:
+                    state.commit()
+
+        train(hvd.elastic.TensorFlowState(session=session, step=0))
+        found = session.run(weight)
+    expected = np.array([1.0, 2.0]) * (1 - 0.2 * (hvd.size() - 1) / 2) ** 6
+    assert failed and np.abs(found - expected).max() < 1e-5
+    require_same_bits([found])
+
+
+def check_a_set_of_one_goes_on() -> None:
+    """Several passes per step of an optimizer that has nothing to reduce."""
+    if hvd.size() == 1:
+        return
+    process_set = hvd.ProcessSet([0])
+    hvd.shutdown()
+    hvd.init(process_sets=[process_set])
+    weight = keras.Variable([4.0])
+    optimizer = hvd_keras.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), backward_passes_per_step=2, process_set=process_set
+    )
+    failed: list[int] = []
+
+    @hvd_keras.elastic.run
+    def train(state: Any) -> None:
+        """Three passes with an error behind the first, which does not count then."""
+        for _ in range(1 if not failed else 2):
+            optimizer.apply([tf.ones(1)], [weight])
+        if not failed:
+            failed.append(1)
+            raise HorovodInternalError("as if something had failed")
+
+    train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank))
+    assert float(weight.numpy()[0]) == 2.0
+    hvd.shutdown()
+    hvd.init()
+
+
 def check_other_errors_of_tensorflow_pass() -> None:
     """Also when a graph has told an error of ours before, which the function has caught."""
 

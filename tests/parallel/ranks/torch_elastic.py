@@ -56,6 +56,31 @@ def check_training_through_an_error_is_training_without_one() -> None:
         require_same_bits([optimizer.state[p]["momentum_buffer"] for p in model.parameters()])
 
 
+def check_a_set_of_one_goes_on_through_an_error() -> None:
+    """Optimizers that have nothing to reduce here: of a set of rank 0 alone, and of one that this rank is not in."""
+    if hvd.size() == 1:
+        return
+    sets = [hvd.ProcessSet([0]), hvd.ProcessSet(range(1, hvd.size()))]
+    hvd.shutdown()
+    hvd.init(process_sets=sets)
+    for process_set in sets:
+        model = torch.nn.Linear(4, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), process_set=process_set)
+        failed: list[int] = []
+
+        @hvd.elastic.run
+        def train(state: hvd.elastic.ObjectState, failed: list[int] = failed) -> None:
+            step(model, optimizer, 0)  # noqa: B023
+            if not failed:
+                failed.append(1)
+                raise hvd.HorovodInternalError("as if something had failed")
+
+        train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank))
+    hvd.shutdown()
+    hvd.init()
+
+
 def check_sync_gives_rank_0s() -> None:
     model, optimizer = model_and_optimizer()
     with torch.no_grad():
