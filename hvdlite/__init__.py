@@ -69,10 +69,11 @@ def DistributedOptimizer(optimizer: T, *args: Any, **kwargs: Any) -> T:
     return frameworks.adapter(optimizer).DistributedOptimizer(optimizer, *args, **kwargs)  # type: ignore[no-any-return]
 
 
-def broadcast_variables(variables: Any, root_rank: int = 0) -> None:
-    """Overwrite the weights of a model, an optimizer's state, or variables in a dict or sequence with root_rank's."""
+def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
+    """Overwrite the weights of a model, an optimizer's state, or variables in a dict or sequence with root_rank's.
+    Waits for all ranks of the process set. Raises MismatchError with a diff, on every rank, where lists differ."""
     variables = frameworks.materialized(variables)
-    frameworks.adapter(variables).broadcast_variables(variables, root_rank)
+    frameworks.adapter(variables).broadcast_variables(variables, root_rank, process_set=process_set)
 
 
 __all__ = [

@@ -140,8 +140,8 @@ class Lane:
         common = True
         try:
             common = self.attempt(request)
-        except BaseException:  # Ctrl-C while waiting: nothing can follow on this communicator
-            self.close(HvdliteError("an earlier operation was interrupted; this process can no longer communicate"))
+        except BaseException as error:  # Ctrl-C while waiting
+            self.interrupted(request, error)
             raise
         finally:
             with self.changed.lock:
@@ -171,12 +171,19 @@ class Lane:
                     with self.changed.lock:
                         self.queue.appendleft(request)
                     rounds(self)
-            except HvdliteError as error:  # the lane was closed while it waited
-                assert error is self.closed, error
+            except BaseException as error:
+                self.interrupted(request, error)
+                if error is not self.closed:  # which it was while it waited
+                    raise
             finally:
                 with self.changed.lock:
                     self.busy = False
             del request  # and what it holds, before the next one comes
+
+    def interrupted(self, request: Request, error: BaseException) -> None:
+        """Something was raised while ranks agreed on a request: nothing can follow on this communicator."""
+        what = str(error) or type(error).__name__
+        self.close(HvdliteError(f"{request.key} was interrupted ({what}); this process can no longer communicate"))
 
     def attempt(self, request: Request) -> bool:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""

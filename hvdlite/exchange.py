@@ -39,6 +39,8 @@ CALLS = {"weights": "hvd.broadcast_variables(model.variables, root_rank={root}) 
 BEGIN = 100  # Horovod's scripts broadcast after the first batch, which may be several rounds
 OWN, IN_SETS = Crowd(), Crowd()
 """Variables that users want to differ between ranks; those whose gradients are reduced within a process set."""
+CARING = Crowd()
+"""Callbacks under which a model trains, which compare weights themselves."""
 
 
 class Exchange:
@@ -50,15 +52,14 @@ class Exchange:
 
     reductions = 0
     """How often any exchange has reduced gradients, to prove that a step did."""
-    cared_for = False
-    """Whether a callback has been used that compares weights itself."""
 
     def __init__(
         self, lane: Lane, name: str, number: int, specs: Sequence[Spec], mine: Iterable[Use], terms: Terms,
         process_set: ProcessSet | None = None, gpu: Gpu | None = None, owner: Any = None,
     ) -> None:
-        """owner: who connects it anew, kept by a graph that keeps only the exchange. lane: of process_set. name, number: of this exchange on its lane. Where ranks are at different numbers of
-        one name, that is a mismatch, not a wait. gpu: where the specs' device is one."""
+        """lane: of process_set. name, number: of this exchange on its lane. Where ranks are at different numbers of
+        one name, that is a mismatch, not a wait. gpu: where the specs' device is one. owner: who connects it anew, kept
+        by a graph that keeps only the exchange."""
         self.number, self.specs, self.terms, self.process_set = number, tuple(specs), terms, process_set
         self.gpu, self.owner = gpu, owner
         self.held: list[Array] = []
@@ -107,7 +108,7 @@ class Exchange:
         """Checksums of the watched variables; None where there are none."""
         alive, own = [variable for known in self.variables if (variable := known()) is not None], list(OWN)
         common = [number for number, variable in enumerate(alive) if not is_one_of(variable, own)]
-        if len(alive) < len(self.specs) or Exchange.cared_for:
+        if len(alive) < len(self.specs) or len(CARING):
             return None
         found = values_of([alive[number] for number in common])
         names = [f"{self.specs[number].name} (variable {number})" for number in common]
@@ -235,7 +236,7 @@ class Accumulator:
         if set(totals) != set(wanted):
             others = sorted(set(totals) ^ set(wanted))
             raise ValueError(
-                f"variables {others} (by their place in the list) had gradients in some passes of this step and None in "
-                "others, which a graph cannot follow: give zeros (tf.zeros_like(variable)) instead of None"
+                f"variables {others} (by their place in the list) had gradients in some passes of this step, in others "
+                "None, which a graph cannot follow: give zeros (tf.zeros_like(variable)) instead of None"
             )
         return [totals[index] for index in wanted]

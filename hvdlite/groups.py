@@ -57,7 +57,7 @@ class Group:
         is used again, for MPIs know 2,000 communicators. Collective: made as a request on the eager lane."""
 
         def work(eager: Lane) -> int:
-            free = [n for n in self.free if self.lanes[n].closed is None and not self.lanes[n].pending]
+            free = [n for n in list(self.free) if self.lanes[n].closed is None and not self.lanes[n].pending]
             everyones = [set(theirs) for theirs in eager.transport.allgather_object(free)]
             number = min(set.intersection(*everyones), default=len(self.lanes))
             if number == len(self.lanes):
@@ -172,13 +172,20 @@ class Groups:
         cannot be. Sets made of communicators may differ between ranks: then all of them are registered, and each
         rank's object stands for its own.
         """
-        mine = [ranks_of(process_set, world) for process_set in process_sets]
         kinds = ["ranks" if process_set.mpi_comm is None else "communicator" for process_set in process_sets]
-        everyone = world.allgather_object((kinds, mine))
-        if any(said != kinds for said, _ in everyone):
-            raise ValueError(f"init(process_sets=...) differs between ranks: {[said for said, _ in everyone]}")
+        mine, problem = [], ""
+        try:
+            mine = [ranks_of(process_set, world) for process_set in process_sets]
+        except ValueError as error:
+            problem = str(error)
+        everyone = world.allgather_object((kinds, mine, problem))
+        problems = {rank: said for rank, (_, _, said) in enumerate(everyone) if said}
+        if problems:
+            raise ValueError(f"init(process_sets=...), by rank: {problems}")
+        if any(said != kinds for said, *_ in everyone):
+            raise ValueError(f"init(process_sets=...) differs between ranks: {[said for said, *_ in everyone]}")
         for index, process_set in enumerate(process_sets):
-            distinct = list(dict.fromkeys(said[index] for _, said in everyone))
+            distinct = list(dict.fromkeys(said[index] for _, said, _ in everyone))
             if kinds[index] == "ranks" and len(distinct) > 1:
                 raise ValueError(f"init(process_sets=...): item {index} differs between ranks: {distinct}")
             for ranks in distinct:

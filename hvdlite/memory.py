@@ -180,9 +180,11 @@ class Workspace:
         return self.split
 
     def close(self) -> None:
-        """Release the communicators. Collective."""
+        """Release the communicators, and what memory nobody else holds. Collective."""
         if self.split is not None:
             self.split.close()
+        self.stage = None
+        self.buffers.clear()
 
 
 def staging_bytes(hosts: Sequence[Sequence[int]]) -> int:

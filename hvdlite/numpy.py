@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from hvdlite.arrays import Array
 from hvdlite.handles import Call, later, poll, synchronize, waiting
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet
+from hvdlite.variables import broadcast_arrays
 
 
 def contiguous_copy(value: Any) -> Array:
@@ -30,8 +32,13 @@ def contiguous_copy(value: Any) -> Array:
 
 
 def contiguous(value: Any) -> Array:
-    """The same, but value itself where it is one."""
-    return value if hasattr(value, "dtype") and is_plain(value) and value.ndim else contiguous_copy(value)
+    """The same, but value's own memory where it is so."""
+    return memory_of(value) if hasattr(value, "dtype") and is_plain(value) and value.ndim else contiguous_copy(value)
+
+
+def memory_of(array: Array) -> Array:
+    """The same memory as an array of the plain kind: a matrix has two dimensions whatever is done to it."""
+    return np.asarray(array) if isinstance(array, np.ndarray) else array
 
 
 def is_plain(array: Any) -> bool:
@@ -47,7 +54,7 @@ def in_place(array: Array) -> tuple[Array, Callable[[Any], Array]]:
     if not getattr(array.flags, "writeable", True):
         raise ValueError("the array is read-only: the forms of collectives without _ return a new one")
     if is_plain(array):
-        return array, lambda _: array
+        return memory_of(array), lambda _: array
     copy = contiguous_copy(array)
 
     def put_back(_: Any) -> Array:
@@ -204,11 +211,18 @@ def alltoall(
     return rows if splits is None else (rows, received)
 
 
-def broadcast_variables(variables: Any, root_rank: int = 0) -> None:
-    """Overwrite arrays with root_rank's, in place. variables: an array, or a dict or sequence of arrays."""
-    arrays = variables.values() if isinstance(variables, Mapping) else variables
-    for array in [variables] if hasattr(variables, "dtype") else arrays:
-        broadcast_(array, root_rank)
+def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet | None = None) -> None:
+    """Overwrite arrays with root_rank's, in place. variables: an array, or a dict or sequence of arrays. Waits for all
+    ranks. Raises MismatchError with a diff, on every rank, where names, shapes or dtypes differ."""
+    if isinstance(variables, Mapping):
+        named = sorted(((str(name), array) for name, array in variables.items()), key=itemgetter(0))
+    else:
+        several = [variables] if hasattr(variables, "dtype") else variables
+        named = [(f"array {index}", array) for index, array in enumerate(several)]
+    memories = [in_place(array) for _, array in named]
+    broadcast_arrays([memory for memory, _ in memories], [name for name, _ in named], root_rank, process_set)
+    for _, deliver in memories:
+        deliver(None)
 
 
 __all__ = [

@@ -101,9 +101,9 @@ class Runtime:
 def agree_on(world: Transport, settings: Config) -> bool:
     """Whether all ranks may share memory. Raises HvdliteError where settings differ between ranks. Collective."""
     said = world.allgather_object(
-        (settings.algorithm, settings.bucket_bytes, settings.gpu_operations, settings.shared_memory)
+        (settings.algorithm, settings.bucket_bytes, settings.gpu_operations, settings.overlap, settings.shared_memory)
     )
-    names = ("HVDLITE_ALGORITHM", "HVDLITE_BUCKET_MB (bytes)", "HVDLITE_GPU_OPERATIONS")
+    names = ("HVDLITE_ALGORITHM", "HVDLITE_BUCKET_MB (bytes)", "HVDLITE_GPU_OPERATIONS", "HVDLITE_OVERLAP")
     for what, values in zip(names, zip(*said, strict=True), strict=False):
         if len(set(values)) > 1:
             raise HvdliteError(f"{what} differs between ranks: {dict(enumerate(values))}. Set it alike everywhere.")

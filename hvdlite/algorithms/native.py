@@ -11,8 +11,7 @@ def native(transport: Transport, buffer: Array, scratch: Array, reduction: Reduc
     """MPI_Allreduce in place. Cost and rounding are the library's; the MPI standard recommends, but does not promise,
     the same bits on every rank and run.
 
-    buffer: flat, contiguous, changed in place. scratch: unused. Raises NotImplementedError for dtypes foreign to MPI
-    (float16, bfloat16), which `choose` therefore never gives it.
+    buffer: flat, contiguous, changed in place, of a dtype that `choose` gives it. scratch: unused.
     """
     reduction.prescale(buffer)
     transport.native_allreduce(buffer, reduction.operation)

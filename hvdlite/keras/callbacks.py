@@ -11,7 +11,7 @@ import numpy as np
 
 from hvdlite import runtime
 from hvdlite.errors import HvdliteError
-from hvdlite.exchange import IN_SETS, OWN, Exchange
+from hvdlite.exchange import CARING, IN_SETS, OWN, Exchange
 from hvdlite.keras._attach import Attachment, attachment_of
 from hvdlite.keras._backends import border
 from hvdlite.keras.functions import broadcast_variables
@@ -73,7 +73,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         return None if self.model.optimizer is None else attachment_of(self.model.optimizer)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        Exchange.cared_for = True
+        CARING.append(self)
         self.reductions, self.started, self.reduces = Exchange.reductions, False, runtime.size() == 1
         weights = len(self.model.weights)  # of layers that have been built, also where the model says that it has not
         plans = allgather_object((self.params.get("epochs"), self.params.get("steps"), self.model.built, weights))
@@ -91,6 +91,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.go_on_together(f"begins epoch {epoch + 1}")
 
     def on_train_end(self, logs: Any = None) -> None:
+        CARING.remove(self)
         self.go_on_together("stops")
 
     def go_on_together(self, what: str) -> None:

@@ -19,7 +19,13 @@ STEP = os.path.join("tensorflow", "python", "eager", "execute.py")
 def main_position() -> str:
     """'train.py:12 in step: loss.backward()': the innermost line of the main thread that is no library's."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "the main thread has ended" if frame is None else describe(users_frame(frame))
+    return "the main thread has ended" if frame is None else describe(users_frame(frame) or frame)
+
+
+def threads_of_users() -> set[int]:
+    """The threads that run code of the user's: one that has never called may yet do so. (What only a library runs in,
+    as a DataLoader's helper or a pool's worker without work, may not.)"""
+    return {thread for thread, frame in sys._current_frames().items() if users_frame(frame) is not None}
 
 
 def threads_in_steps() -> set[int]:
@@ -32,14 +38,14 @@ def own_threads() -> set[int]:
     return {each.ident for each in threading.enumerate() if not isinstance(each, threading._DummyThread) and each.ident}
 
 
-def users_frame(frame: FrameType) -> FrameType:
-    """The frame itself or the nearest caller that is user code; the frame itself where there is none."""
+def users_frame(frame: FrameType) -> FrameType | None:
+    """The frame itself or the nearest caller that is user code; None where there is none."""
     candidate: FrameType | None = frame
     while candidate is not None:
         if not candidate.f_code.co_filename.startswith(LIBRARIES):
             return candidate
         candidate = candidate.f_back
-    return frame
+    return None
 
 
 def describe(frame: FrameType) -> str:

@@ -33,7 +33,7 @@ from hvdlite.errors import StallError
 from hvdlite.observers import diagnosis
 from hvdlite.observers.diagnosis import Report, Wait
 from hvdlite.observers.letters import Alarm, Answer, Ask, End, Heard
-from hvdlite.observers.positions import main_position, own_threads, threads_in_steps
+from hvdlite.observers.positions import main_position, own_threads, threads_in_steps, threads_of_users
 from hvdlite.requests import JOIN, LEAVE, Request
 from hvdlite.transports import Mail, Transport
 
@@ -204,8 +204,8 @@ class StallWatch:
 
     @property
     def stuck(self) -> bool:
-        """Whether the main thread waits, no other that there is has ever called, and no call will be answered by this
-        rank. A thread of TensorFlow's calls for the thread that is in a step."""
+        """Whether the main thread waits, no other that there is has ever called or runs code of the user's, and no call
+        will be answered by this rank. A thread of TensorFlow's calls for the thread that is in a step."""
         lanes = self.lanes()
         main = threading.main_thread().ident or 0
         lenders = {lane.lender for lane in lanes if lane.lent}
@@ -217,7 +217,7 @@ class StallWatch:
                 waiting.add(main)
             if in_steps <= {main}:
                 callers &= own
-        waits = main in waiting and callers <= {main}
+        waits = main in waiting and callers | (threads_of_users() - waiting) <= {main}
         return waits and not any(patient(each) for lane in lanes for each in list(lane.pending.values()))
 
     # The verdict

@@ -163,9 +163,10 @@ def rows_to_send(kind: str, group: Group, array: Array, splits: Any, even: bool)
     given = np.asarray(splits)
     if given.ndim != 1 or given.dtype.kind not in "iu" or given.size != size or (given < 0).any():
         raise ValueError(f"{kind}: splits must be {size} whole numbers, one per rank, not {splits}")
-    if given.sum() > array.shape[0]:
-        raise ValueError(f"{kind}: splits add up to {given.sum()}, but there are {array.shape[0]} rows")
-    return [int(count) for count in given]
+    rows = [int(count) for count in given]  # whose sum does not wrap
+    if sum(rows) > array.shape[0]:
+        raise ValueError(f"{kind}: splits add up to {sum(rows)}, but there are {array.shape[0]} rows")
+    return rows
 
 
 def gather(

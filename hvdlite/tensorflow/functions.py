@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from hvdlite import objects, runtime
@@ -48,8 +47,6 @@ def received(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) 
         broadcast_arrays(copies, names, root_rank, process_set)
         return copies
 
-    if tf.executing_eagerly():
-        return [tf.convert_to_tensor(value) for value in work(*(np.asarray(each) for each in variables))]
     inputs = [tf.convert_to_tensor(each) for each in variables]
     return call(work, inputs, [each.dtype for each in inputs], [each.shape for each in inputs])
 

@@ -29,11 +29,19 @@ def allgather(
     tensor: Tensor, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = Everyone
 ) -> tf.Tensor:
     """All ranks' tensors concatenated along the first dimension, which may differ; differentiable."""
+    return gathered(tensor, name, ignore_name_scope, process_set)
+
+
+@untouched
+def gathered(
+    tensor: Tensor, name: str | None, ignore_name_scope: bool, process_set: ProcessSet, addends: bool = False
+) -> tf.Tensor:
+    """`allgather`. addends: what is gathered will be added up, so that ranks that have joined add nothing."""
     tensor = tf.convert_to_tensor(tensor)
     name = named("Allgather", [tensor], name, ignore_name_scope)
 
     def work(array: Array) -> list[Array]:
-        return [ops.allgather(array, name, process_set)]
+        return [ops.allgather(array, name, process_set, addends=addends)]
 
     def backward(grad: tf.Tensor) -> list[tf.Tensor]:
         return [own_rows(grad, tf.shape(tensor)[:1], process_set)]

@@ -111,8 +111,9 @@ def sparse_allreduce(slices: tf.IndexedSlices, how: How, name: str | None) -> tf
         raise NotImplementedError(f"tf.IndexedSlices with op={how.op.name}: only Average and Sum; use sparse_as_dense")
     if (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError("tf.IndexedSlices with prescale_factor or postscale_factor: use sparse_as_dense")
-    values = movement.allgather(slices.values, name and f"{name}.values", process_set=how.process_set)
-    indices = movement.allgather(slices.indices, name and f"{name}.indices", process_set=how.process_set)
+    names = [name and f"{name}.{part}" for part in ("values", "indices")]
+    values, indices = (movement.gathered(part, each, False, how.process_set, addends=True)
+                       for part, each in zip((slices.values, slices.indices), names, strict=True))  # fmt: skip
     if how.op is Average:
         values = values / size_of(how.process_set)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)

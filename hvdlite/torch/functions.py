@@ -8,21 +8,24 @@ from typing import Any
 import torch
 
 from hvdlite import objects, runtime
+from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._cuda import on_cpu
 from hvdlite.torch._tensors import to_array
 from hvdlite.variables import broadcast_arrays
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[torch.Tensor | tuple[str, torch.Tensor]], root_rank: int
+    params: Mapping[str, Any] | Iterable[torch.Tensor | tuple[str, torch.Tensor]], root_rank: int,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrite tensors with root_rank's, in place. params: `model.state_dict()`, `model.named_parameters()`, a list
-    of tensors or of (name, tensor) pairs; values that are no tensors are left alone. Waits for all ranks. Raises
+    of tensors or of (name, tensor) pairs; values that are no tensors are left alone. Waits for all ranks of the
+    process set. Raises
     MismatchError with a diff, on every rank, where names, shapes or dtypes differ; ValueError for anything else.
     """
     tensors = [(name, value) for name, value in named_values(params) if isinstance(value, torch.Tensor)]
     copies = [tensor.detach().contiguous() for _, tensor in tensors]
-    broadcast_arrays([to_array(copy) for copy in copies], [name for name, _ in tensors], root_rank)
+    broadcast_arrays([to_array(copy) for copy in copies], [name for name, _ in tensors], root_rank, process_set)
     for (_, tensor), copy in zip(tensors, copies, strict=True):
         if copy.data_ptr() != tensor.data_ptr():
             with torch.no_grad():
@@ -41,7 +44,9 @@ def named_values(params: Any) -> list[tuple[str, Any]]:
     return [p if isinstance(p, tuple) else (f"parameter.{i}", p) for i, p in enumerate(several)]
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set
+) -> None:
     """Give every rank root_rank's optimizer state and options (learning rates, ...), through `load_state_dict`.
 
     The ranks that have no state yet get it from the root: no step is taken to create it, so parameters do not move.
@@ -49,16 +54,17 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state cannot serve torch.optim.LBFGS")
-    state = objects.broadcast_object(on_cpu(optimizer.state_dict()), root_rank)
+    state = objects.broadcast_object(on_cpu(optimizer.state_dict()), root_rank, process_set=process_set)
     if runtime.rank() != root_rank:
         optimizer.load_state_dict(state)
 
 
-def broadcast_variables(variables: Any, root_rank: int = 0) -> None:
+def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
     """Give every rank root_rank's weights (a module, tensors in a dict or sequence) or optimizer state."""
     if isinstance(variables, torch.optim.Optimizer):
-        broadcast_optimizer_state(variables, root_rank)
+        broadcast_optimizer_state(variables, root_rank, process_set=process_set)
     elif isinstance(variables, torch.nn.Module):
-        broadcast_parameters(variables.state_dict(), root_rank)
+        broadcast_parameters(variables.state_dict(), root_rank, process_set)
     else:
-        broadcast_parameters([variables] if isinstance(variables, torch.Tensor) else variables, root_rank)
+        several = [variables] if isinstance(variables, torch.Tensor) else variables
+        broadcast_parameters(several, root_rank, process_set)

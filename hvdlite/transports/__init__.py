@@ -86,7 +86,7 @@ class Transport(Protocol):
         ...
 
     def native_allreduce(self, array: Array, op: str) -> None:
-        """The library's own all-reduce, in place; raises NotImplementedError where dtype or op is foreign to it."""
+        """The library's own all-reduce, in place, of what `choose` gives it."""
         ...
 
     def allgather_object(self, value: Any) -> list[Any]:

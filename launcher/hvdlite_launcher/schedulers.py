@@ -18,6 +18,7 @@ from hvdlite_launcher.hosts import Host, HostsError
 from hvdlite_launcher.probe import Family, Mpi
 
 Which = Callable[[str], str | None]
+_PATIENCE = 10.0  # seconds
 _ITEM = re.compile(r"([^,\[\]]*)(?:\[([^\]]*)\])?([^,\[\]]*)(?:,|$)")
 
 
@@ -65,12 +66,16 @@ def allocation(environ: Mapping[str, str], which: Which = shutil.which) -> Alloc
 def pmi(starter: Starter, path: str, mpi: Mpi) -> str | None:
     """The dialect for this MPI under this starter, or None if there is none: then the MPI's own launcher is used.
 
-    Asks `srun --mpi=list`, since a Slurm may be built without PMIx.
+    Asks `srun --mpi=list`, since a Slurm may be built without PMIx. Raises HostsError where that gives no answer.
     """
     if starter is not Starter.SRUN:
         return "pmix" if mpi.family is Family.OPEN_MPI else ""
     wanted = ("pmix",) if mpi.family is Family.OPEN_MPI else ("pmi2", "cray_shasta")
-    answer = subprocess.run([path, "--mpi=list"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20)
+    try:
+        null = subprocess.DEVNULL
+        answer = subprocess.run([path, "--mpi=list"], capture_output=True, text=True, stdin=null, timeout=_PATIENCE)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HostsError(f"Slurm does not tell which MPIs it starts: {error}") from error
     offered = set(re.findall(r"[\w.]+", answer.stdout + answer.stderr))
     return next((name for name in wanted if name in offered), None)
 

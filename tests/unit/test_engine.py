@@ -403,3 +403,19 @@ def test_handles_poll() -> None:
     with changed:
         handle.finish("result")
     assert handle.poll() and handle.wait() == "result"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_goes_wrong_while_ranks_agree_fails_all_that_is_pending(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the caller's thread, and in the lane's, which nobody hears: no call waits for ever."""
+    lane = Lane(alone(), Place(1, False))
+    request = total("x")
+    monkeypatch.setattr(lane, "attempt", lambda request: 1 / 0)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    with pytest.raises((ZeroDivisionError, HvdliteError)) as caught:
+        lane.run(request) if waits else lane.submit(request).wait()
+    assert waits or "allreduce 'x' was interrupted (division by zero)" in str(caught.value)
+    with pytest.raises(HvdliteError, match="can no longer communicate"):
+        lane.run(total("y"))

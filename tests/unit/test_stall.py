@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +251,9 @@ def test_a_caller_in_the_roll_call_gets_the_error() -> None:
     watched(2, rank_main, shutdown=CHECK)
 
 
-@pytest.mark.parametrize("change", ["another thread has called", "it has joined", "nobody waits"])
+@pytest.mark.parametrize(
+    "change", ["another thread has called", "another thread may call", "it has joined", "nobody waits"]
+)
 def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     lane, request_over = Lane(alone(), Place(1, False)), list[threading.Event]()
     watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
@@ -268,6 +271,14 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
         other = threading.Thread(target=lambda: (hang(lane, "again"), called.set(), over.wait()))
         other.start()
         called.wait()
+        request_over.append(over)
+    elif change == "another thread may call":
+        idle = ThreadPoolExecutor(1)
+        idle.submit(int).result()
+        assert watch.report().stuck  # with a pool's thread that has nothing to do
+        begun, over = threading.Event(), threading.Event()
+        threading.Thread(target=lambda: (begun.set(), over.wait())).start()
+        begun.wait()
         request_over.append(over)
     elif change == "it has joined":
         with lane.changed:
@@ -301,7 +312,7 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
     lane.changed.waiting = []
     assert not watch.report().stuck
     hang(lane, "accuracy")
-    lane.changed.waiting = [threading.get_ident()]  # the main one waits by itself, behind its step
+    lane.changed.waiting = [threading.get_ident(), thread]  # the main one waits by itself, behind its step
     assert watch.report().stuck
     over.set()
 

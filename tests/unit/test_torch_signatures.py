@@ -42,8 +42,8 @@ SIGNATURES = {
     "synchronize": "handle",
     "join": "device=-1",
     "barrier": "process_set=G",
-    "broadcast_parameters": "params, root_rank",
-    "broadcast_optimizer_state": "optimizer, root_rank, model=None",
+    "broadcast_parameters": "params, root_rank, process_set=G",
+    "broadcast_optimizer_state": "optimizer, root_rank, model=None, process_set=G",
     "init": "comm=None, process_sets=None",
     "shutdown": "",
     "DistributedOptimizer": "optimizer, named_parameters=None, compression=none, backward_passes_per_step=1, op=Average, "

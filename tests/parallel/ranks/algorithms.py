@@ -49,6 +49,16 @@ def check_every_algorithm() -> None:
     restart()
 
 
+def check_native_leaves_to_the_ring_what_mpis_add_otherwise() -> None:
+    """Complex numbers; small integers, which wrap."""
+    restart(ALGORITHM="native")
+    for name in ("int8", "uint8", "int16", "uint16"):
+        mine = np.full(100, np.iinfo(name).max, name)
+        np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Sum), sum([mine] * hvd.size(), np.zeros(100, name)))
+    np.testing.assert_array_equal(hvd.allreduce(np.full(9, 1 + 2j), op=hvd.Sum), np.full(9, hvd.size() * (1 + 2j)))
+    restart()
+
+
 def check_long_parts_travel_in_chunks() -> None:
     """Cut much shorter than usual: the sums, and the bits, of whole parts."""
     mine = np.random.default_rng(hvd.rank()).standard_normal(30_000).astype(np.float32)
@@ -132,7 +142,7 @@ def check_setting_that_differs_between_ranks() -> None:
     if hvd.size() == 1:
         return
     last = hvd.rank() == hvd.size() - 1
-    for name, one, two in (("ALGORITHM", "ring", "native"), ("BUCKET_MB", "1", "2")):
+    for name, one, two in (("ALGORITHM", "ring", "native"), ("BUCKET_MB", "1", "2"), ("OVERLAP", "auto", "1")):
         try:
             restart(**{name: two if last else one})
         except hvd.HvdliteError as error:

@@ -225,6 +225,26 @@ def check_broadcast_variables() -> None:
     listed = [np.full(2, float(r))]
     hvd.broadcast_variables(listed)
     assert (listed[0] == 0).all()
+    if p > 1:
+        shorter = [np.ones(2)] * (1 if last() else 2)
+        require_mismatch(lambda: hvd.broadcast_variables(shorter), "parameters differ", "array 1: float64[2]")
+
+
+def check_subclasses_of_arrays() -> None:
+    """A matrix, which has two dimensions whatever is done to it, and a masked array: as plain arrays, in place too."""
+    p = hvd.size()
+    for length in (12, 120_000):
+        plain = np.arange(float(length)).reshape(-1, 4)
+        for make in (np.matrix, np.ma.masked_array):
+            mine = make(plain.copy())
+            assert hvd.allreduce_(mine, op=hvd.Sum) is mine
+            np.testing.assert_array_equal(np.asarray(mine), plain * p)
+            mine = make(plain.copy())
+            np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Sum), plain * p)
+            np.testing.assert_array_equal(hvd.allgather(mine), np.concatenate([plain] * p))
+            own = np.array_split(plain * p, p)[hvd.rank()]
+            np.testing.assert_array_equal(hvd.reducescatter(mine, op=hvd.Sum), own)
+            assert type(hvd.reducescatter(mine)) is np.ndarray
 
 
 def check_objects() -> None:

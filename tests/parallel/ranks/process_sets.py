@@ -264,6 +264,11 @@ def check_sets_of_communicators() -> None:
         assert sorted(runtime.current().groups.ranks) == [0, 1, 2]
         assert hvd.global_process_set.mpi_comm is MPI.COMM_WORLD
         hvd.shutdown()
+    if p > 2 and r < 2:  # one that reaches beyond the job, on one rank of it
+        pair = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl([0, 1]))
+        wrong = hvd.ProcessSet(pair if r else MPI.COMM_WORLD)
+        require_error(ValueError, lambda: hvd.init(pair, [wrong]), "{0: ", "members that are not of the job's")
+        pair.Free()
     assert hvd.global_process_set.mpi_comm is None
     half.Free()
     hvd.init()

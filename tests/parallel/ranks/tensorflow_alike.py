@@ -15,7 +15,7 @@ import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as keras_hvd
 from hvdlite import alike, exchange
 from tests.parallel.common import last, require_error, require_same_bits, restart
-from tests.parallel.keras_common import fit, model, share, weights
+from tests.parallel.keras_common import WIDTH, fit, model, share, weights
 
 
 def own_model() -> Any:
@@ -38,8 +38,8 @@ def refused(call: Callable[[], Any]) -> None:
 
 @contextmanager
 def begin(rounds: int = 2) -> Iterator[None]:
-    """Compare after so many rounds; as if no callback had been used before."""
-    before, exchange.BEGIN, exchange.Exchange.cared_for = exchange.BEGIN, rounds, False
+    """Compare after so many rounds."""
+    before, exchange.BEGIN = exchange.BEGIN, rounds
     restart()
     try:
         yield
@@ -52,6 +52,17 @@ def check_fit_without_the_callback() -> None:
         with begin():
             optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
             refused(lambda: fit(optimizer, share(), 3, own_model, **compiled))  # noqa: B023
+
+
+def check_a_fit_with_the_callback_cares_for_itself_alone() -> None:
+    """Another model's loop is looked at, before it and behind it."""
+    with begin():
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+        callback = keras_hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        trained = own_model()
+        trained.compile(optimizer, "mse")
+        trained.fit(np.ones((8, WIDTH)), np.ones((8, 2)), batch_size=2, epochs=2, verbose=0, callbacks=[callback])
+        train(own_model(), False, "never")
 
 
 def check_tape() -> None:

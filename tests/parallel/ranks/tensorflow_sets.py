@@ -103,6 +103,15 @@ def check_a_removed_set() -> None:
         restart()
 
 
+def check_join_with_sparse_tensors() -> None:
+    """Rank r adds row r in each of its r + 1 calls."""
+    rank = hvd.rank()
+    for i in range(rank + 1):
+        total = hvd.allreduce(tf.IndexedSlices(tf.ones((1, 2)), [rank], (3, 2)), op=hvd.Sum)
+        np.testing.assert_array_equal(tf.convert_to_tensor(total), [[float(o >= i)] * 2 for o in range(3)])
+    assert int(hvd.join()) == 2
+
+
 def check_join_with_sparse_gradients() -> None:
     """Rank r looks up row r in each of its r + 1 steps, which move that row; those that have ended add no rows."""
     rank, table = hvd.rank(), tf.Variable(np.zeros((3, 2), np.float32))
