@@ -165,6 +165,7 @@ class Attachment:
         self.retries += self.reducer.abandon_round()
         self.tag = f"step {self.steps + 1}, backward {self.gradients.rounds + 1}, attempt {self.retries + 1}"
         self.prepare()
+        self.gradients.note_own()
 
     def end_backward(self) -> None:
         """Finish its rounds in the order in which the optimizers were attached; that of gradients may differ between

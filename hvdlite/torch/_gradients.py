@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -13,6 +14,12 @@ from hvdlite.torch._packing import Slots
 from hvdlite.torch._parameters import Parameter, strides_of_gradient
 from hvdlite.torch._settings import Settings
 from hvdlite.torch._sparse import reduce_sparse
+
+NO_GRAPH = (
+    "backward(create_graph=True) with hvd.DistributedOptimizer: p.grad becomes the average over the ranks, which is no "
+    "part of the graph, so that nothing flows back through it. What is to be differentiated again is had from "
+    "torch.autograd.grad(loss, parameters, create_graph=True)"
+)
 
 
 class Gradients:
@@ -50,9 +57,12 @@ class Gradients:
             return self.take_sparse(p, grad, view)
         if not self.slots.holds(index, grad):
             self.slots.preserve((index,))
-            view.copy_(grad.detach() if grad.requires_grad else grad)  # it does after backward(create_graph=True)
+            if grad.requires_grad:
+                warnings.warn(NO_GRAPH, stacklevel=2)
+            view.copy_(grad.detach())
+            found = self.slots.handed_over(index, grad)
             if index not in self.cast:
-                p.grad = self.slots.alias(index)
+                p.grad = found
         return Use.DENSE
 
     def take_sparse(self, p: Parameter, grad: torch.Tensor, view: torch.Tensor) -> Use:
@@ -63,14 +73,20 @@ class Gradients:
         view.copy_(grad.to_dense())
         return Use.DENSE if id(p) in self.densified else Use.DENSIFIED  # which makes it known to all
 
+    def note_own(self) -> None:
+        """A backward begins."""
+        self.slots.note_own(self.parameters)
+
     def is_alias(self, index: int) -> bool:
         """Whether p.grad is what `take` or a result has put there."""
         return self.parameters[index].grad is self.slots.aliases[index]
 
     def replaced(self) -> list[int]:
         """The parameters in whose p.grad something else is than `take` put there, or would."""
-        aliases = self.slots.aliases
+        aliases, own = self.slots.aliases, self.slots.own
         elsewhere = [i for i, p in enumerate(self.parameters) if p.grad is not aliases[i]]
+        if own:
+            elsewhere = [i for i in elsewhere if self.parameters[i].grad is not own.get(i)]
         return [i for i in elsewhere if i not in self.cast and id(self.parameters[i]) not in self.densified]
 
     def refuse_result(self, p: Parameter, alias: bool = False) -> None:
@@ -93,14 +109,25 @@ class Gradients:
         are known."""
         some = all_dense or any(uses) or bool(self.sparse)  # else a hook may have applied them already
         self.rounds, self.done = self.rounds + some, self.done + some
+        own = self.give_own(uses) if self.slots.own else ()
         if not all_dense or self.cast or self.densified:  # otherwise the views are there already
             for index, use in enumerate(uses):
-                self.give_one(index, use)
+                if index not in own:
+                    self.give_one(index, use)
         for p in self.sparse.values():
             reduce_sparse(p, self.settings.terms.op, self.settings.process_set)
         if self.once:
             others = [p for i, p in enumerate(self.parameters) if not self.is_alias(i)]
             self.given = {id(p): p.grad for p in (*others, *self.sparse.values())}
+
+    def give_own(self, uses: Sequence[Use]) -> Collection[int]:
+        """Copy results into gradients that stay what they are. Returns whose."""
+        taken = {i: grad for i, grad in self.slots.own.items()
+                 if grad is not None and grad is self.parameters[i].grad and uses[i] is Use.DENSE}  # fmt: skip
+        if taken:
+            torch._foreach_copy_(list(taken.values()), [self.slots.views[i] for i in taken])
+        self.slots.own = dict.fromkeys(self.slots.own)
+        return taken.keys()
 
     def give_one(self, index: int, use: Use) -> None:
         p, view = self.parameters[index], self.slots.views[index]

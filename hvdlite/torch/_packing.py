@@ -7,6 +7,8 @@ other. Large ones are copied at once, while the cache still has them; a megabyte
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from sys import getrefcount
 
@@ -17,14 +19,29 @@ from hvdlite.reducer import Use
 from hvdlite.torch._tensors import to_tensor
 
 PACK_BYTES = 1 << 20
+uses = torch._C._storage_Use_Count
+
+
+def holders(p: torch.Tensor) -> tuple[int, int]:
+    """How many have p.grad, and how many its memory (`p.grad.detach()`, a part of a flat buffer)."""
+    grad = p.grad
+    assert grad is not None
+    return getrefcount(grad), uses(grad.untyped_storage()._cdata)
+
+
 _alone = [torch.empty(0)]
 ALONE = getrefcount(_alone[0])  # of a tensor that only a list has
+_parameter = torch.nn.Parameter(torch.empty(0))
+_parameter.grad = torch.empty(0)
+NOBODY = holders(_parameter)
 
 
 class Slots:
     """Where gradients lie for the peers: views that nobody else has, and an alias of each to be p.grad, with a storage
     of its own. What users make of an alias (p.grad.data = ..., model.share_memory()) may have it point elsewhere: then
     another takes its place.
+
+    Users may keep gradients, or have made them. Those of `own` stay what they are, and results are copied into them.
 
     arrays: the memory, in the shapes of the parameters. strides: those in which each is used, all of it.
     """
@@ -34,6 +51,10 @@ class Slots:
         self.views = [self.tensor(index) for index in range(len(arrays))]
         self.aliases = [self.tensor(index) for index in range(len(arrays))]
         self.addresses = [view.data_ptr() for view in self.views]
+        self.storages = [alias.untyped_storage() for alias in self.aliases]
+        self.unshared = [uses(storage._cdata) for storage in self.storages]
+        self.own: dict[int, torch.Tensor | None] = {}
+        """By index: what was taken in this round."""
 
     def tensor(self, index: int) -> torch.Tensor:
         """Of this memory, and of no other tensor's storage."""
@@ -46,18 +67,51 @@ class Slots:
 
     def preserve(self, indices: Iterable[int]) -> None:
         """The views of gradients that lie elsewhere are about to be written: who has kept one that was handed out
-        (`before = p.grad`) goes on to have its values, in other memory."""
+        (`before = p.grad`, `p.grad.detach()`) goes on to have its values, in other memory, and is believed to do so
+        again."""
         for index in indices:
-            if getrefcount(self.aliases[index]) > ALONE:
-                alias = self.aliases[index]
-                alias.set_(alias.clone())  # type: ignore[call-overload]
+            shared = uses(self.storages[index]._cdata) > self.unshared[index]
+            if shared or getrefcount(self.aliases[index]) > ALONE:
+                self.own[index] = None
+                move(self.aliases[index], self.arrays[index], shared)
 
     def alias(self, index: int) -> torch.Tensor:
         """The view, for users."""
         alias = self.aliases[index]
         if alias.data_ptr() != self.addresses[index] or alias.stride() != self.strides[index]:
             alias = self.aliases[index] = self.tensor(index)
+            self.storages[index] = alias.untyped_storage()
         return alias
+
+    def note_own(self, parameters: Sequence[torch.Tensor]) -> None:
+        """A backward begins, or has just begun: gradients that there are already, and that somebody has besides the
+        parameter (a list, a flat buffer), are to become the results."""
+        for index, p in enumerate(parameters):
+            grad = p.grad
+            if grad is not None and grad is not self.aliases[index] and index not in self.own and ordinary(grad):
+                del grad
+                if any(have > alone for have, alone in zip(holders(p), NOBODY, strict=True)):
+                    self.own[index] = None
+
+    def handed_over(self, index: int, grad: torch.Tensor) -> torch.Tensor:
+        """What becomes p.grad once this gradient has been copied into its view."""
+        if index in self.own and not grad.requires_grad:
+            self.own[index] = grad
+            return grad
+        return self.alias(index)
+
+
+def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:
+    """Give whoever has this tensor, or its storage (`shared`), other memory with the same values."""
+    alias._hvdlite = memory  # type: ignore[attr-defined]  # p.grad.numpy() goes on to be in this
+    before = alias.data_ptr()
+    with contextlib.suppress(RuntimeError, OSError):  # it takes a file's descriptor, and room in /dev/shm
+        alias.untyped_storage().share_memory_()  # all that torch offers to change a storage itself; not on a GPU
+    if alias.data_ptr() == before and alias.numel():
+        alias.set_(alias.clone())  # type: ignore[call-overload]
+        if shared:
+            warnings.warn("the values of a gradient that was kept (p.grad.detach()) are lost, this once: clone it",
+                          stacklevel=2)  # fmt: skip
 
 
 class Packing:
@@ -102,8 +156,8 @@ class Packing:
             if moving:
                 self.slots.preserve(moving)
                 torch._foreach_copy_([views[i] for i in moving], grads)
-            for i in moving:
-                self.parameters[i].grad = self.slots.alias(i)
+            for i, grad in zip(moving, grads, strict=True):
+                self.parameters[i].grad = self.slots.handed_over(i, grad)
         for index in fresh:
             self.done(index)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,6 +133,72 @@ def check_gradients_that_are_kept() -> None:
                 handed_out.append([id(alias) for alias in optimizer._hvdlite.gradients.slots.aliases])
                 optimizer.step()
             assert handed_out[1] == handed_out[2]
+
+
+def check_views_of_gradients_that_are_kept() -> None:
+    """So does what shares a gradient's memory, or a graph that has saved it."""
+    for view in (torch.Tensor.detach, lambda grad: grad.data, lambda grad: grad.view(-1)[1:]):
+        for options in ({}, {"compression": hvd.Compression.fp16}):
+            params = weights()
+            optimizer = attach(params, **options)
+            kept: list[tuple[float, torch.Tensor]] = []
+            for step in range(1, 4):
+                optimizer.zero_grad()
+                loss_of(params, step * (hvd.rank() + 1)).backward()
+                kept += [(step * average(), view(p.grad)) for p in params]
+            for value, part in kept:
+                assert (part == value).all(), (value, part)
+    params = weights()
+    optimizer = attach(params)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(params, hvd.rank() + 1).backward()
+        penalty = sum((p * p * p.grad).sum() for p in params)
+        optimizer.zero_grad()
+        loss_of(params, 10.0 * (hvd.rank() + 1)).backward()
+        optimizer.zero_grad()
+        penalty.backward()
+        for p in params:
+            assert torch.allclose(p.grad, 2 * p.detach() * average()), (p.grad, p)
+
+
+def check_gradients_of_the_users_stay_theirs() -> None:
+    """Parts of one flat tensor, or a list of them, made once and zeroed and scaled as such: results are in them."""
+    ways: list[dict[str, Any]] = [{}, {"op": hvd.Sum}, {"compression": hvd.Compression.fp16}]
+    for overlap, options in itertools.product("01", ways):
+        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
+        for kind in ("flat", "list"):
+            params = weights()
+            optimizer = attach(params, **options)
+            flat = torch.zeros(sum(p.numel() for p in params))
+            parts = [part.view_as(p) for part, p in zip(flat.split([p.numel() for p in params]), params, strict=True)]
+            grads = parts if kind == "flat" else [torch.zeros_like(p) for p in params]
+            for p, grad in zip(params, grads, strict=True):
+                p.grad = grad
+            if kind == "flat":
+                del grads, grad, parts
+            for step in range(1, 4):
+                with torch.no_grad():
+                    flat.zero_() if kind == "flat" else torch._foreach_zero_(grads)
+                loss_of(params, step * (hvd.rank() + 1)).backward()
+                value = step * average() * (hvd.size() if "op" in options else 1)
+                require_grads(params, value)
+                assert (flat == value).all() if kind == "flat" else all((grad == value).all() for grad in grads)
+                optimizer.step()
+            require_same_bits(params)
+    restart()
+
+
+def check_gradients_in_a_graph_are_told_of() -> None:
+    params = weights()
+    optimizer = attach(params)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loss_of([p * p + p for p in params], hvd.rank() + 1).backward(create_graph=True)
+    require_grads(params, average())
+    told = [str(each.message) for each in caught if "create_graph" in str(each.message) and "hvd" in str(each.message)]
+    assert bool(told) == (hvd.size() > 1), caught
+    optimizer.step()
 
 
 def check_gradients_whose_memory_is_given_away() -> None:
