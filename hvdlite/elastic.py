@@ -2,8 +2,9 @@
 
     @hvd.elastic.run
     def train(state):
-        for state.epoch in range(state.epoch, 90):
+        while state.epoch < 90:
             ...
+            state.epoch += 1
             state.commit()
 
 `run` calls the function with rank 0's state on every rank. After an `HvdliteError` (Horovod: HorovodInternalError) the
@@ -21,13 +22,13 @@ import gc
 import logging
 import queue
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntFlag
 from typing import Any
 
 from hvdlite import runtime
 from hvdlite.errors import HostsUpdatedInterrupt, HvdliteError
-from hvdlite.objects import broadcast_object
+from hvdlite.objects import allgather_object, broadcast_object
 
 MOST_REPETITIONS = 3
 """The same error this often, without a commit in between, is no accident."""
@@ -215,9 +216,20 @@ def start_anew() -> None:
     runtime.shutdown()
     runtime.init(before.comm, [same[0] for same in named])
     runtime.current().groups.find_again([process_set for same in named for process_set in same])
-    gc.collect()  # what some ranks have let go of, and not collected, is not attached again
-    for renew in before.renewals:
-        renew()
+    gc.collect()
+    for each in everywhere(before.renewables):
+        each.renew()
+
+
+def everywhere(renewables: Iterable[Any]) -> list[Any]:
+    """Those of which no member of their group lacks its own: what some ranks have let go of is not attached again, for
+    they would be waited for. Collective."""
+    mine = list(renewables)
+    groups = [getattr(each, "group", None) for each in mine]
+    names = [group and (group.ranks, each.name) for group, each in zip(groups, mine, strict=True)]
+    everyones = [set(theirs) for theirs in allgather_object(names)]
+    return [each for name, each in zip(names, mine, strict=True)
+            if name is None or all(name in everyones[rank] for rank in name[0])]  # fmt: skip
 
 
 _retold: deque[HvdliteError] = deque(maxlen=1)

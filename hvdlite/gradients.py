@@ -126,7 +126,7 @@ class Gradients:
     def enter(self) -> None:
         """Take a place under the present runtime. Collective over the process set."""
         self.runtime = runtime.current()
-        self.runtime.renewals.append(self.renew)
+        self.runtime.renewables.append(self)
         self.group: Group | None = None  # there is nothing to reduce
         if self.settings.size > 1 or self.exchanges:
             self.group = runtime.group_of(self.settings.process_set)

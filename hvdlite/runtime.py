@@ -44,8 +44,9 @@ class Runtime:
         """Optimizers attached under this runtime; the adapters keep it."""
         self.comm: Any = None
         """What `init` was given."""
-        self.renewals = Calls()
-        """Called, in order, when another runtime has taken this one's place: each makes again what it made here."""
+        self.renewables = Crowd()
+        """What `renew`s when another runtime has taken this one's place, in order: each makes again what it made here.
+        Collectively over its group, if it has one, under its name there."""
         self.after_join = Calls()
         """Called when all ranks have joined: what counts steps must count alike again."""
 

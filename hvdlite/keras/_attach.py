@@ -34,13 +34,13 @@ class Attachment:
     def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
         self.optimizer, self.settings, self.sums, self.border = optimizer, settings, sums, border()
         self.gradients = Gradients(settings, self.border, "optimizer")
-        runtime.current().renewals.append(self.renew)
+        runtime.current().renewables.append(self)
         self.local: list[Any] = []
         self.reduced = False  # the update under way has reduced gradients
 
     def renew(self) -> None:
         """Begin without passes under the present runtime."""
-        runtime.current().renewals.append(self.renew)
+        runtime.current().renewables.append(self)
         self.sums.clear()
 
     @property

@@ -16,6 +16,8 @@ import numpy as np
 from jax.experimental import io_callback
 
 from hvdlite.compression import NoneCompressor, caster
+from hvdlite.elastic import retell
+from hvdlite.errors import HvdliteError
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
 from hvdlite.gradients import divided
 from hvdlite.reducer import Use
@@ -85,11 +87,15 @@ def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -
     used = [index for index in exchange.dense if exchange.uses[index] is Use.DENSE]
 
     def call(*arrays: Any) -> list[Any]:
-        exchange.begin()
         by_index = dict(zip(given, arrays, strict=True))
-        for index in (index for bucket in exchange.buckets for index in bucket if index in by_index):
-            exchange.put(index, np.asarray(by_index[index]))
-        exchange.finish()
+        try:
+            exchange.begin()
+            for index in (index for bucket in exchange.buckets for index in bucket if index in by_index):
+                exchange.put(index, np.asarray(by_index[index]))
+            exchange.finish()
+        except HvdliteError as error:  # XLA tells it in words of its own
+            retell(error)
+            raise
         return [exchange.result(index).copy() for index in used]
 
     shapes = [jax.ShapeDtypeStruct(exchange.specs[i].shape, exchange.specs[i].dtype) for i in used]

@@ -5,11 +5,12 @@
     @hvd.elastic.run
     def train(state):
         model.fit(data, epochs=90 - state.epoch, callbacks=[
-            hvd.elastic.CommitStateCallback(state),
+            hvd.elastic.UpdateEpochStateCallback(state),
             hvd.elastic.UpdateBatchStateCallback(state),
-            hvd.elastic.UpdateEpochStateCallback(state)])
+            hvd.elastic.CommitStateCallback(state)])
 
-What fit has compiled goes on working after a restart. See `hvdlite.elastic`.
+The commit comes last: earlier in the list, it would save numbers of the batch or epoch before, which would be done
+again. What fit has compiled goes on working after a restart. See `hvdlite.elastic`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def value_of(variable: Any) -> Any:
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Commits the state every `batches_per_commit` batches, and at the end of each epoch."""
+    """Commits the state every `batches_per_commit` batches, and at the end of each epoch. Belongs behind the callbacks
+    that update it."""
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -86,15 +88,19 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Keeps `state.batch`: the number, from 0, of the batch that was done last, and 0 at the end of an epoch. To go on
-    within an epoch, leave that many batches out of the data that fit is given; its bar then counts those to come."""
+    within an epoch, leave that many batches out of the data that fit is given, or one more so as not to repeat that
+    one; its bar then counts those to come."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.steps = self.params.get("steps")
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if self.state.batch and self.params.get("steps"):
-            self.params["steps"] -= self.state.batch
+        if self.steps:
+            self.params["steps"] = self.steps - self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.state.batch = batch

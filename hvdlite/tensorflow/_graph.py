@@ -64,8 +64,10 @@ def tensorflow_errors() -> Iterator[None]:
     try:
         yield
     except ShutdownError as error:
+        retell(error)  # for Keras' fit drops the cause
         raise tf.errors.UnknownError(None, None, str(error)) from error
     except HvdliteError as error:
+        retell(error)
         raise tf.errors.FailedPreconditionError(None, None, str(error)) from error
     except ValueError as error:
         raise tf.errors.InvalidArgumentError(None, None, str(error)) from error

@@ -87,13 +87,13 @@ class Attachment:
         self.optimizer, self.settings = optimizer, settings
         self.passes = LocalGradientAggregationHelper(passes, self.reduced, settings.sparse_as_dense, average)
         self.gradients = Gradients(settings, _gradients.BORDER, "optimizer")
-        runtime.current().renewals.append(self.renew)
+        runtime.current().renewables.append(self)
         self.local: list[Any] = []
         self.computed = False
 
     def renew(self) -> None:
         """Begin without passes under the present runtime."""
-        runtime.current().renewals.append(self.renew)
+        runtime.current().renewables.append(self)
         self.passes.sums.clear()
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:

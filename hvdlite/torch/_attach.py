@@ -65,7 +65,7 @@ class Attachment:
             self.runtime.attachments.append(self)
             if self.group is self.runtime.everyone:
                 self.runtime.after_join.append(self.start_over)
-        self.runtime.renewals.append(self.renew)
+        self.runtime.renewables.append(self)
         self.step_hook = optimizer.register_step_pre_hook(self.before_step)
 
     @property
@@ -271,7 +271,7 @@ class Attachment:
         self.detached = True
         self.runtime.after_join.remove(self.start_over)
         self.runtime.attachments.remove(self)
-        self.runtime.renewals.remove(self.renew)
+        self.runtime.renewables.remove(self)
         self.hooks.remove()
         self.step_hook.remove()
 

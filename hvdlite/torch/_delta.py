@@ -36,7 +36,7 @@ class DeltaAttachment:
         self.hooks = [
             optimizer.register_step_pre_hook(self.before_step), optimizer.register_step_post_hook(self.after_step)
         ]  # fmt: skip
-        self.runtime.renewals.append(self.renew)
+        self.runtime.renewables.append(self)
         self.runtime.after_join.append(self.start_over)
 
     @property
@@ -74,7 +74,7 @@ class DeltaAttachment:
     def detach(self) -> None:
         """Take the hooks off."""
         self.detached = True
-        self.runtime.renewals.remove(self.renew)
+        self.runtime.renewables.remove(self)
         self.runtime.after_join.remove(self.start_over)
         for hook in self.hooks:
             hook.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -115,7 +116,7 @@ def names_of(
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         raise ValueError("named_parameters must be (name, parameter) pairs: pass model.named_parameters()")
     names = [name for name, _ in pairs]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := sorted(name for name, times in Counter(names).items() if times > 1):
         raise ValueError(f"named_parameters has repeated names: {', '.join(twice)}")
     by_id = {id(p): name for name, p in pairs}
     if missing := sum(id(p) not in by_id for p in parameters):

@@ -1,4 +1,4 @@
-"""`TorchState`: models, optimizers and samplers, each by its own handler, and any other attribute as an object."""
+"""`TorchState`: what has a `state_dict`, by a handler of its kind, and any other attribute as an object."""
 
 from __future__ import annotations
 
@@ -77,20 +77,27 @@ def set_handler_registry(registry: Registry) -> None:
     _registry = registry
 
 
+def handler_for(value: Any) -> type[StateHandler] | None:
+    """How this value is handled; None: as an object."""
+    methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
+    usual = StateHandler if all(map(callable, methods)) and not isinstance(value, type) else None
+    return next((how for kind, how in _registry if isinstance(value, kind)), usual)
+
+
 class TorchState(ObjectState):
     """A model, an optimizer, and whatever else is given by name: `TorchState(model, optimizer, epoch=0, batch=0)`.
 
-    Modules, optimizers and ElasticSamplers are saved by a deep copy of their `state_dict()`, at construction, `save`
-    and `sync`, and whenever the attribute is set to another object; `sync` gives rank 0's present ones to all ranks.
-    Anything else is an attribute of an `ObjectState`.
+    What has a `state_dict` and a `load_state_dict` (modules, optimizers, ElasticSamplers, learning-rate schedulers,
+    GradScalers) stays the same object: it is saved by a deep copy of its state, at construction, `save` and `sync`, and
+    whenever the attribute is set to another object; `sync` gives rank 0's present ones to all ranks. Anything else is
+    an attribute of an `ObjectState`.
     """
 
     _handlers: dict[str, StateHandler]
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         given = {"model": model, "optimizer": optimizer, **kwargs}
-        kinds = {name: next((how for kind, how in _registry if isinstance(value, kind)), None)
-                 for name, value in given.items()}  # fmt: skip
+        kinds = {name: handler_for(value) for name, value in given.items()}
         object.__setattr__(self, "_handlers", {name: how(given[name]) for name, how in kinds.items() if how})
         for name, handler in self._handlers.items():
             object.__setattr__(self, name, handler.value)

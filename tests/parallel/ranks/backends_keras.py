@@ -190,6 +190,29 @@ def check_broadcast_forgotten() -> None:
         require_error(hvdlite.MismatchError, train, "bias (variable 1)", "broadcast_variables")
 
 
+def check_fit_goes_on_after_an_error() -> None:
+    """On one rank, while the others are in a step, which XLA has compiled on JAX: all go back to the last commit."""
+    trained, failed = model(), []
+    x, y = data()
+    trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+    state = hvd.elastic.KerasState(trained, epoch=0, batch=0)
+
+    class FailOnce(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if last() and not failed and state.epoch == 1:
+                failed.append(batch)
+                raise hvdlite.HorovodInternalError("as if something had failed")
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        trained.fit(x, y, batch_size=4, epochs=3 - state.epoch, verbose=0, callbacks=[
+            hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state, 100), FailOnce()])
+
+    train(state)
+    assert state.epoch == 3
+    require_same_bits([np.asarray(keras.ops.convert_to_numpy(weight)) for weight in trained.weights])
+
+
 def check_batch_norm_over_all_ranks() -> None:
     """trains as one process with the whole batch does; and each rank as the others, where batches differ in size."""
     if on("jax"):

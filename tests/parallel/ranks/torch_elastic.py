@@ -95,6 +95,31 @@ def check_sync_gives_rank_0s() -> None:
     assert (model.weight == 0).all()
 
 
+def check_what_has_a_state_stays_the_same_object() -> None:
+    """A scheduler goes on steering the optimizer that trains; it and a scaler go back to the commit, too."""
+    model, optimizer = model_and_optimizer()
+    scheduler, scaler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), torch.amp.GradScaler("cpu")
+    state = hvd.elastic.TorchState(model, optimizer, scheduler=scheduler, scaler=scaler, number=0)
+    rates: list[float] = []
+
+    @hvd.elastic.run
+    def train(state: hvd.elastic.TorchState) -> None:
+        while state.number < 4:
+            rates.append(optimizer.param_groups[0]["lr"])
+            step(model, optimizer, state.number)
+            scheduler.step()
+            scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0 ** (state.number + 1)})
+            if state.number == 2 and len(rates) == 3:
+                raise hvd.HorovodInternalError("as if something had failed")
+            state.number += 1
+            state.commit()
+
+    train(state)
+    assert rates == [0.1, 0.05, 0.025, 0.025, 0.0125], rates
+    assert state.scheduler is scheduler and scheduler.optimizer is optimizer and state.scaler is scaler
+    assert scheduler.last_epoch == 4 and scaler.get_scale() == 16
+
+
 def check_restore_and_replace() -> None:
     """Also under any other name; an object set anew is saved at once; None is an ordinary attribute."""
     first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
