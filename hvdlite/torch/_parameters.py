@@ -22,12 +22,15 @@ def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
 
 
 def spec(index: int, p: Parameter, settings: Settings) -> Spec:
-    """What all ranks must have alike."""
-    dtype = (p.is_floating_point() and settings.wire) or dtype_name(p)
+    """What all ranks must have alike. Raises ValueError, which names the parameter, for what cannot be communicated."""
     name = settings.names.get(id(p), f"parameter.{index}")
+    try:
+        dtype, device = (p.is_floating_point() and settings.wire) or dtype_name(p), device_name(p)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     strides = strides_of_gradient(p)
     order = () if torch.empty(p.shape, device="meta").stride() == strides else strides
-    return Spec(name, tuple(p.shape), dtype, device_name(p), settings.groups.get(id(p)), order)
+    return Spec(name, tuple(p.shape), dtype, device, settings.groups.get(id(p)), order)
 
 
 class Planned:

@@ -14,7 +14,8 @@ from hvdlite.torch import _cuda
 DTYPES = {
     torch.float32: "float32", torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16",
     torch.uint8: "uint8", torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64",
-    torch.bool: "bool",
+    torch.bool: "bool", torch.complex64: "complex64", torch.complex128: "complex128", torch.uint16: "uint16",
+    torch.uint32: "uint32", torch.uint64: "uint64",
 }  # fmt: skip
 
 
@@ -44,10 +45,10 @@ def device_name(tensor: torch.Tensor) -> str:
 
 
 def to_array(tensor: torch.Tensor) -> Array:
-    """The tensor's memory as an array. Raises ValueError where it is not contiguous or of a foreign dtype."""
+    """The tensor's memory as an array. Raises ValueError where it is not plain or of a foreign dtype."""
     name = dtype_name(tensor)
-    if not tensor.is_contiguous():
-        raise ValueError("the tensor is not contiguous: call .contiguous() first")
+    if not is_plain(tensor):
+        raise ValueError("the tensor is not contiguous: call .contiguous() first (.resolve_conj() of a conjugate)")
     if device_name(tensor) == "cuda":  # the array keeps its own alias alive, whatever becomes of tensor.data meanwhile
         return _cuda.to_array(tensor.detach(), np.dtype(name))
     if tensor.requires_grad:
@@ -57,16 +58,21 @@ def to_array(tensor: torch.Tensor) -> Array:
     return tensor.numpy()
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory holds its values, in order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy, to be overwritten."""
+    """A plain copy, to be overwritten."""
     require_dense(tensor)
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
 
 
 def readable(tensor: torch.Tensor) -> Array:
-    """The tensor's values as an array: its own memory, or a contiguous copy."""
+    """The tensor's values as an array: its own memory, or a plain copy."""
     require_dense(tensor)
-    return to_array(tensor.detach().contiguous())
+    return to_array(tensor.detach().contiguous().resolve_conj().resolve_neg())
 
 
 def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[Any], torch.Tensor]]:
@@ -76,7 +82,7 @@ def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[Any], torch.Tensor]
     when it is delivered. Raises ValueError where elements share memory (expand), so that each cannot have its own.
     """
     require_dense(tensor)
-    if tensor.is_contiguous():
+    if is_plain(tensor):
         return to_array(tensor), lambda _: tensor
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
         raise ValueError("a tensor whose elements share memory (expand) cannot be written in place: give its .clone()")

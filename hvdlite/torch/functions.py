@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite import objects, runtime
+from hvdlite.arrays import Array
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._cuda import on_cpu
 from hvdlite.torch._tensors import to_array
@@ -24,12 +25,21 @@ def broadcast_parameters(
     MismatchError with a diff, on every rank, where names, shapes or dtypes differ; ValueError for anything else.
     """
     tensors = [(name, value) for name, value in named_values(params) if isinstance(value, torch.Tensor)]
-    copies = [tensor.detach().contiguous() for _, tensor in tensors]
-    broadcast_arrays([to_array(copy) for copy in copies], [name for name, _ in tensors], root_rank, process_set)
+    copies = [tensor.detach().contiguous().resolve_conj().resolve_neg() for _, tensor in tensors]
+    arrays = [memory(name, copy) for (name, _), copy in zip(tensors, copies, strict=True)]
+    broadcast_arrays(arrays, [name for name, _ in tensors], root_rank, process_set)
     for (_, tensor), copy in zip(tensors, copies, strict=True):
         if copy.data_ptr() != tensor.data_ptr():
             with torch.no_grad():
                 tensor.copy_(copy)
+
+
+def memory(name: str, tensor: torch.Tensor) -> Array:
+    """Raises ValueError, which names the tensor, for what cannot be communicated."""
+    try:
+        return to_array(tensor)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def named_values(params: Any) -> list[tuple[str, Any]]:

@@ -154,7 +154,7 @@ def check_elements_that_share_memory() -> None:
 def check_refusals() -> None:
     """What cannot be communicated is refused where it is called, and harms no one."""
     if hvd.rank() == 0:
-        require_error(ValueError, lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)), "complex64")
+        require_error(ValueError, lambda: hvd.allreduce(torch.ones(2, dtype=torch.float8_e4m3fn)), "float8_e4m3fn")
         require_error(ValueError, lambda: hvd.broadcast(torch.ones(2), hvd.size()), "root_rank")
         require_error(TypeError, lambda: hvd.allreduce(torch.ones(2), "loss"), "name='loss'")
     hvd.barrier()

@@ -156,3 +156,33 @@ def check_foreign_dtype_is_refused() -> None:
     if hvd.size() > 1:
         w = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))
         require_error(ValueError, lambda: attach([w]), "complex64")
+
+
+def check_complex_numbers() -> None:
+    """Collectives, also of conjugates, whose memory holds other values; parameters; buffers that are broadcast."""
+    p, r = hvd.size(), hvd.rank()
+    mine, total = torch.full((3,), complex(r, 1)), torch.full((3,), complex(p * (p - 1) / 2, p))
+    assert torch.equal(hvd.allreduce(mine, op=hvd.Sum), total)
+    assert torch.equal(hvd.allreduce(mine.conj(), op=hvd.Sum), total.conj())
+    assert torch.equal(hvd.allreduce(mine.conj().imag, op=hvd.Sum), -total.imag)
+    conjugate = mine.clone().conj()
+    assert hvd.allreduce_(conjugate, op=hvd.Sum) is conjugate and torch.equal(conjugate, total.conj())
+    for how in ({}, {"op": hvd.Sum}, {"compression": hvd.Compression.fp16}, {"gradient_predivide_factor": 2.0}):
+        param = torch.nn.Parameter(torch.zeros(4, 5, dtype=torch.complex64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0), **how)
+        (param.real * r + param.imag).sum().backward()
+        assert (param.grad == total[0] / (1 if "op" in how else p)).all(), param.grad
+        optimizer.step()
+    state = {"c": mine, "conj": mine.clone().conj(), "u": torch.full((2,), r, dtype=torch.uint16)}
+    hvd.broadcast_parameters(state, p - 1)
+    assert (state["c"] == complex(p - 1, 1)).all() and (state["conj"] == complex(p - 1, -1)).all()
+    assert state["u"].tolist() == [p - 1] * 2
+
+
+def check_a_dtype_that_cannot_be_communicated_is_named() -> None:
+    state = {"fine": torch.zeros(2), "scale": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+    require_error(ValueError, lambda: hvd.broadcast_parameters(state, 0), "scale: ", "float8_e4m3fn")
+    params = [(name, torch.nn.Parameter(tensor)) for name, tensor in state.items()]
+    if hvd.size() > 1:
+        plain = torch.optim.SGD([p for _, p in params], lr=1.0)
+        require_error(ValueError, lambda: hvd.DistributedOptimizer(plain, params), "scale: ", "float8_e4m3fn")
