@@ -253,7 +253,7 @@ class Attachment:
 
     def renew(self) -> None:
         """Attach the same optimizer again, in the same way, under the present runtime. Collective."""
-        if self.group is not None and self.group.removed:
+        if self.settings.process_set.process_set_id is None:  # it has been removed
             return
         self.detach()
         attach(self.optimizer, self.settings, self.passes_per_step)

@@ -63,16 +63,21 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of one whose memory holds the conjugates or negatives of its values."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
     """A plain copy, to be overwritten."""
     require_dense(tensor)
-    return tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+    return resolved(tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
 def readable(tensor: torch.Tensor) -> Array:
     """The tensor's values as an array: its own memory, or a plain copy."""
     require_dense(tensor)
-    return to_array(tensor.detach().contiguous().resolve_conj().resolve_neg())
+    return to_array(resolved(tensor.detach().contiguous()))
 
 
 def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[Any], torch.Tensor]]:

@@ -11,7 +11,7 @@ from hvdlite import objects, runtime
 from hvdlite.arrays import Array
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._cuda import on_cpu
-from hvdlite.torch._tensors import to_array
+from hvdlite.torch._tensors import resolved, to_array
 from hvdlite.variables import broadcast_arrays
 
 
@@ -25,7 +25,7 @@ def broadcast_parameters(
     MismatchError with a diff, on every rank, where names, shapes or dtypes differ; ValueError for anything else.
     """
     tensors = [(name, value) for name, value in named_values(params) if isinstance(value, torch.Tensor)]
-    copies = [tensor.detach().contiguous().resolve_conj().resolve_neg() for _, tensor in tensors]
+    copies = [resolved(tensor.detach().contiguous()) for _, tensor in tensors]
     arrays = [memory(name, copy) for (name, _), copy in zip(tensors, copies, strict=True)]
     broadcast_arrays(arrays, [name for name, _ in tensors], root_rank, process_set)
     for (_, tensor), copy in zip(tensors, copies, strict=True):

@@ -152,12 +152,6 @@ def check_transposed_parameter() -> None:
         assert torch.equal(w.detach(), -step * plain * average())
 
 
-def check_foreign_dtype_is_refused() -> None:
-    if hvd.size() > 1:
-        w = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))
-        require_error(ValueError, lambda: attach([w]), "complex64")
-
-
 def check_complex_numbers() -> None:
     """Collectives, also of conjugates, whose memory holds other values; parameters; buffers that are broadcast."""
     p, r = hvd.size(), hvd.rank()
