@@ -13,19 +13,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from hvdlite import elastic, frameworks
-from hvdlite.build import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
+from hvdlite import elastic, frameworks, names
 from hvdlite.errors import (
     HorovodInternalError,
     HvdliteError,
@@ -38,24 +26,11 @@ from hvdlite.front import *  # noqa: F403
 from hvdlite.front import __all__ as _collectives
 from hvdlite.joining import join
 from hvdlite.launch import run
-from hvdlite.membership import add_process_set, remove_process_set
+from hvdlite.names import *  # noqa: F403
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.ops import Adasum, Average, Max, Min, Op, Product, Sum, barrier
+from hvdlite.ops import Op, barrier
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.runtime import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    when_started,
-)
-from hvdlite.tracing import start_timeline, stop_timeline
+from hvdlite.runtime import when_started
 
 when_started.append(frameworks.prepare_torch)
 
@@ -77,11 +52,7 @@ def broadcast_variables(variables: Any, root_rank: int = 0, process_set: Process
 
 
 __all__ = [
-    *_collectives, "Adasum", "Average", "DistributedOptimizer", "HorovodInternalError", "HvdliteError", "Max", "Min",
-    "MismatchError", "NotInitializedError", "Op", "ProcessSet", "Product", "ShutdownError", "StallError", "Sum",
-    "add_process_set", "allgather_object", "barrier", "broadcast_object", "broadcast_variables", "ccl_built",
-    "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built",
-    "gloo_enabled", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "mpi_built",
-    "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "remove_process_set", "rocm_built", "run",
-    "shutdown", "size", "start_timeline", "stop_timeline",
+    *_collectives, *names.__all__, "DistributedOptimizer", "HorovodInternalError", "HvdliteError", "MismatchError",
+    "NotInitializedError", "Op", "ShutdownError", "StallError", "allgather_object", "barrier", "broadcast_object",
+    "broadcast_variables", "elastic", "join", "run",
 ]  # fmt: skip

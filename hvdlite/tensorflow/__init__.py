@@ -3,35 +3,9 @@
 import importlib
 from typing import Any
 
-from hvdlite.build import (
-    ccl_built,
-    check_num_rank_power_of_2,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-    split_list,
-)
-from hvdlite.membership import add_process_set, remove_process_set
-from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.runtime import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
+from hvdlite import names
+from hvdlite.build import check_num_rank_power_of_2, split_list
+from hvdlite.names import *  # noqa: F403
 from hvdlite.tensorflow.aggregation import LocalGradientAggregationHelper
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.facts import (
@@ -56,73 +30,16 @@ from hvdlite.tensorflow.movement import allgather, alltoall, broadcast, grouped_
 from hvdlite.tensorflow.optimizer import DistributedOptimizer
 from hvdlite.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from hvdlite.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from hvdlite.tracing import start_timeline, stop_timeline
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "BroadcastGlobalVariablesHook",
-    "Compression",
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "LocalGradientAggregationHelper",
-    "Max",
-    "Min",
-    "PartialDistributedGradientTape",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "SyncBatchNormalization",
-    "add_process_set",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "ccl_built",
-    "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "gpu_available",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "process_set_included_op",
-    "rank",
-    "rank_op",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "size_op",
-    "split_list",
-    "start_timeline",
-    "stop_timeline",
-]
+    *names.__all__, "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape", "DistributedOptimizer",
+    "LocalGradientAggregationHelper", "PartialDistributedGradientTape", "allgather", "allgather_object", "allreduce",
+    "alltoall", "broadcast", "broadcast_", "broadcast_global_variables", "broadcast_object", "broadcast_object_fn",
+    "broadcast_variables", "check_num_rank_power_of_2", "gpu_available", "grouped_allgather", "grouped_allreduce",
+    "grouped_reducescatter", "join", "local_rank_op", "local_size_op", "process_set_included_op", "rank_op",
+    "reducescatter", "size_op", "split_list",
+    "SyncBatchNormalization", "elastic",  # noqa: F405  (see __getattr__)
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,165 +1,25 @@
 """Horovod's names for PyTorch: `import hvdlite.torch as hvd`."""
 
-from hvdlite.build import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
+from hvdlite import names
 from hvdlite.errors import HorovodInternalError
-from hvdlite.membership import add_process_set, remove_process_set
+from hvdlite.names import *  # noqa: F403
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.runtime import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    when_started,
-)
-from hvdlite.torch import elastic
+from hvdlite.runtime import is_initialized, local_rank, when_started
+from hvdlite.torch import elastic, mpi_ops
 from hvdlite.torch._cuda import choose_gpu
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, broadcast_variables
-from hvdlite.torch.joining import join, uneven_inputs
-from hvdlite.torch.mpi_ops import (
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    gather,
-    gather_async,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    poll,
-    recv,
-    recv_async,
-    reduce,
-    reduce_async,
-    reducescatter,
-    reducescatter_async,
-    scatter,
-    scatter_async,
-    send,
-    send_async,
-    sparse_allreduce_async,
-    synchronize,
-)
+from hvdlite.torch.joining import uneven_inputs
+from hvdlite.torch.mpi_ops import *  # noqa: F403
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
-from hvdlite.tracing import start_timeline, stop_timeline
 
 when_started.append(choose_gpu)
 if is_initialized():
     choose_gpu(local_rank())
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "SyncBatchNorm",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "broadcast_variables",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "gather",
-    "gather_async",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "recv",
-    "recv_async",
-    "reduce",
-    "reduce_async",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "scatter",
-    "scatter_async",
-    "send",
-    "send_async",
-    "shutdown",
-    "size",
-    "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
-    "uneven_inputs",
+    *names.__all__, *(name for name in mpi_ops.__all__ if name not in names.__all__), "Compression",
+    "DistributedOptimizer", "HorovodInternalError", "SyncBatchNorm", "allgather_object", "broadcast_object",
+    "broadcast_optimizer_state", "broadcast_parameters", "broadcast_variables", "elastic", "uneven_inputs",
 ]  # fmt: skip
