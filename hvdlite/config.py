@@ -1,4 +1,4 @@
-"""All settings in one frozen object, and the only reader of the environment.
+"""All settings in one frozen object, the only reader of the user's environment.
 
 `HVDLITE_X` wins over Horovod's `HOROVOD_X`. A value that cannot be read is an error that names the variable:
 a setting that is silently ignored is worse than none.

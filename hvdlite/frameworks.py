@@ -19,7 +19,8 @@ ADAPTERS = {
 def family(obj: Any) -> str:
     """'torch', 'numpy', ...: the first package in the class's ancestry that there is an adapter for.
 
-    Collections are judged by their first element. Raises TypeError, naming the type, for anything else.
+    Mappings are judged by their first value, lists and tuples by their last element. Raises TypeError, naming the type,
+    for anything else.
     """
     for kind in type(obj).__mro__:
         root = kind.__module__.partition(".")[0]

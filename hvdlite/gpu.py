@@ -166,7 +166,7 @@ def on_gpu(lane: Lane, request: Request, array: Array) -> None:
 def side_of(lane: Lane, gpu: Gpu) -> Side:
     """The lane's side on this GPU. Runs on the lane; collective at the first call."""
     if lane.gpu is None:
-        lane.gpu = Side(lane, gpu, takes_pointers(lane, gpu))
+        lane.gpu = Side(lane, gpu, takes_pointers(lane))
     return require_same(lane, gpu)
 
 
@@ -180,7 +180,7 @@ def require_same(lane: Lane, gpu: Gpu) -> Side:
     return lane.gpu
 
 
-def takes_pointers(lane: Lane, gpu: Gpu) -> bool:
+def takes_pointers(lane: Lane) -> bool:
     """Whether device pointers may be given to the lane's transport; the same on all its ranks. Collective."""
     from hvdlite.transports.cuda_aware import cuda_aware  # which starts processes, and takes long to import
 

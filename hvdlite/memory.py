@@ -138,21 +138,20 @@ def map_file(descriptor: int, nbytes: int) -> mmap.mmap:
 
 
 class Workspace:
-    """What a lane makes when it first needs it, and keeps: scratch arrays, staging arena, the two levels."""
+    """What a lane makes when it first needs it, and keeps: scratch memory, staging arena, the two levels. For arrays on
+    the host, or for those on one GPU."""
 
     def __init__(self) -> None:
-        self.buffers: dict[str, Array] = {}
+        self.buffer: Array | None = None
         self.stage: Arena | None = None
         self.split: Levels | None = None
 
     def scratch(self, like: Array, length: int) -> Array:
         """A flat array of `length` elements with like's dtype, on like's device; its contents are anything."""
-        key = module(like).__name__
         nbytes = length * like.dtype.itemsize
-        have = self.buffers.get(key)
-        if have is None or have.size < nbytes:
-            have = self.buffers[key] = module(like).empty(nbytes, np.uint8)
-        return have[:nbytes].view(like.dtype)
+        if self.buffer is None or self.buffer.size < nbytes:
+            self.buffer = module(like).empty(nbytes, np.uint8)
+        return self.buffer[:nbytes].view(like.dtype)
 
     def new(self, like: Array, shape: Sequence[int]) -> Array:
         """An array for the caller, with like's dtype, on like's device; its contents are anything."""
@@ -183,8 +182,7 @@ class Workspace:
         """Release the communicators, and what memory nobody else holds. Collective."""
         if self.split is not None:
             self.split.close()
-        self.stage = None
-        self.buffers.clear()
+        self.stage = self.buffer = None
 
 
 def staging_bytes(hosts: Sequence[Sequence[int]]) -> int:

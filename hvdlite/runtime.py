@@ -1,4 +1,4 @@
-"""Everything alive between `init()` and `shutdown()`: the only global state of the package.
+"""Everything that communicates between `init()` and `shutdown()`: the only global state that a job has.
 
 The communicator is here and in the lanes made from it, nowhere else, so that it can be replaced while the process
 lives. Importing this module does not initialize MPI; `init()` does, and only where a launcher started the process: a
@@ -83,7 +83,7 @@ class Runtime:
         if self.topology.rank == 0:
             from hvdlite.observers import timeline
 
-            timeline.switch(self.observers, path, mark_cycles)
+            timeline.switch(self.observers, path, mark_cycles, self.topology.size)
 
     @property
     def broken(self) -> HvdliteError | None:

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hvdlite.matching import ranks
 from hvdlite.observers import Observer
 
 if TYPE_CHECKING:
@@ -47,10 +48,11 @@ class Event(NamedTuple):
 
 class Timeline:
     """An observer that writes a trace to `path`, from now until `stop`. mark_cycles: mark where a lane turns to its
-    next request. Raises OSError where the file cannot be written."""
+    next request. size: of the job; what concerns fewer ranks has them in its name. Raises OSError where the file cannot
+    be written."""
 
-    def __init__(self, path: str, mark_cycles: bool = False) -> None:
-        self.path, self.mark_cycles = path, mark_cycles
+    def __init__(self, path: str, mark_cycles: bool = False, size: int = 0) -> None:
+        self.path, self.mark_cycles, self.size = path, mark_cycles, size
         self.events: deque[Event] = deque()
         self.began = time.monotonic()
         self.processes: dict[str, int] = {}
@@ -64,19 +66,23 @@ class Timeline:
     # What lanes tell
 
     def queued(self, lane: Lane, request: Request) -> None:
-        tensor, now = tensor_name(request.signature), time.monotonic()
+        tensor, now = self.tensor_name(lane, request), time.monotonic()
         self.events.append(Event(tensor, "B", now, f"NEGOTIATE_{kind(request.signature)}"))
         self.events.append(Event(tensor, "X", now, str(lane.transport.rank)))
 
     def agreed(self, lane: Lane, request: Request) -> None:
-        tensor, now, me = tensor_name(request.signature), time.monotonic(), lane.transport.rank
+        tensor, now, me = self.tensor_name(lane, request), time.monotonic(), lane.transport.rank
         marks = [Event(tensor, "X", now, str(rank)) for rank in range(lane.transport.size) if rank != me]
         cycle = [Event("", "i", now, "CYCLE_START")] if self.mark_cycles else []
         self.events.extend([*cycle, *marks, Event(tensor, "E", now), Event(tensor, "B", now, kind(request.signature))])
 
     def done(self, lane: Lane, request: Request) -> None:
         args = facts(request.signature) if request.agreed and not request.handle.error else None
-        self.events.append(Event(tensor_name(request.signature), "E", time.monotonic(), args=args))
+        self.events.append(Event(self.tensor_name(lane, request), "E", time.monotonic(), args=args))
+
+    def tensor_name(self, lane: Lane, request: Request) -> str:
+        name = f"{request.signature.kind}.{request.signature.name}"
+        return name if lane.transport.size >= self.size else f"{name} ({ranks(lane.members)})"
 
     # The file
 
@@ -131,8 +137,9 @@ class Timeline:
         self.end = end
 
 
-def switch(observers: list[Observer], path: str | None, mark_cycles: bool) -> None:
-    """Have one timeline among the observers, to this file; None: have none. Says in the log what cannot be written."""
+def switch(observers: list[Observer], path: str | None, mark_cycles: bool, size: int) -> None:
+    """Have one timeline among the observers, to this file; None: have none. Says in the log what cannot be written.
+    size: of the job."""
     running = next((observer for observer in observers if isinstance(observer, Timeline)), None)
     if running and running.path == path:
         return
@@ -141,7 +148,7 @@ def switch(observers: list[Observer], path: str | None, mark_cycles: bool) -> No
         running.stop()
     if path is not None:
         try:
-            observers.append(Timeline(path, mark_cycles))
+            observers.append(Timeline(path, mark_cycles, size))
         except OSError as error:
             logging.getLogger("hvdlite").error("no timeline: %s", error)
 
@@ -152,10 +159,6 @@ def metadata(process: int, **args: Any) -> list[dict[str, Any]]:
         {"ph": "M", "name": "process_name", "pid": process, "args": args},
         {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}},
     ]
-
-
-def tensor_name(signature: Signature) -> str:
-    return f"{signature.kind}.{signature.name}"
 
 
 def kind(signature: Signature) -> str:

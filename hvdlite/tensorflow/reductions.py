@@ -22,16 +22,12 @@ Everyone = global_process_set
 
 @dataclass(frozen=True)
 class How:
-    """A reduction's arithmetic and ranks."""
+    """A reduction's arithmetic and ranks, by the names of the core's arguments."""
 
     op: Op
     prescale: float
     postscale: float
     process_set: ProcessSet
-
-    def of(self, array: Array) -> dict[str, Any]:
-        """As the core's functions take it."""
-        return {"op": self.op, "prescale": self.prescale, "postscale": self.postscale, "process_set": self.process_set}
 
 
 @untouched
@@ -54,7 +50,7 @@ def allreduce(
         return sparse_allreduce(tensor, how, name)
     small, context = compression.compress(tf.convert_to_tensor(tensor))
     name = named("Allreduce", [small], name, ignore_name_scope)
-    (result,) = reduced([small], how, lambda arrays: [ops.allreduce_(arrays[0], name=name, **how.of(arrays[0]))], name)
+    (result,) = reduced([small], how, lambda arrays: [ops.allreduce_(arrays[0], name=name, **vars(how))], name)
     return compression.decompress(result, context)
 
 
@@ -78,7 +74,7 @@ def grouped_allreduce(
     small = [tensor for tensor, _ in packed]
     label = named("GroupedAllreduce", small, name, ignore_name_scope)
     summed = reduced(
-        small, how, lambda arrays: ops.grouped_allreduce_(arrays, name=label, **how.of(arrays[0])), label
+        small, how, lambda arrays: ops.grouped_allreduce_(arrays, name=label, **vars(how)), label
     )
     for i, result, (_, context) in zip(dense, summed, packed, strict=True):
         results[i] = compression.decompress(result, context)
@@ -133,7 +129,7 @@ def reducescatter(
     small, context = compression.compress(with_rows(tensor))
     name = named("Reducescatter", [small], name, ignore_name_scope)
     (result,) = scattered(
-        [small], how, lambda arrays: [ops.reducescatter(arrays[0], name=name, **how.of(arrays[0]))], name
+        [small], how, lambda arrays: [ops.reducescatter(arrays[0], name=name, **vars(how))], name
     )
     return compression.decompress(result, context)
 
@@ -152,7 +148,7 @@ def grouped_reducescatter(
     small = [tensor for tensor, _ in packed]
     name = named("GroupedReducescatter", small, name, False)
     results = scattered(
-        small, how, lambda arrays: ops.grouped_reducescatter(arrays, name=name, **how.of(arrays[0])), name
+        small, how, lambda arrays: ops.grouped_reducescatter(arrays, name=name, **vars(how)), name
     )
     return [compression.decompress(result, context) for result, (_, context) in zip(results, packed, strict=True)]
 

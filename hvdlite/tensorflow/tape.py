@@ -51,17 +51,12 @@ def DistributedGradientTape(
         process_set,
     )  # fmt: skip
     attachment = Attachment(gradtape, settings)
-    vars_of(gradtape).update(
+    vars(gradtape).update(
         gradient=untouched(attachment.gradient),
         register_local_source=attachment.register_local,
         get_local_and_global_gradients=untouched(attachment.local_and_global),
     )
     return gradtape
-
-
-def vars_of(obj: Any) -> dict[str, Any]:
-    found: dict[str, Any] = obj.__dict__
-    return found
 
 
 class Attachment:

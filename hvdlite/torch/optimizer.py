@@ -46,8 +46,8 @@ def DistributedOptimizer(
     backward_passes_per_step: gradients are summed locally over that many backward() and reduced at the last.
     op: Average or Sum (Min, Max, Product where they make sense); Adasum combines the ranks' steps instead of their
     gradients, and takes none of the arguments about gradients but compression. gradient_predivide_factor: f divides
-    before the sum and multiplies after; with Average only. groups: a number of buckets-mates lists or lists of
-    parameters that are to travel together; num_groups: deprecated name for the number. sparse_as_dense: sparse
+    before the sum and multiplies after; with Average only. groups: a number of groups, or lists of
+    parameters, that are to travel together; num_groups: deprecated name for the number. sparse_as_dense: sparse
     gradients travel dense.
     process_set: the ranks that reduce together; on others nothing is attached but the methods. Its members attach.
 

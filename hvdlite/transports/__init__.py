@@ -1,7 +1,8 @@
 """How ranks reach each other. `Transport` is the seam: algorithms and lanes know it and nothing of MPI.
 
-A transport is one private communicator: messages on one never meet messages on another. Two exist: `mpi` (the real
-one) and `threads` (p ranks as p threads of one process: unit tests, and p = 1 for a job without a launcher).
+A transport is one private communicator: messages on one never meet messages on another. `mpi` is the real one, and
+`threads` has p ranks as p threads of one process (unit tests, and p = 1 for a job without a launcher). Others stand on
+one of these: `pair` for two of its ranks, `device` for arrays on GPUs.
 """
 
 from __future__ import annotations

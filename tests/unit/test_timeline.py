@@ -60,7 +60,7 @@ def test_a_full_disk_ends_the_timeline_only(tmp_path: Path, caplog: pytest.LogCa
 
 def test_a_file_that_cannot_be_written_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     observers: list[timeline.Observer] = []
-    timeline.switch(observers, "/nowhere/trace", False)
+    timeline.switch(observers, "/nowhere/trace", False, 1)
     assert not observers and "/nowhere/trace" in caplog.text
 
 

@@ -45,6 +45,28 @@ def traced(folder: Path, mark_cycles: bool = False) -> Trace:
     return json.loads(path.read_text()) if hvd.rank() == 0 else []
 
 
+def check_the_same_name_in_a_process_set() -> None:
+    """What fewer ranks do has them in its name."""
+    if hvd.size() == 1:
+        return
+    hvd.shutdown()
+    os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
+    alone = hvd.ProcessSet([0])
+    hvd.init(process_sets=[alone])
+    del os.environ["HOROVOD_TIMELINE"]
+    path = shared_folder() / "sets.json"
+    hvd.start_timeline(str(path))
+    if hvd.rank() == 0:
+        hvd.allreduce(np.ones(3), name="loss", process_set=alone)
+    hvd.allreduce(np.ones(3), name="loss")
+    hvd.stop_timeline()
+    if hvd.rank() == 0:
+        trace = json.loads(path.read_text())
+        for tensor in ("allreduce.loss", "allreduce.loss (rank 0)"):
+            assert [event["ph"] for event in events_of(trace, tensor) if event["ph"] in "BE"] == ["B", "E"] * 2, tensor
+    restart()
+
+
 def check_a_timeline() -> None:
     p = hvd.size()
     restart(TIMELINE="DYNAMIC")
