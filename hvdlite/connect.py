@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hvdlite import config, exits, notes, topology
+from hvdlite import exits, launched, notes, topology
 from hvdlite.errors import HvdliteError
 from hvdlite.transports import Transport
 from hvdlite.transports.threads import alone
@@ -21,7 +21,7 @@ from hvdlite.transports.threads import alone
 
 def connect(comm: Any) -> tuple[Transport, topology.Topology]:
     """This job's transport and topology: MPI's where a launcher is there or a communicator was given."""
-    started = config.launched()
+    started = launched.launcher()
     whole = comm is None or (isinstance(comm, Sequence) and not comm)
     if whole and started is None and not mpi_in_use():
         return alone(), topology.from_leaders(0, [0])
@@ -35,7 +35,7 @@ def mpi_in_use() -> bool:
     return loaded is not None and bool(loaded.Is_initialized())
 
 
-def over_mpi(comm: Any, whole: bool, started: config.Launched | None) -> tuple[Transport, topology.Topology]:
+def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple[Transport, topology.Topology]:
     """Collective. whole: comm stands for all processes. started: by which launcher, if by one."""
     import mpi4py
 
@@ -45,14 +45,14 @@ def over_mpi(comm: Any, whole: bool, started: config.Launched | None) -> tuple[T
 
     library = MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
     if not MPI.Is_initialized():
-        if process := config.rank_that_was_meant():
+        if process := launched.rank_that_was_meant():
             raise HvdliteError(no_rank(process))
-        if started and started.by == config.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
+        if started and started.by == launched.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
             raise HvdliteError(strangers(started.by, library))
-        config.offer_cores()
+        launched.offer_cores()
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         atexit.register(finalize, os.getpid())
-    config.mark_rank()
+    launched.mark_rank()
     from hvdlite.transports.mpi import PIECE, MpiTransport, host_leaders, network_piece, some_of_the_world
 
     base = MPI.COMM_WORLD if whole else comm if isinstance(comm, MPI.Comm) else some_of_the_world(comm)

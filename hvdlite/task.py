@@ -12,7 +12,7 @@ import time
 import traceback
 from typing import Any
 
-from hvdlite.config import Job
+from hvdlite.launched import Job
 
 _PATIENCE = 60.0  # seconds for the function to arrive on this host
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdlite import config
+from hvdlite import config, launched
 from hvdlite.arrays import cupy
 
 SECONDS = 90  # for the trial; a network's driver may take long to start
@@ -33,7 +33,7 @@ log = logging.getLogger("hvdlite")
 
 def cuda_aware(library: str) -> bool:
     """Whether the loaded MPI takes device pointers. library: its version text. Takes seconds the first time."""
-    return answer(library, loaded_library(), str(cupy().cuda.runtime.driverGetVersion()), *config.mpi_settings())
+    return answer(library, loaded_library(), str(cupy().cuda.runtime.driverGetVersion()), *launched.mpi_settings())
 
 
 @cache
@@ -59,7 +59,7 @@ def trial(library: str) -> bool | None:
     options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in library else []
     job = subprocess.Popen(
         [launcher, *options, "-np", "2", sys.executable, "-m", "hvdlite.transports.cuda_aware"],
-        env=config.fresh_environment(str(PACKAGES)),
+        env=launched.fresh_environment(str(PACKAGES)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

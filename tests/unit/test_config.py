@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from hvdlite.config import ALGORITHMS, MB, NAMES, Config, launched, misspelt
+from hvdlite.config import ALGORITHMS, MB, NAMES, Config, misspelt
+from hvdlite.launched import launcher
 
 
 def test_defaults() -> None:
@@ -74,14 +75,14 @@ def test_switches() -> None:
     ({"PMIX_RANK": "0"}, None),
 ])  # fmt: skip
 def test_launchers_are_seen(env: dict[str, str], size: int | None) -> None:
-    found = launched(env)
+    found = launcher(env)
     assert found is not None and found.size == size
 
 
 def test_no_launcher() -> None:
     """Nor is the shell of a Slurm allocation one: only a step has a process id."""
-    assert launched({}) is None
-    assert launched({"SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "1", "HOME": "/"}) is None
+    assert launcher({}) is None
+    assert launcher({"SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "1", "HOME": "/"}) is None
 
 
 @pytest.mark.parametrize(("env", "check", "shutdown"), [

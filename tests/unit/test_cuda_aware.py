@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite import config
+from hvdlite import launched
 from hvdlite.transports import cuda_aware
 from tests.pretend import cupy
 
@@ -36,11 +36,11 @@ def test_the_trial_sees_no_launcher_but_the_users_settings(monkeypatch: pytest.M
     kept = ["OMPI_MCA_opal_cuda_support", "UCX_TLS", "CUDA_VISIBLE_DEVICES", "OPAL_PREFIX"]
     for name in (*gone, *kept):
         monkeypatch.setenv(name, "7")
-    found = config.fresh_environment("/ours")
+    found = launched.fresh_environment("/ours")
     assert not [name for name in gone if name in found] and all(found[name] == "7" for name in kept)
     assert found["PYTHONPATH"].split(":")[-1] == "/ours"
-    assert {"OMPI_MCA_opal_cuda_support=7", "UCX_TLS=7"} <= set(config.mpi_settings())
-    assert not [line for line in config.mpi_settings() if "orte" in line or "_ess" in line]
+    assert {"OMPI_MCA_opal_cuda_support=7", "UCX_TLS=7"} <= set(launched.mpi_settings())
+    assert not [line for line in launched.mpi_settings() if "orte" in line or "_ess" in line]
 
 
 def test_an_answer_is_kept_for_the_same_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy")
 # Each module of the core and the modules it may import, besides those on lower lines that these may: a layer sees
 # only what is below it.
 LAYERS = [
-    {"errors", "config", "topology", "compression", "notes", "arithmetic"},
+    {"errors", "config", "launched", "topology", "compression", "notes", "arithmetic"},
     {"arrays"},
     {"transports"},
     {"requests", "levels"},
@@ -130,9 +130,10 @@ def test_the_benchmarks_alone_initialize_no_mpi() -> None:
 
 
 def test_only_config_reads_the_environment() -> None:
-    """Settings are read in one place. (`exits` and `notes` ask who launched it; `build` and `bench` tell of it.)"""
+    """Settings are read in one place. (`launched`, `exits` and `notes` ask who launched it; `build` and `bench` tell of
+    it.)"""
     for module, path in modules().items():
-        if area(module) not in ("config", "exits", "notes", "bench", "build", "check"):
+        if area(module) not in ("config", "launched", "exits", "notes", "bench", "build", "check"):
             tree = ast.parse(path.read_text())
             used = [ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")]
             assert not used, f"{module}: {used}"

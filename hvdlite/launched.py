@@ -1,0 +1,140 @@
+"""Who started this process: a launcher and what it says in the environment, or a rank that passed that on.
+
+Only the presence of a launcher and its words for telling ranks apart are read here, never who is where (`topology`
+learns that from MPI).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+# A launcher that started this process announces the number of ranks in one of these.
+OPEN_MPI = "Open MPI's mpirun"
+ANNOUNCED_SIZE = {
+    "OMPI_COMM_WORLD_SIZE": OPEN_MPI,
+    "PMI_SIZE": "an MPICH-like mpiexec (Hydra) or Slurm's PMI",
+    "MPI_LOCALNRANKS": "an MPICH-like mpiexec (Hydra)",
+    "SLURM_STEP_NUM_TASKS": "Slurm's srun",
+    "MV2_COMM_WORLD_SIZE": "MVAPICH's launcher",
+    "JSM_NAMESPACE_SIZE": "LSF's jsrun",
+    "FLUX_JOB_SIZE": "Flux",
+}
+# Their presence alone says that a launcher is there.
+LAUNCHED = ("PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT", "PALS_RANKID", "OMPI_COMM_WORLD_RANK", "ALPS_APP_PE")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher says of itself in the environment: its name and the size it announces, if any."""
+
+    by: str
+    size: int | None
+
+
+def launcher(env: Mapping[str, str] | None = None) -> Launched | None:
+    """Which launcher started this process; None when none did, so that the job is one of one process."""
+    env = os.environ if env is None else env
+    for name, launcher in ANNOUNCED_SIZE.items():
+        if name == "SLURM_STEP_NUM_TASKS" and "SLURM_PROCID" not in env:
+            continue
+        if env.get(name, "").isdigit():
+            return Launched(launcher, None if name == "MPI_LOCALNRANKS" else int(env[name]))
+    if any(name in env for name in LAUNCHED):
+        return Launched("an MPI launcher", None)
+    return None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `hvdliterun` tells a process of its job. folder: where ranks of this host find and leave files."""
+
+    folder: str
+    rank: int
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Job | None:
+        """The job that this process belongs to; None where hvdliterun has not started it."""
+        env = os.environ if env is None else env
+        if "HVDLITE_JOB_RANK" not in env:
+            return None
+        return cls(env["HVDLITE_JOB_DIR"], int(env["HVDLITE_JOB_RANK"]))
+
+
+# What a launcher tells its processes, and a job started from one of them must not see.
+LAUNCHERS_OWN = (
+    "OMPI_", "PMIX_", "PMI_", "PRTE_", "PALS_", "HYDRA_", "HYDI_", "MPI_LOCAL", "MPIR_", "SLURM_", "FLUX_", "JSM_",
+    "MV2_COMM_", "ALPS_",
+)  # fmt: skip
+USERS_OWN = ("OMPI_MCA_", "OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT", "PRTE_MCA_")
+NOT_USERS_OWN = (
+    "OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_initial_", "OMPI_MCA_prte_", "PRTE_MCA_ess",
+)  # fmt: skip
+MPI_SETTINGS = ("OMPI_MCA_", "UCX_", "MPICH_", "MV2_", "FI_")
+
+
+def is_launchers(name: str) -> bool:
+    """Whether a launcher set this variable for one process of its job."""
+    return name.startswith(NOT_USERS_OWN) or (name.startswith(LAUNCHERS_OWN) and not name.startswith(USERS_OWN))
+
+
+IDENTITY = (
+    "PMIX_NAMESPACE", "PMIX_RANK", "OMPI_MCA_ess_base_", "OMPI_COMM_WORLD_RANK", "PMI_", "HYDI_", "SLURM_", "PALS_",
+    "JSM_", "FLUX_", "ALPS_", "MV2_COMM_",
+)  # fmt: skip
+RANKS_PROCESS = "HVDLITE_RANKS_PROCESS"
+"""Set by `mark_rank` for the processes that a rank starts: its process number, and what its launcher told it."""
+
+
+def mark_rank() -> None:
+    """Let processes that this one starts know that what a launcher says in their environment was meant for this one."""
+    os.environ[RANKS_PROCESS] = f"{os.getpid()} {told()}"
+
+
+def rank_that_was_meant() -> int | None:
+    """The number of the process that was started as a rank and passed its environment on to this one, which is none."""
+    process, _, what = os.environ.get(RANKS_PROCESS, "").partition(" ")
+    if not process or int(process) == os.getpid() or what != told() or has_open_launcher():
+        return None
+    return int(process)
+
+
+def told() -> str:
+    """By what a launcher tells its jobs and ranks apart. (Some of what it sets is changed when MPI is initialized.)"""
+    told = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(IDENTITY))
+    return blake2b("\n".join(told).encode(), digest_size=8).hexdigest()
+
+
+def has_open_launcher() -> bool:
+    """Whether the launcher has left a pipe open to this process: Hydra does, and tells jobs apart by little else."""
+    try:
+        os.fstat(int(os.environ["PMI_FD"]))
+    except (KeyError, ValueError, OSError):
+        return False
+    return True
+
+
+def mpi_settings() -> list[str]:
+    """How the user has tuned the MPI: NAME=VALUE, sorted."""
+    return sorted(f"{name}={value}" for name, value in os.environ.items()
+                  if name.startswith(MPI_SETTINGS) and not is_launchers(name))  # fmt: skip
+
+
+def offer_cores() -> None:
+    """Before MPI is initialized: has Open MPI offer the core to others while it waits, unless the user says otherwise;
+    MPICH does. Else who waits for a short message may keep the core from the thread that is to send it, for a
+    scheduler's tick of 4 ms (measured: two ranks and their lanes on two cores). Where nobody wants it it takes 0.3 us.
+    """
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+def fresh_environment(packages: str) -> dict[str, str]:
+    """This process' environment as if no launcher had started it, for a job of its own, which finds our code at
+    `packages`."""
+    kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
+    kept = {name: value for name, value in kept.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
+    if os.geteuid() == 0:  # so is the job that asks
+        kept |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (kept.get("PYTHONPATH"), packages)))}
