@@ -87,7 +87,9 @@ class ndarray:
     def view(self, dtype: Any) -> ndarray:
         return self.like(self.bits.view(dtype))
 
-    def astype(self, dtype: Any) -> ndarray:
+    def astype(self, dtype: Any, copy: bool = True) -> ndarray:
+        if not copy and self.dtype == dtype:
+            return self
         result = ndarray(self.shape, dtype)
         result[...] = self
         return result

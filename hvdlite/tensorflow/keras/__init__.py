@@ -1,7 +1,10 @@
-"""Horovod's names for Keras on TensorFlow: `import hvdlite.tensorflow.keras as hvd`. The same as `hvdlite.keras`."""
+"""Horovod's names for Keras on TensorFlow: `import hvdlite.tensorflow.keras as hvd`. The same as `hvdlite.keras`, but
+for the callbacks that Horovod has for TensorFlow alone."""
 
+import hvdlite.tensorflow.keras.callbacks
+import hvdlite.tensorflow.keras.elastic
 from hvdlite import keras
 from hvdlite.keras import *  # noqa: F403
-from hvdlite.tensorflow.keras import callbacks, elastic  # type: ignore[no-redef]
 
-__all__ = [*(name for name in keras.__all__ if name not in ("callbacks", "elastic")), "callbacks", "elastic"]
+callbacks, elastic = hvdlite.tensorflow.keras.callbacks, hvdlite.tensorflow.keras.elastic
+__all__ = list(keras.__all__)

@@ -59,6 +59,23 @@ def check_native_leaves_to_the_ring_what_mpis_add_otherwise() -> None:
     restart()
 
 
+def check_subnormal_sums_where_some_threads_flush_them() -> None:
+    """Rank 0's thread takes subnormal numbers for zeros. The sums are the others', also where each rank adds up all."""
+    from torch import set_flush_denormal
+
+    p, bits = hvd.size(), np.int32(100)
+    ops = (hvd.Sum, hvd.Average) + ((hvd.Adasum,) if p in (1, 2, 4) else ())
+    set_flush_denormal(hvd.rank() == 0)
+    try:
+        for length in (1, 1000, 100_000):
+            least = np.full(length, bits).view(np.float32)
+            sums = {op: hvd.allreduce(least, op=op).view(np.int32) for op in ops}
+            assert (sums[hvd.Sum] == bits * p).all() and (sums[hvd.Average] == bits).all(), sums
+            require_same_bits(list(sums.values()))
+    finally:
+        set_flush_denormal(False)
+
+
 def check_long_parts_travel_in_chunks() -> None:
     """Cut much shorter than usual: the sums, and the bits, of whole parts."""
     mine = np.random.default_rng(hvd.rank()).standard_normal(30_000).astype(np.float32)

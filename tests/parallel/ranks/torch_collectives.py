@@ -234,20 +234,6 @@ def check_gradient_through_compression() -> None:
     assert x.grad.dtype == torch.float32 and (x.grad == hvd.size() * (hvd.size() + 1) / 2).all()
 
 
-def check_subnormal_sums_where_some_threads_flush_them() -> None:
-    """Rank 0's thread takes subnormal numbers for zeros. The sums are the others', also where each rank adds up all."""
-    p, least = hvd.size(), torch.tensor([100], dtype=torch.int32).view(torch.float32)
-    ops = (hvd.Sum, hvd.Average) + ((hvd.Adasum,) if p in (1, 2, 4) else ())
-    torch.set_flush_denormal(hvd.rank() == 0)
-    try:
-        for length in (1, 1000, 100_000):
-            sums = {op: hvd.allreduce(least.repeat(length), op=op).view(torch.int32) for op in ops}
-            assert (sums[hvd.Sum] == 100 * p).all() and (sums[hvd.Average] == 100).all(), sums
-            require_same_bits([sum.numpy() for sum in sums.values()])
-    finally:
-        torch.set_flush_denormal(False)
-
-
 def check_neutral_front() -> None:
     """hvdlite's own functions find torch from the tensor."""
     mine = torch.full((2,), float(hvd.rank()))
