@@ -2,43 +2,77 @@
 
 from __future__ import annotations
 
+import io
 import pickle
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hvdlite import ops, runtime
+from hvdlite.arrays import Array
+from hvdlite.errors import HvdliteError
 from hvdlite.process_sets import ProcessSet
+
+
+@dataclass(frozen=True)
+class Unpicklable:
+    """What others get in place of a rank's object, so that all learn what is wrong with it."""
+
+    rank: int
+    why: str
+
+    def error(self) -> HvdliteError:
+        return HvdliteError(f"rank {self.rank}'s object cannot be pickled: {self.why}")
 
 
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:
-    """root_rank's object, on every rank. The root gets its own back; the others an unpickled copy.
+    """root_rank's object, on every rank. The root gets its own back; the others an unpickled copy. Waits for all.
 
-    name: of the operation; equal on all ranks (the type of the object does not matter, it may differ).
+    name: of the operation; equal on all ranks (the type of the object does not matter, it may differ). Raises
+    HvdliteError on every rank where the root's cannot be pickled.
     """
-    import cloudpickle  # 50 ms, not for every user of hvdlite
-
     name = name or f"object.{runtime.group_of(process_set).serial('broadcast_object')}"
     mine = runtime.rank() == root_rank
-    data = np.frombuffer(cloudpickle.dumps(obj), np.uint8).copy() if mine else np.empty(0, np.uint8)
+    data, wrong = pickled(obj) if mine else (np.empty(0, np.uint8), None)
     length = np.array([data.size], np.int64)
     ops.broadcast_(length, root_rank, f"{name}.sz", process_set)
     if not mine:
         data = np.empty(int(length[0]), np.uint8)
     ops.broadcast_(data, root_rank, f"{name}.t", process_set)
-    return obj if mine else pickle.loads(data.tobytes())
+    if wrong:
+        raise wrong.error()
+    return obj if mine else unpickled(data, 1)[0]
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
-    """Every rank's object, in rank order, on every rank."""
-    import cloudpickle
+    """Every rank's object, in rank order, on every rank. Waits for all. Raises HvdliteError on every rank where one
+    cannot be pickled."""
+    group = runtime.group_of(process_set)
+    name = name or f"object.{group.serial('allgather_object')}"
+    return unpickled(ops.allgather(pickled(obj)[0], f"{name}.t", process_set), group.size)
 
-    name = name or f"object.{runtime.group_of(process_set).serial('allgather_object')}"
-    data = np.frombuffer(cloudpickle.dumps(obj), np.uint8)
-    lengths = ops.allgather(np.array([data.size], np.int64), f"{name}.sz", process_set)
-    everything = ops.allgather(data, f"{name}.t", process_set)
-    bounds = np.cumsum([0, *lengths])
-    return [pickle.loads(everything[start:stop].tobytes()) for start, stop in pairwise(bounds)]
+
+def pickled(obj: Any) -> tuple[Array, Unpicklable | None]:
+    """As bytes; those of an Unpicklable, and that, where it cannot be."""
+    import cloudpickle  # 50 ms, not for every user of hvdlite
+
+    wrong = None
+    try:
+        data = cloudpickle.dumps(obj)
+    except Exception as error:
+        wrong = Unpicklable(runtime.rank(), f"{type(error).__name__}: {error}")
+        data = pickle.dumps(wrong)
+    return np.frombuffer(data, np.uint8).copy(), wrong
+
+
+def unpickled(data: Array, count: int) -> list[Any]:
+    """So many objects, one behind the other. Raises HvdliteError where any is an Unpicklable."""
+    stream = io.BytesIO(data)
+    found = [pickle.load(stream) for _ in range(count)]
+    for each in found:
+        if isinstance(each, Unpicklable):
+            raise each.error()
+    return found

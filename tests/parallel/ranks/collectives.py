@@ -258,6 +258,17 @@ def check_objects() -> None:
     assert everyone == [None, *("x" * (1000 * other) for other in range(1, p))]
 
 
+def check_objects_that_cannot_be_pickled() -> None:
+    """An error on every rank that says whose, and why; and the job goes on."""
+    import threading
+
+    obj = threading.Lock() if last() else "fine"
+    why = f"rank {hvd.size() - 1}'s object cannot be pickled: TypeError: "
+    require_error(hvd.HvdliteError, lambda: hvd.broadcast_object(obj, hvd.size() - 1), why, "lock")
+    require_error(hvd.HvdliteError, lambda: hvd.allgather_object(obj), why, "lock")
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
 def check_what_is_not_a_number() -> None:
     """Refused by name, and the job goes on; what can be moved is moved."""
     for call in (hvd.allreduce, hvd.allgather, lambda array: hvd.broadcast(array, 0), hvd.alltoall):
