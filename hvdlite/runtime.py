@@ -134,8 +134,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     need a communicator for comm, and may differ between ranks. "dynamic": allow `add_process_set`.
 
     Raises HvdliteError when the launcher's MPI is not the one mpi4py loaded, or MPI lacks MPI_THREAD_MULTIPLE, or
-    communication broke (a stall, Ctrl-C while waiting) before shutdown(); ValueError on every rank for process sets
-    that cannot be, after which `init` may be called again.
+    communication broke (a stall, Ctrl-C while waiting) before shutdown(), or settings (HVDLITE_*) differ between ranks;
+    ValueError on every rank for process sets that cannot be, after which `init` may be called again; KeyError where it
+    is called again with another set than the first time; ForkedError in a child forked after init().
     """
     global _current
     require_not_forked()

@@ -56,7 +56,11 @@ class BroadcastFunction(torch.autograd.Function):
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
 ) -> torch.Tensor:
-    """root_rank's tensor on every rank, as a new tensor; differentiable. root_rank: a global rank."""
+    """root_rank's tensor on every rank, as a new tensor; differentiable. Waits for all ranks.
+
+    root_rank: a global rank. tensor: of the same shape and dtype on every rank. name: as for `allreduce`. Raises
+    MismatchError on every rank where the ranks' arguments differ, ValueError for a root that is no member.
+    """
     return BroadcastFunction.apply(tensor, root_rank, name, process_set)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -115,7 +119,11 @@ class AllgatherFunction(torch.autograd.Function):
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = Everyone) -> torch.Tensor:
-    """All ranks' tensors concatenated along dimension 0 (which may differ), on every rank; differentiable."""
+    """All ranks' tensors concatenated along dimension 0 in rank order, on every rank; differentiable. Waits for all.
+
+    tensor: of the same dtype and the same further dimensions on every rank; the first may differ, or be 0. name: as for
+    `allreduce`. Raises MismatchError on every rank where the ranks' arguments differ.
+    """
     return AllgatherFunction.apply(tensor, name, process_set)  # type: ignore[no-any-return, no-untyped-call]
 
 

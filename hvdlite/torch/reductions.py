@@ -69,7 +69,13 @@ def allreduce(
     op: Op | int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     process_set: ProcessSet = Everyone,
 ) -> torch.Tensor:
-    """The reduction of all ranks' tensors, as a new tensor; differentiable. Average by default."""
+    """The reduction of all ranks' tensors, as a new tensor; differentiable. Waits for all ranks of the process set.
+
+    tensor: of the same shape and dtype on every rank. op: hvd.Average (the default), Sum, Min, Max, Product or Adasum;
+    average: deprecated. compression: the dtype in which it travels. result = op over ranks of (tensor *
+    prescale_factor), * postscale_factor. name: calls are matched by it, in whatever order ranks make them; unnamed ones
+    by their order. Raises MismatchError on every rank where the ranks' arguments differ; the job can go on.
+    """
     small, context = compression.compress(tensor)
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     if isinstance(small, torch.Tensor) and small.requires_grad and torch.is_grad_enabled():
@@ -120,7 +126,8 @@ def grouped_allreduce(
     compression: Any = Compression.none, op: Op | int | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
 ) -> list[torch.Tensor]:
-    """The reductions of several tensors, as new tensors, as one operation; differentiable."""
+    """The reductions of several tensors, as new tensors, as one operation: all or none of them, short ones together.
+    Differentiable. Arguments as for `allreduce`; every rank gives as many tensors. Waits for all ranks."""
     small = [compression.compress(tensor) for tensor in tensors]
     how = (ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     results = GroupedAllreduceFunction.apply(name, how, *(tensor for tensor, _ in small))  # type: ignore[no-untyped-call]
@@ -133,7 +140,8 @@ def _reduce(
     tensor: torch.Tensor, root_rank: int, op: Op | int = Average, name: str | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
 ) -> Call:
-    """The reduction of all ranks' tensors at root_rank, as a new tensor; None elsewhere."""
+    """The reduction of all ranks' tensors at root_rank (a global rank), as a new tensor; None elsewhere. Arguments as
+    for `allreduce`. Raises NotImplementedError for Adasum."""
     how = (Op(op), name, prescale_factor, postscale_factor, process_set)
     start = partial(ops.reduce, readable(tensor), root_rank, *how)
     return Call(start, lambda array: None if array is None else to_tensor(array))
