@@ -135,7 +135,7 @@ class Gradients:
 
     def renew(self) -> None:
         """Go on under the present runtime with the same exchanges, which graphs hold on to. Collective."""
-        if self.removed:
+        if self.settings.process_set.process_set_id is None:  # it has been removed
             return
         before = self.name
         self.enter()
@@ -283,6 +283,8 @@ def shared_gradients(settings: Settings, border: Border, name: str) -> Gradients
     process set, is another than before."""
     found = _shared.get((settings, name))
     if found is None or not found.alive:
+        for key in [key for key, each in _shared.items() if not each.alive]:
+            del _shared[key]
         found = _shared[settings, name] = Gradients(settings, border, name)
     return found
 

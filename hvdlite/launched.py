@@ -1,4 +1,5 @@
-"""Who started this process: a launcher and what it says in the environment, or a rank that passed that on.
+"""Who started this process: what a launcher says in the environment, or a rank that passed that on; and how the MPI is
+tuned there.
 
 Only the presence of a launcher and its words for telling ranks apart are read here, never who is where (`topology`
 learns that from MPI).

@@ -11,7 +11,6 @@ import numpy as np
 
 from hvdlite import ops, runtime
 from hvdlite.arrays import Array
-from hvdlite.errors import HvdliteError
 from hvdlite.process_sets import ProcessSet
 
 
@@ -22,9 +21,6 @@ class Unpicklable:
     rank: int
     why: str
 
-    def error(self) -> HvdliteError:
-        return HvdliteError(f"rank {self.rank}'s object cannot be pickled: {self.why}")
-
 
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None
@@ -32,47 +28,47 @@ def broadcast_object(
     """root_rank's object, on every rank. The root gets its own back; the others an unpickled copy. Waits for all.
 
     name: of the operation; equal on all ranks (the type of the object does not matter, it may differ). Raises
-    HvdliteError on every rank where the root's cannot be pickled.
+    pickle.PicklingError on every rank where the root's cannot be pickled.
     """
     name = name or f"object.{runtime.group_of(process_set).serial('broadcast_object')}"
     mine = runtime.rank() == root_rank
-    data, wrong = pickled(obj) if mine else (np.empty(0, np.uint8), None)
+    data, cause = pickled(obj) if mine else (np.empty(0, np.uint8), None)
     length = np.array([data.size], np.int64)
     ops.broadcast_(length, root_rank, f"{name}.sz", process_set)
     if not mine:
         data = np.empty(int(length[0]), np.uint8)
     ops.broadcast_(data, root_rank, f"{name}.t", process_set)
-    if wrong:
-        raise wrong.error()
-    return obj if mine else unpickled(data, 1)[0]
+    return obj if mine and cause is None else unpickled(data, 1, cause)[0]
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
-    """Every rank's object, in rank order, on every rank. Waits for all. Raises HvdliteError on every rank where one
-    cannot be pickled."""
+    """Every rank's object, in rank order, on every rank. Waits for all. Raises pickle.PicklingError on every rank where
+    one cannot be pickled."""
     group = runtime.group_of(process_set)
     name = name or f"object.{group.serial('allgather_object')}"
-    return unpickled(ops.allgather(pickled(obj)[0], f"{name}.t", process_set), group.size)
+    data, cause = pickled(obj)
+    return unpickled(ops.allgather(data, f"{name}.t", process_set), group.size, cause)
 
 
-def pickled(obj: Any) -> tuple[Array, Unpicklable | None]:
-    """As bytes; those of an Unpicklable, and that, where it cannot be."""
+def pickled(obj: Any) -> tuple[Array, Exception | None]:
+    """As bytes; those of an Unpicklable, and the reason, where it cannot be."""
     import cloudpickle  # 50 ms, not for every user of hvdlite
 
-    wrong = None
+    cause = None
     try:
         data = cloudpickle.dumps(obj)
     except Exception as error:
-        wrong = Unpicklable(runtime.rank(), f"{type(error).__name__}: {error}")
-        data = pickle.dumps(wrong)
-    return np.frombuffer(data, np.uint8).copy(), wrong
+        cause = error
+        data = pickle.dumps(Unpicklable(runtime.rank(), f"{type(error).__name__}: {error}"))
+    return np.frombuffer(data, np.uint8).copy(), cause
 
 
-def unpickled(data: Array, count: int) -> list[Any]:
-    """So many objects, one behind the other. Raises HvdliteError where any is an Unpicklable."""
+def unpickled(data: Array, count: int, cause: Exception | None) -> list[Any]:
+    """So many objects, one behind the other. Raises pickle.PicklingError where any is an Unpicklable; cause: why this
+    rank's is."""
     stream = io.BytesIO(data)
     found = [pickle.load(stream) for _ in range(count)]
     for each in found:
         if isinstance(each, Unpicklable):
-            raise each.error()
+            raise pickle.PicklingError(f"rank {each.rank}'s object cannot be pickled: {each.why}") from cause
     return found

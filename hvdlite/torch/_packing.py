@@ -74,13 +74,19 @@ class Slots:
             if shared or getrefcount(self.aliases[index]) > ALONE:
                 self.own[index] = None
                 move(self.aliases[index], self.arrays[index], shared)
+                self.renew(index)
 
     def alias(self, index: int) -> torch.Tensor:
         """The view, for users."""
         alias = self.aliases[index]
         if alias.data_ptr() != self.addresses[index] or alias.stride() != self.strides[index]:
-            alias = self.aliases[index] = self.tensor(index)
-            self.storages[index] = alias.untyped_storage()
+            alias = self.renew(index)
+        return alias
+
+    def renew(self, index: int) -> torch.Tensor:
+        """Another alias takes the place of one that is somebody else's now."""
+        alias = self.aliases[index] = self.tensor(index)
+        self.storages[index] = alias.untyped_storage()
         return alias
 
     def note_own(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -103,7 +109,8 @@ class Slots:
 
 def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:
     """Give whoever has this tensor, or its storage (`shared`), other memory with the same values."""
-    alias._hvdlite = memory  # type: ignore[attr-defined]  # p.grad.numpy() goes on to be in this
+    for each in (alias, alias.untyped_storage()):  # their .numpy() goes on to be in this
+        each._hvdlite = memory  # type: ignore[union-attr]
     before = alias.data_ptr()
     with contextlib.suppress(RuntimeError, OSError):  # it takes a file's descriptor, and room in /dev/shm
         alias.untyped_storage().share_memory_()  # all that torch offers to change a storage itself; not on a GPU
@@ -135,7 +142,10 @@ class Packing:
         self.waiting = 0  # the weight of what is fresh
 
     def add(self, index: int) -> None:
-        """A gradient has been computed. Packs what is fresh once it is much."""
+        """A gradient has been computed. Packs what is fresh once it is much. A user's own is taken when backward ends:
+        until then hooks may change it, which no view of it shows."""
+        if index in self.slots.own:
+            return
         self.fresh.append(index)
         self.waiting += self.weights[index]
         if self.waiting >= PACK_BYTES:

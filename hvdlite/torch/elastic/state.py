@@ -9,7 +9,7 @@ import torch
 
 from hvdlite import runtime
 from hvdlite.elastic import ObjectState
-from hvdlite.objects import broadcast_object
+from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.torch.elastic.sampler import ElasticSampler
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
@@ -120,8 +120,10 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        for handler in self._handlers.values():
-            handler.sync()
+        everyones = allgather_object(list(self._handlers))
+        for name in everyones[0]:
+            if all(name in theirs for theirs in everyones):  # a rank may have None in its place
+                self._handlers[name].sync()
         super().sync()
 
     def reset(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as hvd_keras
+from hvdlite.elastic import start_anew
 from hvdlite.errors import HorovodInternalError
 from tests.parallel.common import last, require_error, require_same_bits
 from tests.parallel.keras_common import WIDTH, model
@@ -154,6 +156,10 @@ def check_a_set_of_one_goes_on() -> None:
 
     train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank))
     assert float(weight.numpy()[0]) == 2.0
+    os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+    hvd.remove_process_set(process_set)
+    del os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"]
+    start_anew()  # without it, on all ranks
     hvd.shutdown()
     hvd.init()
 

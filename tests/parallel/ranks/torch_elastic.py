@@ -120,6 +120,14 @@ def check_what_has_a_state_stays_the_same_object() -> None:
     assert scheduler.last_epoch == 4 and scaler.get_scale() == 16
 
 
+def check_a_scheduler_on_rank_0_alone() -> None:
+    model, optimizer = model_and_optimizer()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1) if hvd.rank() == 0 else None
+    state = hvd.elastic.TorchState(model, optimizer, scheduler=scheduler, number=hvd.rank())
+    state.sync()
+    assert state.number == 0 and state.scheduler is scheduler
+
+
 def check_restore_and_replace() -> None:
     """Also under any other name; an object set anew is saved at once; None is an ordinary attribute."""
     first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -187,6 +188,41 @@ def check_gradients_of_the_users_stay_theirs() -> None:
                 optimizer.step()
             require_same_bits(params)
     restart()
+
+
+def check_a_hook_changes_gradients_of_the_users() -> None:
+    """In place, behind ours: before they are averaged."""
+    for overlap in "01":
+        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
+        for shape in ((3,), (600, 600)):  # a megabyte is packed at once
+            (param,) = weights(shape)
+            attach([param])
+            param.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(10))
+            flat = torch.zeros(2 * param.numel())
+            param.grad = flat[: param.numel()].view_as(param)
+            for step in range(1, 3):
+                flat.zero_()
+                loss_of([param], step * (hvd.rank() + 1)).backward()
+                assert (flat[: param.numel()] == 10 * step * average()).all()
+    restart()
+
+
+def check_gradients_that_are_let_go_of_leave_nothing() -> None:
+    """Neither a file's descriptor nor a warning, though each took one when it was kept."""
+    params = weights(*((4,),) * 20)
+    optimizer = attach(params)
+    kept: list[torch.Tensor] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(1, 5):
+            before = len(os.listdir("/proc/self/fd"))
+            optimizer.zero_grad()
+            loss_of(params, step * (hvd.rank() + 1)).backward()
+            assert all((grad == (step - 1) * average()).all() for grad in kept)
+            kept = [p.grad.detach() for p in params]
+    kept.clear()
+    optimizer.zero_grad()
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def check_gradients_in_a_graph_are_told_of() -> None:
