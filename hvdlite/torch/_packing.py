@@ -30,7 +30,9 @@ def holders(p: torch.Tensor) -> tuple[int, int]:
 
 
 _alone = [torch.empty(0)]
+_storage = _alone[0].untyped_storage()
 ALONE = getrefcount(_alone[0])  # of a tensor that only a list has
+UNSHARED = uses(_storage._cdata)  # of a storage that one tensor has, and we
 _parameter = torch.nn.Parameter(torch.empty(0))
 _parameter.grad = torch.empty(0)
 NOBODY = holders(_parameter)
@@ -52,7 +54,6 @@ class Slots:
         self.aliases = [self.tensor(index) for index in range(len(arrays))]
         self.addresses = [view.data_ptr() for view in self.views]
         self.storages = [alias.untyped_storage() for alias in self.aliases]
-        self.unshared = [uses(storage._cdata) for storage in self.storages]
         self.own: dict[int, torch.Tensor | None] = {}
         """By index: what was taken in this round."""
 
@@ -70,7 +71,7 @@ class Slots:
         (`before = p.grad`, `p.grad.detach()`) goes on to have its values, in other memory, and is believed to do so
         again."""
         for index in indices:
-            shared = uses(self.storages[index]._cdata) > self.unshared[index]
+            shared = uses(self.storages[index]._cdata) > UNSHARED
             if shared or getrefcount(self.aliases[index]) > ALONE:
                 self.own[index] = None
                 move(self.aliases[index], self.arrays[index], shared)
