@@ -192,18 +192,23 @@ def check_gradients_of_the_users_stay_theirs() -> None:
 
 def check_a_hook_changes_gradients_of_the_users() -> None:
     """In place, behind ours: before they are averaged."""
+
+    def tenfold(p: torch.Tensor) -> None:
+        p.grad.mul_(10)
+
     for overlap in "01":
         restart(OVERLAP=overlap, BUCKET_MB="0.00001")
         for shape in ((3,), (600, 600)):  # a megabyte is packed at once
             (param,) = weights(shape)
-            attach([param])
-            param.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(10))
+            optimizer = attach([param])
+            param.register_post_accumulate_grad_hook(tenfold)
             flat = torch.zeros(2 * param.numel())
             param.grad = flat[: param.numel()].view_as(param)
             for step in range(1, 3):
                 flat.zero_()
                 loss_of([param], step * (hvd.rank() + 1)).backward()
                 assert (flat[: param.numel()] == 10 * step * average()).all()
+                optimizer.step()
     restart()
 
 
