@@ -225,8 +225,7 @@ def everywhere(renewables: Iterable[Any]) -> list[Any]:
     """Those of which no member of their group lacks its own: what some ranks have let go of is not attached again, for
     they would be waited for. Collective."""
     mine = list(renewables)
-    groups = [getattr(each, "group", None) for each in mine]
-    names = [group and (group.ranks, each.name) for group, each in zip(groups, mine, strict=True)]
+    names = [each.group and (each.group.ranks, each.name) for each in mine]
     everyones = [set(theirs) for theirs in allgather_object(names)]
     return [each for name, each in zip(names, mine, strict=True)
             if name is None or all(name in everyones[rank] for rank in name[0])]  # fmt: skip

@@ -115,10 +115,10 @@ class Settings:
 
 class Gradients:
     """Reduces lists of gradients over all ranks, under the runtime that it was made or renewed under. Creating one is
-    collective."""
+    collective. sums: of the passes before, which do not count after a renewal."""
 
-    def __init__(self, settings: Settings, border: Border, name: str) -> None:
-        self.settings, self.border, self.kind = settings, border, name
+    def __init__(self, settings: Settings, border: Border, name: str, sums: Accumulator | None = None) -> None:
+        self.settings, self.border, self.kind, self.sums = settings, border, name, sums
         self.name = name
         self.exchanges: dict[Any, Exchange] = {}
         self.enter()
@@ -137,19 +137,16 @@ class Gradients:
         """Go on under the present runtime with the same exchanges, which graphs hold on to. Collective."""
         if self.settings.process_set.process_set_id is None:  # it has been removed
             return
+        if self.sums:
+            self.sums.clear()
         before = self.name
         self.enter()
         for exchange in self.exchanges.values():
             exchange.connect(self.lane, self.name + exchange.name.removeprefix(before), exchange.uses)
 
     @property
-    def removed(self) -> bool:
-        """Whether the process set has been."""
-        return self.group is not None and self.group.removed
-
-    @property
     def alive(self) -> bool:
-        return not self.removed and runtime.is_live(self.runtime)
+        return runtime.is_live(self.runtime) and (self.group is None or not self.group.removed)
 
     def require_alive(self) -> None:
         """Raises RuntimeError where gradients would not be reduced, of a removed process set RemovedError."""

@@ -45,8 +45,7 @@ class Runtime:
         self.comm: Any = None
         """What `init` was given."""
         self.renewables = Crowd()
-        """What `renew`s when another runtime has taken this one's place, in order: each makes again what it made here.
-        Collectively over its group, if it has one, under its name there."""
+        """What `renew`s in order, collectively over its `group`, when another runtime has taken this one's place."""
         self.after_join = Calls()
         """Called when all ranks have joined: what counts steps must count alike again."""
 
@@ -134,9 +133,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     need a communicator for comm, and may differ between ranks. "dynamic": allow `add_process_set`.
 
     Raises HvdliteError when the launcher's MPI is not the one mpi4py loaded, or MPI lacks MPI_THREAD_MULTIPLE, or
-    communication broke (a stall, Ctrl-C while waiting) before shutdown(), or settings (HVDLITE_*) differ between ranks;
-    ValueError on every rank for process sets that cannot be, after which `init` may be called again; KeyError where it
-    is called again with another set than the first time; ForkedError in a child forked after init().
+    communication broke (a stall, Ctrl-C while waiting) before shutdown(), or settings differ between ranks; ValueError
+    on every rank for process sets that cannot be, after which `init` may be called again; KeyError where a second call
+    brings another set; ForkedError in a forked child.
     """
     global _current
     require_not_forked()

@@ -31,10 +31,9 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether the framework's tensors may lie on a GPU, and CuPy is there to communicate them."""
     if not build.cuda_built() or not extension_available(ext_base_name):
         return False
-    framework: Any = importlib.import_module(ext_base_name)
     if ext_base_name == "torch":
-        return bool(framework.cuda.is_available())
-    return bool(framework.config.list_physical_devices("GPU"))
+        return bool(importlib.import_module("torch").cuda.is_available())
+    return bool(importlib.import_module("hvdlite.tensorflow").gpu_available())
 
 
 @contextlib.contextmanager

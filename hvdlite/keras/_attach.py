@@ -18,7 +18,6 @@ from typing import Any
 
 import keras
 
-from hvdlite import runtime
 from hvdlite.exchange import OWN, Accumulator
 from hvdlite.gradients import Gradients, Settings, dense
 from hvdlite.keras._backends import border
@@ -29,19 +28,13 @@ Apply = Callable[[list[Any], Sequence[Any] | None], Any]
 
 
 class Attachment:
-    """One optimizer's gradients, reduced; under another runtime after `renew`."""
+    """One optimizer's gradients, reduced."""
 
     def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
         self.optimizer, self.settings, self.sums, self.border = optimizer, settings, sums, border()
-        self.gradients = Gradients(settings, self.border, "optimizer")
-        runtime.current().renewables.append(self)
+        self.gradients = Gradients(settings, self.border, "optimizer", sums)
         self.local: list[Any] = []
         self.reduced = False  # the update under way has reduced gradients
-
-    def renew(self) -> None:
-        """Begin without passes under the present runtime."""
-        runtime.current().renewables.append(self)
-        self.sums.clear()
 
     @property
     def at_work(self) -> bool:

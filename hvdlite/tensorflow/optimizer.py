@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from hvdlite import frameworks, runtime
+from hvdlite import frameworks
 from hvdlite.gradients import Gradients, Settings, check_name, settings_of
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -86,15 +86,9 @@ class Attachment:
     def __init__(self, optimizer: Any, settings: Settings, passes: int, average: bool) -> None:
         self.optimizer, self.settings = optimizer, settings
         self.passes = LocalGradientAggregationHelper(passes, self.reduced, settings.sparse_as_dense, average)
-        self.gradients = Gradients(settings, _gradients.BORDER, "optimizer")
-        runtime.current().renewables.append(self)
+        self.gradients = Gradients(settings, _gradients.BORDER, "optimizer", self.passes.sums)
         self.local: list[Any] = []
         self.computed = False
-
-    def renew(self) -> None:
-        """Begin without passes under the present runtime."""
-        runtime.current().renewables.append(self)
-        self.passes.sums.clear()
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """(gradient, variable) pairs, reduced over all ranks: with several passes per step the sums, at the last."""

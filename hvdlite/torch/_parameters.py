@@ -10,7 +10,7 @@ import torch
 
 from hvdlite.buckets import Spec
 from hvdlite.torch._settings import Settings
-from hvdlite.torch._tensors import device_name, dtype_name
+from hvdlite.torch._tensors import device_name, dtype_name, naming
 from hvdlite.weakly import weakly
 
 Parameter = torch.nn.Parameter
@@ -24,10 +24,8 @@ def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
 def spec(index: int, p: Parameter, settings: Settings) -> Spec:
     """What all ranks must have alike. Raises ValueError, which names the parameter, for what cannot be communicated."""
     name = settings.names.get(id(p), f"parameter.{index}")
-    try:
+    with naming(name):
         dtype, device = (p.is_floating_point() and settings.wire) or dtype_name(p), device_name(p)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
     strides = strides_of_gradient(p)
     order = () if torch.empty(p.shape, device="meta").stride() == strides else strides
     return Spec(name, tuple(p.shape), dtype, device, settings.groups.get(id(p)), order)

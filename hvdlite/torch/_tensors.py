@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,15 @@ def dtype_name(tensor: torch.Tensor) -> str:
         return DTYPES[tensor.dtype]
     except KeyError:
         raise ValueError(f"hvdlite cannot communicate {tensor.dtype} tensors: cast it first") from None
+
+
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """A ValueError inside says which tensor it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def device_name(tensor: torch.Tensor) -> str:

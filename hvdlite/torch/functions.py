@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from hvdlite import objects, runtime
-from hvdlite.arrays import Array
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._cuda import on_cpu
-from hvdlite.torch._tensors import resolved, to_array
+from hvdlite.torch._tensors import naming, resolved, to_array
 from hvdlite.variables import broadcast_arrays
 
 
@@ -20,26 +19,21 @@ def broadcast_parameters(
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrite tensors with root_rank's, in place. params: `model.state_dict()`, `model.named_parameters()`, a list
-    of tensors or of (name, tensor) pairs; values that are no tensors are left alone. Waits for all ranks of the
-    process set. Raises
-    MismatchError with a diff, on every rank, where names, shapes or dtypes differ; ValueError for anything else.
+    of tensors or of (name, tensor) pairs; values that are no tensors are left alone. Waits for all ranks of the process
+    set. Raises MismatchError with a diff, on every rank, where names, shapes or dtypes differ; ValueError for anything
+    else.
     """
     tensors = [(name, value) for name, value in named_values(params) if isinstance(value, torch.Tensor)]
     copies = [resolved(tensor.detach().contiguous()) for _, tensor in tensors]
-    arrays = [memory(name, copy) for (name, _), copy in zip(tensors, copies, strict=True)]
+    arrays = []
+    for (name, _), copy in zip(tensors, copies, strict=True):
+        with naming(name):
+            arrays.append(to_array(copy))
     broadcast_arrays(arrays, [name for name, _ in tensors], root_rank, process_set)
     for (_, tensor), copy in zip(tensors, copies, strict=True):
         if copy.data_ptr() != tensor.data_ptr():
             with torch.no_grad():
                 tensor.copy_(copy)
-
-
-def memory(name: str, tensor: torch.Tensor) -> Array:
-    """Raises ValueError, which names the tensor, for what cannot be communicated."""
-    try:
-        return to_array(tensor)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
 
 
 def named_values(params: Any) -> list[tuple[str, Any]]:
