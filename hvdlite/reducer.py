@@ -5,7 +5,8 @@
 
 When buckets leave early (`overlap`), communication hides behind the rest of backward; on one host, where the ranks'
 cores all compute gradients, a helper thread would only take a core from them, so all leave at the end, in the
-caller's thread. Either way the order is the plan's. A bucket waits for its last gradient, and all behind it wait, so
+caller's thread; over a network the first rounds try both (`trial`). Either way the order, and so every bit, is the
+plan's. A bucket waits for its last gradient, and all behind it wait, so
 that one gradient that comes later than planned costs much: after its first round a reducer knows the real order, for a
 plan of it. (PyTorch's DDP does that, too.)
 """
@@ -13,6 +14,7 @@ plan of it. (PyTorch's DDP does that, too.)
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 
@@ -28,6 +30,7 @@ from hvdlite.errors import HvdliteError
 from hvdlite.gpu import Gpu, Side, on_gpu, side_of
 from hvdlite.memory import Arena
 from hvdlite.requests import Handle, Request, Signature
+from hvdlite.trial import Trial
 from hvdlite.zeros import Zeros
 
 SHORTEST_BUCKET = 512 * 1024  # bytes; 4 ms at 1 Gbit/s, where a bucket takes the lane 0.3 ms of a core besides
@@ -49,15 +52,17 @@ class Reducer:
     Creating one is collective: the ranks compare plans. Raises MismatchError with a diff, on every rank, where they
     differ. gpu: where the buckets whose device is not the host lie; their gradients are packed on the caller's stream.
     memory: the name of its arenas, where others of its name live on; a new one takes the place of the last.
-    learn: whether to find out `order`, if it matters.
+    overlap: whether buckets leave during backward; None: to be tried. learn: whether to find out `order`, if it
+    matters; then what is to be tried is the next reducer's.
     """
 
     def __init__(
-        self, lane: Lane, plan: BucketPlan, how: Reduction, name: str, overlap: bool, gpu: Gpu | None = None,
+        self, lane: Lane, plan: BucketPlan, how: Reduction, name: str, overlap: bool | None, gpu: Gpu | None = None,
         memory: str | None = None, learn: bool = False,
     ) -> None:
-        self.lane, self.plan, self.how, self.name, self.overlap = lane, plan, how, name, overlap
-        self.memory, self.learn = memory or name, learn and overlap and gpu is None
+        self.lane, self.plan, self.how, self.name, self.overlap = lane, plan, how, name, overlap is not False
+        self.memory, self.learn = memory or name, learn and self.overlap and gpu is None
+        self.trial = Trial() if overlap is None and not self.learn else None
         self.order: list[int] | None = None
         """For a better plan: the order in which rank 0's gradients were marked, in the first round of all ranks."""
         facts = (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))
@@ -107,6 +112,8 @@ class Reducer:
             with contextlib.suppress(HvdliteError):
                 handle.wait()
         self.begin_round()
+        if self.trial:
+            self.trial.forget()
         return any(handle.error is None for handle in left)
 
     def mark_ready(self, index: int, tag: str) -> None:
@@ -117,6 +124,8 @@ class Reducer:
             if self.has_left(index):
                 raise HvdliteError(too_late(self.plan.specs[index].name))
             return
+        if self.trial:
+            self.trial.begin()
         self.marked[index] = True
         if self.learn:
             self.arrived.append(index)
@@ -137,6 +146,8 @@ class Reducer:
         which. Afterwards the views hold the result; those of parameters used on no rank hold zeros. Where it raises,
         the round is left as it is: `abandon_round` before the next.
         """
+        if self.trial:
+            self.trial.begin()
         uses = self.all_dense
         if 0 in self.marked:
             uses = [Use.DENSE if marked else load(index) for index, marked in enumerate(self.marked)]
@@ -151,8 +162,17 @@ class Reducer:
             uses = self.agreed_uses(uses, tag)
         if self.learn and self.all_take_part:
             self.order, self.learn = self.agreed_order(tag), False
+        if self.trial and self.all_take_part:
+            self.go_on(self.trial, tag)
         self.begin_round()
         return uses
+
+    def go_on(self, trial: Trial, tag: str) -> None:
+        """A round of the trial has ended, on all ranks: how the next one goes."""
+        trial.end()
+        self.overlap = self.agreed_overlap(trial, tag) if trial.over else trial.early
+        if trial.over:
+            self.trial = None
 
     def send(self, request: Request) -> Handle:
         if self.overlap:
@@ -196,6 +216,20 @@ class Reducer:
         self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([uses], Reduction("max"))))
         return [Use(int(use)) for use in uses]
 
+    def agreed_overlap(self, trial: Trial, tag: str) -> bool:
+        """What was faster, over all ranks."""
+        seconds = np.array(trial.medians)
+
+        def work(lane: Lane) -> None:
+            allreduce(lane.transport, lane.workspace, lane.place, seconds, Reduction(divisor=lane.transport.size))
+
+        self.lane.run(Request(Signature("overlap", f"{self.name} bucket 0", round=tag), work))
+        early, late = seconds.tolist()
+        if self.lane.transport.rank == 0:
+            text = "%s: backward takes %.1f ms with buckets that leave during it, %.1f with all at its end"
+            logging.getLogger("hvdlite").info(text, self.name, 1e3 * early, 1e3 * late)
+        return bool(early <= late)
+
     def agreed_order(self, tag: str) -> list[int]:
         """Rank 0's order of arrival; behind it what it had not, in the plan's."""
 
@@ -218,9 +252,9 @@ def too_late(name: str) -> str:
 
 def planned(
     specs: Iterable[Spec], config: Config, place: Place, order: Sequence[int] | None = None
-) -> tuple[BucketPlan, bool]:
-    """The plan for these parameters, and whether its buckets leave during backward. order: in which backward has their
-    gradients, where that is known.
+) -> tuple[BucketPlan, bool | None]:
+    """The plan for these parameters, and whether its buckets leave during backward (None: to be tried). order: in which
+    backward has their gradients, where that is known.
 
     Then, unless the user gave their size, they are a sixteenth of the gradients, so that the last to fill, which
     nothing can hide, is short; but no longer than usual, nor so short that latency counts (SHORTEST_BUCKET).
@@ -228,15 +262,17 @@ def planned(
     specs = tuple(specs)
     on_gpu = any(spec.device != "host" for spec in specs)
     overlap, most = overlap_pays(config.overlap, place, on_gpu), config.bucket_bytes
-    if overlap and not config.bucket_bytes_given:
+    if overlap is not False and not config.bucket_bytes_given:
         total = sum(spec.length * np.dtype(spec.dtype).itemsize for spec in specs)
         most = min(most, max(total // 16, SHORTEST_BUCKET))
     return plan(specs, most, min(most, config.first_bucket_bytes), order), overlap
 
 
-def overlap_pays(setting: str, place: Place, on_gpu: bool = False) -> bool:
-    """Whether buckets leave during backward. setting: '0', '1', or 'auto': over a network and from GPUs, whose cores
-    the lane does not take, but not among the CPUs of one host."""
+def overlap_pays(setting: str, place: Place, on_gpu: bool = False) -> bool | None:
+    """Whether buckets leave during backward; None: to be tried. setting: '0', '1', or 'auto': from GPUs, whose cores
+    the lane does not take, but not among the CPUs of one host; over a network what is faster."""
     if setting != "auto":
         return setting == "1"
-    return on_gpu or not (place.one_host and place.shares_memory)
+    if on_gpu:
+        return True
+    return False if place.one_host and place.shares_memory else None

@@ -120,7 +120,7 @@ class Attachment:
         self.streams = _cuda.Streams(gpu.number) if gpu else None
         self.planned = to_be
         self.gradients.plan(now, self.reducer.views)
-        last = {bucket.members[-1] for bucket in layout.buckets if overlap}  # with them a bucket may leave
+        last = {bucket.members[-1] for bucket in layout.buckets if self.reducer.overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
         self.packing = Packing(now, self.gradients.slots, self.gradients.take, weakly(self.mark_ready), last, singly)
         self.hooks.renew(now, self.members() - self.given.keys())

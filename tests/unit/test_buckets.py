@@ -153,10 +153,10 @@ def test_buckets_that_leave_during_backward_are_short() -> None:
     layers = [Spec(f"p{i}", (1024, 1024), "float32") for i in range(16)]  # 4 MB each
     network, host = Place(4, True, hosts=((0, 1), (2, 3))), Place(4, True)
     made, overlap = planned(layers, Config(), network)
-    assert overlap and len(made.buckets) == 16
+    assert overlap is None and len(made.buckets) == 16
     made, overlap = planned(layers, Config(), host)
-    assert not overlap and len(made.buckets) == 4
+    assert overlap is False and len(made.buckets) == 4
     made, overlap = planned(layers, Config(bucket_bytes_given=True), network)
-    assert overlap and len(made.buckets) == 4
+    assert overlap is None and len(made.buckets) == 4
     small = [Spec(f"p{i}", (64, 64), "float32") for i in range(64)]  # 16 KB each, 1 MB in all
     assert len(planned(small, Config(), network)[0].buckets) == 2  # no shorter than pays

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdlite.torch as hvd
+from hvdlite.reducer import Reducer
 from tests.parallel.common import digest, require_same_bits, restart
 
 B, STEPS = 8, 20
@@ -153,6 +154,35 @@ def check_overlap_learns_the_order_of_all_ranks() -> None:
         hvd.broadcast_parameters(layers.state_dict(), root_rank=1)
         assert step() == [1, 3, 0, 2]
         require_same_bits([layer.weight for layer in layers])
+    restart()
+
+
+def check_overlap_is_tried_while_all_take_part() -> None:
+    """Over a network the first rounds try both ways; those that some ranks miss do not count, so that all decide at
+    once."""
+    p, r = hvd.size(), hvd.rank()
+    if p == 1:
+        return
+    restart(SHARED_MEMORY="0", BUCKET_MB="0.0001")
+    model = build()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+    x, y = data()
+
+    def steps(count: int) -> Reducer:
+        for _ in range(count):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(mine(x)), mine(y)).backward()
+            optimizer.step()
+        return optimizer._hvdlite.reducer  # type: ignore[attr-defined, no-any-return]
+
+    assert steps(9 + 2 * r).trial is not None
+    hvd.join()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=p - 1)
+    reducer = steps(30)
+    assert reducer.trial is None
+    assert len(set(hvd.allgather_object(reducer.overlap))) == 1
+    require_same_bits(list(model.parameters()))
     restart()
 
 
