@@ -10,6 +10,7 @@ waits for a whole device; what the work uses is kept until the GPU has passed it
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -165,6 +166,8 @@ def on_gpu(lane: Lane, request: Request, array: Array) -> None:
 
 def side_of(lane: Lane, gpu: Gpu) -> Side:
     """The lane's side on this GPU. Runs on the lane; collective at the first call."""
+    if threading.current_thread() is lane.thread:
+        gpu.xp.cuda.Device(gpu.number).use()  # for good: see Mark.adopt
     if lane.gpu is None:
         lane.gpu = Side(lane, gpu, takes_pointers(lane))
     return require_same(lane, gpu)

@@ -68,7 +68,8 @@ def _allreduce(
     value: Any, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Call:
-    """The reduction of all ranks' arrays (Average by default), of the same shape and dtype."""
+    """The reduction of all ranks' arrays (Average by default), of the same shape and dtype. Sums of integers wrap
+    around in their dtype, also those that Average divides, truncating."""
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.allreduce_, contiguous_copy(value), *how))
 

@@ -66,7 +66,7 @@ def choose(place: Place, nbytes: int, dtype: np.dtype[Any], in_arena: bool) -> s
     can_share = in_arena or (place.shares_memory and not long)
     if place.forced == "native" and not adds_as_we_do(dtype):
         return "ring"
-    if place.forced == "nccl" and (dtype.kind == "b" or (dtype.kind in "iu" and dtype.itemsize == 2)):
+    if place.forced == "nccl" and (dtype.kind in "bc" or (dtype.kind in "iu" and dtype.itemsize == 2)):
         return "ring"  # for what NCCL cannot add
     if place.forced in ("shared", "hierarchical"):
         return together if can_share else "ring"

@@ -7,7 +7,9 @@ p - 1 copies), 7 for 2 ranks; this moves 2p, so 4. 16-bit floats are added in fl
 float32 copies of both. Where one CuPy kernel does it anyway (float32 and float64 in a ring) nothing is gained, and
 what is seldom large on a GPU (integers, minima) is left out: see `possible`. Not measured: no GPU has run it.
 
-The bits are the host's: the same operations in the same order and precision, multiply and add not contracted to one.
+The bits are the host's: the same operations in the same order and precision, multiply and add not contracted to one;
+but for subnormal float32 and bfloat16, for which CuPy's compiler (always told -ftz=true) takes zeros, and the bits of
+NaN. All ranks of a GPU sum are alike in that, too.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ communicating in the step hook alone (GradScaler unscales before it, LBFGS calls
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -55,6 +56,7 @@ class Attachment:
         self.passes = self.retries = self.steps = 0
         self.backward = Backward(weakly(self.end_backward))
         self.tag = ""  # names the round under way on all ranks
+        self.lock = threading.RLock()  # of `on_gradient`
         self.run = -1  # the number of autograd's run that had the last gradient
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
         if self.group is not None and not self.paused:
@@ -128,14 +130,16 @@ class Attachment:
     # One backward
 
     def on_gradient(self, p: torch.Tensor) -> None:
-        """Autograd has accumulated into p.grad. Runs cold, once per parameter: every line here costs microseconds."""
-        if self.run != (run := current_run()):
-            self.begin_run(run)
-        index = self.expected.get(id(p))
-        if index is not None:
-            if self.streams:
-                self.streams.join(self.packing.pack)
-            self.packing.add(index)
+        """Autograd has accumulated into p.grad. Runs cold, once per parameter: every line here costs microseconds. From
+        two threads at once where some parameters lie on the host and some on a GPU."""
+        with self.lock:
+            if self.run != (run := current_run()):
+                self.begin_run(run)
+            index = self.expected.get(id(p))
+            if index is not None:
+                if self.streams:
+                    self.streams.join(self.packing.pack)
+                self.packing.add(index)
 
     def mark_ready(self, index: int) -> None:
         self.reducer.mark_ready(index, self.tag)

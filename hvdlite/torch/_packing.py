@@ -116,7 +116,7 @@ def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:
     with contextlib.suppress(RuntimeError, OSError):  # it takes a file's descriptor, and room in /dev/shm
         alias.untyped_storage().share_memory_()  # all that torch offers to change a storage itself; not on a GPU
     if alias.data_ptr() == before and alias.numel():
-        alias.set_(alias.clone())  # type: ignore[call-overload]
+        alias.data = alias.clone()  # which graphs that have saved it take for the same tensor
         if shared:
             warnings.warn("the values of a gradient that was kept (p.grad.detach()) are lost, this once: clone it",
                           stacklevel=2)  # fmt: skip

@@ -1,4 +1,4 @@
-"""`python -m tests.gpu [quick]` on a machine with a GPU: all checks, the benchmarks (not with `quick`), one table.
+"""`python -m tests.gpu [checks|benchmarks]` on a machine with a GPU: all checks, the benchmarks, one table.
 
 run_on_gpu.sh prepares a bare machine for it. Ends with 1 where a check failed or a benchmark did not end well; a check
 that fails ends its job, and another job runs the rest, a few times.
@@ -104,9 +104,10 @@ def machine() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
+    parts = {"checks": CHECKS, "benchmarks": BENCHMARKS}
     lines, failed, start = [], False, time.monotonic()
     lines += [f"{name} is not installed: NOT RUN" for name, rows in (("TensorFlow", TENSORFLOW), ("Keras", KERAS)) if not rows]
-    for row in (*CHECKS, *(() if "quick" in arguments else BENCHMARKS)):
+    for row in parts[arguments[0]] if arguments else (*CHECKS, *BENCHMARKS):
         began = time.monotonic()
         jobs.SECONDS = max(min(SECONDS_OF_A_JOB, int(start + SECONDS - began)), 10)
         found = failures(row) if row.checks else program_failures(row)

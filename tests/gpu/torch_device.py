@@ -12,6 +12,8 @@ def install(where: str) -> None:
     if where == "cuda":
         torch.cuda.set_device(0)
         torch.set_default_device("cuda")
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # bounds are float32's
+        torch.backends.cudnn.deterministic = True
     else:
         pretend()
 

@@ -5,6 +5,7 @@ for them, and with messages that read and write memory at once, as MPI does. Ord
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from typing import Any
 
@@ -206,6 +207,23 @@ def test_a_lanes_thread_takes_its_callers_gpu() -> None:
         summed(lane, produced(lane, 10), wait=False).wait()
         names = [entry[1] for entry in cupy.LOG if entry[0] == "use"]
         assert names and set(names) == {"hvdlite-lane"}
+
+    on_lanes(1, "ring", True, rank_main)
+
+
+def test_a_lanes_thread_takes_the_gpu_of_work_without_a_mark() -> None:
+    """Plans, and what ranks that have joined lend themselves to."""
+
+    def rank_main(lane: Lane) -> None:
+        where = gpu.Gpu(cupy, 0)
+        for number in range(2):
+            lane.submit(Request(Signature("plan", f"{number}"), lambda lane: gpu.side_of(lane, where))).wait()
+        assert ("use", "hvdlite-lane") in cupy.LOG
+        while lane.busy:
+            time.sleep(0.001)
+        cupy.LOG.clear()
+        lane.run(Request(Signature("plan", "2"), lambda lane: gpu.side_of(lane, where)))
+        assert not [entry for entry in cupy.LOG if entry[0] == "use"]  # the user's thread keeps its own
 
     on_lanes(1, "ring", True, rank_main)
 

@@ -80,9 +80,9 @@ def test_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupy.runtime, "deviceGetPCIBusId", lambda number: next(bus))
 
     def rank_main(lane: Lane) -> Any:
-        whole, half = summed(lane, produced(lane, 99)), summed(lane, produced(lane, 99, np.int16), "y")
+        found = [summed(lane, produced(lane, 99, kind), str(kind)) for kind in (np.float32, np.int16, np.complex64)]
         assert cupy.NcclCommunicator.open == 3
-        return whole.get(), half.get()
+        return [array.get() for array in found]
 
     for results in on_lanes(3, "nccl", False, rank_main):
         for result in results:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import hvdlite.torch as hvd  # noqa: E402
 from hvdlite.errors import HvdliteError  # noqa: E402
 from hvdlite.reducer import Use  # noqa: E402
 from hvdlite.torch import _cuda, _tensors  # noqa: E402
-from hvdlite.torch._packing import Packing, Slots  # noqa: E402
+from hvdlite.torch._packing import Packing, Slots, move  # noqa: E402
+from hvdlite.torch._tensors import to_tensor  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -32,6 +38,47 @@ def test_a_rank_takes_the_gpu_of_its_number(
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     _cuda.choose_gpu(5)
     assert chosen == expected
+
+
+def test_gradients_of_two_devices_come_one_at_a_time() -> None:
+    """Autograd has a thread for those of the host and one for those of a GPU."""
+    inside, most = 0, 0
+
+    def add(index: int) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.01)
+        inside -= 1
+
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    hvd.init()
+    attachment = hvd.DistributedOptimizer(torch.optim.SGD(parameters))._hvdlite
+    attachment.expected = {id(p): index for index, p in enumerate(parameters)}
+    attachment.packing = SimpleNamespace(add=add)
+    attachment.streams = None
+    threads = [threading.Thread(target=attachment.on_gradient, args=[p]) for p in parameters]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    hvd.shutdown()
+    assert most == 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_who_keeps_a_gradient_has_its_values_where_storages_stay(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    """As on a GPU: a tensor gets other memory, and stays itself for a graph that has saved it; what shares its storage
+    is warned of."""
+    monkeypatch.setattr(torch.UntypedStorage, "share_memory_", lambda storage: storage)
+    memory = np.array([1.0, 2.0, 3.0])
+    alias, weight = to_tensor(memory), torch.ones(3, dtype=torch.float64, requires_grad=True)
+    graph = (weight * alias).sum()
+    with pytest.warns(UserWarning, match="are lost, this once") if shared else contextlib.nullcontext():
+        move(alias, memory, shared)
+    memory[:] = 9.0
+    graph.backward()
+    assert alias.tolist() == weight.grad.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
