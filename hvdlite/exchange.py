@@ -82,6 +82,7 @@ class Exchange:
         self.buckets = [[self.dense[place] for place in bucket.members] for bucket in layout.buckets]
         """The dense variables, in the order in which their gradients are sent."""
         self.rounds = self.retries = 0
+        self.tag = ""  # names the round under way on all ranks
         if self.alike:
             self.alike.expect("0", ("weights",))
         runtime.current().after_join.append(self.start_over)
@@ -116,12 +117,11 @@ class Exchange:
 
     def begin(self) -> None:
         """Start a round; one that was begun and not finished, because its step failed, is forgotten."""
-        self.retries += self.reducer.abandon_round()
+        self.retries += self.reducer.abandon_round(self.tag)
         if self.held:
             mark(self.held[-1]).wait()
             self.held.clear()
         self.tag = f"list {self.number} of variables, step {self.rounds + 1}, attempt {self.retries + 1}"
-        """Names the round on all ranks."""
 
     def put(self, index: int, gradient: Array) -> None:
         """Copy a dense gradient to where the peers can reach it. Never waits."""

@@ -33,6 +33,7 @@ from hvdlite.requests import Handle, Request, Signature
 from hvdlite.trial import Trial
 from hvdlite.zeros import Zeros
 
+VOID = 2  # and the rank: the flag of a round's last bucket where its backward raised; 1: uses other than DENSE
 SHORTEST_BUCKET = 512 * 1024  # bytes; 4 ms at 1 Gbit/s, where a bucket takes the lane 0.3 ms of a core besides
 
 
@@ -104,17 +105,21 @@ class Reducer:
         self.arrived: list[int] = []
         self.all_take_part = True
 
-    def abandon_round(self) -> bool:
-        """Forget a round that was begun and not finished (its backward raised). Waits for the buckets that have left;
-        True when any of them was reduced."""
-        left = [handle for _, handle in self.sent]
-        for handle in left:
+    def abandon_round(self, tag: str | None = None) -> bool:
+        """Forget a round that was begun and not finished (its backward raised). True where buckets have left: then the
+        others follow, so that all ranks come to the round's end, and the last tells them that it is void. Waits for
+        all. Without tag, that of the round, none follow."""
+        left = bool(self.sent)
+        if left and tag is not None:
+            with contextlib.suppress(HvdliteError):
+                self.send_rest(tag, flag=VOID + self.lane.transport.rank)
+        for _, handle in self.sent:
             with contextlib.suppress(HvdliteError):
                 handle.wait()
         self.begin_round()
         if self.trial:
             self.trial.forget()
-        return any(handle.error is None for handle in left)
+        return left
 
     def mark_ready(self, index: int, tag: str) -> None:
         """Gradient `index` lies in its view. tag: names this round on all ranks, in words. Never waits. A second mark
@@ -131,7 +136,7 @@ class Reducer:
             self.arrived.append(index)
         if self.overlap:
             self.missing[self.bucket_of[index]] -= 1
-            while len(self.sent) < len(self.missing) and self.missing[len(self.sent)] == 0:
+            while len(self.sent) < len(self.missing) - 1 and self.missing[len(self.sent)] == 0:
                 request = self.request(len(self.sent), tag)
                 self.sent.append((request, self.lane.submit(request)))
 
@@ -151,14 +156,17 @@ class Reducer:
         uses = self.all_dense
         if 0 in self.marked:
             uses = [Use.DENSE if marked else load(index) for index, marked in enumerate(self.marked)]
-        odd = int(uses != self.all_dense)
-        last = len(self.plan.buckets) - 1
-        for number in range(len(self.sent), last + 1):
-            request = self.request(number, tag, flag=odd if number == last else 0)
-            self.sent.append((request, self.send(request)))
+        self.send_rest(tag, flag=int(uses != self.all_dense))
         for _, handle in self.sent:
             handle.wait()
-        if self.sent and self.sent[-1][0].flag:
+        flag = self.sent[-1][0].flag if self.sent else 0
+        if flag >= VOID:
+            who = self.lane.members[flag - VOID]
+            raise HvdliteError(
+                f"a backward of rank {who} raised after some of its gradients had left: no rank has results of this "
+                "one. The next begins anew"
+            )
+        if flag:
             uses = self.agreed_uses(uses, tag)
         if self.learn and self.all_take_part:
             self.order, self.learn = self.agreed_order(tag), False
@@ -173,6 +181,13 @@ class Reducer:
         self.overlap = self.agreed_overlap(trial, tag) if trial.over else trial.early
         if trial.over:
             self.trial = None
+
+    def send_rest(self, tag: str, flag: int) -> None:
+        """All buckets that have not left; the last, which never leaves early, with the flag."""
+        last = len(self.plan.buckets) - 1
+        for number in range(len(self.sent), last + 1):
+            request = self.request(number, tag, flag if number == last else 0)
+            self.sent.append((request, self.send(request)))
 
     def send(self, request: Request) -> Handle:
         if self.overlap:

@@ -11,10 +11,9 @@ communicating in the step hook alone (GradScaler unscales before it, LBFGS calls
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from hvdlite.torch import _compiled, _cuda, _sharing
 from hvdlite.torch._alike import alike
 from hvdlite.torch._backward import Backward, current_run
 from hvdlite.torch._gradients import Gradients
+from hvdlite.torch._methods import methods
 from hvdlite.torch._packing import Packing
 from hvdlite.torch._parameters import Hooks, Parameter, Planned
 from hvdlite.torch._settings import Settings
@@ -51,7 +51,7 @@ class Attachment:
         self.seen: dict[str, int] = {}  # by name: how many rounds this one, and those, had completed at the last step
         self.shared = False  # some of its parameters are others', too
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
-        self.skipping = self.reducing = self.detached = False
+        self.skipping = self.reducing = self.accumulating = self.detached = False
         self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
         self.passes = self.retries = self.steps = 0
         self.backward = Backward(weakly(self.end_backward))
@@ -68,7 +68,7 @@ class Attachment:
             if self.group is self.runtime.everyone:
                 self.runtime.after_join.append(self.start_over)
         self.runtime.renewables.append(self)
-        self.step_hook = optimizer.register_step_pre_hook(self.before_step)
+        self.step_hooks = self.hook_steps()
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -96,17 +96,23 @@ class Attachment:
         dropped = self.reference() is None
         return not self.detached and not removed and not dropped and runtime.is_live(self.runtime)
 
+    def hook_steps(self) -> list[Any]:
+        optimizer = self.optimizer
+        before, after = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
+        return [before(self.before_step), after(self.after_step)]
+
     def trainable(self) -> list[Parameter]:
+        """What a step may move: frozen parameters, too, while they have a gradient."""
         groups, sparse, given = self.optimizer.param_groups, self.gradients.sparse, self.given
-        return [p for group in groups for p in group["params"]
-                if p.requires_grad and id(p) not in sparse and id(p) not in given]  # fmt: skip
+        return [p for group in groups for p in group["params"] if (p.requires_grad or p.grad is not None)
+                and id(p) not in sparse and id(p) not in given]  # fmt: skip
 
     # The plan, made anew when the set of parameters changed
 
     def prepare(self) -> None:
         """Plan anew if the parameters are not those of the plan, or not what they were. Collective when it plans."""
         now = self.trainable()
-        if not self.planned.are(now):
+        if not self.planned.are(now) or any(p.requires_grad for p in self.planned.frozen):
             self.make_plan(now)
         elif self.planned.moved(now):
             if self.planned.changed(now):
@@ -136,28 +142,35 @@ class Attachment:
             if self.run != (run := current_run()):
                 self.begin_run(run)
             index = self.expected.get(id(p))
-            if index is not None:
+            if index is not None and self.is_final(p):
                 if self.streams:
                     self.streams.join(self.packing.pack)
                 self.packing.add(index)
 
+    def is_final(self, p: torch.Tensor) -> bool:
+        """Whether p.grad may leave now: hooks of the user's that follow may change it. Then it waits for the end."""
+        return not self.reducer.overlap or self.hooks.are_last(p)
+
     def mark_ready(self, index: int) -> None:
         self.reducer.mark_ready(index, self.tag)
+        if self.reducer.overlap:
+            self.gradients.note_sent(index)
 
     def begin_run(self, run: int) -> None:
         """The first gradient of one of autograd's runs: of a backward, or of one that is nested in it."""
         if self.backward.goes_on(run):
             self.run = run
             return
-        self.expected, self.reducing = {}, False  # a backward that raised left marks behind: forget them
+        # A backward that raised left marks behind: forget them.
+        self.expected, self.reducing, self.accumulating = {}, False, False
         if not self.alive:
             return
         self.unreduced = True
         if self.paused:
             return
         self.run = run
-        self.passes += 1
-        if self.passes >= self.passes_per_step:
+        self.accumulating = self.passes + 1 < self.passes_per_step
+        if not self.accumulating:
             self.begin_round()
             self.expected, self.reducing = self.planned.index, True
         self.backward.begin(run)
@@ -166,7 +179,8 @@ class Attachment:
         # A retry on one rank must not be added to what the other ranks have begun: the tag tells them apart.
         _compiled.pass_over()
         self.packing.forget()
-        self.retries += self.reducer.abandon_round()
+        self.gradients.sent.clear()
+        self.retries += self.reducer.abandon_round(self.tag)
         self.tag = f"step {self.steps + 1}, backward {self.gradients.rounds + 1}, attempt {self.retries + 1}"
         self.prepare()
         self.gradients.note_own()
@@ -175,6 +189,8 @@ class Attachment:
         """Finish its rounds in the order in which the optimizers were attached; that of gradients may differ between
         ranks, which would wait for each other."""
         run, self.run = current_run(), -1
+        self.passes += self.accumulating
+        self.accumulating = False
         for each in self.runtime.attachments:
             if each.reducing and (each is self or each.backward.ends_with(run)):
                 each.finish_round()
@@ -195,14 +211,16 @@ class Attachment:
         self.alike.look(self.lane, self.name)
 
     def take_again(self) -> None:
-        """Take what a hook of the user's has put in the place of a gradient that had been taken."""
+        """Take what a hook of the user's has put in the place of a gradient that had been taken. Raises HvdliteError
+        where that is too late."""
+        for index in self.gradients.changed():
+            if self.reducer.has_left(index):
+                raise HvdliteError(
+                    f"the gradient of {self.planned.specs[index].name} was changed after it had left. Change it in a "
+                    "hook of the parameter (p.register_post_accumulate_grad_hook), or set HVDLITE_OVERLAP=0"
+                )
         for index in self.gradients.replaced():
             if self.reducer.marked[index]:
-                if self.reducer.has_left(index):
-                    raise HvdliteError(
-                        f"a hook replaced the gradient of {self.planned.specs[index].name} (p.grad = ...) after it had "
-                        "left. Change it in place (p.grad.mul_(...)), or set HVDLITE_OVERLAP=0"
-                    )
                 self.gradients.take(index)
 
     # Around the step
@@ -218,10 +236,20 @@ class Attachment:
             self.complete(reducers)
         if not self.paused:
             self.steps += 1
+        self.close_step(reducers)
+        self.backward.forget()
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What a closure's backward reduced was for this step."""
+        if any(map(callable, (*args, *kwargs.values()))):
+            self.close_step(_sharing.reducers(self))
+
+    def close_step(self, reducers: Sequence[Attachment]) -> None:
+        """What has been reduced so far is applied."""
+        if not self.paused:
             for each in reducers:
                 self.seen[each.name], each.gradients.rounds = each.gradients.done, 0
         self.unreduced = False
-        self.backward.forget()
 
     def synchronize(self) -> None:
         """Complete the round under way, if gradients are still unreduced. Waits for all ranks."""
@@ -244,17 +272,6 @@ class Attachment:
             raise RemovedError(self.group.ranks)
         runtime.require_attached(self.alive)
 
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Backward passes inside only accumulate locally; the next one outside reduces the sum."""
-        return with_true("paused", _sharing.reducers(self) or [self])
-
-    def skip_synchronize(self) -> contextlib.AbstractContextManager[None]:
-        """step() inside does not synchronize: the user has, with optimizer.synchronize()."""
-        return with_true("skipping", [self])
-
-    def set_passes(self, passes: int) -> None:
-        self.passes_per_step, self.passes = passes, 0
-
     def renew(self) -> None:
         """Attach the same optimizer again, in the same way, under the present runtime. Collective."""
         if self.settings.process_set.process_set_id is None:  # it has been removed
@@ -265,7 +282,7 @@ class Attachment:
     def start_over(self) -> None:
         """All ranks have joined: count steps from 0, since some have made more."""
         self.reducer.abandon_round()
-        self.expected, self.reducing, self.unreduced = {}, False, False
+        self.expected, self.reducing, self.accumulating, self.unreduced = {}, False, False, False
         self.passes = self.gradients.rounds = self.retries = self.steps = 0
         self.seen = {each.name: each.gradients.done for each in _sharing.reducers(self)}
         self.alike.expect()
@@ -277,31 +294,11 @@ class Attachment:
         self.runtime.attachments.remove(self)
         self.runtime.renewables.remove(self)
         self.hooks.remove()
-        self.step_hook.remove()
-
-    def methods(self) -> dict[str, Callable[..., Any]]:
-        """What users call on the optimizer."""
-        return {
-            "synchronize": self.synchronize,
-            "skip_synchronize": self.skip_synchronize,
-            "no_sync": self.no_sync,
-            "set_backward_passes_per_step": self.set_passes,
-        }
-
-
-@contextlib.contextmanager
-def with_true(flag: str, attachments: Sequence[Attachment]) -> Iterator[None]:
-    before = [vars(each)[flag] for each in attachments]
-    for each in attachments:
-        setattr(each, flag, True)
-    try:
-        yield
-    finally:
-        for each, value in zip(attachments, before, strict=True):
-            setattr(each, flag, value)
+        for hook in self.step_hooks:
+            hook.remove()
 
 
 def attach(optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:
     """Attach to the optimizer, and give it the methods that users call. Collective."""
     attachment = Attachment(optimizer, settings, passes_per_step)
-    optimizer.__dict__.update(attachment.methods(), _hvdlite=attachment)
+    optimizer.__dict__.update(methods(attachment), _hvdlite=attachment)

@@ -31,7 +31,8 @@ class DeltaAttachment:
         self.group = self.runtime.everyone
         self.name = f"optimizer.{self.runtime.serial('optimizer')} steps"
         self.alike = alike(optimizer, names, state=False)
-        self.starts: list[torch.Tensor] = []
+        self.starts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """What a step may move, and where it was."""
         self.detached = False
         self.hooks = [
             optimizer.register_step_pre_hook(self.before_step), optimizer.register_step_post_hook(self.after_step)
@@ -44,20 +45,21 @@ class DeltaAttachment:
         return not self.detached and runtime.is_live(self.runtime)
 
     def parameters(self) -> Sequence[torch.Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        """What a step may move: frozen ones, too, that have a gradient."""
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return [p for p in params if p.requires_grad or p.grad is not None]
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         runtime.require_attached(self.alive, least=1, lost="its steps would not be combined")
-        self.starts = [p.detach().clone() for p in self.parameters()]
+        self.starts = [(p, p.detach().clone()) for p in self.parameters()]
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Combine the steps. Collective; waits for all ranks."""
         if not self.alive:
             return
-        parameters = self.parameters()
-        deltas = [p.detach() - start for p, start in zip(parameters, self.starts, strict=True)]
+        deltas = [p.detach() - start for p, start in self.starts]
         combined = grouped_allreduce(deltas, name=self.name, compression=self.compression, op=Adasum)
-        for p, start, delta in zip(parameters, self.starts, combined, strict=True):
+        for (p, start), delta in zip(self.starts, combined, strict=True):
             p.data.copy_(start + delta)
         self.starts = []
         self.alike.look(self.group.eager, self.name)

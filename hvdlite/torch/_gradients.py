@@ -32,6 +32,7 @@ class Gradients:
         self.sparse: dict[int, Parameter] = {}  # by id(); all ranks know of them, and no plan has them
         self.densified: dict[int, Parameter] = {}  # by id(), likewise: sparse ones that travel dense
         self.given: dict[int, torch.Tensor | None] = {}  # results that are no slot's alias, by id() of the parameter
+        self.sent: dict[int, int] = {}  # in this round, by index: the version of p.grad that may have left
         self.rounds = 0  # how often results have been handed out since the last step
         self.done = 0  # and ever
 
@@ -88,6 +89,16 @@ class Gradients:
         if own:
             elsewhere = [i for i in elsewhere if self.parameters[i].grad is not own.get(i)]
         return [i for i in elsewhere if i not in self.cast and id(self.parameters[i]) not in self.densified]
+
+    def note_sent(self, index: int) -> None:
+        """p.grad is on its way, and must not change any more."""
+        grad = self.parameters[index].grad
+        self.sent[index] = -1 if grad is None else grad._version
+
+    def changed(self) -> list[int]:
+        """The parameters whose p.grad has changed, or been replaced, since."""
+        replaced, grads = set(self.replaced()), [(i, self.parameters[i].grad) for i in self.sent]
+        return [i for i, grad in grads if i in replaced or (grad is not None and grad._version != self.sent[i])]
 
     def refuse_result(self, p: Parameter, alias: bool = False) -> None:
         """Raise where p.grad is a result that backward has added to, and reducing it again would be wrong."""

@@ -19,6 +19,7 @@ from hvdlite.reducer import Use
 from hvdlite.torch._tensors import to_tensor
 
 PACK_BYTES = 1 << 20
+NO_OVERLAP = 0  # at::MemOverlap::No
 uses = torch._C._storage_Use_Count
 
 
@@ -95,7 +96,7 @@ class Slots:
         parameter (a list, a flat buffer), are to become the results."""
         for index, p in enumerate(parameters):
             grad = p.grad
-            if grad is not None and grad is not self.aliases[index] and index not in self.own and ordinary(grad):
+            if grad is not None and grad is not self.aliases[index] and index not in self.own and can_be_own(grad):
                 del grad
                 if any(have > alone for have, alone in zip(holders(p), NOBODY, strict=True)):
                     self.own[index] = None
@@ -171,6 +172,11 @@ class Packing:
                 self.parameters[i].grad = self.slots.handed_over(i, grad)
         for index in fresh:
             self.done(index)
+
+
+def can_be_own(grad: torch.Tensor) -> bool:
+    """Whether results can be written into it: not where elements share memory, as in expanded ones."""
+    return ordinary(grad) and not grad.is_inference() and torch._debug_has_internal_overlap(grad) == NO_OVERLAP
 
 
 def ordinary(grad: torch.Tensor) -> bool:

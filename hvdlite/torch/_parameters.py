@@ -39,6 +39,7 @@ class Planned:
         self.addresses = [p.data_ptr() for p in parameters]
         self.facts = self.facts_of(parameters)
         self.index = {id(p): i for i, p in enumerate(parameters)}
+        self.frozen = [p for p in parameters if not p.requires_grad]
 
     def facts_of(self, now: Sequence[Parameter]) -> list[tuple[Spec, torch.device]]:
         return [(spec(i, p, self.settings), p.device) for i, p in enumerate(now)]
@@ -70,14 +71,21 @@ class Hooks:
         self.handles: dict[int, tuple[Parameter, Any]] = {}  # by id() of the parameter
 
     def renew(self, now: Sequence[Parameter], members: Collection[int]) -> None:
-        """Be on these, and no more on those that are not among the members by id()."""
+        """Be on those of these that autograd computes, and no more on those that are not among the members by id()."""
         for p in [p for p, _ in self.handles.values() if id(p) not in members]:
             self.handles.pop(id(p))[1].remove()
         for p in now:
+            if not p.requires_grad:
+                continue
             known, there = self.handles.get(id(p)), getattr(p, "_post_accumulate_grad_hooks", None) or {}
             if known is None or known[1].id not in there:  # torch.utils.swap_tensors takes them away
                 handle = p.register_post_accumulate_grad_hook(self.call)  # type: ignore[no-untyped-call]
                 self.handles[id(p)] = p, handle
+
+    def are_last(self, p: torch.Tensor) -> bool:
+        """Whether no hook on this one is called after ours."""
+        there: dict[int, Any] = p._post_accumulate_grad_hooks
+        return len(there) == 1 or next(reversed(there)) == self.handles[id(p)][1].id
 
     def remove(self) -> None:
         for _, handle in self.handles.values():

@@ -29,7 +29,7 @@ def take_over(new: Attachment) -> None:
         if other.members() <= mine:
             other.detach()
             other.heir = new.optimizer
-            other.step_hook = other.optimizer.register_step_pre_hook(other.before_step)
+            other.step_hooks = other.hook_steps()
         else:
             other.give_away(other.members() & mine, new)
 

@@ -56,6 +56,22 @@ def check_momentum_and_accumulation() -> None:
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5]), losses
 
 
+def check_frozen_ones_that_still_move() -> None:
+    """By momentum, which is each rank's own, or by a gradient that is older."""
+    if hvd.size() & (hvd.size() - 1):
+        return
+    for zeros in (False, True):
+        params = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0, momentum=0.5), op=hvd.Adasum)
+        for _ in range(3):
+            if zeros:
+                optimizer.zero_grad(set_to_none=False)
+            (sum(p.sum() for p in params if p.requires_grad) * (hvd.rank() + 1)).backward()
+            params[0].requires_grad_(False)
+            optimizer.step()
+        require_same_bits(params)
+
+
 def check_rules() -> None:
     p = hvd.size()
     if p & (p - 1):

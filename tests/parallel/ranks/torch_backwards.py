@@ -9,7 +9,7 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.errors import HvdliteError
-from tests.parallel.common import last, require_error, restart
+from tests.parallel.common import last, require_error, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
 
@@ -37,6 +37,45 @@ def check_exception_in_backward() -> None:
             loss.backward()
             require_grads([first, second], average())
             optimizer.step()
+    restart()
+
+
+def check_exceptions_at_different_places() -> None:
+    """All ranks' backwards raise, some before and some after most gradients are there. What has left is not taken for
+    the next one's: where buckets had left, that is void for who has begun it, and the one after it is right."""
+    for buckets in ("25", "0.00001"):
+        restart(OVERLAP="1", BUCKET_MB=buckets)
+        params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(4)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+
+        def step(factor: float, failing: torch.nn.Parameter | None = None) -> None:
+            def fail(p: torch.Tensor) -> None:
+                raise ArithmeticError
+
+            hook = failing.register_post_accumulate_grad_hook(fail) if failing is not None else None
+            optimizer.zero_grad()  # noqa: B023
+            try:
+                loss = torch.zeros(())
+                for p in params:  # noqa: B023
+                    loss = loss * 1.0 + p.sum()
+                (loss * factor * (hvd.rank() + 1)).backward()
+            finally:
+                if hook is not None:
+                    hook.remove()
+            optimizer.step()  # noqa: B023
+
+        step(1.0)
+        require_error(ArithmeticError, lambda: step(1000.0, params[0 if hvd.rank() else -1]))  # noqa: B023
+        done = 1
+        while done < 5:
+            try:
+                step(1.0)
+                done += 1
+            except HvdliteError as error:
+                assert buckets != "25" and done == 1 and f"rank {hvd.size() - 1} raised after" in str(error), error
+            mean = (hvd.size() + 1) / 2
+            assert all((p == -done * mean).all() for p in params), (buckets, done, params)
+        require_same_bits(params)
     restart()
 
 

@@ -261,23 +261,68 @@ def check_gradients_whose_memory_is_given_away() -> None:
     require_same_bits(params)
 
 
-def check_gradients_replaced_by_a_hook() -> None:
-    """A hook of the user's runs behind ours, which may have taken the gradient already."""
-    for overlap in ("0", "1"):
-        restart(OVERLAP=overlap, BUCKET_MB="1")
+def check_gradients_changed_by_a_hook() -> None:
+    """In place or replaced, by a hook registered after attaching: it runs behind ours, which may have taken the gradient
+    already, and must not have sent it."""
+
+    def replace(p: torch.Tensor) -> None:
+        p.grad = p.grad * 2
+
+    def change(p: torch.Tensor) -> None:
+        p.grad.mul_(2)
+
+    for overlap, hook in itertools.product("01", (replace, change)):
+        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
         params = weights((600, 600), (5,), (600, 600))
         optimizer = attach(params)
         for p in params:
-            p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad * 2))
-        for _ in range(2):
+            p.register_post_accumulate_grad_hook(hook)
+        for _ in range(4):
             optimizer.zero_grad()
-            if overlap == "1" and hvd.size() > 1:
-                require_error(HvdliteError, loss_of(params).backward, "parameter.", "in place", "HVDLITE_OVERLAP=0")
-                break
             loss_of(params).backward()
             require_grads(params, 2 * average())
             optimizer.step()
+        require_same_bits(params)
     restart()
+
+
+def check_gradients_changed_too_late() -> None:
+    """By what runs later in backward: an error where they have left."""
+    for overlap, keep in itertools.product("01", (True, False)):
+        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
+        first, last = params = weights((50,), (50,))
+        optimizer = attach(params)
+
+        def late(grad: torch.Tensor) -> None:
+            last.grad = last.grad.mul_(2) if keep else last.grad * 2  # noqa: B023
+
+        hidden = first + hvd.rank() + 1
+        hidden.register_hook(late)
+        loss = (hidden * last).sum()
+        if overlap == "1" and hvd.size() > 1:
+            require_error(HvdliteError, loss.backward, "parameter.1", "after it had left", "HVDLITE_OVERLAP=0")
+        else:
+            loss.backward()
+            require_grads([last], 2 * average())
+        del optimizer
+    restart()
+
+
+def check_gradients_that_cannot_be_written() -> None:
+    """Expanded ones, as autograd.grad makes them, and those of inference mode: another takes their place."""
+    for kind in ("expanded", "inference"):
+        params = weights((3,), (4,))
+        optimizer = attach(params)
+        kept = []
+        for step in range(1, 3):
+            with torch.inference_mode(kind == "inference"):
+                grads = [torch.tensor(hvd.rank() + 1.0).expand(p.shape) for p in params]
+                grads = [grad.clone() for grad in grads] if kind == "inference" else grads
+            kept.append(grads)
+            for p, grad in zip(params, grads, strict=True):
+                p.grad = grad
+            optimizer.step()
+            assert all((p == -step * average()).all() for p in params), params
 
 
 def check_optimizers_that_step_in_backward() -> None:

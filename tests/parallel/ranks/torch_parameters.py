@@ -122,6 +122,38 @@ def check_frozen_and_unfrozen() -> None:
     assert (params[0] == -6 * average()).all() and (params[1] == -2 * average()).all()
 
 
+def check_frozen_ones_with_a_gradient() -> None:
+    """A step moves them, so they are reduced: set by hand, or frozen between backwards."""
+    p, r = hvd.size(), hvd.rank()
+    for way in ("by hand", "no_sync", "passes"):
+        a, b = params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+        passes = 2 if way == "passes" else 1
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), backward_passes_per_step=passes)
+        for step in range(1, 4):
+            optimizer.zero_grad()
+            if way == "by hand":
+                a.grad, b.grad = torch.full((3,), r + 1.0), torch.full((3,), r + 1.0)
+            elif way == "no_sync":
+                with optimizer.no_sync():
+                    ((a + b) * (r + 1)).sum().backward()
+            else:
+                ((a + b) * (r + 1)).sum().backward()
+            a.requires_grad_(False)
+            if way == "by hand":
+                b.requires_grad_(False)
+            else:
+                ((a + b) * (r + 1)).sum().backward()
+            optimizer.step()
+            a.requires_grad_()
+            b.requires_grad_()
+            assert (a == -step * (p + 1) / 2).all(), (way, a)
+            assert (b == -step * (p + 1) / 2 * (1 if way == "by hand" else 2)).all(), (way, b)
+        optimizer.zero_grad()
+        if way != "passes":  # unfrozen, and autograd's again
+            ((a + b) * (r + 1)).sum().backward()
+            assert (a.grad == (p + 1) / 2).all() and (b.grad == (p + 1) / 2).all()
+
+
 def check_change_on_one_rank_only() -> None:
     """One rank unfreezes a parameter and the others do not: an error on all, no hang; undone, all goes on."""
     if hvd.size() == 1:

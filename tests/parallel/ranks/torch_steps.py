@@ -82,6 +82,38 @@ def check_accumulation_equals_the_sum() -> None:
     assert torch.equal(w.grad, hvd.allreduce(parts[0] + parts[1], op=hvd.Sum))
 
 
+def check_backwards_that_fail_are_no_passes() -> None:
+    """On all ranks, and caught: the next ones count from where it was."""
+    for op in (hvd.Average, hvd.Sum):
+        w = torch.zeros(3, requires_grad=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=op, backward_passes_per_step=2)
+        total = 2 * sum(range(1, hvd.size() + 1)) / (hvd.size() if op is hvd.Average else 1)
+        for fails in (0, 1):
+            optimizer.zero_grad()
+            for number in range(3):
+                (w * (hvd.rank() + 1)).sum().backward() if number != fails else fail_behind(w)
+            if hvd.size() > 1:
+                assert (w.grad == total).all(), (w.grad, total)
+            optimizer.step()
+            assert (w == -total * (fails + 1)).all(), w
+
+
+def fail_behind(w: torch.Tensor) -> None:
+    """A backward that raises once w's gradient is there, which is left as it was."""
+    before = None if w.grad is None else w.grad.clone()
+
+    def fail(p: torch.Tensor) -> None:
+        raise ArithmeticError
+
+    hook = w.register_post_accumulate_grad_hook(fail)
+    try:
+        w.sum().backward()
+    except ArithmeticError:
+        pass
+    hook.remove()
+    w.grad = before
+
+
 def check_two_backwards_before_a_step() -> None:
     """With Average, gradients accumulate as in one process: the average of the sums."""
     params = weights()
@@ -188,6 +220,32 @@ def check_gradients_set_by_hand() -> None:
                 require_grads(params, average())
             optimizer.step()
             assert all((p == -step * average()).all() for p in params)
+
+
+def check_a_step_with_a_closure_is_a_step() -> None:
+    """What its closure reduced is applied: gradients set by hand afterwards are new, and Sum may add to zeros."""
+    for op in (hvd.Average, hvd.Sum):
+        w = torch.zeros(3, requires_grad=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=op)
+        total = sum(range(1, hvd.size() + 1)) / (hvd.size() if op is hvd.Average else 1)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()  # noqa: B023
+            loss = (w * (hvd.rank() + 1)).sum()  # noqa: B023
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        assert (w == -total).all(), w
+        optimizer.zero_grad(set_to_none=False)
+        (w * (hvd.rank() + 1)).sum().backward()
+        optimizer.step()
+        assert (w == -2 * total).all(), w
+        optimizer.step(closure)
+        optimizer.zero_grad()
+        w.grad = torch.full((3,), hvd.rank() + 1.0)
+        optimizer.step()
+        assert (w == -4 * total).all(), w
 
 
 def check_grad_scaler() -> None:

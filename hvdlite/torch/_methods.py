@@ -1,0 +1,46 @@
+"""What users call on an attached optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvdlite.torch import _sharing
+
+if TYPE_CHECKING:
+    from hvdlite.torch._attach import Attachment
+
+
+def methods(attachment: Attachment) -> dict[str, Callable[..., Any]]:
+    """By name; each becomes an attribute of the optimizer."""
+
+    def no_sync() -> contextlib.AbstractContextManager[None]:
+        """Backward passes inside only accumulate locally; the next one outside reduces the sum."""
+        return with_true("paused", _sharing.reducers(attachment) or [attachment])
+
+    def skip_synchronize() -> contextlib.AbstractContextManager[None]:
+        """step() inside does not synchronize: the user has, with optimizer.synchronize()."""
+        return with_true("skipping", [attachment])
+
+    def set_backward_passes_per_step(passes: int) -> None:
+        attachment.passes_per_step, attachment.passes = passes, 0
+
+    return {
+        "synchronize": attachment.synchronize,
+        "skip_synchronize": skip_synchronize,
+        "no_sync": no_sync,
+        "set_backward_passes_per_step": set_backward_passes_per_step,
+    }
+
+
+@contextlib.contextmanager
+def with_true(flag: str, attachments: Sequence[Attachment]) -> Iterator[None]:
+    before = [vars(each)[flag] for each in attachments]
+    for each in attachments:
+        setattr(each, flag, True)
+    try:
+        yield
+    finally:
+        for each, value in zip(attachments, before, strict=True):
+            setattr(each, flag, value)
