@@ -41,13 +41,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from hvdlite.notes import claim, job_is_ending, note_presence
+from hvdlite.notes import FOLDER, SEVERAL_HOSTS, claim, job_is_ending, note_presence
 
 _PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
 _GOODBYE = 0.7  # seconds for what Python does at a process' end, which an abort leaves out
 _TOGETHER = 0.2  # seconds in which the others may end by themselves, too, as where all call sys.exit(3)
 _SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.")
 _PR_SET_PDEATHSIG = 1
+_LONG = 1 << 63
+ENVIRONMENT = frozenset(os.environ)  # which a script may clear
 
 _guard: _Guard | None = None
 ending = False
@@ -86,6 +88,14 @@ def give_up(reason: str, at_exit: bool = False) -> NoReturn:
         print(f"hvdlite: {reason}", file=sys.stderr, flush=True)
         os._exit(1)
     _guard._fail(1, reason, lambda: None, not at_exit)
+
+
+def tell_of_uncaught() -> None:
+    """At the process' exit: end the job where an exception has ended the script without our hook, which another has
+    replaced (`rich.traceback.install()` after hvd.init()): it is shown already."""
+    error = getattr(sys, "last_value", None)
+    if _guard is not None and error is not None and sys.excepthook is not _guard._my_excepthook and _guard._applies():
+        _guard._fail(1, type(error).__name__, lambda: None, functions=False)
 
 
 def die_with_parent() -> None:
@@ -172,18 +182,20 @@ class _Guard:
         return code
 
     def _on_exit(self, code: object) -> None:
-        number = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+        number = 0 if code is None else 1
+        if isinstance(code, int):
+            number = code & 0xFF if -_LONG <= code < _LONG else 0xFF  # as CPython makes C's of it
         if number == 0:
             return
-        message = "" if isinstance(code, int) else f"{code}\n"
-        self._fail(number, f"exit code {number}", lambda: sys.stderr.write(message))
+        tell = (lambda: None) if isinstance(code, int) else (lambda: print(code, file=sys.stderr))
+        self._fail(number, f"exit code {number}", tell)
 
     def _fail(self, code: int, what: str, tell: Callable[[], object], functions: bool = True) -> NoReturn:
         with self._lock:  # a second thread that fails waits here until the process ends
             if not claim(self._rank, code):
                 self._end(code, _PATIENCE / 2, functions)  # another rank's failure is being told; its abort ends us
             with contextlib.suppress(Exception):
-                host = f" on {socket.gethostname()}" if "HVDLITE_JOB_HOSTS" in os.environ else ""
+                host = f" on {socket.gethostname()}" if SEVERAL_HOSTS else ""
                 print(f"hvdlite: rank {self._rank}{host} failed: {what}", file=sys.stderr)
                 tell()
             self._end(code, functions=functions)
@@ -217,8 +229,8 @@ class _Guard:
         # before its code is seen. Just going ends the job as well there, but with Hydra with anybody's exit code, so
         # only hvdliterun, which knows the code, and has told srun to end all, allows it.
         # Nor while hvdliterun ends the job by a signal, when others may be saving their work.
-        going = {"HYDI_CONTROL_FD", "PMI_FD"} & os.environ.keys()
-        if not (going and "HVDLITE_JOB_DIR" in os.environ) and not job_is_ending():
+        going = {"HYDI_CONTROL_FD", "PMI_FD"} & ENVIRONMENT
+        if not (going and FOLDER) and not job_is_ending():
             with contextlib.suppress(Exception):
                 self._abort(code)
         os._exit(code)

@@ -231,6 +231,10 @@ def leave(groups: Sequence[Group]) -> None:
         for lane in group.lanes:
             if lane.closed is None:
                 lane.start_leaving()
+    for group in groups:
+        for lane in group.lanes:
+            if lane.departure is not None:
+                lane.serve()
     leaving = [lane.departure for group in groups for lane in group.lanes if lane.departure is not None]
     nap = SHORTEST_NAP
     while True:

@@ -6,7 +6,8 @@
     ending          hvdliterun is ending the job by a signal, in which ranks have time to save their work
     told            hvdliterun's word on several hosts: the rank whose failure was the first of all
 
-Without hvdliterun there is no folder, and nothing is told.
+Without hvdliterun there is no folder, and nothing is told. The environment is read once: a script may
+clear it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import os
 import time
 from collections.abc import Iterator
 
+FOLDER, RANK = os.environ.get("HVDLITE_JOB_DIR"), os.environ.get("HVDLITE_JOB_RANK")
+SEVERAL_HOSTS = "HVDLITE_JOB_HOSTS" in os.environ
+
 
 @contextlib.contextmanager
 def entering() -> Iterator[None]:
     """Inside, this process waits for all others of its job: hvdliterun ends the job where one has ended before it came
     so far."""
-    folder, rank = os.environ.get("HVDLITE_JOB_DIR"), os.environ.get("HVDLITE_JOB_RANK")
-    paths = [os.path.join(folder, f"{word}.{rank}") for word in ("entered", "entering")] if folder and rank else []
+    paths = [os.path.join(FOLDER, f"{word}.{RANK}") for word in ("entered", "entering")] if FOLDER and RANK else []
     for path in paths:
         with contextlib.suppress(OSError):  # the folder is on another host
             open(path, "x").close()
@@ -36,8 +39,8 @@ def entering() -> Iterator[None]:
 
 def note_presence(rank: int, present: bool) -> None:
     """The others count on this rank from now on, or no more."""
-    if folder := os.environ.get("HVDLITE_JOB_DIR"):
-        path = os.path.join(folder, f"present.{rank}")
+    if FOLDER:
+        path = os.path.join(FOLDER, f"present.{rank}")
         with contextlib.suppress(OSError):  # the folder is on another host
             if present:
                 open(path, "x").close()
@@ -47,7 +50,7 @@ def note_presence(rank: int, present: bool) -> None:
 
 def job_is_ending() -> bool:
     """Whether hvdliterun ends the job by a signal."""
-    return os.path.exists(os.path.join(os.environ.get("HVDLITE_JOB_DIR", os.devnull), "ending"))
+    return os.path.exists(os.path.join(FOLDER or os.devnull, "ending"))
 
 
 def claim(rank: int, code: int) -> bool:
@@ -56,27 +59,24 @@ def claim(rank: int, code: int) -> bool:
 
     Without such a folder (plain mpirun) every rank believes so, and tells its own.
     """
-    folder = os.environ.get("HVDLITE_JOB_DIR")
-    if not folder:
+    if not FOLDER:
         return True
     try:
-        with open(os.path.join(folder, "failed"), "x", encoding="ascii") as file:
+        with open(os.path.join(FOLDER, "failed"), "x", encoding="ascii") as file:
             file.write(f"{rank} {code} 0 {time.time()}\n")
     except FileExistsError:
         return False
     except OSError:
         pass  # there is no such folder on this host: a scheduler started us
-    return is_first(rank)
+    return not SEVERAL_HOSTS or is_first(rank, FOLDER)
 
 
-def is_first(rank: int) -> bool:
+def is_first(rank: int, folder: str) -> bool:
     """Whether this failure, the first of its host, is that of the whole job: hvdliterun decides between hosts.
 
     Waits for its word, a second at most, and then believes so: better told twice than never.
     """
-    if "HVDLITE_JOB_HOSTS" not in os.environ:
-        return True
-    word = os.path.join(os.environ["HVDLITE_JOB_DIR"], "told")
+    word = os.path.join(folder, "told")
     deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), open(word, encoding="ascii") as file:

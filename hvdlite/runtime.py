@@ -194,9 +194,16 @@ def end() -> None:
     """At the process' exit: shut down; where communication broke, MPI cannot be finalized, and the job is aborted.
     While hvdliterun ends the job, others may have gone, and nothing is waited for."""
     exits.ending |= notes.job_is_ending()
-    shutdown()
-    if _broken and not _forked and not exits.ending:
-        exits.give_up(f"ended after communication broke: {_broken}", at_exit=True)
+    if not exits.ending:
+        exits.tell_of_uncaught()
+    reason: BaseException | None = None
+    try:
+        shutdown()
+    except Exception as error:
+        reason = error
+    reason = _broken or reason
+    if reason and not _forked and not exits.ending:
+        exits.give_up(f"ended after communication broke: {reason}", at_exit=True)
 
 
 def is_initialized() -> bool:

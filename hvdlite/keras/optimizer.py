@@ -9,7 +9,7 @@ import keras
 
 from hvdlite.exchange import Accumulator
 from hvdlite.gradients import check_name, settings_of
-from hvdlite.keras._attach import attach
+from hvdlite.keras._attach import attach, innermost
 from hvdlite.keras._backends import border
 from hvdlite.ops import Average, Op, Sum
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -48,8 +48,9 @@ def DistributedOptimizer(
     sparse_as_dense: sparse gradients (embeddings) travel dense. gradient_predivide_factor: f divides before the sum
     and multiplies after; with Average only. op: Average or Sum. backward_passes_per_step: gradients are summed
     locally over that many apply() (averaged, with average_aggregated_gradients), reduced and applied at the last;
-    the others only count iterations. groups: a number, or lists of variables that are to travel together;
-    num_groups: deprecated name for the number. name, device_dense, device_sparse: accepted for Horovod's sake.
+    the others only count iterations, which rules out use_ema and gradient_accumulation_steps. groups: a number, or
+    lists of variables that are to travel together; num_groups: deprecated name for the number. name, device_dense,
+    device_sparse: accepted for Horovod's sake.
 
     Raises ValueError or TypeError for arguments that cannot be right, RuntimeError where the optimizer is attached
     already.
@@ -60,14 +61,28 @@ def DistributedOptimizer(
         raise TypeError(f"DistributedOptimizer takes a Keras optimizer, not {optimizer!r}")
     if op not in (Average, Sum):
         raise ValueError("op must be hvd.Average or hvd.Sum")
+    sums = Accumulator(backward_passes_per_step, average_aggregated_gradients)
+    if sums.passes > 1:
+        require_no_other_count(innermost(optimizer))
     if compression is None:
         compression = border().Compression.none
     settings = settings_of(
         op, gradient_predivide_factor, compression, sparse_as_dense, num_groups, groups, scale_local_gradients,
         process_set,
     )  # fmt: skip
-    attach(optimizer, settings, Accumulator(backward_passes_per_step, average_aggregated_gradients))
+    attach(optimizer, settings, sums)
     return optimizer
+
+
+def require_no_other_count(optimizer: Any) -> None:
+    """Raise ValueError for what Keras does at certain iterations: passes, which count as such, would be taken for
+    steps."""
+    if optimizer.use_ema or (optimizer.gradient_accumulation_steps or 1) > 1:
+        raise ValueError(
+            "backward_passes_per_step counts each pass as an iteration, so that Keras' use_ema would begin with zeros "
+            "and its gradient_accumulation_steps at the wrong ones: use gradient_accumulation_steps alone, which "
+            "accumulates as well"
+        )
 
 
 def PartialDistributedOptimizer(

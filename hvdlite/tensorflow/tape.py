@@ -16,7 +16,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow._gradients import BORDER
 from hvdlite.tensorflow._graph import untouched
 from hvdlite.tensorflow.compression import Compression
-from hvdlite.variables import add_to, is_one_of
+from hvdlite.variables import add_to, is_one_of, is_variable
 
 TapeT = TypeVar("TapeT", bound=tf.GradientTape)
 
@@ -77,13 +77,19 @@ class Attachment:
     ) -> Any:
         """The gradients of target with respect to sources, reduced over all ranks, in sources' structure.
 
-        use_generic_names: accepted for Horovod's sake; variables are matched by their place among the sources.
+        use_generic_names: accepted for Horovod's sake; variables are matched by their place among the sources. Raises
+        TypeError for sources that are no variables.
         """
         tape: Any = self.tape()
         grads = type(tape).gradient(tape, target, sources, output_gradients, unconnected_gradients)
         if self.settings.size == 1:
             return grads
         variables, flat = flattened(sources), flattened(grads)
+        if not all(map(is_variable, variables)):
+            raise TypeError(
+                "hvd.DistributedGradientTape: the sources are to be variables. The gradient of a tensor, which differs "
+                "between ranks, is for a plain tf.GradientTape"
+            )
         exchange = shared_gradients(self.settings, BORDER, "tape")
         reduced = exchange.reduce(flat, variables, self.local)
         if could_possibly_record():

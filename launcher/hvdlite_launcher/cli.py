@@ -7,7 +7,9 @@ Wrong use is one line and exit code 2; a command or an MPI that is not there, 12
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import pwd
 import resource
 import shlex
 import shutil
@@ -37,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"usage: {USAGE}\n(hvdliterun --help tells more)", file=sys.stderr)
         return 2
     _open_stdio()
+    _find_home()
     try:
         options = parse(arguments)
         if options.check:
@@ -54,6 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _find_home() -> None:
+    """Open MPI's mpirun does nothing without a HOME, which services and containers may lack."""
+    if "HOME" not in os.environ:
+        with contextlib.suppress(KeyError):
+            os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
 
 
 def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:

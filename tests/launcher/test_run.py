@@ -171,6 +171,39 @@ def test_what_python_does_at_its_end_is_done_by_ranks_that_fail(runner: Runner, 
         assert not list(runner.tmpdir.glob(f"folder.{rank}.*"))
 
 
+@pytest.mark.parametrize(("how", "code", "told"), [
+    ("threading.Thread.start = no_more", 0, ""),
+    ("os.environ.clear()", 0, ""),
+    ("sys.exit(2**80)", 255, "failed: exit code 255"),
+    ("sys.exit(Unprintable())", 1, "failed: exit code 1"),
+    ("sys.excepthook = lambda *error: print('my hook'); raise KeyError", 1, "failed: KeyError"),
+    ("sys.excepthook = None; raise KeyError", 1, "failed: KeyError"),
+])  # fmt: skip
+def test_unusual_ends(runner: Runner, how: str, code: int, told: str) -> None:
+    """The others, who wait for the rank, learn how it ended; nobody waits for ever. (From 3.12 on Python may start no
+    threads while it ends.)"""
+    script = runner.tmpdir / "script.py"
+    script.write_text(
+        "import os, sys, threading, hvdlite\n"
+        "class Unprintable:\n"
+        "    def __str__(self): raise ValueError\n"
+        "def no_more(self): raise RuntimeError(\"can't create new thread at interpreter shutdown\")\n"
+        "hvdlite.init(); hvdlite.barrier()\n"
+        f"if hvdlite.rank() == 1: {how}\n"
+        f"if {code}: hvdlite.barrier()\n"
+    )
+    job = runner.run("-np", "2", "--no-prefix", sys.executable, str(script))
+    assert job.returncode == code, job.stderr
+    assert job.stderr.count("failed:") == bool(told) and f"hvdlite: rank 1 {told}" * bool(told) in job.stderr, job.stderr
+    assert "ShutdownError" not in job.stderr
+
+
+def test_without_a_home(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    job = runner.run("-np", "2", "--no-prefix", sys.executable, "-c", "import hvdlite; hvdlite.init()")
+    assert (job.returncode, job.stderr) == (0, "")
+
+
 def test_exit_functions_that_take_too_long_do_not_keep_the_job(runner: Runner) -> None:
     code = "import atexit, time, hvdlite; atexit.register(time.sleep, 30); hvdlite.init(); hvdlite.rank() == 1 and 1 / 0; hvdlite.barrier()"
     begun = time.monotonic()

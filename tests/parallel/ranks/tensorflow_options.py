@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -61,6 +62,15 @@ def check_several_passes_per_step() -> None:
             backward_passes_per_step=2, average_aggregated_gradients=True,
         )
         assert int(together.optimizer.iterations) == 4 * STEPS
+
+
+def check_passes_and_what_else_counts_iterations() -> None:
+    """Keras' own accumulation, and averages of weights, go by iterations."""
+    for options in ({"use_ema": True}, {"gradient_accumulation_steps": 2}):
+        for optimizer in (keras.optimizers.SGD(0.1, **options),
+                          keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1, **options))):  # fmt: skip
+            attach = partial(hvd.DistributedOptimizer, optimizer, backward_passes_per_step=2)
+            require_error(ValueError, attach, "use gradient_accumulation_steps alone")
 
 
 def check_passes_in_which_some_have_no_gradient() -> None:

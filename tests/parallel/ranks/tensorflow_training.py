@@ -106,6 +106,20 @@ def check_tape_details() -> None:
         np.testing.assert_allclose(local[1], [6.0 * rank, 8.0 * rank])
 
 
+def check_a_tapes_sources_are_variables() -> None:
+    x = tf.constant([1.0, 2.0])
+
+    def gradient() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(x * x)
+        return hvd.DistributedGradientTape(tape).gradient(loss, x)
+
+    if hvd.size() > 1:
+        for mode in (gradient, tf.function(gradient)):
+            require_error(TypeError, mode, "are to be variables", "plain tf.GradientTape")
+
+
 def check_second_derivatives() -> None:
     """With a plain tape inside they are right; through a distributed tape's results they are an error, not nothing."""
     weight = tf.Variable([1.0, 2.0])
