@@ -7,8 +7,9 @@ arithmetic is ours. Messages above 1 GiB go in pieces, since counts are C ints i
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -34,6 +35,21 @@ NATIVE_OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PRO
 
 GIVEN_UP: list[Any] = []
 """What MPI may still write to or read, though nobody waits for it any more (a signal's handler raised meanwhile)."""
+
+
+def in_main() -> bool:
+    """Whether this is the thread in which Python runs signals' handlers: never while it is inside MPI. So there MPI is
+    asked again and again instead, which costs at most 0.7 us, and Ctrl-C is noticed where another rank has left."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def ask(test: Callable[[], bool]) -> None:
+    """Until that is true, politely."""
+    for _ in range(LOOKS):
+        if test():
+            return
+    while not test():
+        os.sched_yield()
 
 
 class MpiMaximum:
@@ -70,8 +86,11 @@ class MpiExchange:
 
     def wait(self) -> None:
         """Sleeps in between where the messages are long."""
-        if len(self.incoming) == len(self.outgoing) == 1:
-            MPI.Request.Waitall(self.incoming + self.outgoing)
+        if len(self.incoming) < 2 and len(self.outgoing) < 2:
+            if in_main():
+                ask(self.test)
+            else:
+                MPI.Request.Waitall(self.incoming + self.outgoing)
             return
         finish(self.incoming)
         finish(self.outgoing)
@@ -98,7 +117,7 @@ class MpiTransport:
         self.library = MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
-        if send.nbytes <= self.piece and receive.nbytes <= self.piece:
+        if send.nbytes <= self.piece and receive.nbytes <= self.piece and not in_main():
             self.comm.Sendrecv([send, MPI.BYTE], dest, self.tag, [receive, MPI.BYTE], source, self.tag)
             return
         self.start_exchange(send, dest, receive, source).wait()
@@ -112,11 +131,11 @@ class MpiTransport:
 
     def send(self, array: Array, dest: int) -> None:
         for piece in self.pieces(array):
-            self.comm.Send([piece, MPI.BYTE], dest, self.tag)
+            MpiExchange([], [self.comm.Isend([piece, MPI.BYTE], dest, self.tag)], piece).wait()
 
     def receive(self, array: Array, source: int) -> None:
         for piece in self.pieces(array):
-            self.comm.Recv([piece, MPI.BYTE], source, self.tag)
+            MpiExchange([self.comm.Irecv([piece, MPI.BYTE], source, self.tag)], [], piece).wait()
 
     def pieces(self, array: Array) -> list[Array]:
         """The array's bytes, message by message; one (empty) message for an empty array."""
@@ -124,7 +143,10 @@ class MpiTransport:
         return [flat[start : start + self.piece] for start in range(0, max(flat.size, 1), self.piece)]
 
     def barrier(self) -> None:
-        self.comm.Barrier()
+        if in_main():
+            ask(self.comm.Ibarrier().Test)
+        else:
+            self.comm.Barrier()
 
     def maximum(self, values: Array) -> MpiMaximum:
         return MpiMaximum(self.comm, values)

@@ -132,6 +132,27 @@ def test_a_rank_has_time_to_save(runner: Runner, number: int) -> None:
     assert runner.wait_gone()
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "shared"])
+def test_a_rank_can_save_that_waits_for_one_that_has_left(runner: Runner, algorithm: str) -> None:
+    """In the middle of a collective, which the other's handler has ended."""
+    code = (
+        f"import os, time; os.environ['HVDLITE_ALGORITHM'] = '{algorithm}'\n"
+        "import numpy, hvdlite\n"
+        "from hvdlite.transports import mpi\n"
+        "hvdlite.init(); rank = hvdlite.rank(); x = numpy.ones(1000); hvdlite.allreduce(x)\n"
+        "def left(*_): os.write(1, b'left\\n'); time.sleep(30)\n"
+        "if rank == 1: mpi.MpiTransport.exchange = mpi.MpiTransport.barrier = left\n"
+        "try: hvdlite.allreduce(x)\n"
+        "except KeyboardInterrupt: os.write(1, f'saved {rank}\\n'.encode())"
+    )
+    job = runner.start("-np", "2", "--no-prefix", sys.executable, "-c", code)
+    assert job.stdout is not None and job.stdout.readline() == "left\n"
+    time.sleep(0.5)  # rank 0 waits, too
+    job.send_signal(signal.SIGINT)
+    out, _ = job.communicate(timeout=8)
+    assert (sorted(out.split("\n")), job.returncode) == (["", "saved 0", "saved 1"], 130)
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_with_a_meaning_reach_the_ranks(runner: Runner, number: int) -> None:
     code = (
