@@ -298,7 +298,9 @@ class Lane:
         """Agree with all ranks that no request follows, and release the communicator. Collective; waits for all."""
         if self.released or (self.closed and self.departure is None):
             return
-        self.start_leaving().wait()
+        departure = self.start_leaving()
+        self.serve()
+        departure.wait()
         self.released = True
         if self.gpu is not None:
             self.gpu.close()

@@ -92,10 +92,20 @@ def give_up(reason: str, at_exit: bool = False) -> NoReturn:
 
 def tell_of_uncaught() -> None:
     """At the process' exit: end the job where an exception has ended the script without our hook, which another has
-    replaced (`rich.traceback.install()` after hvd.init()): it is shown already."""
-    error = getattr(sys, "last_value", None)
-    if _guard is not None and error is not None and sys.excepthook is not _guard._my_excepthook and _guard._applies():
-        _guard._fail(1, type(error).__name__, lambda: None, functions=False)
+    replaced (`rich.traceback.install()` after hvd.init()): it is shown already. (Not one that came from inside a frame,
+    as a console shows them.)"""
+    error, traceback = getattr(sys, "last_value", None), getattr(sys, "last_traceback", None)
+    if _guard is None or traceback is None or traceback.tb_frame.f_back is not None or not _guard._applies():
+        return
+    if sys.excepthook is _guard._my_excepthook:
+        return
+    if isinstance(error, KeyboardInterrupt):
+        _guard._end(128 + signal.SIGINT, functions=False)
+    _guard._fail(1, type(error).__name__, lambda: None, functions=False)
+
+
+def guarded() -> bool:
+    return _guard is not None
 
 
 def die_with_parent() -> None:

@@ -6,9 +6,9 @@
 When buckets leave early (`overlap`), communication hides behind the rest of backward; on one host, where the ranks'
 cores all compute gradients, a helper thread would only take a core from them, so all leave at the end, in the
 caller's thread; over a network the first rounds try both (`trial`). Either way the order, and so every bit, is the
-plan's. A bucket waits for its last gradient, and all behind it wait, so
-that one gradient that comes later than planned costs much: after its first round a reducer knows the real order, for a
-plan of it. (PyTorch's DDP does that, too.)
+plan's. A bucket waits for its last gradient, and all behind it wait, so that one gradient that comes later than planned
+costs much: after its first round a reducer knows the real order, for a plan of it. (PyTorch's DDP does that, too.) The
+last bucket never leaves early: that it is there tells all ranks that each one's backward has come to its end.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ from hvdlite.zeros import Zeros
 
 VOID = 2  # and the rank: the flag of a round's last bucket where its backward raised; 1: uses other than DENSE
 SHORTEST_BUCKET = 512 * 1024  # bytes; 4 ms at 1 Gbit/s, where a bucket takes the lane 0.3 ms of a core besides
+
+
+class VoidError(HvdliteError):
+    """A backward of another rank has failed after some of its gradients had left: no rank has results of this one."""
 
 
 class Use(IntEnum):
@@ -106,20 +110,20 @@ class Reducer:
         self.all_take_part = True
 
     def abandon_round(self, tag: str | None = None) -> bool:
-        """Forget a round that was begun and not finished (its backward raised). True where buckets have left: then the
-        others follow, so that all ranks come to the round's end, and the last tells them that it is void. Waits for
-        all. Without tag, that of the round, none follow."""
-        left = bool(self.sent)
-        if left and tag is not None:
+        """Forget a round that was begun and not finished (its backward raised). Where buckets have left the others
+        follow, so that all ranks come to the round's end, and the last tells them that it is void. Waits for all. True
+        where any was reduced, as all ranks then know. Without tag, that of the round, none follow."""
+        if self.sent and tag is not None:
             with contextlib.suppress(HvdliteError):
                 self.send_rest(tag, flag=VOID + self.lane.transport.rank)
-        for _, handle in self.sent:
+        left = [handle for _, handle in self.sent]
+        for handle in left:
             with contextlib.suppress(HvdliteError):
                 handle.wait()
         self.begin_round()
         if self.trial:
             self.trial.forget()
-        return left
+        return any(handle.error is None for handle in left)
 
     def mark_ready(self, index: int, tag: str) -> None:
         """Gradient `index` lies in its view. tag: names this round on all ranks, in words. Never waits. A second mark
@@ -162,7 +166,7 @@ class Reducer:
         flag = self.sent[-1][0].flag if self.sent else 0
         if flag >= VOID:
             who = self.lane.members[flag - VOID]
-            raise HvdliteError(
+            raise VoidError(
                 f"a backward of rank {who} raised after some of its gradients had left: no rank has results of this "
                 "one. The next begins anew"
             )

@@ -200,6 +200,8 @@ def end() -> None:
     try:
         shutdown()
     except Exception as error:
+        if not exits.guarded():  # nobody waits for this process
+            raise
         reason = error
     reason = _broken or reason
     if reason and not _forked and not exits.ending:

@@ -20,7 +20,7 @@ import torch
 
 from hvdlite import runtime
 from hvdlite.errors import HvdliteError, RemovedError
-from hvdlite.reducer import Reducer, planned
+from hvdlite.reducer import Reducer, VoidError, planned
 from hvdlite.torch import _compiled, _cuda, _sharing
 from hvdlite.torch._alike import alike
 from hvdlite.torch._backward import Backward, current_run
@@ -62,7 +62,7 @@ class Attachment:
         if self.group is not None and not self.paused:
             self.runtime.attachments.disperse()  # models that are no more take memory
             self.lane, self.size = self.group.new_lane(self.name, self), self.group.size
-            self.make_plan(self.trainable())
+            self.make_plan([p for p in self.trainable() if p.requires_grad])
             _sharing.take_over(self)
             self.runtime.attachments.append(self)
             if self.group is self.runtime.everyone:
@@ -142,14 +142,10 @@ class Attachment:
             if self.run != (run := current_run()):
                 self.begin_run(run)
             index = self.expected.get(id(p))
-            if index is not None and self.is_final(p):
+            if index is not None and self.hooks.are_last(p):  # others may change it: then it waits for the end
                 if self.streams:
                     self.streams.join(self.packing.pack)
                 self.packing.add(index)
-
-    def is_final(self, p: torch.Tensor) -> bool:
-        """Whether p.grad may leave now: hooks of the user's that follow may change it. Then it waits for the end."""
-        return not self.reducer.overlap or self.hooks.are_last(p)
 
     def mark_ready(self, index: int) -> None:
         self.reducer.mark_ready(index, self.tag)
@@ -180,7 +176,13 @@ class Attachment:
         _compiled.pass_over()
         self.packing.forget()
         self.gradients.sent.clear()
-        self.retries += self.reducer.abandon_round(self.tag)
+        abandoned = self.reducer.abandon_round(self.tag)
+        self.retries += abandoned
+        if abandoned and self.gradients.has_aliases():
+            raise HvdliteError(
+                "a backward has failed after some of its gradients had left; what came back lies where new ones were "
+                "to be added: call zero_grad(), and backward() again"
+            )
         self.tag = f"step {self.steps + 1}, backward {self.gradients.rounds + 1}, attempt {self.retries + 1}"
         self.prepare()
         self.gradients.note_own()
@@ -203,7 +205,11 @@ class Attachment:
             self.streams.join(self.packing.pack)
         self.packing.pack()
         self.take_again()
-        uses = self.reducer.finish_round(self.gradients.take, self.tag)
+        try:
+            uses = self.reducer.finish_round(self.gradients.take, self.tag)
+        except VoidError:
+            self.gradients.let_go()
+            raise
         self.passes, self.retries, self.unreduced = 0, 0, False
         self.gradients.give(uses, all_dense=uses is self.reducer.all_dense)
         if self.reducer.order:

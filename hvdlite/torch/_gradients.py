@@ -95,8 +95,14 @@ class Gradients:
         grad = self.parameters[index].grad
         self.sent[index] = -1 if grad is None else grad._version
 
+    def has_aliases(self) -> bool:
+        """Whether any p.grad lies in memory that peers write to."""
+        return any(map(self.is_alias, range(len(self.parameters))))
+
     def changed(self) -> list[int]:
         """The parameters whose p.grad has changed, or been replaced, since."""
+        if not self.sent:
+            return []
         replaced, grads = set(self.replaced()), [(i, self.parameters[i].grad) for i in self.sent]
         return [i for i, grad in grads if i in replaced or (grad is not None and grad._version != self.sent[i])]
 
@@ -150,7 +156,7 @@ class Gradients:
             p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call,unused-ignore]
 
     def let_go(self) -> None:
-        """In a forked child, which would write into its parent's gradients: they lie in memory that is shared."""
+        """Of the memory that peers write to: in a forked child, and where no results came there."""
         for index, p in enumerate(self.parameters):
             if self.is_alias(index):
                 p.grad = None

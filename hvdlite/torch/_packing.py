@@ -19,7 +19,7 @@ from hvdlite.reducer import Use
 from hvdlite.torch._tensors import to_tensor
 
 PACK_BYTES = 1 << 20
-NO_OVERLAP = 0  # at::MemOverlap::No
+OVERLAP = 1  # at::MemOverlap::Yes
 uses = torch._C._storage_Use_Count
 
 
@@ -176,7 +176,7 @@ class Packing:
 
 def can_be_own(grad: torch.Tensor) -> bool:
     """Whether results can be written into it: not where elements share memory, as in expanded ones."""
-    return ordinary(grad) and not grad.is_inference() and torch._debug_has_internal_overlap(grad) == NO_OVERLAP
+    return ordinary(grad) and not grad.is_inference() and torch._debug_has_internal_overlap(grad) != OVERLAP
 
 
 def ordinary(grad: torch.Tensor) -> bool:

@@ -153,10 +153,11 @@ class MpiTransport:
         return [flat[start : start + self.piece] for start in range(0, max(flat.size, 1), self.piece)]
 
     def barrier(self) -> None:
+        request = self.comm.Ibarrier()  # always: a blocking one on another rank, in another thread, would not match it
         if in_main():
-            ask(self.comm.Ibarrier().Test)
+            ask(request.Test)
         else:
-            self.comm.Barrier()
+            request.Wait()
 
     def maximum(self, values: Array) -> MpiMaximum:
         return MpiMaximum(self.comm, values)

@@ -56,7 +56,7 @@ def test_gradients_of_two_devices_come_one_at_a_time() -> None:
     attachment = hvd.DistributedOptimizer(torch.optim.SGD(parameters))._hvdlite
     attachment.expected = {id(p): index for index, p in enumerate(parameters)}
     attachment.packing = SimpleNamespace(add=add)
-    attachment.streams = None
+    attachment.streams, attachment.hooks = None, SimpleNamespace(are_last=lambda p: True)
     threads = [threading.Thread(target=attachment.on_gradient, args=[p]) for p in parameters]
     for thread in threads:
         thread.start()

@@ -17,7 +17,7 @@ import hvdlite as hvd
 import hvdlite.numpy
 from hvdlite import ops, runtime
 from hvdlite.transports.threads import ThreadTransport
-from tests.parallel.common import last
+from tests.parallel.common import last, restart
 
 
 def check_submission_in_different_orders() -> None:
@@ -147,3 +147,18 @@ def check_forked_child_of_a_job_without_mpi() -> None:
         done = hvd.synchronize(hvd.allreduce_async(np.ones(3), name="child"))[0] == 1
         os._exit(0 if done else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def check_threads_and_callers_meet() -> None:
+    """One rank waits in its caller, another lets its lane's thread do it: all that they exchange must match."""
+    for algorithm in ("shared", "ring", "halving_doubling", "native"):
+        restart(ALGORITHM=algorithm)
+        for caller in range(hvd.size()):
+            ones = np.ones(50_000, np.float32)
+            if hvd.rank() == caller:
+                found = hvd.allreduce(ones, op=hvd.Sum, name="x")
+            else:
+                found = hvd.synchronize(hvd.allreduce_async(ones, op=hvd.Sum, name="x"))
+            assert (found == hvd.size()).all()
+            hvd.barrier()
+    restart()

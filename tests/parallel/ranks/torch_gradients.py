@@ -215,6 +215,17 @@ def check_a_hook_changes_gradients_of_the_users() -> None:
     restart()
 
 
+def check_gradients_in_columns_of_the_users_stay_theirs() -> None:
+    p = torch.nn.Parameter(torch.zeros(4, 3))
+    optimizer, buffer = attach([p]), torch.zeros(4, 6)
+    for step in range(1, 3):
+        buffer.zero_()
+        p.grad = buffer[:, :3]
+        loss_of([p], step * (hvd.rank() + 1)).backward()
+        assert (buffer[:, :3] == step * average()).all() and (buffer[:, 3:] == 0).all(), buffer
+        optimizer.step()
+
+
 def check_gradients_that_are_let_go_of_leave_nothing() -> None:
     """Neither a file's descriptor nor a warning, though each took one when it was kept."""
     params = weights(*((4,),) * 20)
@@ -271,10 +282,11 @@ def check_gradients_changed_by_a_hook() -> None:
     def change(p: torch.Tensor) -> None:
         p.grad.mul_(2)
 
-    for overlap, hook in itertools.product("01", (replace, change)):
+    compressions = (hvd.Compression.none, hvd.Compression.fp16)
+    for overlap, hook, compression in itertools.product("01", (replace, change), compressions):
         restart(OVERLAP=overlap, BUCKET_MB="0.00001")
         params = weights((600, 600), (5,), (600, 600))
-        optimizer = attach(params)
+        optimizer = attach(params, compression=compression)
         for p in params:
             p.register_post_accumulate_grad_hook(hook)
         for _ in range(4):

@@ -154,6 +154,18 @@ def check_frozen_ones_with_a_gradient() -> None:
             assert (a.grad == (p + 1) / 2).all() and (b.grad == (p + 1) / 2).all()
 
 
+def check_frozen_one_with_an_old_gradient_on_one_rank() -> None:
+    """From before attaching: gone with the first zero_grad()."""
+    params = weights((3,), (4,))
+    if last():
+        loss_of(params).backward()
+    params[0].requires_grad_(False)
+    optimizer = attach(params)
+    optimizer.zero_grad()
+    loss_of(params).backward()
+    require_grads(params[1:], average())
+
+
 def check_change_on_one_rank_only() -> None:
     """One rank unfreezes a parameter and the others do not: an error on all, no hang; undone, all goes on."""
     if hvd.size() == 1:
