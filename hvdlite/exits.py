@@ -95,16 +95,15 @@ def tell_of_uncaught() -> None:
     replaced (`rich.traceback.install()` after hvd.init()): it is shown already. (Not one that came from inside a frame,
     as a console shows them.)"""
     error, traceback = getattr(sys, "last_value", None), getattr(sys, "last_traceback", None)
-    if _guard is None or traceback is None or traceback.tb_frame.f_back is not None or not _guard._applies():
+    if _guard is None or sys.excepthook is _guard._my_excepthook or not _guard._applies():
         return
-    if sys.excepthook is _guard._my_excepthook:
+    if error is None or traceback is None or traceback.tb_frame.f_back is not None:
         return
-    if isinstance(error, KeyboardInterrupt):
-        _guard._end(128 + signal.SIGINT, functions=False)
-    _guard._fail(1, type(error).__name__, lambda: None, functions=False)
+    _guard._uncaught(type(error), type(error).__name__, lambda: None, functions=False)
 
 
 def guarded() -> bool:
+    """Whether others count on this process."""
     return _guard is not None
 
 
@@ -168,19 +167,23 @@ class _Guard:
     ) -> None:
         if not self._applies():
             self._excepthook(kind, value, traceback)
-        elif issubclass(kind, KeyboardInterrupt):
-            self._end(128 + signal.SIGINT)
         else:
-            self._fail(1, f"{kind.__name__}", lambda: self._excepthook(kind, value, traceback))
+            self._uncaught(kind, kind.__name__, lambda: self._excepthook(kind, value, traceback))
 
     def _on_thread(self, args: threading.ExceptHookArgs) -> None:
         if not self._applies() or issubclass(args.exc_type, SystemExit):
             self._threadhook(args)
-        elif issubclass(args.exc_type, KeyboardInterrupt):
-            self._end(128 + signal.SIGINT)
         else:
             where = f"{args.exc_type.__name__} in thread {args.thread.name if args.thread else '?'}"
-            self._fail(1, where, lambda: self._threadhook(args))
+            self._uncaught(args.exc_type, where, lambda: self._threadhook(args))
+
+    def _uncaught(
+        self, kind: type[BaseException], what: str, tell: Callable[[], object], functions: bool = True
+    ) -> NoReturn:
+        """End the job for an exception: quietly for Ctrl-C."""
+        if issubclass(kind, KeyboardInterrupt):
+            self._end(128 + signal.SIGINT, functions=functions)
+        self._fail(1, what, tell, functions)
 
     def _read_code(self, error: SystemExit) -> Any:
         code = self._code.__get__(error)

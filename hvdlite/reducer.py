@@ -224,25 +224,25 @@ class Reducer:
             self.runs[number] = run
         return run
 
+    def combine(self, kind: str, values: np.ndarray, how: Reduction, tag: str) -> None:
+        """All-reduce what is no gradient, in place."""
+
+        def work(lane: Lane) -> None:
+            allreduce(lane.transport, lane.workspace, lane.place, values, how)
+
+        signature = Signature(kind, f"{self.name} bucket 0", round=tag)
+        self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([values], how)))
+
     def agreed_uses(self, mine: Sequence[Use], tag: str) -> list[Use]:
         """The largest use over ranks, for each parameter. Only when some rank has something other than DENSE."""
         uses = np.array(mine, np.uint8)
-
-        def work(lane: Lane) -> None:
-            allreduce(lane.transport, lane.workspace, lane.place, uses, Reduction("max"))
-
-        signature = Signature("uses", f"{self.name} bucket 0", round=tag)
-        self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([uses], Reduction("max"))))
+        self.combine("uses", uses, Reduction("max"), tag)
         return [Use(int(use)) for use in uses]
 
     def agreed_overlap(self, trial: Trial, tag: str) -> bool:
         """What was faster, over all ranks."""
         seconds = np.array(trial.medians)
-
-        def work(lane: Lane) -> None:
-            allreduce(lane.transport, lane.workspace, lane.place, seconds, Reduction(divisor=lane.transport.size))
-
-        self.lane.run(Request(Signature("overlap", f"{self.name} bucket 0", round=tag), work))
+        self.combine("overlap", seconds, Reduction(divisor=self.lane.transport.size), tag)
         early, late = seconds.tolist()
         if self.lane.transport.rank == 0:
             text = "%s: backward takes %.1f ms with buckets that leave during it, %.1f with all at its end"

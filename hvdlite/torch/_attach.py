@@ -219,13 +219,14 @@ class Attachment:
     def take_again(self) -> None:
         """Take what a hook of the user's has put in the place of a gradient that had been taken. Raises HvdliteError
         where that is too late."""
-        for index in self.gradients.changed():
+        replaced = self.gradients.replaced()
+        for index in self.gradients.changed(set(replaced)):
             if self.reducer.has_left(index):
                 raise HvdliteError(
                     f"the gradient of {self.planned.specs[index].name} was changed after it had left. Change it in a "
                     "hook of the parameter (p.register_post_accumulate_grad_hook), or set HVDLITE_OVERLAP=0"
                 )
-        for index in self.gradients.replaced():
+        for index in replaced:
             if self.reducer.marked[index]:
                 self.gradients.take(index)
 
@@ -238,7 +239,7 @@ class Attachment:
             self.require_no_successor()
             return
         _sharing.refuse_other_terms(self, reducers)
-        if not self.skipping and not any(map(callable, (*args, *kwargs.values()))):  # a closure's backward will do it
+        if not self.skipping and not has_closure(args, kwargs):  # whose backward will do it
             self.complete(reducers)
         if not self.paused:
             self.steps += 1
@@ -247,7 +248,7 @@ class Attachment:
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a closure's backward reduced was for this step."""
-        if any(map(callable, (*args, *kwargs.values()))):
+        if has_closure(args, kwargs):
             self.close_step(_sharing.reducers(self))
 
     def close_step(self, reducers: Sequence[Attachment]) -> None:
@@ -302,6 +303,11 @@ class Attachment:
         self.hooks.remove()
         for hook in self.step_hooks:
             hook.remove()
+
+
+def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether step() was called with one."""
+    return any(map(callable, (*args, *kwargs.values())))
 
 
 def attach(optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:

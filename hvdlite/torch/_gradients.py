@@ -99,11 +99,9 @@ class Gradients:
         """Whether any p.grad lies in memory that peers write to."""
         return any(map(self.is_alias, range(len(self.parameters))))
 
-    def changed(self) -> list[int]:
-        """The parameters whose p.grad has changed, or been replaced, since."""
-        if not self.sent:
-            return []
-        replaced, grads = set(self.replaced()), [(i, self.parameters[i].grad) for i in self.sent]
+    def changed(self, replaced: Collection[int]) -> list[int]:
+        """The parameters whose p.grad has changed since, or is among those replaced."""
+        grads = [(i, self.parameters[i].grad) for i in self.sent]
         return [i for i, grad in grads if i in replaced or (grad is not None and grad._version != self.sent[i])]
 
     def refuse_result(self, p: Parameter, alias: bool = False) -> None:

@@ -123,6 +123,7 @@ class MpiTransport:
         elif not in_main():
             self.comm.Sendrecv([send, MPI.BYTE], dest, self.tag, [receive, MPI.BYTE], source, self.tag)
         else:
+            # As start_exchange does, without its lists and objects, which cost 16 us where the caches are cold.
             incoming = self.comm.Irecv([receive, MPI.BYTE], source, self.tag)
             outgoing = self.comm.Isend([send, MPI.BYTE], dest, self.tag)
             try:
