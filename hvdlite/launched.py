@@ -67,13 +67,14 @@ class Job:
 # What a launcher tells its processes, and a job started from one of them must not see.
 LAUNCHERS_OWN = (
     "OMPI_", "PMIX_", "PMI_", "PRTE_", "PALS_", "HYDRA_", "HYDI_", "MPI_LOCAL", "MPIR_", "SLURM_", "FLUX_", "JSM_",
-    "MV2_COMM_", "ALPS_",
+    "MV2_COMM_", "ALPS_", "I_MPI_INFO_", "I_MPI_HYDRA_UUID", "I_MPI_HYDRA_TOPOLIB", "I_MPI_INTERNAL_", "I_MPI_PIN_INFO",
+    "I_MPI_PIN_MAPPING", "I_MPI_RETURN_WIN_", "I_MPI_BIND_WIN_",
 )  # fmt: skip
 USERS_OWN = ("OMPI_MCA_", "OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT", "PRTE_MCA_")
 NOT_USERS_OWN = (
     "OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_initial_", "OMPI_MCA_prte_", "PRTE_MCA_ess",
 )  # fmt: skip
-MPI_SETTINGS = ("OMPI_MCA_", "UCX_", "MPICH_", "MV2_", "FI_")
+MPI_SETTINGS = ("OMPI_MCA_", "UCX_", "MPICH_", "MV2_", "I_MPI_", "FI_")
 
 
 def is_launchers(name: str) -> bool:
@@ -82,8 +83,8 @@ def is_launchers(name: str) -> bool:
 
 
 IDENTITY = (
-    "PMIX_NAMESPACE", "PMIX_RANK", "OMPI_MCA_ess_base_", "OMPI_COMM_WORLD_RANK", "PMI_", "HYDI_", "SLURM_", "PALS_",
-    "JSM_", "FLUX_", "ALPS_", "MV2_COMM_",
+    "PMIX_NAMESPACE", "PMIX_RANK", "OMPI_MCA_ess_base_", "OMPI_COMM_WORLD_RANK", "PMI_", "HYDI_", "I_MPI_HYDRA_UUID",
+    "SLURM_", "PALS_", "JSM_", "FLUX_", "ALPS_", "MV2_COMM_",
 )  # fmt: skip
 RANKS_PROCESS = "HVDLITE_RANKS_PROCESS"
 """Set by `mark_rank` for the processes that a rank starts: its process number, and what its launcher told it."""
@@ -124,11 +125,13 @@ def mpi_settings() -> list[str]:
 
 
 def offer_cores() -> None:
-    """Before MPI is initialized: has Open MPI offer the core to others while it waits, unless the user says otherwise;
-    MPICH does. Else who waits for a short message may keep the core from the thread that is to send it, for a
-    scheduler's tick of 4 ms (measured: two ranks and their lanes on two cores). Where nobody wants it it takes 0.3 us.
+    """Before MPI is initialized: has Open MPI and Intel MPI offer the core to others while they wait, unless the user
+    says otherwise; MPICH does. Else who waits for a short message may keep the core from the thread that is to send it,
+    for a scheduler's tick of 4 ms (measured: two ranks and their lanes on two cores). Where nobody wants it it takes
+    0.3 us.
     """
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    os.environ.setdefault("I_MPI_THREAD_YIELD", "2")
 
 
 def fresh_environment(packages: str) -> dict[str, str]:

@@ -14,14 +14,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from hvdlite import runtime
-from hvdlite.errors import HvdliteError, RemovedError
+from hvdlite.errors import HvdliteError
 from hvdlite.reducer import Reducer, VoidError, planned
-from hvdlite.torch import _compiled, _cuda, _sharing
+from hvdlite.torch import _compiled, _cuda, _sharing, _steps
 from hvdlite.torch._alike import alike
 from hvdlite.torch._backward import Backward, current_run
 from hvdlite.torch._gradients import Gradients
@@ -68,7 +67,7 @@ class Attachment:
             if self.group is self.runtime.everyone:
                 self.runtime.after_join.append(self.start_over)
         self.runtime.renewables.append(self)
-        self.step_hooks = self.hook_steps()
+        self.step_hooks = _steps.hooks(self)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -95,11 +94,6 @@ class Attachment:
         removed = self.group is not None and self.group.removed
         dropped = self.reference() is None
         return not self.detached and not removed and not dropped and runtime.is_live(self.runtime)
-
-    def hook_steps(self) -> list[Any]:
-        optimizer = self.optimizer
-        before, after = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
-        return [before(self.before_step), after(self.after_step)]
 
     def trainable(self) -> list[Parameter]:
         """What a step may move: frozen parameters, too, while they have a gradient."""
@@ -230,54 +224,7 @@ class Attachment:
             if self.reducer.marked[index]:
                 self.gradients.take(index)
 
-    # Around the step
-
-    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Complete a round for gradients that no backward has reduced; a closure's backward will do its own."""
-        reducers = _sharing.reducers(self)
-        if not reducers:
-            self.require_no_successor()
-            return
-        _sharing.refuse_other_terms(self, reducers)
-        if not self.skipping and not has_closure(args, kwargs):  # whose backward will do it
-            self.complete(reducers)
-        if not self.paused:
-            self.steps += 1
-        self.close_step(reducers)
-        self.backward.forget()
-
-    def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What a closure's backward reduced was for this step."""
-        if has_closure(args, kwargs):
-            self.close_step(_sharing.reducers(self))
-
-    def close_step(self, reducers: Sequence[Attachment]) -> None:
-        """What has been reduced so far is applied."""
-        if not self.paused:
-            for each in reducers:
-                self.seen[each.name], each.gradients.rounds = each.gradients.done, 0
-        self.unreduced = False
-
-    def synchronize(self) -> None:
-        """Complete the round under way, if gradients are still unreduced. Waits for all ranks."""
-        self.complete(_sharing.reducers(self))
-
-    def complete(self, reducers: Sequence[Attachment]) -> None:
-        """`synchronize`, by those that reduce gradients of this optimizer's parameters."""
-        for each in reducers:
-            by_hand = each.gradients.done == self.seen.get(each.name, 0)
-            if each.alive and not each.paused and (each.unreduced or by_hand):
-                done = each.gradients.done
-                each.begin_round()
-                each.finish_round()
-                if each.shared and not each.gradients.once:  # an average may be averaged again: others that share it
-                    each.gradients.done = done  # may have set it by hand, too
-
-    def require_no_successor(self) -> None:
-        runtime.require_not_forked()
-        if self.group is not None and self.group.removed:
-            raise RemovedError(self.group.ranks)
-        runtime.require_attached(self.alive)
+    # Its life
 
     def renew(self) -> None:
         """Attach the same optimizer again, in the same way, under the present runtime. Collective."""
@@ -294,20 +241,17 @@ class Attachment:
         self.seen = {each.name: each.gradients.done for each in _sharing.reducers(self)}
         self.alike.expect()
 
-    def detach(self) -> None:
-        """Take the hooks off."""
-        self.detached = True
+    def detach(self, heir: torch.optim.Optimizer | None = None) -> None:
+        """Take the hooks off; those around the step stay where the heir's attachment reduces its gradients from now
+        on."""
+        self.detached, self.heir = True, heir
         self.runtime.after_join.remove(self.start_over)
         self.runtime.attachments.remove(self)
         self.runtime.renewables.remove(self)
         self.hooks.remove()
-        for hook in self.step_hooks:
-            hook.remove()
-
-
-def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether step() was called with one."""
-    return any(map(callable, (*args, *kwargs.values())))
+        if heir is None:
+            for hook in self.step_hooks:
+                hook.remove()
 
 
 def attach(optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hvdlite.torch import _sharing
+from hvdlite.torch import _sharing, _steps
 
 if TYPE_CHECKING:
     from hvdlite.torch._attach import Attachment
@@ -27,7 +28,7 @@ def methods(attachment: Attachment) -> dict[str, Callable[..., Any]]:
         attachment.passes_per_step, attachment.passes = passes, 0
 
     return {
-        "synchronize": attachment.synchronize,
+        "synchronize": partial(_steps.synchronize, attachment),
         "skip_synchronize": skip_synchronize,
         "no_sync": no_sync,
         "set_backward_passes_per_step": set_backward_passes_per_step,

@@ -27,9 +27,7 @@ def take_over(new: Attachment) -> None:
     for other in overlapping(new):
         new.shared = True
         if other.members() <= mine:
-            other.detach()
-            other.heir = new.optimizer
-            other.step_hooks = other.hook_steps()
+            other.detach(heir=new.optimizer)
         else:
             other.give_away(other.members() & mine, new)
 

@@ -11,7 +11,7 @@ That is chosen for the PyPI wheel alone: it would drop CUDA support and fast fab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hvdlite_launcher.environment import LOGIN
@@ -100,9 +100,13 @@ class Command:
 def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> Command:
     """The launcher's command line and the variables to add to `environ`; nothing set there is changed,
     but for those given with -x."""
-    open_mpi = mpi.family is Family.OPEN_MPI
     defaults = _common_env(settings, mpi) | _allocator_env(environ)
-    defaults |= _open_mpi_env(settings, mpi, place, environ) if open_mpi else _hydra_env(settings)
+    if mpi.family is Family.OPEN_MPI:
+        defaults |= _open_mpi_env(settings, mpi, place, environ)
+    elif mpi.family is Family.INTEL_MPI:
+        defaults |= _intel_mpi_env(settings, place)
+    else:
+        defaults |= _hydra_env(settings)
     env = {name: value for name, value in defaults.items() if name not in environ} | dict(settings.env)
     env |= {"HVDLITE_JOB_ID": place.id, "HVDLITE_JOB_DIR": place.folder}
     if settings.several:
@@ -110,8 +114,12 @@ def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, st
     if settings.step:
         start = _step_options(settings, settings.step)
         return Command((*start, *place.keeper, *_spelled(settings)), env, labelled=True)
+    command = (*place.keeper, *_spelled(settings))
+    if mpi.family is Family.INTEL_MPI:
+        return Command((mpi.launcher, *settings.mpi_args, *_intel_mpi_sets(settings, command)), env)
+    open_mpi = mpi.family is Family.OPEN_MPI
     options = _open_mpi_options(settings, {**environ, **env}) if open_mpi else _hydra_options(settings)
-    return Command((mpi.launcher, *options, *settings.mpi_args, *place.keeper, *_spelled(settings)), env)
+    return Command((mpi.launcher, *options, *settings.mpi_args, *command), env)
 
 
 def _spelled(settings: Settings) -> list[str]:
@@ -143,9 +151,13 @@ def _allocator_env(environ: Mapping[str, str]) -> dict[str, str]:
     return {"MALLOC_MMAP_THRESHOLD_": str(_KEPT_BYTES), "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES)}
 
 
+def _hosts(settings: Settings) -> list[tuple[str, int]]:
+    """Each host as the MPI is to call it, and its slots."""
+    return [(host.name if settings.several else "localhost", host.slots) for host in settings.hosts]
+
+
 def _host_list(settings: Settings) -> str:
-    names = (host.name if settings.several else "localhost" for host in settings.hosts)
-    return ",".join(f"{name}:{host.slots}" for name, host in zip(names, settings.hosts, strict=True))
+    return ",".join(f"{name}:{slots}" for name, slots in _hosts(settings))
 
 
 def _open_mpi_options(settings: Settings, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -211,6 +223,37 @@ def _hydra_options(settings: Settings) -> tuple[str, ...]:
     interface = ("-iface", settings.interfaces[0]) if settings.interfaces else ()
     options = ("-n", str(settings.ranks), "-hosts", _host_list(settings), *interface)
     return options if settings.binding_args is None else (*options, *settings.binding_args)
+
+
+def _intel_mpi_env(settings: Settings, place: Place) -> dict[str, str]:
+    env = {
+        "I_MPI_THREAD_YIELD": "2",  # sched_yield, as for Open MPI: by default it keeps its core while it waits
+        "I_MPI_SILENT_ABORT": "1",  # we tell of failures ourselves
+    }
+    if settings.binding_args is None:
+        env["I_MPI_PIN"] = "0"
+    if place.shared and not settings.step:
+        env["I_MPI_SHM_FILE_PREFIX_4K"] = place.shared
+    if settings.several:
+        env["I_MPI_HYDRA_BOOTSTRAP"] = "rsh" if settings.ssh.program else "ssh"
+        how = {"EXEC": settings.ssh.program, "EXEC_EXTRA_ARGS": " ".join(settings.ssh.options)}
+        env |= {f"I_MPI_HYDRA_BOOTSTRAP_{name}": value for name, value in how.items() if value}
+    if settings.interfaces:
+        env |= {"FI_TCP_IFACE": settings.interfaces[0], "I_MPI_HYDRA_IFACE": settings.interfaces[0]}
+    return env
+
+
+def _intel_mpi_sets(settings: Settings, command: Sequence[str]) -> list[str]:
+    """An argument set for each host that gets ranks, with colons between them: its Hydra reads no counts behind hosts'
+    names but from a file."""
+    words: list[str] = []
+    left = settings.ranks
+    for name, slots in _hosts(settings):
+        if count := min(left, slots):
+            binding = settings.binding_args or ()
+            words += [*([":"] if words else []), "-host", name, "-n", str(count), *binding, *command]
+            left -= count
+    return words
 
 
 def _step_options(settings: Settings, step: Step) -> tuple[str, ...]:

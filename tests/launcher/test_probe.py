@@ -9,6 +9,7 @@ import pytest
 from hvdlite_launcher.probe import Family, NoMpiError, find_mpi
 
 OPEN_MPI, MPICH = "mpirun (Open MPI) 5.0.11", "HYDRA build details: Version: 5.0.2"
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.17 Build 20251009"
 
 
 def install(prefix: Path, says: str, name: str = "mpirun", library: str = "") -> str:
@@ -54,7 +55,17 @@ def test_the_chosen_launcher_wins_or_is_refused(prefix: Path, tmp_path: Path) ->
         find_mpi({"PATH": ""}, install(tmp_path / "none", "no MPI"))
 
 
-@pytest.mark.parametrize(("says", "library"), [(OPEN_MPI, "libmpi.so.40"), (MPICH, "libmpi.so.12")])
+def test_intel_mpis_script_is_passed_over(prefix: Path) -> None:
+    """For what it would start, which takes our signals itself."""
+    install(prefix, INTEL)
+    assert find_mpi({"PATH": ""}).launcher == str(prefix / "bin" / "mpirun")  # but where there is nothing else
+    engine = install(prefix, INTEL, "mpiexec.hydra")
+    assert find_mpi({"PATH": ""}).launcher == engine
+
+
+@pytest.mark.parametrize(
+    ("says", "library"), [(OPEN_MPI, "libmpi.so.40"), (MPICH, "libmpi.so.12"), (INTEL, "libmpi.so.12")]
+)
 def test_the_library_is_the_launchers_own(prefix: Path, says: str, library: str) -> None:
     for other in ("libmpi.so.12", "libmpi.so.40"):
         install(prefix, says, library=other)

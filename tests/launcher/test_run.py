@@ -12,6 +12,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from hvdlite_launcher.probe import Family
 
 from tests.launcher.conftest import LIMIT, ROOT, SCRIPTS, Runner
 
@@ -73,22 +74,24 @@ def test_the_guard_alone_under_plain_mpirun(runner: Runner, how: str, code: int)
 
 
 def test_who_waits_offers_its_core_under_plain_mpirun(runner: Runner) -> None:
-    """Offering it is a call of the system's, so that most of the time is spent there; without, nearly none is."""
+    """Two ranks on one core, of which one computes and the other waits for it in MPI: else each has half of it."""
+    if runner.mpi.family is Family.MPICH:
+        pytest.skip("MPICH decides itself how often it offers its core")
     code = """if True:
         import os, time, hvdlite
         hvdlite.init()
         from mpi4py import MPI
+        os.sched_setaffinity(0, [hvdlite.broadcast_object(min(os.sched_getaffinity(0)))])
         MPI.COMM_WORLD.Barrier()
-        if hvdlite.rank() == 0:
-            time.sleep(0.5)
-        before = os.times()
+        before, began = time.process_time(), time.monotonic()
+        while hvdlite.rank() == 0 and time.monotonic() - began < 0.7:
+            pass
         MPI.COMM_WORLD.Barrier()
-        after = os.times()
-        print(hvdlite.rank(), (after.system - before.system) / (after.elapsed - before.elapsed))
+        print(hvdlite.rank(), time.process_time() - before)
     """
     job = runner.plain(2, sys.executable, "-c", code)
-    (share,) = [float(line.split()[1]) for line in job.stdout.splitlines() if line.startswith("1 ")]
-    assert share > 0.3, job.stdout
+    used = {line.split()[0]: float(line.split()[1]) for line in job.stdout.splitlines()}
+    assert used["1"] < 0.5 * used["0"], job.stdout
 
 
 def test_lines_carry_rank_and_stream(runner: Runner) -> None:
@@ -234,7 +237,7 @@ def test_verbose_tells_the_command_the_library_and_the_times(runner: Runner) -> 
     job = runner.run("-v", "-np", "1", "echo", "hello")
     assert job.stdout == "[0]<stdout>:hello\n"
     assert f"MPI: {runner.mpi}" in job.stderr
-    assert re.search(rf"libmpi: {runner.mpi.family.value}", job.stderr)
+    assert re.search(rf"libmpi: {re.escape(runner.library)}", job.stderr)
     assert re.search(r"command: .*keeper.py echo hello\n", job.stderr)
     assert re.search(r"start-up: find MPI \d+ ms, .* first output after \d+ ms\n", job.stderr)
 

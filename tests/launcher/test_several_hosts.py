@@ -28,6 +28,7 @@ SETTINGS = Settings(3, HOSTS, ("python", "train.py"), cores=8, ssh=Ssh(2222, "/h
 OPEN_MPI_5 = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
 OPEN_MPI_4 = Mpi("/usr/bin/mpirun", Family.OPEN_MPI, (4, 1, 4))
 MPICH = Mpi("/mpich/bin/mpiexec", Family.MPICH, (5, 0, 2))
+INTEL = Mpi("/intel/bin/mpiexec.hydra", Family.INTEL_MPI, (2021, 17))
 SSH = "-p 2222 -i /home/me/key -o BatchMode=yes -o ConnectTimeout=10 -o StrictHostKeyChecking=accept-new -o LogLevel=ERROR"
 JOB = {"HVDLITE_JOB_DIR": "/tmp/job", "HVDLITE_JOB_HOSTS": "2", "HVDLITE_JOB_ID": "job"}
 
@@ -57,16 +58,33 @@ def test_hydra_forwards_by_itself() -> None:
     }  # fmt: skip
 
 
+def test_intel_mpi_gets_a_set_of_arguments_per_host() -> None:
+    hosts = (*HOSTS, Host("c", 4, local=False), Host("d", 1, local=False))
+    command = compose(dataclasses.replace(SETTINGS, hosts=hosts, ranks=4), INTEL, PLACE, {})
+    sets = [f"-host {name} -n {count} keep python train.py" for name, count in (("a", 2), ("b", 1), ("c", 1))]
+    assert " ".join(command.argv) == f"{INTEL.launcher} " + " : ".join(sets)
+    assert command.env["I_MPI_HYDRA_BOOTSTRAP"] == "ssh"
+    assert command.env["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] == SSH
+
+
 @pytest.mark.parametrize(
     ("mpi", "name"),
-    [(OPEN_MPI_5, "PRTE_MCA_plm_ssh_agent"), (OPEN_MPI_4, "OMPI_MCA_plm_rsh_agent"), (MPICH, "HYDRA_LAUNCHER_EXEC")],
+    [
+        (OPEN_MPI_5, "PRTE_MCA_plm_ssh_agent"),
+        (OPEN_MPI_4, "OMPI_MCA_plm_rsh_agent"),
+        (MPICH, "HYDRA_LAUNCHER_EXEC"),
+        (INTEL, "I_MPI_HYDRA_BOOTSTRAP_EXEC"),
+    ],
 )
 def test_another_remote_shell(mpi: Mpi, name: str) -> None:
     env = compose(dataclasses.replace(SETTINGS, ssh=Ssh(program="/bin/blaunch")), mpi, PLACE, {}).env
     assert env[name] == "/bin/blaunch" and not [key for key in env if key.endswith("_args") or "EXTRA_ARGS" in key]
 
 
-@pytest.mark.parametrize(("mpi", "name"), [(OPEN_MPI_5, "OMPI_MCA_btl_tcp_if_include"), (MPICH, "FI_TCP_IFACE")])
+@pytest.mark.parametrize(
+    ("mpi", "name"),
+    [(OPEN_MPI_5, "OMPI_MCA_btl_tcp_if_include"), (MPICH, "FI_TCP_IFACE"), (INTEL, "FI_TCP_IFACE")],
+)
 def test_interfaces(mpi: Mpi, name: str) -> None:
     command = compose(dataclasses.replace(SETTINGS, interfaces=("ib0",)), mpi, PLACE, {})
     assert command.env[name] == command.env["NCCL_SOCKET_IFNAME"] == "ib0"

@@ -275,6 +275,9 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     elif change == "another thread may call":
         idle = ThreadPoolExecutor(1)
         idle.submit(int).result()
+        until = time.monotonic() + 10  # it gives the result a moment before it has nothing to do
+        while not watch.report().stuck and time.monotonic() < until:
+            time.sleep(0.001)
         assert watch.report().stuck  # with a pool's thread that has nothing to do
         begun, over = threading.Event(), threading.Event()
         threading.Thread(target=lambda: (begun.set(), over.wait())).start()
