@@ -37,7 +37,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -121,11 +121,22 @@ def die_with_parent() -> None:
 def unlink_segments() -> None:
     """Remove the names of the MPI's shared-memory files that this process has mapped; the memory stays."""
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        paths = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if "/dev/shm/" in line}
+        found = (line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if "/dev/shm/" in line)
+        paths = {path.removesuffix(" (deleted)") for path in found}
         for path in paths:
             if os.path.basename(path).startswith(_SEGMENTS):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
+        mine = f".{os.environ.get('OMPI_COMM_WORLD_LOCAL_RANK')}"
+        if missed := [path for path in paths if "/vader_segment." in path and path.endswith(mine)]:
+            atexit.register(name_segments, missed)  # behind what ends MPI, so that it runs before
+
+
+def name_segments(paths: Sequence[str]) -> None:
+    """Open MPI 4 complains at length where it finds no file to remove in the end."""
+    for path in [] if ending else paths:
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_CREAT, 0o600))
 
 
 class _Guard:

@@ -97,7 +97,7 @@ class Runner:
         argv, env = [self.mpi.launcher, "-n", str(ranks)], self.env(MPI4PY_LIBMPI=self.mpi.library or "")
         if self.mpi.family is Family.OPEN_MPI:
             argv += ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-            env |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"}
+            env |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": f"self,{'sm' if self.mpi.version >= (5,) else 'vader'},tcp"}
             env |= {"PRTE_MCA_schizo_proxy": "ompi", "PRTE_PREFIX": str(Path(self.mpi.launcher).parents[1])}
         return [*argv, *command], env
 
