@@ -41,7 +41,10 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
 
     if "mpi4py.MPI" not in sys.modules:  # look at the library before it meets a launcher that it may not know
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
-    from mpi4py import MPI
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise HvdliteError(no_library(error)) from None
 
     library = MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
     if not MPI.Is_initialized():
@@ -89,6 +92,14 @@ def no_rank(process: int) -> str:
         "hvd.init() would wait for ever. If it is a worker (of a DataLoader, or of multiprocessing with spawn), put "
         'what your script does under `if __name__ == "__main__":`. A job of its own starts with hvdliterun or '
         "hvdlite.run()"
+    )
+
+
+def no_library(error: Exception) -> str:
+    return (
+        f"mpi4py cannot load the MPI's library: {error}. Point MPI4PY_LIBMPI to the launcher's libmpi.so; MPICH as Debian "
+        "and Ubuntu package it, whose library has another name, needs an mpi4py that was built for it "
+        "(`pip install --no-binary=mpi4py --force-reinstall mpi4py`)"
     )
 
 

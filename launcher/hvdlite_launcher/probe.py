@@ -15,13 +15,14 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra")
 _LIBRARIES = {
-    "OPEN_MPI": ("lib/libmpi.so.40", "lib64/libmpi.so.40"),
+    "OPEN_MPI": ("lib/libmpi.so.40", "lib64/libmpi.so.40", "lib/{multiarch}/libmpi.so.40"),
     "MPICH": ("lib/libmpi.so.12", "lib64/libmpi.so.12"),
     "INTEL_MPI": ("lib/libmpi.so.12", "lib/release/libmpi.so.12"),
 }
@@ -124,5 +125,6 @@ def _describe(path: str, family: Family, version: tuple[int, ...]) -> Mpi:
 
 
 def _libraries(prefix: Path, family: Family) -> Iterator[Path]:
-    if prefix != Path("/usr"):  # there the dynamic linker knows better
-        yield from (prefix / name for name in _LIBRARIES[family.name])
+    multiarch = sysconfig.get_config_var("MULTIARCH")  # where Debian keeps what is in /usr/lib elsewhere
+    for name in _LIBRARIES[family.name]:
+        yield prefix / name.format(multiarch=multiarch)

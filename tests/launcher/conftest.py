@@ -54,8 +54,10 @@ class Runner:
 
     @property
     def has_segments(self) -> bool:
-        """Whether the MPI's shared memory has names in /dev/shm while a job runs; Intel MPI takes them away at once."""
-        return self.mpi.family is not Family.INTEL_MPI
+        """Whether the MPI's shared memory has names in /dev/shm while a job runs; Intel MPI takes them away at once, and
+        Debian's MPICH uses UCX."""
+        debians = self.mpi.library is None and self.mpi.family is Family.MPICH
+        return self.mpi.family is not Family.INTEL_MPI and not debians
 
     def env(self, **more: str) -> dict[str, str]:
         name, value = self.mark.split("=")
