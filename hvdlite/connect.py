@@ -97,8 +97,8 @@ def no_rank(process: int) -> str:
 
 def no_library(error: Exception) -> str:
     return (
-        f"mpi4py cannot load the MPI's library: {error}. Point MPI4PY_LIBMPI to the launcher's libmpi.so; MPICH as Debian "
-        "and Ubuntu package it, whose library has another name, needs an mpi4py that was built for it "
+        f"mpi4py cannot load the MPI's library: {error}. Point MPI4PY_LIBMPI to the launcher's libmpi.so; MPICH as "
+        "Debian and Ubuntu package it, whose library has another name, needs an mpi4py that was built for it "
         "(`pip install --no-binary=mpi4py --force-reinstall mpi4py`)"
     )
 
