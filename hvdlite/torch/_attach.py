@@ -136,10 +136,14 @@ class Attachment:
             if self.run != (run := current_run()):
                 self.begin_run(run)
             index = self.expected.get(id(p))
-            if index is not None and self.hooks.are_last(p):  # others may change it: then it waits for the end
+            if index is None:
+                return
+            if self.hooks.are_last(p):
                 if self.streams:
                     self.streams.join(self.packing.pack)
                 self.packing.add(index)
+            elif self.reducer.overlap:  # it waits for the end
+                self.hooks.tell_of_later_ones(self.planned.specs[index].name)
 
     def mark_ready(self, index: int) -> None:
         self.reducer.mark_ready(index, self.tag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from operator import is_not
 from typing import Any
@@ -69,6 +70,7 @@ class Hooks:
     def __init__(self, call: Callable[[torch.Tensor], None]) -> None:
         self.call = weakly(call)
         self.handles: dict[int, tuple[Parameter, Any]] = {}  # by id() of the parameter
+        self.told = False
 
     def renew(self, now: Sequence[Parameter], members: Collection[int]) -> None:
         """Be on those of these that autograd computes, and no more on those that are not among the members by id()."""
@@ -86,6 +88,15 @@ class Hooks:
         """Whether no hook on this one is called after ours."""
         there: dict[int, Any] = p._post_accumulate_grad_hooks
         return len(there) == 1 or next(reversed(there)) == self.handles[id(p)][1].id
+
+    def tell_of_later_ones(self, name: str) -> None:
+        """Say once what they cost."""
+        if not self.told:
+            self.told = True
+            logging.getLogger("hvdlite").info(
+                "the gradient of %s, and with it its bucket, leaves at the end of backward only, since a hook that was "
+                "registered after hvd.DistributedOptimizer() may still change it: register hooks before that", name
+            )
 
     def remove(self) -> None:
         for _, handle in self.handles.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -295,6 +296,32 @@ def check_gradients_changed_by_a_hook() -> None:
             require_grads(params, 2 * average())
             optimizer.step()
         require_same_bits(params)
+    restart()
+
+
+def check_what_a_later_hook_costs_is_told_once() -> None:
+    """Where buckets would leave during backward, else it costs nothing."""
+    log = logging.getLogger("hvdlite")
+    told: list[str] = []
+    listener = logging.Handler(logging.INFO)
+    listener.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    level = log.level
+    log.addHandler(listener)
+    log.setLevel(logging.INFO)
+    for overlap in "01":
+        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
+        params = weights((50,), (50,))
+        optimizer = attach(params)
+        told.clear()
+        for p in params:
+            p.register_post_accumulate_grad_hook(lambda p: None)
+        for _ in range(2):
+            loss_of(params).backward()
+            optimizer.zero_grad()
+        assert len(told) == (overlap == "1" and hvd.size() > 1), told
+        assert all("register hooks before" in line for line in told)
+    log.removeHandler(listener)
+    log.setLevel(level)
     restart()
 
 
