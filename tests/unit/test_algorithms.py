@@ -145,3 +145,11 @@ def test_broadcast_and_allgather(size: int) -> None:
         return all(got) and all((piece == r).all() for r, piece in enumerate(pieces))
 
     assert all(run_ranks(size, rank_main))
+
+
+def test_scaled_integers_are_truncated_toward_zero() -> None:
+    for how in (Reduction(after=0.5), Reduction(divisor=2), Reduction(after=1.5, divisor=2)):
+        array = np.array([-7, -3, 3, 7])
+        how.postscale(array)
+        wanted = np.trunc(np.array([-7, -3, 3, 7]) * how.after / how.divisor)
+        assert array.tolist() == wanted.tolist()

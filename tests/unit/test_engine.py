@@ -419,3 +419,27 @@ def test_what_goes_wrong_while_ranks_agree_fails_all_that_is_pending(
     assert waits or "allreduce 'x' was interrupted (division by zero)" in str(caught.value)
     with pytest.raises(HvdliteError, match="can no longer communicate"):
         lane.run(total("y"))
+
+
+def test_a_closed_lanes_thread_ends_and_its_reason_stays() -> None:
+    lane = Lane(alone(), Place(1, False))
+    lane.submit(total("x")).wait()
+    lane.close(HvdliteError("first"))
+    lane.close(HvdliteError("second"))
+    assert lane.thread is not None
+    lane.thread.join(5)
+    assert not lane.thread.is_alive() and str(lane.closed) == "first"
+
+
+def test_who_leaves_releases_every_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane's own, and those of two hosts; MPIs know 2,000."""
+    closed: list[ThreadTransport] = []
+    monkeypatch.setattr(ThreadTransport, "close", lambda self: closed.append(self))
+
+    def rank_main(transport: ThreadTransport) -> bool:
+        lane = Lane(transport, Place(3, True, "auto", ((0, 1), (2,))))
+        levels = lane.workspace.levels(transport, lane.place.hosts)
+        lane.leave()
+        return all(each is None or each in closed for each in (transport, levels.local, levels.cross))
+
+    assert run_ranks(3, rank_main) == [True] * 3

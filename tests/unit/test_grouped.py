@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvdlite.algorithms.grouped import SHORT_BYTES, batches
+from hvdlite.algorithms import Place
+from hvdlite.algorithms.grouped import SHORT_BYTES, allreduce_all, batches
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.memory import Workspace
+from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 
 def test_short_arrays_of_a_dtype_travel_together() -> None:
@@ -19,3 +23,14 @@ def test_a_batch_that_is_full_is_followed_by_another() -> None:
 
 def test_each_alone() -> None:
     assert batches([np.zeros(3, "f4")] * 3, 0) == [[0], [1], [2]]
+
+
+def test_adasum_takes_each_by_itself() -> None:
+    """Orthogonal ones are added, equal ones averaged; together they would be neither."""
+
+    def main(transport: ThreadTransport) -> list[list[float]]:
+        arrays = [np.eye(2)[transport.rank], np.ones(2)]
+        allreduce_all(transport, Workspace(), Place(2, False), arrays, Reduction("adasum"))
+        return [array.tolist() for array in arrays]
+
+    assert run_ranks(2, main) == [[[1.0, 1.0], [1.0, 1.0]]] * 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from hvdlite.algorithms import Place, movement
+from hvdlite.algorithms import Place, movement, through_memory
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.engine import Lane
 from hvdlite.ops import movement as movement_ops
@@ -100,3 +102,25 @@ def test_each_rank_has_its_rows_of_the_sum(size: int, dtype: str) -> None:
         expected = (base * size + size * (size - 1) // 2).astype(kind)
         np.testing.assert_array_equal(np.concatenate(results), expected)
         assert [len(result) for result in results] == [rows // size + (r < rows % size) for r in range(size)]
+
+
+def test_gathers_through_memory_follow_each_other() -> None:
+    """In one operation, with nothing between them: nobody writes the next while a slow one still reads the last."""
+    memory = [np.zeros(8, np.uint8) for _ in range(2)]
+
+    def main(transport: ThreadTransport) -> list[list[int]]:
+        barrier = transport.barrier
+
+        def slow() -> None:
+            barrier()
+            time.sleep(0.05 * transport.rank)
+
+        transport.barrier = slow  # type: ignore[method-assign]
+        found = []
+        for turn in range(3):
+            pieces = [np.full(8, 10 * turn + transport.rank, np.uint8) for _ in range(2)]
+            through_memory.allgather(transport, memory, pieces)
+            found.append([int(piece[0]) for piece in pieces])
+        return found
+
+    assert run_ranks(2, main) == [[[10 * turn, 10 * turn + 1] for turn in range(3)]] * 2

@@ -38,7 +38,7 @@ def test_medians_of_rounds_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         now += 0.5
         trial.end()
     assert trial.over and ways.count(True) == ways.count(False) and ways[:2] == [True, False]
-    assert trial.medians == [1.5, 2.5]
+    assert trial.medians == [1.5, 2.5] and [len(each) for each in trial.seconds.values()] == [EACH, EACH]
 
 
 @pytest.mark.parametrize("early_seconds, faster", [((1.0, 4.0, 2.0), False), ((1.0, 3.0, 2.0), True)])

@@ -10,7 +10,7 @@ import numpy as np
 
 import hvdlite as hvd
 from hvdlite import ops
-from tests.parallel.common import require_error, require_mismatch
+from tests.parallel.common import require_error, require_mismatch, restart
 
 SIZES = (1, 2, 3, 4)
 
@@ -98,6 +98,18 @@ def check_the_last_in_time() -> None:
         require_last(late)
 
 
+def check_calls_count_before_time() -> None:
+    """Clocks of hosts differ: who has called more is the last, though another joins later."""
+    p, r = hvd.size(), hvd.rank()
+    for most in range(p):
+        handles = [ops.allreduce_(np.ones(2), ops.Sum, f"x{i}", wait=False) for i in range(2 * (r == most))]
+        if r != most:
+            time.sleep(0.2)
+        assert hvd.join() == most
+        assert all((handle.wait() == 1).all() for handle in handles)
+        hvd.barrier()
+
+
 def check_two_join_while_one_goes_on() -> None:
     """Again and again, with each rank in turn as the one."""
     p, r = hvd.size(), hvd.rank()
@@ -136,6 +148,31 @@ def check_objects_and_optimizer_names_afterwards() -> None:
             require_error(hvd.MismatchError, lambda: hvd.broadcast_object("x"), "joined")
     require_last()
     assert hvd.broadcast_object(hvd.rank()) == 0
+
+
+def check_subnormal_sums_where_who_has_joined_flushes_them() -> None:
+    """It adds up its part of the others' sums, in a thread that inherits the setting."""
+    from torch import set_flush_denormal
+
+    p, r, bits = hvd.size(), hvd.rank(), np.int32(100)
+    set_flush_denormal(r == 0)
+    try:
+        restart()
+        if r != 0:
+            for length in (1, 1000, 100_000):
+                least = np.full(length, bits).view(np.float32)
+                assert (hvd.allreduce(least, op=hvd.Sum).view(np.int32) == bits * (p - 1)).all(), length
+        require_last()
+    finally:
+        set_flush_denormal(False)
+    restart()
+
+
+def check_what_fails_fails_for_who_has_joined_too() -> None:
+    """And it waits on."""
+    if hvd.size() in (2, 4) and hvd.rank() != 0:
+        require_error(hvd.HvdliteError, lambda: hvd.allreduce(np.ones(3, int), op=hvd.Adasum), "floating-point")
+    require_last()
 
 
 def check_mismatch_afterwards() -> None:

@@ -63,6 +63,7 @@ def check_movement_of_every_dtype_in_every_form() -> None:
             start = sum(rows_of(other, 2 * p + 1) for other in range(r))
             for result in (hvd.scatter(given, root), hvd.synchronize(hvd.scatter_async(given if r == root else 0, root))):
                 assert result.dtype == kind and (result == np.arange(start, start + rows_of(r, 2 * p + 1)).astype(kind)).all()
+                assert given is None or not np.shares_memory(result, given)
             copy = np.full(3, r).astype(kind)
             for result in (hvd.broadcast(copy, root), hvd.synchronize(hvd.broadcast_async(copy, root))):
                 assert result.dtype == kind and (result == np.array(root).astype(kind)).all() and (copy == np.array(r).astype(kind)).all()

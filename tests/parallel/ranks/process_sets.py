@@ -312,3 +312,24 @@ def check_words_of_a_set() -> None:
     s = hvd.ProcessSet([2, 0])
     assert str(s) == "ProcessSet(process_set_id=None, ranks=[0, 2], mpi_comm=None)"
     assert s.included() == (hvd.rank() in (0, 2)) and s.size() is None and s.rank() is None
+
+
+def check_sets_made_after_some_were_refused() -> None:
+    """Which ranks that had joined did not see: all count on alike."""
+    restart(process_sets="dynamic")
+    if hvd.size() > 1:
+        if hvd.rank() == 0:
+            require_error(hvd.MismatchError, lambda: hvd.add_process_set([0]), "joined")
+        hvd.join()
+        assert hvd.remove_process_set(hvd.add_process_set([0]))
+    restart()
+
+
+def check_lanes_are_used_again_but_never_by_two() -> None:
+    group = runtime.current().everyone
+    users = [lambda: None for _ in range(2)]
+    lanes = [group.new_lane("user", user) for user in users]
+    users.pop(0)
+    again, more = lambda: None, lambda: None
+    assert group.new_lane("user", again) is lanes[0]
+    assert group.new_lane("user", more) not in lanes

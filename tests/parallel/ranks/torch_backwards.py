@@ -80,6 +80,29 @@ def check_exceptions_at_different_places() -> None:
     restart()
 
 
+def check_gradients_before_a_failure_are_forgotten() -> None:
+    """Also where the next backward comes to them later than to the others of their bucket, which then is not full."""
+    restart(OVERLAP="1", BUCKET_MB="0.0003")
+    params = [torch.nn.Parameter(torch.zeros(30)) for _ in range(4)]
+    optimizer = attach(params)
+
+    def backward(order: Sequence[int], fails: bool = False) -> None:
+        optimizer.zero_grad(set_to_none=False)
+        x = torch.zeros(30)
+        for i in reversed(order):
+            x = x * 1 + params[i]
+            if fails and i == order[1]:
+                x.register_hook(lambda grad: fail())
+        (x.sum() * (hvd.rank() + 1)).backward()
+
+    backward((3, 2, 1, 0))
+    backward((3, 2, 1, 0))
+    require_error(KeyError, lambda: backward((3, 2, 1, 0), fails=True), "in the middle")
+    backward((2, 3, 1, 0))
+    require_grads(params, average())
+    restart()
+
+
 def check_backward_in_another_graph_and_autograd_grad() -> None:
     """torch.autograd.grad and backwards of foreign weights do not communicate; double backward works."""
     params = weights((3,))

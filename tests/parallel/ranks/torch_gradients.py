@@ -137,6 +137,16 @@ def check_gradients_that_are_kept() -> None:
             assert handed_out[1] == handed_out[2]
 
 
+def check_gradients_are_kept_where_only_others_have_new_ones() -> None:
+    params = weights((3,), (4,))
+    optimizer = attach(params)
+    loss_of(params).backward()
+    kept = [p.grad for p in params]
+    optimizer.zero_grad()
+    loss_of(params[hvd.rank() == 0 :]).backward()
+    assert all((grad == average()).all() for grad in kept), kept
+
+
 def check_views_of_gradients_that_are_kept() -> None:
     """So does what shares a gradient's memory, or a graph that has saved it. (The former not on a GPU, the first time:
     nothing in torch gives a storage there other memory; a warning says so.)"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite import alike
 from tests.parallel.common import require_error, require_same_bits, restart
 
 
@@ -215,3 +216,54 @@ def check_a_change_of_parameters_says_when_it_can_be() -> None:
     hvd.broadcast_parameters(params, last)
     train(params, dense, 1)
     require_same_bits(params)
+
+
+def check_what_was_left_undone_is_forgotten() -> None:
+    """By the last rank, before it joined: a pass of two, a backward without a step, one that has failed. Then all have
+    the same again: in the next backward, and for gradients set by hand."""
+    p, r = hvd.size(), hvd.rank()
+    if p == 1:
+        return
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        (sum(w.sum() for w in params) * (r + 1)).backward()
+
+    def failing() -> None:
+        def fail(w: torch.Tensor) -> None:
+            raise ArithmeticError
+
+        hook = params[0].register_post_accumulate_grad_hook(fail)
+        require_error(ArithmeticError, backward)
+        hook.remove()
+
+    for passes, undone, by_hand in ((2, backward, False), (1, backward, False), (1, backward, True), (1, failing, False)):
+        restart(OVERLAP="1", BUCKET_MB="0.0001")
+        params = weights()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), backward_passes_per_step=passes)
+        if r == p - 1:
+            undone()
+        hvd.join()
+        optimizer.zero_grad()
+        if by_hand:
+            for w in params:
+                w.grad = torch.full_like(w, r + 1.0)
+        for _ in range(passes if not by_hand else 0):
+            (sum(w.sum() for w in params) * (r + 1) / passes).backward()
+        optimizer.step()
+        require_weights(params, -(p + 1) / 2)
+    restart()
+
+
+def check_ranks_are_compared_in_the_same_rounds_afterwards() -> None:
+    """Though some have made more."""
+    usual, alike.ROUNDS = alike.ROUNDS, 3
+    try:
+        params = weights()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+        train(params, optimizer, hvd.rank())
+        hvd.broadcast_parameters(params, hvd.join())
+        train(params, optimizer, 7)
+    finally:
+        alike.ROUNDS = usual
+    require_same_bits([w.detach() for w in params])

@@ -1,0 +1,109 @@
+"""The reducer on threads as ranks: what leaves when, and what becomes of rounds that fail or in which ranks are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hvdlite.algorithms import Place
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.buckets import Spec, plan
+from hvdlite.engine import Lane
+from hvdlite.reducer import Reducer, Use, VoidError
+from hvdlite.requests import JOIN, Request
+from hvdlite.transports.threads import ThreadTransport, run_ranks
+from hvdlite.trial import EACH, WARM_UP
+
+SPECS = [Spec(f"p{i}", (40, i + 1), "float32") for i in range(6)]
+
+
+def on_reducers(
+    size: int, function: Callable[[Reducer], Any], overlap: bool | None, members: Sequence[int] | None = None
+) -> list[Any]:
+    """function(reducer) on `size` ranks at once: several buckets, sums."""
+
+    def rank_main(transport: ThreadTransport) -> Any:
+        lane = Lane(transport, Place(transport.size, False), members)
+        result = function(Reducer(lane, plan(SPECS, 2048, 1024), Reduction(), "r", overlap))
+        lane.leave()
+        return result
+
+    return run_ranks(size, rank_main)
+
+
+def mark_all(reducer: Reducer, value: float, tag: str) -> None:
+    for i in reversed(range(len(SPECS))):
+        reducer.views[i][...] = value
+        reducer.mark_ready(i, tag)
+
+
+def finish(reducer: Reducer, tag: str) -> None:
+    reducer.finish_round(lambda index: Use.DENSE, tag)
+
+
+def test_a_backward_that_raises_at_its_very_end_is_void_on_all_ranks() -> None:
+    """All of its gradients were there, so all buckets were full; the last has not left, and tells whose it was."""
+
+    def rank_main(reducer: Reducer) -> str:
+        mark_all(reducer, 1.0, "first")
+        left, text = len(reducer.sent), ""
+        if reducer.lane.transport.rank == 1:
+            assert reducer.abandon_round("first")
+        else:
+            try:
+                finish(reducer, "first")
+            except VoidError as error:
+                text = str(error)
+            reducer.abandon_round()
+        mark_all(reducer, 1.0, "second")
+        finish(reducer, "second")
+        assert all((view == 2).all() for view in reducer.views)
+        assert left == len(reducer.plan.buckets) - 1
+        return text
+
+    told, _ = on_reducers(2, rank_main, overlap=True, members=(3, 5))
+    assert "a backward of rank 5 raised" in told
+
+
+def test_an_abandoned_round_is_none_of_the_trials() -> None:
+    def rank_main(reducer: Reducer) -> None:
+        mark_all(reducer, 1.0, "first")
+        reducer.abandon_round("first")
+        assert reducer.trial is not None and reducer.trial.began is None  # else it would count until the next one ends
+
+    on_reducers(2, rank_main, overlap=None)
+
+
+def test_rounds_without_ranks_that_have_joined_are_none_of_the_trials() -> None:
+    """So all ranks' trials end with the same round, in which they agree."""
+
+    def rank_main(reducer: Reducer) -> list[bool]:
+        ways = []
+        for step in range(3 * reducer.lane.transport.rank):
+            mark_all(reducer, 1.0, f"alone {step}")
+            finish(reducer, f"alone {step}")
+        reducer.lane.run(Request(JOIN, lambda lane: None))
+        for step in range(WARM_UP + 2 * EACH):
+            ways.append(reducer.overlap)
+            mark_all(reducer, 1.0, f"together {step}")
+            finish(reducer, f"together {step}")
+        assert reducer.trial is None
+        return ways
+
+    one, other = on_reducers(2, rank_main, overlap=None)
+    assert one == other
+
+
+def test_the_order_learned_is_rank_0s() -> None:
+    """Behind it what rank 0 had not; whatever the others had."""
+
+    def rank_main(transport: ThreadTransport) -> list[int] | None:
+        lane = Lane(transport, Place(transport.size, False))
+        reducer = Reducer(lane, plan(SPECS, 2048, 1024), Reduction(), "r", True, learn=True)
+        for i in ((3, 0, 4, 1), (5, 4, 3, 2, 1, 0))[transport.rank]:
+            reducer.mark_ready(i, "first")
+        finish(reducer, "first")
+        lane.leave()
+        return reducer.order
+
+    assert run_ranks(2, rank_main) == [[3, 0, 4, 1, 5, 2]] * 2
