@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -133,8 +134,11 @@ def attach(card: Card | None) -> mmap.mmap | None:
 
 
 def map_file(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Map the whole file, its pages present (a first touch costs more than the sum that it belongs to)."""
-    return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+    """Map the whole file, its pages present (a first touch costs more than the sum that it belongs to). Until 3.12
+    Python keeps a descriptor of its own for each mapping; hundreds of ranks per host come near the limit of 1024."""
+    how = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+    return mmap.mmap(descriptor, nbytes, flags=flags, **how)
 
 
 class Workspace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +31,8 @@ def test_only_the_file_that_is_meant_is_mapped() -> None:
         assert found
         found[-1] = 7
         assert file.map[-1] == 7
-        found.close()  # Python's has a descriptor of its own
+        if sys.version_info < (3, 13):
+            found.close()  # Python's has a descriptor of its own
         others = replace(file.card, token=bytes(16)), replace(file.card, nbytes=65), replace(file.card, descriptor=1 << 20)
         assert [attach(other) for other in others] == [None] * 3
     os.close(file.card.descriptor)
