@@ -58,7 +58,8 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
     launched.mark_rank()
     from hvdlite.transports.mpi import PIECE, MpiTransport, host_leaders, network_piece, some_of_the_world
 
-    base = MPI.COMM_WORLD if whole else comm if isinstance(comm, MPI.Comm) else some_of_the_world(comm)
+    mine = not whole and not isinstance(comm, MPI.Comm)  # then it is freed in the end
+    base = some_of_the_world(comm) if mine else MPI.COMM_WORLD if whole else comm
     if whole and started and started.size not in (None, base.Get_size()):
         exits.unlink_segments()  # the launcher will end us before that library tidies up
         seen = f" (it announces {started.size} processes, the library sees {base.Get_size()})"
@@ -69,9 +70,9 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
             "initialize MPI (import mpi4py.MPI later, or with mpi4py.rc.thread_level='multiple'), or use an MPI "
             "built with thread support."
         )
-    own = base.Dup()
+    own = base if mine else base.Dup()
     if own.Get_size() > 1:
-        exits.install(base.Abort, base.Get_rank())  # after Dup, in which all ranks of this host have met
+        exits.install(base.Abort, base.Get_rank())  # all ranks of this host have met when base or own was made
     place = topology.from_leaders(own.Get_rank(), host_leaders(own))
     return MpiTransport(own, PIECE if place.one_host else network_piece(own)), place
 

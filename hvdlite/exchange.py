@@ -25,6 +25,7 @@ from hvdlite.alike import Alike, Values
 from hvdlite.arrays import Array, mark
 from hvdlite.buckets import Spec
 from hvdlite.engine import Lane
+from hvdlite.errors import HvdliteError
 from hvdlite.gpu import Gpu
 from hvdlite.ops import Average, Sum
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -65,6 +66,8 @@ class Exchange:
         self.held: list[Array] = []
         """Gradients on the GPU, kept while they may not have been copied."""
         self.variables: list[ref[Any]] = []
+        self.lists = Crowd()
+        """The first variable of each list that was seen: none is left when no list will be seen again."""
         self.alike: Alike | None = None
         self.connect(lane, name, mine)
 
@@ -83,6 +86,7 @@ class Exchange:
         """The dense variables, in the order in which their gradients are sent."""
         self.rounds = self.retries = 0
         self.tag = ""  # names the round under way on all ranks
+        self.released = False
         if self.alike:
             self.alike.expect("0", ("weights",))
         runtime.current().after_join.append(self.start_over)
@@ -97,6 +101,7 @@ class Exchange:
         """See to it that these variables are the same on all ranks, from the round BEGIN on, unless a callback sees to
         it. values_of: gives a checksum of each, None where they cannot be read. Two models with the same names share an
         exchange, and a rank may trace its step more often than others: once there are others, none are compared."""
+        self.lists.extend(variables[:1])
         if not self.alike:
             self.alike = Alike(lambda: self.values(values_of), CALLS, begin=BEGIN)
             self.variables = [ref(variable) for variable in variables]
@@ -115,8 +120,22 @@ class Exchange:
         names = [f"{self.specs[number].name} (variable {number})" for number in common]
         return None if found is None else dict(zip([("weights", name) for name in names], found, strict=True))
 
+    @property
+    def over(self) -> bool:
+        """Whether the variables of every list that it served are no more."""
+        return self.alike is not None and not len(self.lists)
+
+    def release(self) -> None:
+        """Let go of the memory shared with other ranks, though a graph may be kept that would use it: nobody runs that.
+        (On a GPU it goes with the lane, since peers have it open.)"""
+        if self.gpu is None and not self.released:
+            self.released = True
+            del self.reducer
+
     def begin(self) -> None:
         """Start a round; one that was begun and not finished, because its step failed, is forgotten."""
+        if self.released:
+            raise HvdliteError(f"{self.name}: this graph's optimizer is no more: trace it anew with another")
         self.retries += self.reducer.abandon_round(self.tag)
         if self.held:
             mark(self.held[-1]).wait()

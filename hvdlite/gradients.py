@@ -2,96 +2,32 @@
 
 One `Gradients` serves one optimizer, or all tapes that ask for the same. It makes an exchange for a list of variables
 when it first sees them, and keeps it: a training loop sees the same list at every step. What frameworks do
-differently is behind `Border`.
+differently is behind a `Border`.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+from weakref import finalize, ref
 
 from hvdlite import runtime
+from hvdlite.border import Border
 from hvdlite.buckets import Spec
+from hvdlite.engine import Lane
 from hvdlite.errors import RemovedError
 from hvdlite.exchange import Accumulator, Exchange
-from hvdlite.gpu import Gpu
 from hvdlite.groups import Group
 from hvdlite.ops import Adasum, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.reducer import Use
+from hvdlite.requests import Request, Signature
 from hvdlite.terms import Terms
 from hvdlite.variables import common_name, is_one_of, name_of
 
-
-class Border(Protocol):
-    """How a framework's gradients (its tensors, its sparse tensors, or None) cross into the core. A module, usually."""
-
-    Compression: Any
-    """The compressors to choose from, by Horovod's names."""
-
-    def use_of(self, gradient: Any) -> Use: ...
-
-    def dtype_of(self, gradient: Any) -> str:
-        """The dtype's name in the core."""
-        ...
-
-    def densified(self, gradient: Any) -> Any:
-        """A sparse gradient as an ordinary tensor."""
-        ...
-
-    def divided(self, gradient: Any, divisor: int) -> Any:
-        """The gradient, dense or sparse, divided."""
-        ...
-
-    def gpu_of(self, variables: Sequence[Any]) -> Gpu | None:
-        """Where these variables' gradients are to be reduced; None for the host."""
-        ...
-
-    def values_of(self, variables: Sequence[Any]) -> list[int] | None:
-        """A checksum of each variable's value now, in a round; None where they cannot be read then."""
-        ...
-
-    def traced(self, gradients: Sequence[Any]) -> bool:
-        """Whether a graph is being made, to be run many times."""
-        ...
-
-    def in_order(self) -> bool:
-        """Whether rounds run one after another, as the program has them. If not, each call gets its own exchange."""
-        ...
-
-    compiles_with_xla: bool
-    """Whether steps may be compiled for XLA, which then cannot call Python."""
-
-    def wait(self) -> None:
-        """Until steps that have been started have reduced their gradients."""
-        ...
-
-    def untouched(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, not to be rewritten by the framework."""
-        ...
-
-    def refuse_compiled(self) -> None:
-        """Raise where the step is being compiled for something that cannot call Python."""
-        ...
-
-    def reduce(self, exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:
-        """The gradients reduced over all ranks. borrow: they are gone when the next round begins."""
-        ...
-
-    def using(self) -> AbstractContextManager[None]:
-        """Where borrowed results are used."""
-        ...
-
-    def accumulate(self, accumulator: Accumulator, gradients: Mapping[int, Any]) -> Any:
-        """Add gradients to the sums, by index; a bool or boolean tensor: whether a step follows."""
-        ...
-
-    def accumulated(self, accumulator: Accumulator, gradients: Mapping[int, Any]) -> dict[int, Any]:
-        """The sums of all passes, as tensors like gradients, which are the last one's."""
-        ...
+MANY = 4  # exchanges, above which those that are over are looked for when another is made
 
 
 @dataclass(frozen=True)
@@ -115,13 +51,27 @@ class Settings:
 
 class Gradients:
     """Reduces lists of gradients over all ranks, under the runtime that it was made or renewed under. Creating one is
-    collective. sums: of the passes before, which do not count after a renewal."""
+    collective. sums: of the passes before, which do not count after a renewal. user: with it this ends, though graphs
+    that refer to it may be kept (Keras keeps them all); None: it has none."""
 
-    def __init__(self, settings: Settings, border: Border, name: str, sums: Accumulator | None = None) -> None:
+    def __init__(
+        self, settings: Settings, border: Border, name: str, sums: Accumulator | None = None, user: Any = None
+    ) -> None:
         self.settings, self.border, self.kind, self.sums = settings, border, name, sums
         self.name = name
         self.exchanges: dict[Any, Exchange] = {}
+        self.made = 0  # exchanges, so far
+        self.user = ref(self if user is None else user)
+        if user is not None:
+            finalize(user, self.end).atexit = False
         self.enter()
+
+    def end(self) -> None:
+        """Its user is no more."""
+        self.runtime.renewables.remove(self)
+        for exchange in self.exchanges.values():
+            exchange.release()
+        self.exchanges.clear()
 
     def enter(self) -> None:
         """Take a place under the present runtime. Collective over the process set."""
@@ -131,7 +81,7 @@ class Gradients:
         if self.settings.size > 1 or self.exchanges:
             self.group = runtime.group_of(self.settings.process_set)
             self.name = f"{self.kind}.{self.group.serial(self.kind)}"
-            self.lane = self.group.new_lane(self.name, self)
+            self.lane = self.group.new_lane(self.name, self.user())
 
     def renew(self) -> None:
         """Go on under the present runtime with the same exchanges, which graphs hold on to. Collective."""
@@ -190,15 +140,33 @@ class Gradients:
         uses = [self.border.use_of(g) for g in grads]
         # In a graph it is fixed who has a gradient; outside it may change at each call, and each round tells.
         key: tuple[Any, ...] = (tuple(specs), *(uses if self.border.traced(grads) else ()))
-        number, name = len(self.exchanges), self.name
+        number, name = self.made, self.name
         if not self.border.in_order():
             key, name = (*key, number), f"{name}.{number}"
         if key not in self.exchanges:
+            self.tidy()
+            self.made += 1
             terms, process_set = self.settings.terms, self.settings.process_set
             self.exchanges[key] = Exchange(self.lane, name, number, specs, uses, terms, process_set, gpu, owner=self)
         if self.border.in_order():
             self.exchanges[key].watch(variables, self.border.values_of)
         return self.exchanges[key]
+
+    def tidy(self) -> None:
+        """Once there are many, forget exchanges whose variables are no more on any rank. Collective then."""
+        if len(self.exchanges) < MANY:
+            return
+
+        def work(lane: Lane) -> set[int]:
+            over = [exchange.number for exchange in self.exchanges.values() if exchange.over]
+            return set.intersection(*map(set, lane.transport.allgather_object(over)))
+
+        # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
+        facts = (("lists of variables", self.made),)
+        over = self.lane.run(Request(Signature("plan", f"{self.name} bucket 0", facts), work))
+        for key, exchange in list(self.exchanges.items()):
+            if exchange.number in over:
+                del self.exchanges[key]
 
     def groups_of(self, names: Sequence[str]) -> list[int | None]:
         """The number of each variable's group."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from hvdlite.algorithms.pipeline import chunk_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
 from hvdlite.transports import Transport
@@ -19,19 +20,22 @@ def reduce_to_root(transport: Transport, buffer: Array, scratch: Array, root: in
     """Binomial tree. ceil(log2 p) rounds, at most n elements sent per rank, n log2(p) received by the root.
 
     buffer: flat, contiguous, any length n, the same on every rank; afterwards the root's holds the reduction, the
-    others' hold partial sums, or (see `only_sends`) what they held. scratch: flat, same dtype, length >= n. root: a
-    rank of the transport.
+    others' hold partial sums, or (see `only_sends`) what they held. scratch: flat, same dtype, `chunk_length` of n; of
+    any length where this rank only sends. Long ones go in chunks. root: a rank of the transport.
     """
     rank, size = transport.rank, transport.size
     reduction.prescale(buffer)
+    length = max(chunk_length(buffer.size, buffer), 1)
+    chunks = [buffer[start : start + length] for start in range(0, buffer.size, length)]
     place, distance = (rank - root) % size, 1  # places count from the root
     while distance < size:
         if place & distance:
-            transport.send(buffer, (rank - distance) % size)
+            for chunk in chunks:
+                transport.send(chunk, (rank - distance) % size)
             return
-        if place + distance < size:
-            incoming = scratch[: buffer.size]
+        for chunk in chunks if place + distance < size else ():
+            incoming = scratch[: chunk.size]
             transport.receive(incoming, (rank + distance) % size)
-            reduction.combine(buffer, incoming)
+            reduction.combine(chunk, incoming)
         distance *= 2
     reduction.postscale(buffer)

@@ -32,7 +32,7 @@ class Attachment:
 
     def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
         self.optimizer, self.settings, self.sums, self.border = optimizer, settings, sums, border()
-        self.gradients = Gradients(settings, self.border, "optimizer", sums)
+        self.gradients = Gradients(settings, self.border, "optimizer", sums, user=optimizer)
         self.local: list[Any] = []
         self.reduced = False  # the update under way has reduced gradients
 

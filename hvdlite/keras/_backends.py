@@ -8,7 +8,7 @@ from typing import Any, cast
 import keras
 import numpy as np
 
-from hvdlite.gradients import Border
+from hvdlite.border import Border
 
 MODULES = {"tensorflow": "hvdlite.tensorflow._gradients", "torch": "hvdlite.keras._torch", "jax": "hvdlite.keras._jax"}
 COLLECTIVES = {"tensorflow": "hvdlite.tensorflow", "torch": "hvdlite.torch", "jax": "hvdlite.numpy"}

@@ -8,7 +8,7 @@ from typing import Any
 from hvdlite import runtime
 from hvdlite.algorithms import allreduce as reduce_over_ranks
 from hvdlite.algorithms.grouped import allreduce_all
-from hvdlite.algorithms.pipeline import scratch_length
+from hvdlite.algorithms.pipeline import chunk_length, scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import reduce_scatter
 from hvdlite.algorithms.tree import only_sends, reduce_to_root
@@ -101,10 +101,12 @@ def reduce(
 
     def work(lane: Lane) -> Array | None:
         flat = buffer = array.reshape(-1)
-        if how.before != 1.0 or not only_sends(lane.transport, root):
+        sends = only_sends(lane.transport, root)
+        if how.before != 1.0 or not sends:
             buffer = lane.workspace.new(flat, flat.shape)
             buffer[...] = flat
-        reduce_to_root(lane.transport, buffer, lane.workspace.scratch(buffer, buffer.size), root, how)
+        scratch = lane.workspace.scratch(buffer, 0 if sends else chunk_length(buffer.size, buffer))
+        reduce_to_root(lane.transport, buffer, scratch, root, how)
         return buffer.reshape(array.shape) if lane.transport.rank == root else None
 
     facts = (*reduction_facts(op, how, array), ("root rank", group.ranks[root]))

@@ -12,7 +12,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -37,10 +36,10 @@ from hvdlite.tensorflow.compression import Compression
 __all__ = ["Compression", "in_order", "refuse_compiled", "untouched"]
 compiles_with_xla = True
 BORDER: Any = sys.modules[__name__]
-"""This module, a `hvdlite.gradients.Border`."""
+"""This module, a `hvdlite.border.Border`."""
 Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None
-_users: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
-"""By graph: the operations that use borrowed results."""
+USERS = "_hvdlite_users"
+"""An attribute of graphs: the operations that use borrowed results."""
 
 
 def use_of(gradient: Gradient) -> Use:
@@ -92,7 +91,7 @@ def using() -> Iterator[None]:
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     yield
-    _users[graph] = graph.get_operations()[before:]
+    setattr(graph, USERS, graph.get_operations()[before:])
 
 
 def reduce(exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = False) -> list[Gradient]:
@@ -131,7 +130,7 @@ def reduce_in_graph(
 ) -> tuple[list[Gradient], Sequence[Any]]:
     """The nodes of one round, and what to depend on for "they have run". A variable without a gradient on any rank
     when the exchange was made stays None."""
-    after = _users.get(tf.compat.v1.get_default_graph(), [])
+    after = getattr(tf.compat.v1.get_default_graph(), USERS, [])
     results: list[Gradient] = [None] * len(gradients)
     used = [index for index in exchange.dense if exchange.uses[index] is Use.DENSE]
     for number, members in enumerate(exchange.buckets):

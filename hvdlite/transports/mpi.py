@@ -199,7 +199,10 @@ class MpiTransport:
         """
         if comm == MPI.COMM_NULL:
             return []
-        found = list(MPI.Group.Translate_ranks(comm.Get_group(), None, self.comm.Get_group()))
+        theirs, mine = comm.Get_group(), self.comm.Get_group()
+        found = list(MPI.Group.Translate_ranks(theirs, None, mine))
+        theirs.Free()
+        mine.Free()
         if MPI.UNDEFINED in found:
             raise ValueError("a process set's communicator has members that are not of the job's communicator")
         return found
@@ -267,4 +270,9 @@ def some_of_the_world(ranks: Any) -> MPI.Comm:
                          f"once, not {ranks!r}")
     if world.rank not in wanted:
         raise ValueError(f"world rank {world.rank} is not in init(comm={wanted}): only the ranks listed may call it")
-    return world.Create_group(world.Get_group().Incl(wanted))
+    everyone = world.Get_group()
+    members = everyone.Incl(wanted)
+    made = world.Create_group(members)
+    members.Free()
+    everyone.Free()
+    return made

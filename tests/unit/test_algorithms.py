@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hvdlite.algorithms import MESSAGES, movement
+from hvdlite.algorithms import MESSAGES, movement, pipeline, tree
 from hvdlite.algorithms.reduction import Reduction, scaler
 from hvdlite.algorithms.shared import prepared
-from hvdlite.transports.threads import run_ranks
+from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 SIZES = range(1, 10)
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8")
@@ -153,3 +153,24 @@ def test_scaled_integers_are_truncated_toward_zero() -> None:
         how.postscale(array)
         wanted = np.trunc(np.array([-7, -3, 3, 7]) * how.after / how.divisor)
         assert array.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("length", [0, 1, 64, 65, 200])
+def test_reduce_to_a_root_in_chunks(size: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as much scratch memory as one takes."""
+    monkeypatch.setattr(pipeline, "WHOLE", 64 * 8)
+    monkeypatch.setattr(pipeline, "CHUNK", 16 * 8)
+
+    def rank_main(transport: ThreadTransport) -> bool:
+        for root in range(size):
+            buffer = np.arange(length) * (transport.rank + 1.0)
+            sends = tree.only_sends(transport, root)
+            scratch = np.empty(0 if sends else pipeline.chunk_length(length, buffer))
+            tree.reduce_to_root(transport, buffer, scratch, root, Reduction(divisor=size))
+            wanted = np.arange(length) * (transport.rank + 1.0 if sends else (size + 1) / 2)
+            if transport.rank == root or sends:
+                assert (buffer == wanted).all()
+        return True
+
+    assert all(run_ranks(size, rank_main))

@@ -290,7 +290,9 @@ def check_a_job_of_some_of_the_ranks() -> None:
         hvd.init(comm=some)
         assert (hvd.rank(), hvd.size()) == (some.index(r), len(some))
         assert total(hvd.global_process_set) == len(some) * (len(some) - 1) / 2
+        made = runtime.current().world.comm
         hvd.shutdown()
+        assert made == MPI.COMM_NULL  # MPIs know 2,000
     else:
         require_error(ValueError, lambda: hvd.init(comm=some), f"world rank {r} is not in")
     MPI.COMM_WORLD.Barrier()

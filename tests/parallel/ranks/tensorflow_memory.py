@@ -1,0 +1,73 @@
+"""Memory that ranks share goes with the models whose gradients lay there, also where Keras keeps their graphs."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvdlite.tensorflow as hvd
+from hvdlite.gradients import MANY
+from tests.parallel.common import require_error
+
+SIZES = (2, 3)
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:hvdlite")
+
+
+def reduced(variables: list[tf.Variable]) -> float:
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.add_n([tf.reduce_sum(v * v) for v in variables]) * (hvd.rank() + 1)
+    grads = tape.gradient(loss, variables)
+    assert all((grad == 2 * value * (hvd.size() + 1) / 2).numpy().all() for grad, value in zip(grads, variables, strict=True))
+    return float(grads[0][0, 0])
+
+
+def check_tapes_of_models_that_are_no_more() -> None:
+    """Each with other shapes. Two live on, and are reduced as before."""
+    lasting = [[tf.Variable(tf.fill((50, width), 3.0))] for width in (7, 8)]
+    most = 0
+    for width in range(100, 100 + 5 * MANY):
+        model = [tf.Variable(tf.ones((50, width))) for _ in range(2)]
+        for _ in range(2):
+            reduced(model)
+        assert [reduced(one) for one in lasting] == [3.0 * (hvd.size() + 1)] * 2
+        del model
+        gc.collect()
+        hvd.broadcast_object(0)  # nobody makes the next list before all have let go of this one
+        most = max(most, mappings())
+    assert most <= hvd.size() * (MANY + 4), most  # some for lanes
+
+
+def check_keras_optimizers_that_are_no_more() -> None:
+    def train() -> None:
+        model = keras.Sequential([keras.layers.Input((30,)), keras.layers.Dense(40), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+        data = np.ones((8, 30), np.float32)
+        model.fit(data, data[:, :1], batch_size=4, verbose=0)
+
+    train()
+    gc.collect()
+    before = mappings()
+    for _ in range(3):
+        train()
+        gc.collect()
+        assert mappings() == before
+
+
+def check_a_graph_that_is_left_over_says_so() -> None:
+    weight = tf.Variable(tf.ones(3))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step() -> None:
+        optimizer.apply([weight * 1], [weight])
+
+    step()
+    optimizer._hvdlite.gradients.end()  # as when it is collected
+    require_error(tf.errors.FailedPreconditionError, step, "trace it anew")
