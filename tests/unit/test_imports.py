@@ -34,6 +34,7 @@ LAYERS = [
     {"alike", "objects", "reducer", "terms"},
     {"variables"},
     {"exchange"},
+    {"border"},
     {"gradients"},
 ]
 
