@@ -251,6 +251,14 @@ def test_a_caller_in_the_roll_call_gets_the_error() -> None:
     watched(2, rank_main, shutdown=CHECK)
 
 
+def soon_stuck(watch: StallWatch) -> bool:
+    """When other threads, also of other tests, have come to their end."""
+    until = time.monotonic() + 10
+    while not watch.report().stuck and time.monotonic() < until:
+        time.sleep(0.001)
+    return watch.report().stuck
+
+
 @pytest.mark.parametrize(
     "change", ["another thread has called", "another thread may call", "it has joined", "nobody waits"]
 )
@@ -259,13 +267,13 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
     hang(lane)
     lane.lent, lane.lender = True, threading.get_ident()
-    assert watch.report().stuck
+    assert soon_stuck(watch)
     lane.lent, lane.changed.waiting = False, [threading.get_ident()]
-    assert watch.report().stuck
+    assert soon_stuck(watch)
     gone = threading.Thread(target=hang, args=(lane, "accuracy"))
     gone.start()
     gone.join()  # one that called, and is no more
-    assert watch.report().stuck
+    assert soon_stuck(watch)
     if change == "another thread has called":
         called, over = threading.Event(), threading.Event()
         other = threading.Thread(target=lambda: (hang(lane, "again"), called.set(), over.wait()))
@@ -275,10 +283,7 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     elif change == "another thread may call":
         idle = ThreadPoolExecutor(1)
         idle.submit(int).result()
-        until = time.monotonic() + 10  # it gives the result a moment before it has nothing to do
-        while not watch.report().stuck and time.monotonic() < until:
-            time.sleep(0.001)
-        assert watch.report().stuck  # with a pool's thread that has nothing to do
+        assert soon_stuck(watch)  # with a pool's thread that has nothing to do
         begun, over = threading.Event(), threading.Event()
         threading.Thread(target=lambda: (begun.set(), over.wait())).start()
         begun.wait()
@@ -308,7 +313,7 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "tensorflow", None)  # type: ignore[arg-type]
     assert not watch.report().stuck  # the main thread computes something
     steps.add(threading.get_ident())
-    assert watch.report().stuck
+    assert soon_stuck(watch)
     steps.add(thread + 1)  # another thread has begun a step, too
     assert not watch.report().stuck
     steps.remove(thread + 1)
@@ -316,7 +321,7 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
     assert not watch.report().stuck
     hang(lane, "accuracy")
     lane.changed.waiting = [threading.get_ident(), thread]  # the main one waits by itself, behind its step
-    assert watch.report().stuck
+    assert soon_stuck(watch)
     over.set()
 
 
