@@ -203,7 +203,7 @@ def test_a_rank_that_leaves_early_is_named(size: int, inline: bool) -> None:
     def rank_main(lane: Lane) -> None:
         if lane.transport.rank != 0:
             for i in range(3):
-                with pytest.raises(ShutdownError, match="ranks? 0.* shut down"):  # others that are faster may be next
+                with pytest.raises(ShutdownError, match=r"ranks? 0.* shut down"):  # others that are faster may be next
                     lane.run(total(f"n{i}")) if inline else lane.submit(total(f"n{i}")).wait()
         lane.leave()
 
