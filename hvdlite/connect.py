@@ -72,9 +72,18 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         )
     own = base if mine else base.Dup()
     if own.Get_size() > 1:
+        atexit.register(name_segments, os.getpid())  # behind what ends MPI, so that it runs before
         exits.install(base.Abort, base.Get_rank())  # all ranks of this host have met when base or own was made
     place = topology.from_leaders(own.Get_rank(), host_leaders(own))
     return MpiTransport(own, PIECE if place.one_host else network_piece(own)), place
+
+
+def name_segments(process: int) -> None:
+    """What has to be done before MPI's end, whoever brings it about."""
+    from mpi4py import MPI
+
+    if os.getpid() == process and not exits.ending and not MPI.Is_finalized():
+        exits.name_segments()
 
 
 def finalize(process: int) -> None:

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.requests import Request, Signature
 from hvdlite.terms import Terms
 from hvdlite.variables import is_one_of
-from hvdlite.weakly import Crowd
+from hvdlite.weakly import Crowd, weakly
 
 CALLS = {"weights": "hvd.broadcast_variables(model.variables, root_rank={root}) (in fit(), "
                     "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root})])"}  # fmt: skip
@@ -123,19 +123,21 @@ class Exchange:
     @property
     def over(self) -> bool:
         """Whether the variables of every list that it served are no more."""
-        return self.alike is not None and not len(self.lists)
+        return self.alike is not None and not list(self.lists)
 
-    def release(self) -> None:
-        """Let go of the memory shared with other ranks, though a graph may be kept that would use it: nobody runs that.
-        (On a GPU it goes with the lane, since peers have it open.)"""
-        if self.gpu is None and not self.released:
+    def end(self) -> None:
+        """Let go of the memory shared with other ranks when the variables are no more, without which no graph that is
+        kept can run. (On a GPU it goes with the lane, since peers have it open.)"""
+        if self.gpu is None and self.over and not self.released:
             self.released = True
             del self.reducer
+        for variable in self.lists:
+            finalize(variable, weakly(self.end)).atexit = False
 
     def begin(self) -> None:
         """Start a round; one that was begun and not finished, because its step failed, is forgotten."""
         if self.released:
-            raise HvdliteError(f"{self.name}: this graph's optimizer is no more: trace it anew with another")
+            raise HvdliteError(f"{self.name}: this graph's variables are no more")
         self.retries += self.reducer.abandon_round(self.tag)
         if self.held:
             mark(self.held[-1]).wait()

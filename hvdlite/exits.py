@@ -15,7 +15,8 @@ blocks in MPI_Finalize, and nobody is told. So, while installed,
 - before the abort, Python's exit functions run and buffered files are written, for 0.7 s at most;
 - the kernel kills this process when its parent (mpirun) dies, however it dies;
 - the shared-memory files through which MPI's processes have found each other are unlinked, since all
-  are attached: no death whatsoever, nor one of mpirun, leaves a file behind.
+  are attached: no death whatsoever, nor one of mpirun, leaves a file behind (Open MPI 4, which wants to
+  unlink its own, has empty ones while ranks wait for each other at their end).
 
 Signals and `os._exit(n)` are noticed by mpirun itself. Not covered: a SystemExit in a thread other
 than the main one, which Python ignores by design; interactive sessions, where an exception is no end;
@@ -37,7 +38,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -52,6 +53,7 @@ _LONG = 1 << 63
 ENVIRONMENT = frozenset(os.environ)  # which a script may clear
 
 _guard: _Guard | None = None
+_missed: set[str] = set()
 ending = False
 """Whether this process is ending the job: nobody is there any more to shut down with."""
 
@@ -124,17 +126,19 @@ def unlink_segments() -> None:
         found = (line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if "/dev/shm/" in line)
         paths = {path.removesuffix(" (deleted)") for path in found}
         for path in paths:
-            if os.path.basename(path).startswith(_SEGMENTS):
+            folder, name = os.path.split(path)
+            vader = name.startswith("vader_segment.")
+            if name.startswith(_SEGMENTS) and not (vader and FOLDER and folder.endswith(os.path.basename(FOLDER))):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
-        mine = f".{os.environ.get('OMPI_COMM_WORLD_LOCAL_RANK')}"
-        if missed := [path for path in paths if "/vader_segment." in path and path.endswith(mine)]:
-            atexit.register(name_segments, missed)  # behind what ends MPI, so that it runs before
+                if vader and name.endswith(f".{os.environ.get('OMPI_COMM_WORLD_LOCAL_RANK')}"):
+                    _missed.add(path)
 
 
-def name_segments(paths: Sequence[str]) -> None:
-    """Open MPI 4 complains at length where it finds no file to remove in the end."""
-    for path in [] if ending else paths:
+def name_segments() -> None:
+    """Just before MPI's end: Open MPI 4 complains at length where it finds no file to remove. (In a folder of
+    hvdliterun's, which removes that, its files keep their names.)"""
+    for path in _missed:
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_CREAT, 0o600))
 

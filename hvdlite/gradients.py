@@ -26,8 +26,9 @@ from hvdlite.reducer import Use
 from hvdlite.requests import Request, Signature
 from hvdlite.terms import Terms
 from hvdlite.variables import common_name, is_one_of, name_of
+from hvdlite.weakly import weakly
 
-MANY = 4  # exchanges, above which those that are over are looked for when another is made
+MANY = 4  # exchanges, from which on those that are over are looked for when another is made
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Settings:
 
 class Gradients:
     """Reduces lists of gradients over all ranks, under the runtime that it was made or renewed under. Creating one is
-    collective. sums: of the passes before, which do not count after a renewal. user: with it this ends, though graphs
-    that refer to it may be kept (Keras keeps them all); None: it has none."""
+    collective. sums: of the passes before, which do not count after a renewal. user: when it and the variables are no
+    more, shared memory goes, though graphs may be kept that refer to this (Keras on TensorFlow keeps them all)."""
 
     def __init__(
         self, settings: Settings, border: Border, name: str, sums: Accumulator | None = None, user: Any = None
@@ -63,14 +64,14 @@ class Gradients:
         self.made = 0  # exchanges, so far
         self.user = ref(self if user is None else user)
         if user is not None:
-            finalize(user, self.end).atexit = False
+            finalize(user, weakly(self.end)).atexit = False
         self.enter()
 
     def end(self) -> None:
         """Its user is no more."""
         self.runtime.renewables.remove(self)
         for exchange in self.exchanges.values():
-            exchange.release()
+            exchange.end()
         self.exchanges.clear()
 
     def enter(self) -> None:
@@ -85,7 +86,7 @@ class Gradients:
 
     def renew(self) -> None:
         """Go on under the present runtime with the same exchanges, which graphs hold on to. Collective."""
-        if self.settings.process_set.process_set_id is None:  # it has been removed
+        if self.settings.process_set.process_set_id is None or self.user() is None:  # it has been removed
             return
         if self.sums:
             self.sums.clear()

@@ -138,7 +138,9 @@ def fresh_environment(packages: str) -> dict[str, str]:
     """This process' environment as if no launcher had started it, for a job of its own, which finds our code at
     `packages`."""
     kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
-    kept = {name: value for name, value in kept.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
+    job = os.environ.get("HVDLITE_JOB_ID")  # whose folders are not the next one's
+    kept = {name: value for name, value in kept.items()
+            if not name.startswith(("HVDLITE_", "HOROVOD_")) and not (job and job in value)}  # fmt: skip
     if os.geteuid() == 0:  # so is the job that asks
         kept |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (kept.get("PYTHONPATH"), packages)))}

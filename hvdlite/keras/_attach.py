@@ -32,7 +32,8 @@ class Attachment:
 
     def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
         self.optimizer, self.settings, self.sums, self.border = optimizer, settings, sums, border()
-        self.gradients = Gradients(settings, self.border, "optimizer", sums, user=optimizer)
+        user = optimizer if keras.backend.backend() == "tensorflow" else None  # there Keras keeps its graphs
+        self.gradients = Gradients(settings, self.border, "optimizer", sums, user)
         self.local: list[Any] = []
         self.reduced = False  # the update under way has reduced gradients
 

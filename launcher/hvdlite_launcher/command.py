@@ -11,7 +11,7 @@ That is chosen for the PyPI wheel alone: it would drop CUDA support and fast fab
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hvdlite_launcher.environment import LOGIN
@@ -114,12 +114,11 @@ def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, st
     if settings.step:
         start = _step_options(settings, settings.step)
         return Command((*start, *place.keeper, *_spelled(settings)), env, labelled=True)
-    command = (*place.keeper, *_spelled(settings))
-    if mpi.family is Family.INTEL_MPI:
-        return Command((mpi.launcher, *settings.mpi_args, *_intel_mpi_sets(settings, command)), env)
-    open_mpi = mpi.family is Family.OPEN_MPI
-    options = _open_mpi_options(settings, {**environ, **env}) if open_mpi else _hydra_options(settings)
-    return Command((mpi.launcher, *options, *settings.mpi_args, *command), env)
+    if mpi.family is Family.OPEN_MPI:
+        options = _open_mpi_options(settings, {**environ, **env})
+    else:
+        options = _intel_mpi_options(settings) if mpi.family is Family.INTEL_MPI else _hydra_options(settings)
+    return Command((mpi.launcher, *options, *settings.mpi_args, *place.keeper, *_spelled(settings)), env)
 
 
 def _spelled(settings: Settings) -> list[str]:
@@ -243,17 +242,10 @@ def _intel_mpi_env(settings: Settings, place: Place) -> dict[str, str]:
     return env
 
 
-def _intel_mpi_sets(settings: Settings, command: Sequence[str]) -> list[str]:
-    """An argument set for each host that gets ranks, with colons between them: its Hydra reads no counts behind hosts'
-    names but from a file."""
-    words: list[str] = []
-    left = settings.ranks
-    for name, slots in _hosts(settings):
-        if count := min(left, slots):
-            binding = settings.binding_args or ()
-            words += [*([":"] if words else []), "-host", name, "-n", str(count), *binding, *command]
-            left -= count
-    return words
+def _intel_mpi_options(settings: Settings) -> tuple[str, ...]:
+    """Its Hydra reads no counts behind hosts' names but from a file."""
+    names = [name for name, slots in _hosts(settings) for _ in range(slots)][: settings.ranks]
+    return ("-hosts", ",".join(names), "-ppn", "1", "-n", str(settings.ranks), *(settings.binding_args or ()))
 
 
 def _step_options(settings: Settings, step: Step) -> tuple[str, ...]:

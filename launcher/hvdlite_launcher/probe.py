@@ -104,10 +104,10 @@ def _ask(launcher: str) -> Mpi | None:
     path = shutil.which(launcher) or launcher
     if os.path.basename(path) == "prterun":  # Open MPI's engine, for where MPICH took the name mpirun
         return _describe(path, Family.OPEN_MPI, (5,))
+    beside = os.pathsep.join((os.path.dirname(path), os.environ.get("PATH", os.defpath)))  # Intel's mpirun looks there
+    env, null = {**os.environ, "PATH": beside}, subprocess.DEVNULL
     try:
-        answer = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
-        )
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, stdin=null, env=env)
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
     found = identify(answer.stdout + answer.stderr)

@@ -70,7 +70,8 @@ def test_mpich() -> None:
 
 def test_intel_mpi_reads_no_counts_behind_the_names_of_hosts() -> None:
     command = compose(SETTINGS, INTEL, PLACE, {})
-    assert command.argv == (INTEL.launcher, "-host", "localhost", "-n", "4", *TAIL)
+    hosts = "localhost,localhost,localhost,localhost"
+    assert command.argv == (INTEL.launcher, "-hosts", hosts, "-ppn", "1", "-n", "4", *TAIL)
     assert command.env == {
         **COMMON,
         "MPI4PY_LIBMPI": INTEL.library,
@@ -113,17 +114,15 @@ def test_variables_of_the_command_line_win() -> None:
     assert (env["OMP_NUM_THREADS"], env["LR"]) == ("3", "0.1")
 
 
-@pytest.mark.parametrize("mpi", [OPEN_MPI_5, MPICH])
+@pytest.mark.parametrize("mpi", [OPEN_MPI_5, MPICH, INTEL])
 def test_mpi_args_stand_behind_ours_and_before_the_command(mpi: Mpi) -> None:
     argv = compose(dataclasses.replace(SETTINGS, mpi_args=("--mca", "btl", "tcp")), mpi, PLACE, {}).argv
     assert argv[-len(TAIL) - 3 :] == ("--mca", "btl", "tcp", *TAIL)
 
 
-def test_intel_mpis_options_for_all_hosts_come_first() -> None:
-    settings = dataclasses.replace(SETTINGS, mpi_args=("-genv", "A", "1"), binding_args=("-env", "I_MPI_PIN", "1"))
-    command = compose(settings, INTEL, PLACE, {})
-    options = ("-genv", "A", "1", "-host", "localhost", "-n", "4", "-env", "I_MPI_PIN", "1")
-    assert command.argv == (INTEL.launcher, *options, *TAIL)
+def test_intel_mpi_binds_as_it_is_told() -> None:
+    command = compose(dataclasses.replace(SETTINGS, binding_args=("-env", "I_MPI_PIN", "1")), INTEL, PLACE, {})
+    assert command.argv[-len(TAIL) - 3 :] == ("-env", "I_MPI_PIN", "1", *TAIL)
     assert "I_MPI_PIN" not in command.env
 
 

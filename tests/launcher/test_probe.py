@@ -60,6 +60,7 @@ def test_intel_mpis_script_is_passed_over(prefix: Path) -> None:
     install(prefix, INTEL)
     assert find_mpi({"PATH": ""}).launcher == str(prefix / "bin" / "mpirun")  # but where there is nothing else
     engine = install(prefix, INTEL, "mpiexec.hydra")
+    (prefix / "bin" / "mpirun").write_text("#!/bin/sh\nmpiexec.hydra --version\n")
     assert find_mpi({"PATH": ""}).launcher == engine
 
 

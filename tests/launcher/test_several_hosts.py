@@ -58,11 +58,10 @@ def test_hydra_forwards_by_itself() -> None:
     }  # fmt: skip
 
 
-def test_intel_mpi_gets_a_set_of_arguments_per_host() -> None:
+def test_intel_mpi_reads_a_host_per_rank() -> None:
     hosts = (*HOSTS, Host("c", 4, local=False), Host("d", 1, local=False))
     command = compose(dataclasses.replace(SETTINGS, hosts=hosts, ranks=4), INTEL, PLACE, {})
-    sets = [f"-host {name} -n {count} keep python train.py" for name, count in (("a", 2), ("b", 1), ("c", 1))]
-    assert " ".join(command.argv) == f"{INTEL.launcher} " + " : ".join(sets)
+    assert " ".join(command.argv) == f"{INTEL.launcher} -hosts a,a,b,c -ppn 1 -n 4 keep python train.py"
     assert command.env["I_MPI_HYDRA_BOOTSTRAP"] == "ssh"
     assert command.env["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] == SSH
 
