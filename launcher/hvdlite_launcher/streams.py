@@ -82,10 +82,8 @@ class Streams:
 
         def listen(data: bytes) -> None:
             nonlocal rest
-            *lines, rest = (rest + data).splitlines(keepends=True) if data else [rest, b""]
-            if rest.endswith(b"\n"):
-                lines, rest = [*lines, rest], b""
-            for line in lines:
+            *lines, rest = (rest + data).split(b"\n") if data else [rest, b""]  # not at a progress bar's \r
+            for line in (line + b"\n" for line in lines) if data else lines:
                 label = _LABEL.match(line)
                 self.hear(line)
                 if label and b"slurmstepd" not in line:

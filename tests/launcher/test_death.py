@@ -167,6 +167,16 @@ def test_signals_with_a_meaning_reach_the_ranks(runner: Runner, number: int) -> 
     assert (out, job.returncode) == ("got it\n" * 2, 0)
 
 
+def test_under_nohup_a_hangup_ends_nothing(runner: Runner) -> None:
+    runner.prefix = ["nohup"]
+    code = "import time; print('here', flush=True); time.sleep(1); print('done')"
+    job = runner.start("-np", "1", "--no-prefix", sys.executable, "-c", code)
+    assert job.stdout and job.stdout.readline() == "here\n"
+    job.send_signal(signal.SIGHUP)
+    out, _ = job.communicate(timeout=10)
+    assert (out, job.returncode) == ("done\n", 0)
+
+
 def test_shared_memory_of_the_users_goes_too(runner: Runner) -> None:
     """What Python's resource tracker would have removed."""
     code = (

@@ -63,6 +63,11 @@ def test_beside_others_this_machine_goes_by_its_name() -> None:
     assert located(parse_hosts("localhost:2")) == (Host("localhost", 2),)
 
 
+def test_this_machine_has_one_name() -> None:
+    with pytest.raises(HostsError, match="once, with all its slots"):
+        located(parse_hosts(f"localhost:2,{socket.gethostname()}:2"))
+
+
 def test_only_the_hosts_that_are_needed_are_used() -> None:
     hosts = parse_hosts("a:2,b:2,c:2")
     assert [len(used(hosts, ranks)) for ranks in (1, 2, 3, 4, 5, 6)] == [1, 1, 2, 2, 3, 3]

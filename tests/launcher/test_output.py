@@ -7,6 +7,7 @@ import os
 import pytest
 from hvdlite_launcher.notices import without_deaths
 from hvdlite_launcher.output import Printer, Source
+from hvdlite_launcher.streams import Streams
 
 ZERO, ONE = b"[0]<stdout>:", b"[1]<stdout>:"
 
@@ -83,6 +84,21 @@ def test_without_prefix_bytes_pass_unchanged(written: list[bytes]) -> None:
     assert b"".join(written) == b"a\rbc\n\n"
 
 
+def test_what_a_scheduler_has_labelled(capfd: pytest.CaptureFixture[str]) -> None:
+    """What has no label, and what its daemons say, is the scheduler's own; an unfinished last line is shown, too, and
+    what a progress bar overwrites is its rank's."""
+    with Printer(prefix=True) as printer:
+        streams = Streams(printer)
+        end = streams.open_labelled(1)
+        os.write(end, b"0: a\n 1: b: c\n3: 10%\r20%\nsrun: error: x\n2: slurmstepd: error: y\n1: the end")
+        os.close(end)
+        streams.drain(explained=False)
+    out, err = capfd.readouterr()
+    assert sorted(out.split("\n")) == sorted(["[0]<stdout>:a", "[1]<stdout>:b: c", BAR, "[1]<stdout>:the end", ""])
+    assert err == "srun: error: x\n2: slurmstepd: error: y\n"
+
+
+BAR = "[3]<stdout>:10%\r[3]<stdout>:20%"
 RULE = "-" * 74 + "\n"
 DEATH = f"{RULE}prterun noticed that process rank 1 with PID 3160 on node vm exited on\nsignal 9 (Killed).\n{RULE}"
 WARNING = f"{RULE}There are not enough slots available in the system\n{RULE}"

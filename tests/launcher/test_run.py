@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -55,7 +56,7 @@ def test_of_all_ranks_that_fail_one_is_told(runner: Runner) -> None:
     assert rank and f"hvdliterun: rank {rank[1]} ended the job with exit code 1\n" in job.stderr
 
 
-@pytest.mark.parametrize("how", ["nothing", "zero", "caught", "uninstalled"])
+@pytest.mark.parametrize("how", ["nothing", "zero", "caught", "uninstalled", "exit-of-thread"])
 def test_what_is_no_failure_ends_well(runner: Runner, how: str) -> None:
     job = runner.run("-np", "2", *FAILS, how)
     assert (job.returncode, job.stderr) == (0, "")
@@ -225,6 +226,13 @@ def test_variables_and_threads(runner: Runner) -> None:
     variables = ("-x", "LR=0.1", "-x", "OMP_NUM_THREADS=3")
     job = runner.run("-np", "1", *variables, "sh", "-c", "echo $LR $OMP_NUM_THREADS")
     assert job.stdout == "[0]<stdout>:0.1 3\n"
+
+
+def test_signals_that_python_ignores_are_not_ignored_by_the_command(runner: Runner) -> None:
+    """A shell's `yes | head -1` ends by SIGPIPE."""
+    job = runner.run("-np", "1", "--no-prefix", "grep", "SigIgn", "/proc/self/status")
+    ignored = int(job.stdout.split()[1], 16)
+    assert not any(ignored >> number - 1 & 1 for number in (signal.SIGPIPE, signal.SIGXFSZ))
 
 
 def test_what_the_mpi_refuses_is_shown(runner: Runner) -> None:

@@ -53,6 +53,8 @@ def test_lsf_with_and_without_jsrun() -> None:
     env = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "batch 1 c1 4 c2 4"}
     jsm = allocation(env, bin_of("jsrun"))  # type: ignore[arg-type]
     assert jsm and jsm.hosts == (Host("c1", 4), Host("c2", 4)) and jsm.starter is Starter.JSRUN
+    alone = allocation({**env, "LSB_MCPU_HOSTS": "c1 1 c1 3"}, bin_of("jsrun"))  # type: ignore[arg-type]
+    assert alone and alone.hosts == (Host("c1", 4),)
     plain = allocation(env, bin_of("blaunch"))  # type: ignore[arg-type]
     assert plain and plain.hosts[0] == Host("batch", 1) and plain.shell == "/bin/blaunch"
 

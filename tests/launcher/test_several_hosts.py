@@ -13,8 +13,8 @@ import pytest
 from hvdlite_launcher import facts, readiness, wire
 from hvdlite_launcher.command import Place, Settings, compose
 from hvdlite_launcher.ending import Ending
-from hvdlite_launcher.environment import forwarded, is_secret
-from hvdlite_launcher.failures import Failures, parse
+from hvdlite_launcher.environment import forwarded, is_secret, kept
+from hvdlite_launcher.failures import ABSENT, Failure, Failures, of_scheduler, parse
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.probe import Family, Mpi
@@ -97,6 +97,8 @@ def test_binding_args_replace_ours() -> None:
 
 def test_threads_follow_the_fullest_host() -> None:
     assert compose(dataclasses.replace(SETTINGS, cores=7), MPICH, PLACE, {}).env["OMP_NUM_THREADS"] == "3"
+    alone = dataclasses.replace(SETTINGS, ranks=1, hosts=(Host("a", 8),), cores=8)
+    assert compose(alone, MPICH, PLACE, {}).env["OMP_NUM_THREADS"] == "8"
 
 
 def test_an_ssh_command() -> None:
@@ -107,9 +109,14 @@ def test_an_ssh_command() -> None:
 def test_only_what_is_known_and_no_secret_is_forwarded() -> None:
     go = ["PATH", "PYTHONPATH", "OMP_NUM_THREADS", "OMPI_MCA_btl", "HVDLITE_X", "HOROVOD_X", "NCCL_DEBUG", "LC_ALL", "HF_HOME"]
     stay = ["HOME", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_FD", "CUDA_VISIBLE_DEVICES", "DISPLAY", "LR", "PATHOLOGY"]
-    secret = ["HF_TOKEN", "HVDLITE_API_KEY", "NCCL_SECRET_X", "AWS_REGION", "TF_PASSWORD", "HOROVOD_SECRET"]
+    secret = ["HF_TOKEN", "HVDLITE_API_KEY", "NCCL_SECRET_X", "AWS_REGION", "TF_PASSWORD", "HOROVOD_SECRET", "HF_token"]
     assert sorted(forwarded(dict.fromkeys([*go, *stay, *secret], ""))) == sorted(go)
     assert all(map(is_secret, secret)) and not any(map(is_secret, go))
+
+
+def test_launchers_keep_what_logins_and_schedulers_need() -> None:
+    keep = ["HOME", "SSH_AUTH_SOCK", "SLURM_JOB_ID", "LSB_JOBID", "PBS_NODEFILE", "FLUX_URI"]
+    assert sorted(kept(dict.fromkeys([*keep, "LR", "HF_TOKEN", "HOMES"], ""))) == sorted(keep)
 
 
 def test_frames_survive_any_cut() -> None:
@@ -149,6 +156,32 @@ def test_of_failures_on_two_hosts_the_first_is_told(notes: list[str], first: int
     assert failures.first() is found  # the same ever after
 
 
+def test_a_rank_that_has_never_come_is_no_reason_beside_a_real_one() -> None:
+    """But explains the SIGTERM by which the MPI has ended the others."""
+    for note, first in (("0 139 11 1.0", 0), ("0 143 15 1.0", 2)):
+        failures = Failures()
+        failures.add(parse(note))
+        failures.add(Failure(2, 1, ABSENT, 2.0))
+        found = failures.first()
+        assert found and found.rank == first
+
+
+def test_what_srun_says_of_a_failure() -> None:
+    found = of_scheduler("srun: error: node2: task 2: Exited with exit code 139\n")
+    assert found and (found.rank, found.code, found.signal, found.host) == (2, 139, signal.SIGSEGV, "node2")
+    found = of_scheduler("srun: error: node1: tasks 0-1: Exited with exit code 7\n")
+    assert found and (found.rank, found.code, found.signal, found.host) == (0, 7, 0, "node1")
+    assert of_scheduler("srun: error: node1: task 0: Exited with exit code 0\n") is None
+
+
+def test_failures_are_compared_by_one_clock() -> None:
+    failures = Failures(several=True)
+    failures.add(parse("0 1 0 100.0", "a"))
+    failures.add(parse("3 1 0 130.0", "b", offset=-31.0))
+    found = failures.first(final=True)
+    assert found and found.rank == 3
+
+
 def test_a_failure_on_one_of_several_hosts_waits_for_news() -> None:
     alone, several = Failures(), Failures(several=True)
     for failures in (alone, several):
@@ -178,6 +211,7 @@ def test_differences_are_told_of_the_few() -> None:
         "b": "Python 3.12.1, others have 3.11.7; hvdlite is missing, others have 0.1.0; "
         "MPICH 5.0.2, others have Open MPI v5.0.11"
     }
+    assert list(facts.differences({"a": odd, "b": usual, "c": usual})) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,13 @@ def test_algorithms(name: str) -> None:
     assert Config.from_env({"HVDLITE_ALGORITHM": name.upper()}).algorithm == name
 
 
+def test_what_reduces_on_gpus() -> None:
+    """Never an MPI's own reductions: those of device memory crash."""
+    assert Config.from_env({"HVDLITE_ALGORITHM": "native"}).algorithm_on_gpu == "auto"
+    assert Config.from_env({"HVDLITE_ALGORITHM": "ring"}).algorithm_on_gpu == "ring"
+    assert Config.from_env({"HVDLITE_ALGORITHM": "ring", "HOROVOD_GPU_OPERATIONS": "NCCL"}).algorithm_on_gpu == "nccl"
+
+
 @pytest.mark.parametrize(("name", "value"), [
     ("HVDLITE_ALGORITHM", "fastest"), ("HVDLITE_BUCKET_MB", "big"), ("HOROVOD_FUSION_THRESHOLD", "1e6"),
     ("HVDLITE_OVERLAP", "yes"), ("HVDLITE_SHARED_MEMORY", "2"),

@@ -19,7 +19,7 @@ from hvdlite.engine import Lane
 from hvdlite.errors import StallError
 from hvdlite.observers import diagnosis, positions
 from hvdlite.observers.diagnosis import Report, Stall, Wait, deadlocked, diagnose
-from hvdlite.observers.stall import Limits, StallWatch, watch
+from hvdlite.observers.stall import Inquiry, Limits, StallWatch, watch
 from hvdlite.requests import JOIN, Request, Signature
 from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
 
@@ -239,6 +239,39 @@ def test_past_the_second_limit_all_pending_and_later_calls_fail(capfd: pytest.Ca
     assert "hvdlite: rank 1: the job has stalled" in capfd.readouterr().err  # it waits for nothing, so it says so itself
 
 
+def test_the_second_limit_is_not_put_off_by_what_was_told_lately() -> None:
+    watch = StallWatch(alone().mail(), 0, 1, list, Limits(CHECK, 1.2 * CHECK))
+    watch.told_at = now = time.monotonic()
+    watch.inquire(CHECK, now)
+    assert watch.inquiry is None
+    watch.inquire(1.2 * CHECK, now)
+    assert watch.inquiry is not None
+
+
+def test_work_that_takes_longer_than_the_second_limit_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """All have called it: a large broadcast over a slow network."""
+    lane, now = Lane(alone(), Place(1, False)), time.monotonic()
+    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK))
+    request = hang(lane)
+    request.queued = request.agreed = now - 100
+    watch.conclude(Inquiry(1, now, now, {0: watch.report()}))
+    assert "all ranks have called it" in capfd.readouterr().err and watch.ended_at is None
+
+
+def test_only_a_caller_that_nothing_can_interrupt_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may take the error as an occasion to save their work, however long that takes."""
+    given_up: list[str] = []
+    monkeypatch.setattr("hvdlite.exits.give_up", given_up.append)
+    lane = Lane(alone(), Place(1, False))
+    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK))
+    watch.ended_at, watch.text = time.monotonic() - 100, "over"
+    watch.look(time.monotonic())
+    assert given_up == []
+    lane.lent = True
+    watch.look(time.monotonic())
+    assert given_up == ["over"]
+
+
 def test_a_caller_in_the_roll_call_gets_the_error() -> None:
     def rank_main(watch: StallWatch, lane: Lane) -> None:
         watch.start()
@@ -382,8 +415,9 @@ def test_settings_are_rank_0s() -> None:
     assert run_ranks(1, lambda t: limits(t, 60, 5)) == [None]
 
 
-def test_a_letter_is_small() -> None:
-    """A rank with a thousand pending calls reports the oldest."""
+def test_a_letter_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank with a thousand pending calls reports the oldest, from which no deadlock can be told."""
+    monkeypatch.setattr(StallWatch, "stuck", True)
 
     def rank_main(transport: ThreadTransport) -> None:
         lane = Lane(transport, Place(1, False))
@@ -392,6 +426,6 @@ def test_a_letter_is_small() -> None:
             hang(lane, f"x{i}")
         report = watch.report()
         assert [w.key for w in report.waits] == [f"allreduce 'x{i}'" for i in range(len(report.waits))]
-        assert len(pickle.dumps(report)) < 4096
+        assert len(pickle.dumps(report)) < 4096 and not report.stuck
 
     run_ranks(1, rank_main)

@@ -28,6 +28,10 @@ def end(how: str) -> None:
         fail()
     elif how == "thread":
         threading.Thread(target=fail).start()
+    elif how == "exit-of-thread":
+        thread = threading.Thread(target=sys.exit, args=(3,))
+        thread.start()
+        thread.join()
     elif how == "exit":
         sys.exit(7)
     elif how == "exit-message":

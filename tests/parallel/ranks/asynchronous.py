@@ -17,7 +17,7 @@ import hvdlite as hvd
 import hvdlite.numpy
 from hvdlite import ops, runtime
 from hvdlite.transports.threads import ThreadTransport
-from tests.parallel.common import last, restart
+from tests.parallel.common import last, require_error, restart
 
 
 def check_submission_in_different_orders() -> None:
@@ -91,6 +91,26 @@ def check_one_name_for_two_kinds_asynchronously() -> None:
         time.sleep(0.05)
     found = [hvd.numpy.synchronize(handle) for handle in (handles[::-1] if last() else handles)]
     assert found[0] == 1 and (found[1] == 1).all() and len(found[1]) == hvd.size()
+
+
+def check_a_wait_that_is_interrupted_can_be_repeated() -> None:
+    """Ctrl-C at a notebook's prompt: the handle is still good."""
+    if hvd.size() == 1:
+        return
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="x")
+
+        def wait() -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            hvd.synchronize(handle)
+
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        require_error(KeyboardInterrupt, wait)
+        signal.signal(signal.SIGALRM, before)
+    hvd.broadcast(0, 0, name="go")
+    if hvd.rank() > 0:
+        handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="x")
+    assert (hvd.synchronize(handle) == hvd.size()).all()
 
 
 def check_poll_and_late_ranks() -> None:

@@ -52,6 +52,7 @@ def check_booleans() -> None:
     """Max is or, Min is and; for Sum and Product likewise."""
     p, r = hvd.size(), hvd.rank()
     require_error(ValueError, lambda: hvd.allreduce(np.array([True])), "no average", "hvd.Max")
+    require_error(ValueError, lambda: hvd.reducescatter(np.ones(p, bool)), "no average", "hvd.Max")
     mine = np.array([True, False, r == 0, r != 0])
     some, every = [True, False, True, p > 1], [True, False, p == 1, False]
     for op, expected in ((hvd.Max, some), (hvd.Min, every), (hvd.Sum, some), (hvd.Product, every)):
@@ -223,6 +224,10 @@ def check_broadcast_variables() -> None:
     held = {"w": np.full((2, 3), r, np.float32), "b": np.full(4, r, np.int64).reshape(2, 2).T}
     hvd.broadcast_variables(held, root_rank=p - 1)
     assert all((a == p - 1).all() for a in held.values())
+    named = [("b", np.array([r])), ("a", np.array([r + 10]))]
+    given = dict(reversed(named) if last() else named)  # in orders of their own
+    hvd.broadcast_variables(given)
+    assert (given["b"], given["a"]) == (0, 10)
     listed = [np.full(2, float(r))]
     hvd.broadcast_variables(listed)
     assert (listed[0] == 0).all()

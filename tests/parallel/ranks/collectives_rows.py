@@ -93,6 +93,7 @@ def check_alltoall_that_leaves_a_tail() -> None:
     rows, received = ops.alltoall(np.full(2 * p + r, float(r)), [2] * p)
     assert rows.tolist() == [float(source) for source in range(p) for _ in range(2)] and received.tolist() == [2] * p
     require_error(ValueError, lambda: ops.alltoall(np.ones(2), [2**63 - 1] * p), "splits add up to")
+    require_error(ValueError, lambda: ops.alltoall(np.ones(2), [*[0] * (p - 1), -1]), "whole numbers")
 
 
 def check_calls_matched_by_name() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import hvdlite as hvd
+import hvdlite.numpy
 from hvdlite import ops
 from tests.parallel.common import last, require_mismatch
 
@@ -115,6 +116,12 @@ def check_agreeing_requests_around_a_mismatch_succeed() -> None:
 
 def check_objects_with_different_roots() -> None:
     require_mismatch(lambda: hvd.broadcast_object("x", 1 if last() else 0, name="thing"), "root rank differs")
+
+
+def check_variables_with_different_roots() -> None:
+    mine = np.full(4, 1.0 + hvd.rank())
+    require_mismatch(lambda: hvd.numpy.broadcast_variables([mine], 1 if last() else 0), "root rank differs")
+    assert (mine == 1.0 + hvd.rank()).all()
 
 
 def check_memory_after_a_mismatch_is_untouched() -> None:

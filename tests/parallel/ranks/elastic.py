@@ -91,6 +91,18 @@ def check_the_same_error_again_and_again_is_raised() -> None:
     assert total() == hvd.size()
 
 
+def check_the_same_error_with_commits_in_between_is_survived() -> None:
+    @elastic.run
+    def train(state: ObjectState) -> int:
+        state.step += 1
+        state.commit()
+        if state.step <= 2 * elastic.MOST_REPETITIONS:
+            raise HorovodInternalError("now and then")
+        return state.step
+
+    assert train(state_of(step=0)) == 2 * elastic.MOST_REPETITIONS + 1
+
+
 def check_other_errors_pass() -> None:
     @elastic.run
     def train(state: ObjectState) -> None:
@@ -124,6 +136,33 @@ def check_changed_hosts_interrupt_all_ranks_at_the_same_commit() -> None:
         assert train(state) == (0 if synced else hvd.rank())
         assert order == ["step 0", "first", "second", "step 1"]
         state.check_host_updates()  # once is enough
+
+
+def check_an_error_after_a_removal_gives_all_rank_0s_state() -> None:
+    calls: list[int] = []
+
+    @elastic.run
+    def train(state: ObjectState) -> int:
+        calls.append(1)
+        if len(calls) == 1:
+            state.mine = hvd.rank()
+            state.on_hosts_updated(5.0, HostUpdateResult.removed)
+            state.commit()
+        if len(calls) == 2:
+            raise HorovodInternalError("as if something had failed")
+        return state.mine
+
+    assert train(state_of(mine=0)) == 0 and len(calls) == 3
+
+
+def check_a_job_of_a_communicator_starts_anew_as_it_was() -> None:
+    p, r = hvd.size(), hvd.rank()
+    hvd.shutdown()
+    hvd.init(comm=list(range(p))[::-1])
+    elastic.start_anew()
+    assert hvd.rank() == p - 1 - r and total() == p
+    hvd.shutdown()
+    hvd.init()
 
 
 def check_process_sets_are_there_again() -> None:

@@ -216,20 +216,20 @@ def check_metrics_are_averaged() -> None:
 
 
 def check_metrics_weighted_by_samples() -> None:
-    """Rank r has 12 (r + 1) samples, and validates with 4 (r + 1)."""
+    """Rank r of p has 12 (r + 1) samples, and validates with 4 (p - r)."""
     x, y = data()
-    count = hvd.rank() + 1
+    count, others = hvd.rank() + 1, hvd.size() - hvd.rank()
     trained = model()
     trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
     history = trained.fit(
         x[:12].repeat(count, 0), hvd.rank() + y[:12].repeat(count, 0), batch_size=12 * count, epochs=1, verbose=0,
-        validation_data=(x[:4].repeat(count, 0), y[:4].repeat(count, 0) - hvd.rank()), shuffle=False,
+        validation_data=(x[:4].repeat(others, 0), y[:4].repeat(others, 0) - hvd.rank()), shuffle=False,
         callbacks=[hvd.callbacks.MetricAverageCallback(weighted=True)],
     ).history  # fmt: skip
 
     def expected(rows: int, sign: int) -> float:
         losses = [np.mean((trained.predict(x[:rows], verbose=0) - y[:rows] - sign * r) ** 2) for r in range(hvd.size())]
-        return float(np.average(losses, weights=np.arange(hvd.size()) + 1))
+        return float(np.average(losses, weights=(np.arange(hvd.size()) + 1)[::sign]))
 
     np.testing.assert_allclose(history["loss"], [expected(12, 1)], rtol=1e-5)
     np.testing.assert_allclose(history["val_loss"], [expected(4, -1)], rtol=1e-5)

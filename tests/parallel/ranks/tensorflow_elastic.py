@@ -73,6 +73,16 @@ def check_fit_through_an_error_is_fit_without_one() -> None:
         require_same_bits(found)
 
 
+def check_passes_before_a_restart_do_not_count() -> None:
+    w = keras.Variable([0.0])
+    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    optimizer.apply([tf.constant([8.0])], [w])
+    start_anew()
+    for expected in (0.0, -2.0):
+        optimizer.apply([tf.constant([1.0])], [w])
+        assert float(w.numpy()[0]) == expected
+
+
 def check_a_traced_tape_goes_on() -> None:
     """A tf.function with collectives and a tape, traced before the error and used after it."""
     weight = tf.Variable([1.0, 2.0])

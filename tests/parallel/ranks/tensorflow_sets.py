@@ -63,6 +63,32 @@ def check_training_in_a_set() -> None:
         restart()
 
 
+def check_gradients_of_other_kinds_in_a_set() -> None:
+    """Of embeddings, of local variables, of collectives: divided by the number of members."""
+    odd = hvd.ProcessSet([0, 2])
+    restart(process_sets=[odd])
+    try:
+        rank = hvd.rank()
+        if rank == 1:
+            return
+        table, local, x = tf.Variable(tf.zeros([3, 1])), tf.Variable([1.0]), tf.Variable([1.0])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [rank])) * 4.0 + local * 6.0
+        tape = hvd.DistributedGradientTape(tape, process_set=odd)
+        tape.register_local_source(local)
+        sparse, own = tape.gradient(loss, [table, local])
+        np.testing.assert_array_equal(tf.convert_to_tensor(sparse), [[2.0], [0.0], [2.0]])
+        np.testing.assert_array_equal(own, [3.0])
+        slices = tf.IndexedSlices(tf.constant([[4.0]]), tf.constant([rank]), tf.constant([3, 1]))
+        mean = hvd.allreduce(slices, process_set=odd)
+        np.testing.assert_array_equal(tf.convert_to_tensor(mean), [[2.0], [0.0], [2.0]])
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(hvd.allgather(x, process_set=odd) * [3.0, 5.0])
+        np.testing.assert_array_equal(tape.gradient(y, x), [3.0 if rank == 0 else 5.0])
+    finally:
+        restart()
+
+
 def check_a_removed_set() -> None:
     """Errors name the set and the cure, in eager mode and in graphs made before; then the cure works."""
     s = hvd.ProcessSet([0, 2])

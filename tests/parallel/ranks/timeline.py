@@ -112,11 +112,12 @@ def check_switching() -> None:
     restart(TIMELINE="DYNAMIC")
     folder = shared_folder()
     hvd.stop_timeline()
-    for name in ("one", "one", "two"):
+    for tensor, name in (("first", "one"), ("second", "one"), ("two", "two")):
         hvd.start_timeline(str(folder / name))
-        hvd.allreduce(np.ones(3), name=name)
+        hvd.allreduce(np.ones(3), name=tensor)
     if hvd.rank() == 0:
-        assert "allreduce.one" in str(json.loads((folder / "one").read_text()))
+        one = str(json.loads((folder / "one").read_text()))
+        assert "allreduce.first" in one and "allreduce.second" in one
         assert json.loads((folder / "two").read_text())  # complete, though it goes on
     hvd.stop_timeline()
     hvd.stop_timeline()

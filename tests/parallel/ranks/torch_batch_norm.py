@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
+from hvdlite.torch.sync_batch_norm import combine
 from tests.parallel.common import require_error, require_same_bits
 
 SHAPES = {1: (5,), 2: (5, 4, 3), 3: (5, 2, 3, 2)}
@@ -115,6 +116,12 @@ def check_channels_last_and_strides() -> None:
     assert torch.allclose(plain(mine), other(mine.contiguous(memory_format=torch.channels_last)), atol=1e-12)
 
 
+def check_counts_beyond_single_precision() -> None:
+    """Voxels of large batches."""
+    _, _, count = combine(torch.tensor([[2.0**24, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+    assert count == 2**24 + 1
+
+
 def check_evaluation_is_local() -> None:
     """With running statistics nothing is sent: one rank alone may do it. Without, all do it together."""
     module = hvd.SyncBatchNorm(5).eval()
@@ -122,6 +129,14 @@ def check_evaluation_is_local() -> None:
         assert torch.allclose(module(torch.ones(2, 5)), torch.ones(2, 5) / (1 + 1e-5) ** 0.5)
     assert module.num_batches_tracked == 0
     compare(1, sizes(), torch.float64, 1e-11, track_running_stats=False)
+
+
+def check_evaluation_without_running_statistics() -> None:
+    """Those of all ranks' batches then, too."""
+    p, r = hvd.size(), hvd.rank()
+    module = hvd.SyncBatchNorm(1, affine=False, track_running_stats=False).eval()
+    expected = (r - (p - 1) / 2) / ((p * p - 1) / 12 + module.eps) ** 0.5
+    assert torch.allclose(module(torch.full((2, 1), float(r))), torch.tensor(expected))
 
 
 def check_errors() -> None:

@@ -98,6 +98,8 @@ def check_compression() -> None:
             assert result.dtype == dtype and (result == triangle()).all()
         results = hvd.grouped_allreduce([torch.ones(2), torch.ones(1)], op=hvd.Sum, compression=compression)
         assert all(t.dtype == torch.float32 and (t == hvd.size()).all() for t in results)
+    whole = hvd.allreduce(torch.tensor([70_001]), op=hvd.Sum, compression=hvd.Compression.fp16)
+    assert whole.dtype == torch.int64 and whole == 70_001 * hvd.size()  # as it is
     rounded = hvd.allreduce(torch.tensor([1 + 2.0**-12]), op=hvd.Max, compression=hvd.Compression.fp16)
     assert rounded == 1.0
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite import elastic
 from hvdlite.torch.elastic import state as states
 from tests.parallel.common import last, require_same_bits
 
@@ -79,6 +82,18 @@ def check_a_set_of_one_goes_on_through_an_error() -> None:
         train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank))
     hvd.shutdown()
     hvd.init()
+
+
+def check_what_one_rank_has_let_go_of_is_not_attached_again() -> None:
+    """The others would wait for it for ever."""
+    model, optimizer = model_and_optimizer()
+    others = [model_and_optimizer()]
+    if last():
+        others.clear()
+        gc.collect()
+    elastic.start_anew()
+    step(model, optimizer, 0)
+    require_same_bits([p.detach() for p in model.parameters()])
 
 
 def check_sync_gives_rank_0s() -> None:
@@ -200,6 +215,8 @@ def check_sampler_goes_on_where_it_was() -> None:
     other.record_batch(1, 100)
     other.reset()
     assert list(other) == [] and len(other) == 0
+    other.set_epoch(1)
+    assert other.processed_num == 0 and len(other) == -(-20 // p)
     tiny = hvd.elastic.ElasticSampler(range(1))
     assert list(tiny) == [0]  # on every rank
 

@@ -53,6 +53,17 @@ def check_the_same_name_both_ways() -> None:
         hvd.synchronize(handle)
 
 
+def check_unnamed_messages_of_several_senders() -> None:
+    """They are numbered each way, whomever the receiver has heard before."""
+    r, p = hvd.rank(), hvd.size()
+    if r == 0:
+        assert [int(hvd.recv(source)) for source in (*range(1, p), *range(1, p))] == [*range(1, p)] * 2
+    else:
+        for _ in range(2):
+            hvd.send(torch.tensor(r), 0)
+    hvd.barrier()
+
+
 def check_refusals() -> None:
     r, p = hvd.rank(), hvd.size()
     for call in (lambda to: hvd.send(torch.ones(1), to), hvd.recv, hvd.recv_async):
@@ -145,6 +156,19 @@ def check_a_receiver_whose_sender_shuts_down() -> None:
     hvd.init()
 
 
+def check_a_sender_in_a_process_set_that_shuts_down() -> None:
+    """It is told by its global rank."""
+    p, r = hvd.size(), hvd.rank()
+    hvd.shutdown()
+    process_set = hvd.ProcessSet([1, p - 1])
+    hvd.init(process_sets=[process_set] if p > 2 else [])
+    if p > 2 and r == p - 1:
+        call = lambda: hvd.recv(1, process_set=process_set)  # noqa: E731
+        require_error(hvd.HorovodInternalError, call, "rank 1 shut down")
+    hvd.shutdown()
+    hvd.init()
+
+
 def check_a_message_that_nobody_takes() -> None:
     """shutdown() on both sides ends it with an error on the sender."""
     hvd.shutdown()
@@ -159,6 +183,8 @@ def check_a_message_that_nobody_takes() -> None:
 
 def check_numpy_arrays() -> None:
     before, after = neighbours()
+    if hvd.rank() == 0:  # what is refused is not counted
+        require_error(ValueError, lambda: hvdlite.send(np.array(["text"]), after), "cannot be sent")
     handle = hvdlite.send_async(np.full((2, 3), hvd.rank(), np.int16), after)
     got = hvdlite.recv(before)
     assert got.dtype == np.int16 and got.shape == (2, 3) and (got == before).all()

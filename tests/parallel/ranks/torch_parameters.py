@@ -45,6 +45,18 @@ def check_models_that_differ() -> None:
         require_usable()
 
 
+def check_weights_in_another_memory_order() -> None:
+    """Gradients are added as they lie in memory."""
+    if hvd.size() == 1:
+        return
+    net = torch.nn.Conv2d(3, 4, 3)
+    if last():
+        net.to(memory_format=torch.channels_last)
+    plain = torch.optim.SGD(net.parameters(), lr=1.0)
+    require_mismatch(lambda: hvd.DistributedOptimizer(plain), "parameters differ", "strides [27, 1, 9, 3]")
+    require_usable()
+
+
 def check_same_layers_in_another_order() -> None:
     if hvd.size() == 1:
         return

@@ -41,6 +41,15 @@ def check_broadcast_parameters() -> None:
                     assert torch.equal(found, wanted), (form, name)
 
 
+def check_broadcast_of_a_dict_in_any_order() -> None:
+    """Ranks may have built it in orders of their own."""
+    r = hvd.rank()
+    named = [("a", torch.tensor([r])), ("b", torch.tensor([r + 10]))]
+    given = dict(reversed(named) if r else named)
+    hvd.broadcast_parameters(given, root_rank=0)
+    assert (given["a"], given["b"]) == (0, 10)
+
+
 def check_broadcast_parameters_ignores_what_is_no_tensor() -> None:
     held = {"w": torch.full((2,), float(hvd.rank())), "note": f"of rank {hvd.rank()}"}
     hvd.broadcast_parameters(held, root_rank=0)
