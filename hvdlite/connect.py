@@ -72,6 +72,7 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         )
     own = base if mine else base.Dup()
     if own.Get_size() > 1:
+        atexit.unregister(name_segments)  # of an earlier init
         atexit.register(name_segments, os.getpid())  # behind what ends MPI, so that it runs before
         exits.install(base.Abort, base.Get_rank())  # all ranks of this host have met when base or own was made
     place = topology.from_leaders(own.Get_rank(), host_leaders(own))

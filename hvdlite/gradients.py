@@ -86,7 +86,7 @@ class Gradients:
 
     def renew(self) -> None:
         """Go on under the present runtime with the same exchanges, which graphs hold on to. Collective."""
-        if self.settings.process_set.process_set_id is None or self.user() is None:  # it has been removed
+        if self.settings.process_set.process_set_id is None or self.user() is None:  # removed, or about to end
             return
         if self.sums:
             self.sums.clear()
