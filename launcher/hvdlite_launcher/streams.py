@@ -82,8 +82,12 @@ class Streams:
 
         def listen(data: bytes) -> None:
             nonlocal rest
-            *lines, rest = (rest + data).split(b"\n") if data else [rest, b""]  # not at a progress bar's \r
-            for line in (line + b"\n" for line in lines) if data else lines:
+            if data:
+                *whole, rest = (rest + data).split(b"\n")  # not at a progress bar's \r
+                lines = [line + b"\n" for line in whole]
+            else:
+                lines, rest = [rest], b""
+            for line in lines:
                 label = _LABEL.match(line)
                 self.hear(line)
                 if label and b"slurmstepd" not in line:
