@@ -86,14 +86,15 @@ def frameworks() -> Iterator[Line]:
 
 def mpi() -> Iterator[Line]:
     """The launcher that hvdliterun takes, the library that mpi4py loads, and what it can do."""
-    from hvdlite_launcher.probe import NoMpiError, find_mpi
+    from hvdlite_launcher.probe import find_mpi
+    from hvdlite_launcher.usage import UsageError
 
     env = dict(os.environ)
     try:
         found = find_mpi(os.environ, os.environ.get("HVDLITE_MPIEXEC"))
         yield Line(True, f"launcher: {found}")
         env |= {"MPI4PY_LIBMPI": found.library} if found.library and "MPI4PY_LIBMPI" not in env else {}
-    except NoMpiError as error:
+    except UsageError as error:
         yield Line(False, f"launcher: {error}")
     said, trouble = ask(["-c", _MPI, *(["cuda"] if installed("cupy") and gpu_names() else [])], env)
     if "library" not in said:
@@ -148,15 +149,15 @@ def host() -> Iterator[Line]:
 
 def schedulers() -> Iterator[Line]:
     """Schedulers' programs, and whether this is inside a job of theirs."""
-    from hvdlite_launcher.hosts import HostsError
     from hvdlite_launcher.schedulers import allocation
+    from hvdlite_launcher.usage import UsageError
 
     for name, program in SCHEDULERS.items():
         path = shutil.which(program)
         yield Line(path is not None, f"{name}: {path}" if path else name)
     try:
         given = allocation(os.environ)
-    except HostsError as error:
+    except UsageError as error:
         yield Line(False, str(error))
         return
     if given:

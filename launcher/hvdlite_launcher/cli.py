@@ -24,7 +24,7 @@ from hvdlite_launcher.command import Command, Place, Settings, compose
 from hvdlite_launcher.environment import forwarded, kept
 from hvdlite_launcher.options import USAGE, parse
 from hvdlite_launcher.output import Printer
-from hvdlite_launcher.probe import Mpi, NoMpiError, find_mpi
+from hvdlite_launcher.probe import Mpi, find_mpi
 from hvdlite_launcher.readiness import NotReadyError
 from hvdlite_launcher.run import Outcome, run
 from hvdlite_launcher.settings import settings
@@ -73,10 +73,7 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
         os.getcwd()
     except OSError as error:
         raise UsageError("the current folder has been removed: change to one that exists") from error
-    try:
-        mpi = find_mpi(os.environ, options.mpi_launcher or os.environ.get("HVDLITE_MPIEXEC"))
-    except NoMpiError as error:
-        raise UsageError(str(error), 127) from error
+    mpi = find_mpi(os.environ, options.mpi_launcher or os.environ.get("HVDLITE_MPIEXEC"))
     found = time.monotonic()
     wanted, explanations = settings(options, mpi, os.environ)
     for line in explanations:

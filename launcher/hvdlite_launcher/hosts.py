@@ -13,13 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hvdlite_launcher.usage import UsageError
+
 _ENTRY = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[\w.-]+)(?::(?P<slots>\d+))?")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _SLOTS = re.compile(r"\s+slots\s*=\s*(\d+)(\s+max[-_]slots\s*=\s*\d+)?\s*$")
-
-
-class HostsError(ValueError):
-    """A host list that cannot be used; the text is meant for the user."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Host:
 def parse_hosts(text: str) -> tuple[Host, ...]:
     """Read `name[:slots],...`; a name without slots holds one rank.
 
-    Raises HostsError on an empty list, a malformed entry, zero slots or a repeated name.
+    Raises UsageError on an empty list, a malformed entry, zero slots or a repeated name.
     """
     return _checked(_parse_entry(entry) for entry in text.split(","))
 
@@ -42,13 +40,13 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 def parse_hostfile(path: str) -> tuple[Host, ...]:
     """Read one host per line (`name`, `name:4` or `name slots=4`), or several lines that add up; `#` is a comment.
 
-    Raises HostsError on an unreadable file and on whatever `parse_hosts` refuses.
+    Raises UsageError on an unreadable file and on whatever `parse_hosts` refuses.
     """
     try:
         with open(path, encoding="utf-8-sig") as file:
             lines = [line.split("#")[0].strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
-        raise HostsError(f"cannot read the hostfile {path!r}: {getattr(error, 'strerror', error)}") from error
+        raise UsageError(f"cannot read the hostfile {path!r}: {getattr(error, 'strerror', error)}") from error
     slots: dict[str, int] = {}
     for host in (_parse_entry(_SLOTS.sub(r":\1", line)) for line in lines if line):
         slots[host.name] = slots.get(host.name, 0) + host.slots
@@ -58,7 +56,7 @@ def parse_hostfile(path: str) -> tuple[Host, ...]:
 def located(hosts: Sequence[Host]) -> tuple[Host, ...]:
     """The hosts, each told whether it is this machine, which is called by its own name beside others.
 
-    Raises HostsError when this machine is there under several names.
+    Raises UsageError when this machine is there under several names.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -67,7 +65,7 @@ def located(hosts: Sequence[Host]) -> tuple[Host, ...]:
         found = tuple(dataclasses.replace(host, local=is_here) for host, is_here in zip(hosts, local, strict=True))
     own = [host.name for host in found if host.local]
     if len(own) > 1:
-        raise HostsError(f"{' and '.join(own)} are both this machine: name it once, with all its slots")
+        raise UsageError(f"{' and '.join(own)} are both this machine: name it once, with all its slots")
     if len(found) == 1:
         return found
     here = socket.gethostname()
@@ -118,19 +116,19 @@ def _parse_entry(entry: str) -> Host:
             cure = "leave the user out, and name it for that host in ~/.ssh/config"
         elif entry.count(":") > 1:
             cure = "write an IPv6 address in brackets, as in [::1]:4"
-        raise HostsError(f"cannot read the host {entry!r}: {cure}")
+        raise UsageError(f"cannot read the host {entry!r}: {cure}")
     slots = int(match["slots"] or 1)
     if slots < 1:
-        raise HostsError(f"host {match['name']}: needs at least 1 slot, not {slots}")
+        raise UsageError(f"host {match['name']}: needs at least 1 slot, not {slots}")
     return Host(match["name"], slots)
 
 
 def _checked(entries: Iterable[Host]) -> tuple[Host, ...]:
     hosts = tuple(entries)
     if not hosts:
-        raise HostsError("the host list is empty")
+        raise UsageError("the host list is empty")
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
-            raise HostsError(f"host {name} appears more than once: name it once, with all its slots")
+            raise UsageError(f"host {name} appears more than once: name it once, with all its slots")
     return hosts

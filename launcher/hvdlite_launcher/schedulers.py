@@ -14,8 +14,9 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from hvdlite_launcher.hosts import Host, HostsError
+from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
+from hvdlite_launcher.usage import UsageError
 
 Which = Callable[[str], str | None]
 _PATIENCE = 10.0  # seconds
@@ -47,7 +48,7 @@ class Allocation:
 def allocation(environ: Mapping[str, str], which: Which = shutil.which) -> Allocation | None:
     """The allocation that the environment tells of; None outside of one.
 
-    Raises HostsError when its description cannot be read.
+    Raises UsageError when its description cannot be read.
     """
     for name, sign, read in (
         ("Slurm", "SLURM_JOB_ID", _slurm),
@@ -59,14 +60,14 @@ def allocation(environ: Mapping[str, str], which: Which = shutil.which) -> Alloc
             try:
                 return read(environ, which)
             except (KeyError, ValueError, OSError) as error:
-                raise HostsError(f"inside a job of {name} ({sign}), but its hosts cannot be read: {error}") from error
+                raise UsageError(f"inside a job of {name} ({sign}), but its hosts cannot be read: {error}") from error
     return None
 
 
 def pmi(starter: Starter, path: str, mpi: Mpi) -> str | None:
     """The dialect for this MPI under this starter, or None if there is none: then the MPI's own launcher is used.
 
-    Asks `srun --mpi=list`, since a Slurm may be built without PMIx. Raises HostsError where that gives no answer.
+    Asks `srun --mpi=list`, since a Slurm may be built without PMIx. Raises UsageError where that gives no answer.
     """
     if starter is not Starter.SRUN:
         return "pmix" if mpi.family is Family.OPEN_MPI else ""
@@ -75,7 +76,7 @@ def pmi(starter: Starter, path: str, mpi: Mpi) -> str | None:
         null = subprocess.DEVNULL
         answer = subprocess.run([path, "--mpi=list"], capture_output=True, text=True, stdin=null, timeout=_PATIENCE)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise HostsError(f"Slurm does not tell which MPIs it starts: {error}") from error
+        raise UsageError(f"Slurm does not tell which MPIs it starts: {error}") from error
     offered = set(re.findall(r"[\w.]+", answer.stdout + answer.stderr))
     return next((name for name in wanted if name in offered), None)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from hvdlite_launcher import config_file, tunables
 from hvdlite_launcher.command import Settings, Step
-from hvdlite_launcher.hosts import Host, HostsError, located, parse_hostfile, parse_hosts, total_slots, used
+from hvdlite_launcher.hosts import Host, located, parse_hostfile, parse_hosts, total_slots, used
 from hvdlite_launcher.options import USAGE
 from hvdlite_launcher.probe import Mpi
 from hvdlite_launcher.schedulers import Allocation, Starter, allocation, pmi
@@ -53,10 +53,7 @@ def _allocation(options: argparse.Namespace, environ: Mapping[str, str]) -> Allo
     """What a scheduler has given, unless the user names hosts himself."""
     if options.hosts is not None or options.hostfile is not None:
         return None
-    try:
-        found = allocation(environ)
-    except HostsError as error:
-        raise UsageError(str(error)) from error
+    found = allocation(environ)
     if options.jsrun and not (found and found.starter is Starter.JSRUN):
         raise UsageError("--jsrun: not inside a job of LSF that has jsrun")
     return found
@@ -73,13 +70,10 @@ def _step(options: argparse.Namespace, given: Allocation | None, mpi: Mpi) -> St
 def _hosts(options: argparse.Namespace, given: Allocation | None) -> tuple[Host, ...]:
     if options.hosts is not None and options.hostfile is not None:
         raise UsageError("give either -H or --hostfile, not both")
-    try:
-        if options.hosts is not None:
-            return parse_hosts(options.hosts)
-        if options.hostfile is not None:
-            return parse_hostfile(options.hostfile)
-    except HostsError as error:
-        raise UsageError(str(error)) from error
+    if options.hosts is not None:
+        return parse_hosts(options.hosts)
+    if options.hostfile is not None:
+        return parse_hostfile(options.hostfile)
     return given.hosts if given else ()
 
 
@@ -91,10 +85,7 @@ def _placed(
         return ()
     if options.binding_args is None and not options.mpi_args:
         hosts = used(hosts, ranks)
-    try:
-        return tuple(dataclasses.replace(host, local=True) for host in hosts) if step else located(hosts)
-    except HostsError as error:
-        raise UsageError(str(error)) from error
+    return tuple(dataclasses.replace(host, local=True) for host in hosts) if step else located(hosts)
 
 
 def _ranks(ranks: int | None, hosts: Sequence[Host]) -> int:

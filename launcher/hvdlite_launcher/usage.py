@@ -1,4 +1,4 @@
-"""Wrong use of hvdliterun: one line for the user, and an exit code."""
+"""Wrong use of hvdliterun, or of a machine that lacks something: one line for the user, and an exit code."""
 
 from __future__ import annotations
 

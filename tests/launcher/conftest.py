@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from hvdlite_launcher.janitor import marked
-from hvdlite_launcher.probe import Family, Mpi, NoMpiError, find_mpi
+from hvdlite_launcher.probe import Family, Mpi, find_mpi
+from hvdlite_launcher.usage import UsageError
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def available() -> list[Mpi]:
         path = Path(sys.executable).parent / name
         try:
             mpi = find_mpi(os.environ, str(path) if name else None)
-        except NoMpiError:
+        except UsageError:
             continue
         found.setdefault(mpi.family, mpi)
     return list(found.values())

@@ -6,7 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher.hosts import Host, HostsError, is_local, located, parse_hostfile, parse_hosts, total_slots, used
+from hvdlite_launcher.hosts import Host, is_local, located, parse_hostfile, parse_hosts, total_slots, used
+from hvdlite_launcher.usage import UsageError
 
 
 def test_a_host_without_slots_holds_one_rank() -> None:
@@ -15,7 +16,7 @@ def test_a_host_without_slots_holds_one_rank() -> None:
 
 @pytest.mark.parametrize(("text", "cure"), [("me@a:2", "leave the user out"), ("::1:2", "in brackets, as in [::1]:4")])
 def test_what_others_write_is_told_how_to_write(text: str, cure: str) -> None:
-    with pytest.raises(HostsError) as caught:
+    with pytest.raises(UsageError) as caught:
         parse_hosts(text)
     assert cure in str(caught.value)
 
@@ -26,7 +27,7 @@ def test_slots_add_up() -> None:
 
 @pytest.mark.parametrize("text", ["", "a:", "a:x", ":4", "a:0", "a:-1", "a:2,,b:2", "a:1,a:2", "a b"])
 def test_what_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(HostsError):
+    with pytest.raises(UsageError):
         parse_hosts(text)
 
 
@@ -41,12 +42,12 @@ def test_all_hostfile_dialects_say_the_same(tmp_path: Path) -> None:
 def test_a_hostfile_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "hosts"
     file.write_text(text)
-    with pytest.raises(HostsError):
+    with pytest.raises(UsageError):
         parse_hostfile(str(file))
 
 
 def test_a_missing_hostfile_is_named() -> None:
-    with pytest.raises(HostsError, match="'/no/such/file'"):
+    with pytest.raises(UsageError, match="'/no/such/file'"):
         parse_hostfile("/no/such/file")
 
 
@@ -64,7 +65,7 @@ def test_beside_others_this_machine_goes_by_its_name() -> None:
 
 
 def test_this_machine_has_one_name() -> None:
-    with pytest.raises(HostsError, match="once, with all its slots"):
+    with pytest.raises(UsageError, match="once, with all its slots"):
         located(parse_hosts(f"localhost:2,{socket.gethostname()}:2"))
 
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher.probe import Family, NoMpiError, find_mpi
+from hvdlite_launcher.probe import Family, find_mpi
+from hvdlite_launcher.usage import UsageError
 
 OPEN_MPI, MPICH = "mpirun (Open MPI) 5.0.11", "HYDRA build details: Version: 5.0.2"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.17 Build 20251009"
@@ -51,7 +52,7 @@ def test_the_chosen_launcher_wins_or_is_refused(prefix: Path, tmp_path: Path) ->
     install(prefix, OPEN_MPI)
     chosen = install(tmp_path / "other", MPICH)
     assert find_mpi({"PATH": ""}, chosen).launcher == chosen
-    with pytest.raises(NoMpiError):
+    with pytest.raises(UsageError):
         find_mpi({"PATH": ""}, install(tmp_path / "none", "no MPI"))
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hvdlite_launcher.cli import main
 from hvdlite_launcher.command import Place, Settings, Step, compose
-from hvdlite_launcher.hosts import Host, HostsError
+from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.schedulers import Starter, allocation, counts, expand
+from hvdlite_launcher.usage import UsageError
 
 PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
 OPEN_MPI = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
@@ -83,7 +86,7 @@ def test_flux_and_none() -> None:
     ],
 )
 def test_an_allocation_that_cannot_be_read_is_named(env: Mapping[str, str]) -> None:
-    with pytest.raises(HostsError, match="inside a job of"):
+    with pytest.raises(UsageError, match="inside a job of"):
         allocation(env)
 
 
@@ -120,3 +123,15 @@ def test_binding_args_replace_ours() -> None:
     step = Step(Starter.SRUN, "/bin/srun", "pmix")
     own = dataclasses.replace(SETTINGS, step=step, binding_args=("--cpu-bind=cores",))
     assert compose(own, OPEN_MPI, PLACE, {}).argv[:5] == ("/bin/srun", "--ntasks", "3", "--cpu-bind=cores", "--mpi=pmix")
+
+
+def test_a_slurm_that_does_not_answer_is_one_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "srun").write_bytes(b"no program")
+    (tmp_path / "srun").chmod(0o755)
+    for name, value in {**SLURM, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["-np", "2", "true"]) == 2
+    err = capfd.readouterr().err
+    assert "Slurm does not tell which MPIs it starts" in err and err.count("\n") == 1

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher.probe import Mpi, NoMpiError, find_mpi
+from hvdlite_launcher.probe import Mpi, find_mpi
+from hvdlite_launcher.usage import UsageError
 
 from tests.launcher.conftest import ROOT, Runner
 from tests.multihost.hosts import Hosts, hosts
@@ -30,7 +31,7 @@ def refused(strangers: Hosts, tmp_path: Path) -> Runner:
 def some_mpi() -> Mpi:
     try:
         return find_mpi(os.environ)
-    except NoMpiError as error:
+    except UsageError as error:
         pytest.skip(str(error))
 
 
