@@ -135,7 +135,7 @@ def signals(ending: Ending, streams: Streams) -> Iterator[None]:
         return
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
-    streams.add(os.dup(awake), None)
+    streams.add(os.dup(awake), lambda data: None)  # only to wake it
     acts: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
         **dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), ending.on_signal),
         **dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), ending.on_message),

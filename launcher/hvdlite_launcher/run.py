@@ -113,7 +113,7 @@ def _spawn(
     labelled, stdin = command.labelled, None
     if lent:
         stdin = subprocess.DEVNULL
-        streams.add(os.dup(lent.door.fileno()), lent)
+        streams.add_door(os.dup(lent.door.fileno()), lent.serve)
     out = streams.open_labelled(1) if labelled else streams.open_notices()
     err = streams.open_labelled(2) if labelled else os.dup(out)
     try:

@@ -13,9 +13,9 @@ import selectors
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from hvdlite_launcher.command import Place
-from hvdlite_launcher.lending import Lending
 from hvdlite_launcher.notices import without_deaths
 from hvdlite_launcher.output import PARTIAL_WAIT, Printer, Source, write_all
 
@@ -66,12 +66,12 @@ class Streams:
                 os.mkfifo(path, 0o600)
                 # For writing too: a pipe without a writer would count as ended before the rank opens it.
                 pipe = os.open(path, os.O_RDWR)
-                self.add(pipe, self._source(rank, destination))
+                self.add(pipe, partial(self._feed, self._source(rank, destination)))
 
     def open_notices(self) -> int:
         """Make the pipe for mpirun's own stdout and stderr; returns the end to write to."""
         pipe, end = os.pipe()
-        self.add(pipe, self._notices)
+        self.add(pipe, self._notice)
         return end
 
     def open_labelled(self, destination: int) -> int:
@@ -100,20 +100,23 @@ class Streams:
 
     def output(self, rank: int, destination: int, data: bytes) -> None:
         """Print what a rank on another host has written. destination: 1 for its stdout, 2 for its stderr."""
-        self.first_output = self.first_output or time.monotonic()
-        self._guarded(lambda: self.printer.feed(self._source(rank, destination), data))
+        self._feed(self._source(rank, destination), data)
 
-    def add(self, pipe: int, target: Source | Notices | Listener | Lending | None) -> None:
-        """Read this pipe too: into a source, into the notices, to a function (which is given nothing at its end),
-        or only to wake from `wait` (None). Or serve who comes to this door."""
+    def add(self, pipe: int, listener: Listener) -> None:
+        """Read this pipe too, and give what comes to the listener; nothing: the pipe has ended."""
         os.set_blocking(pipe, False)
-        self._selector.register(pipe, selectors.EVENT_READ, target)
+        self._selector.register(pipe, selectors.EVENT_READ, lambda: self._read(pipe, listener))
+
+    def add_door(self, door: int, serve: Callable[[], None]) -> None:
+        """Call `serve` when somebody has come to this socket."""
+        os.set_blocking(door, False)
+        self._selector.register(door, selectors.EVENT_READ, serve)
 
     def wait(self) -> None:
         """Print what has come; returns at once after output or a signal, and in any case soon."""
         timeout = PARTIAL_WAIT / 2 if any(source.rest for source in self._ranks.values()) else _TICK
         for key, _ in self._selector.select(timeout):
-            self._read(key)
+            key.data()
         self._guarded(self._flush_old)
 
     def drain(self, explained: bool) -> None:
@@ -122,7 +125,7 @@ class Streams:
         explained: the end of the job is told in our own words, so mpirun need not report it.
         """
         for key in list(self._selector.get_map().values()):
-            while self._read(key):
+            while key.data():
                 pass
         self._guarded(lambda: self._flush_all(explained and not self.verbose))
         self.close()
@@ -136,28 +139,21 @@ class Streams:
     def _source(self, rank: int, destination: int) -> Source:
         return self._ranks.setdefault((rank, destination), Source(rank, destination))
 
-    def _read(self, key: selectors.SelectorKey) -> bool:
+    def _read(self, pipe: int, listener: Listener) -> bool:
         """Take one chunk; False when there is none."""
-        if isinstance(key.data, Lending):
-            key.data.serve()
-            return False
         try:
-            data = os.read(key.fd, _CHUNK)
+            data = os.read(pipe, _CHUNK)
         except BlockingIOError:
             return False
         if not data:
-            self._selector.unregister(key.fileobj)
-            os.close(key.fd)
-            if callable(key.data):
-                key.data(data)
-        elif isinstance(key.data, Source):
-            self.first_output = self.first_output or time.monotonic()
-            self._guarded(lambda: self.printer.feed(key.data, data))
-        elif isinstance(key.data, Notices):
-            self._notice(data)
-        elif key.data is not None:
-            key.data(data)
+            self._selector.unregister(pipe)
+            os.close(pipe)
+        listener(data)
         return bool(data)
+
+    def _feed(self, source: Source, data: bytes) -> None:
+        self.first_output = self.first_output or time.monotonic()
+        self._guarded(lambda: self.printer.feed(source, data))
 
     def _notice(self, data: bytes) -> None:
         self._notices.since = self._notices.since if self._notices.text else time.monotonic()
