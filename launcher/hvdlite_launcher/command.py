@@ -100,13 +100,8 @@ class Command:
 def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> Command:
     """The launcher's command line and the variables to add to `environ`; nothing set there is changed,
     but for those given with -x."""
-    defaults = _common_env(settings, mpi) | _allocator_env(environ)
-    if mpi.family is Family.OPEN_MPI:
-        defaults |= _open_mpi_env(settings, mpi, place, environ)
-    elif mpi.family is Family.INTEL_MPI:
-        defaults |= _intel_mpi_env(settings, place)
-    else:
-        defaults |= _hydra_env(settings)
+    own_env, own_options = _DIALECTS[mpi.family]
+    defaults = _common_env(settings, mpi) | _allocator_env(environ) | own_env(settings, mpi, place, environ)
     env = {name: value for name, value in defaults.items() if name not in environ} | dict(settings.env)
     env |= {"HVDLITE_JOB_ID": place.id, "HVDLITE_JOB_DIR": place.folder}
     if settings.several:
@@ -114,10 +109,7 @@ def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, st
     if settings.step:
         start = _step_options(settings, settings.step)
         return Command((*start, *place.keeper, *_spelled(settings)), env, labelled=True)
-    if mpi.family is Family.OPEN_MPI:
-        options = _open_mpi_options(settings, {**environ, **env})
-    else:
-        options = _intel_mpi_options(settings) if mpi.family is Family.INTEL_MPI else _hydra_options(settings)
+    options = own_options(settings, {**environ, **env})
     return Command((mpi.launcher, *options, *settings.mpi_args, *place.keeper, *_spelled(settings)), env)
 
 
@@ -205,7 +197,7 @@ def _open_mpi_ssh(settings: Settings, modern: bool) -> dict[str, str]:
     return {f"{plm}_args": " ".join(settings.ssh.options), **how}
 
 
-def _hydra_env(settings: Settings) -> dict[str, str]:
+def _hydra_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> dict[str, str]:
     env: dict[str, str] = {}
     if settings.several and settings.ssh.program:
         env |= {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": settings.ssh.program}  # as ssh it gets `-x` first
@@ -216,15 +208,15 @@ def _hydra_env(settings: Settings) -> dict[str, str]:
     return env
 
 
-def _hydra_options(settings: Settings) -> tuple[str, ...]:
+def _hydra_options(settings: Settings, env: Mapping[str, str]) -> tuple[str, ...]:
     # No more: MPICH binds nothing by default, and yields a crowded core by itself (measured, 4 ranks on 2
     # cores, 32-byte all-reduce with ranks computing: 0.3 ms; with MPIR_CVAR_ENABLE_HEAVY_YIELD 0.7 ms).
     interface = ("-iface", settings.interfaces[0]) if settings.interfaces else ()
-    options = ("-n", str(settings.ranks), "-hosts", _host_list(settings), *interface)
-    return options if settings.binding_args is None else (*options, *settings.binding_args)
+    binding = settings.binding_args or ()
+    return ("-n", str(settings.ranks), "-hosts", _host_list(settings), *interface, *binding)
 
 
-def _intel_mpi_env(settings: Settings, place: Place) -> dict[str, str]:
+def _intel_mpi_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> dict[str, str]:
     env = {
         "I_MPI_THREAD_YIELD": "2",  # sched_yield, as for Open MPI: by default it keeps its core while it waits
         "I_MPI_SILENT_ABORT": "1",  # we tell of failures ourselves
@@ -242,10 +234,18 @@ def _intel_mpi_env(settings: Settings, place: Place) -> dict[str, str]:
     return env
 
 
-def _intel_mpi_options(settings: Settings) -> tuple[str, ...]:
+def _intel_mpi_options(settings: Settings, env: Mapping[str, str]) -> tuple[str, ...]:
     """Its Hydra reads no counts behind hosts' names but from a file."""
     names = [name for name, slots in _hosts(settings) for _ in range(slots)][: settings.ranks]
     return ("-hosts", ",".join(names), "-ppn", "1", "-n", str(settings.ranks), *(settings.binding_args or ()))
+
+
+_DIALECTS = {
+    Family.OPEN_MPI: (_open_mpi_env, _open_mpi_options),
+    Family.MPICH: (_hydra_env, _hydra_options),
+    Family.INTEL_MPI: (_intel_mpi_env, _intel_mpi_options),
+}
+"""What each MPI's launcher understands: variables, but for those in `environ`, and options, given the ranks' `env`."""
 
 
 def _step_options(settings: Settings, step: Step) -> tuple[str, ...]:
