@@ -27,7 +27,7 @@ from typing import Any
 
 from hvdlite_launcher import facts, wire
 from hvdlite_launcher.janitor import kill_all, rank_processes, see_off, segments_of_ranks
-from hvdlite_launcher.ranks import Farewell, send
+from hvdlite_launcher.ranks import Farewell, publish, send
 from hvdlite_launcher.watch import appeared, watch
 
 BEAT = 1.0  # seconds between signs of life
@@ -226,12 +226,8 @@ class Agent:
         return True
 
     def _publish(self, name: str, data: bytes) -> None:
-        """Write a file that appears with all its contents."""
-        path = os.path.join(self._job["folder"], name)
         with contextlib.suppress(OSError):
-            with open(f"{path}.new", "wb") as file:
-                file.write(data)
-            os.rename(f"{path}.new", path)
+            publish(self._job["folder"], name, data)
 
     def _say(self, **values: Any) -> None:
         self._unsent += wire.message(now=time.time(), **values)

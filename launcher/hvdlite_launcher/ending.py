@@ -23,8 +23,8 @@ from types import FrameType
 from hvdlite_launcher.command import Place
 from hvdlite_launcher.failures import Failures
 from hvdlite_launcher.janitor import rank_processes
-from hvdlite_launcher.place import deserter, first_failure, tell_first, write
-from hvdlite_launcher.ranks import Farewell, send
+from hvdlite_launcher.place import deserter, first_failure
+from hvdlite_launcher.ranks import Farewell, publish, send
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team
 
@@ -54,7 +54,7 @@ class Ending:
     _next_roll: float = 0.0
     _since: float | None = None
     _told_mpirun: bool = False
-    _told_ranks: bool = field(default=False, repr=False)
+    _told_ranks: bool = False
 
     def on_signal(self, number: int, frame: FrameType | None = None) -> None:
         """A signal handler: the first signal ends the job, the second at once."""
@@ -77,7 +77,7 @@ class Ending:
             if self.signal:
                 self._since = now
                 with contextlib.suppress(OSError):
-                    write(place, "ending", b"")
+                    publish(place.folder, "ending", b"")
                 self._told_mpirun = not self._farewell.say(place.folder, self._sent) | team.signal(self._sent)
                 if self._told_mpirun:  # no rank has started yet
                     self._since = now + RANKS_GRACE
@@ -110,7 +110,8 @@ class Ending:
         first = self.failures.first()
         if first and team.remotes and not self._told_ranks:
             self._told_ranks = True
-            tell_first(place, first.rank)
+            with contextlib.suppress(OSError):
+                publish(place.folder, "told", str(first.rank).encode())
             team.say(told=first.rank)
         if not first and not self.lost:
             self.lost = team.lost()

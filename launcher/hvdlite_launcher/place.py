@@ -78,20 +78,6 @@ def deserter(place: Place, patience: float) -> Failure | None:
     return None
 
 
-def tell_first(place: Place, rank: int) -> None:
-    """Let the ranks of this host know whose failure is the job's: all others keep silent about theirs."""
-    with contextlib.suppress(OSError):
-        write(place, "told", str(rank).encode())
-
-
-def write(place: Place, name: str, data: bytes) -> None:
-    """Write a file into the job's folder, which appears with all its contents. Raises OSError."""
-    path = os.path.join(place.folder, name)
-    with open(f"{path}.new", "wb") as file:
-        file.write(data)
-    os.rename(f"{path}.new", path)
-
-
 def results(place: Place) -> dict[int, bytes]:
     """What ranks of this host have left in `result.RANK`."""
     found = {}

@@ -21,7 +21,8 @@ from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import ABSENT, DESERTED, Failures, of_scheduler
 from hvdlite_launcher.lending import Lending, lending
 from hvdlite_launcher.output import Printer
-from hvdlite_launcher.place import a_place, deserter, first_failure, results, write
+from hvdlite_launcher.place import a_place, deserter, first_failure, results
+from hvdlite_launcher.ranks import publish
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Reach, Team, a_team
 
@@ -77,7 +78,7 @@ def run(
             env = {**environ, **command.env}
             job = _job(place, settings, env)
             if task is not None:
-                write(place, "task", task)
+                publish(place.folder, "task", task)
             with a_team(reach, place, job, task, streams, failures) as team, suspension(team):
                 if reach:
                     team.prepare(reach, job, lambda: ending.signal != 0)
