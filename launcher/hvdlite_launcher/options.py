@@ -25,8 +25,8 @@ Every line of output carries its rank, [2]<stdout>:text, unless --no-prefix is g
 fails ends the job, and its exit code is that of hvdliterun: 128 + n if signal n killed it.
 OMPI_MCA_*, OMP_NUM_THREADS and other variables that you have set are left as they are.
 """
-_ELASTIC = ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout")
-_ELASTIC_MORE = ("--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script")
+_ELASTIC = ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout",
+            "--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script")  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
@@ -111,7 +111,7 @@ def _add_refused(parser: argparse.ArgumentParser) -> None:
     add("--mpi", action="store_true", help=hidden)
     add("--jsrun", action="store_true", help=hidden)
     elastic = "ranks cannot come and go yet; start again from a checkpoint"
-    add(*_ELASTIC, *_ELASTIC_MORE, action=_Refuse, const=elastic, dest="elastic", help=hidden)
+    add(*_ELASTIC, action=_Refuse, const=elastic, dest="elastic", help=hidden)
 
 
 def version() -> str:

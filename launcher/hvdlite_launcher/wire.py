@@ -36,24 +36,19 @@ def decode(data: bytes) -> dict[str, Any]:
 
 @dataclass
 class Decoder:
-    """Takes bytes as they come, and gives whole frames.
-
-    marked: whether frames begin only after a MARK. noise: what came before it.
-    """
+    """Takes bytes as they come, and gives whole frames. marked: whether they begin only after a MARK."""
 
     marked: bool = False
-    noise: bytes = b""
     _rest: bytes = field(default=b"", repr=False)
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
         """The frames (kind, rank, data) that these bytes complete."""
         self._rest += data
         if self.marked:
-            self.noise, mark, rest = (self.noise + self._rest).partition(MARK)
-            self._rest = rest
+            _, mark, rest = self._rest.partition(MARK)
             if not mark:
                 return
-            self.marked = False
+            self.marked, self._rest = False, rest
         while len(self._rest) >= _HEADER.size:
             kind, rank, length = _HEADER.unpack_from(self._rest)
             end = _HEADER.size + length
