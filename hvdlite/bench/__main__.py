@@ -128,10 +128,10 @@ def run_allreduce(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Non
         sizes = allreduce.sizes(args.min, args.max, args.step)
         on_gpu = args.device == "cuda"
         found = allreduce.sweep(comm, args.algorithms, sizes, args.iters, args.seconds, args.pin, show, on_gpu)
-    facts = report.machine(comm)
-    if hvd.rank() == 0:
-        report.print_sweep(out, found)
-        finish(args, out, facts, report.sweep_json(found, facts), lambda path, line: plot.plot_sweep(path, found, line))
+    finish(
+        args, comm, out, "allreduce", lambda: report.print_sweep(out, found), lambda: report.sweep_json(found),
+        lambda path, line: plot.plot_sweep(path, found, line),
+    )  # fmt: skip
 
 
 def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
@@ -143,10 +143,10 @@ def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
     with progress(out) as show:
         models = args.models or list(GPU_MODELS if args.device == "cuda" else MODELS)
         found = step.compare(comm, models, args.steps, args.pin, show, args.device)
-    facts = report.machine(comm)
-    if hvd.rank() == 0:
-        report.print_steps(out, found)
-        finish(args, out, facts, report.steps_json(found, facts), lambda path, line: plot.plot_steps(path, found, line))
+    finish(
+        args, comm, out, "step", lambda: report.print_steps(out, found), lambda: report.steps_json(found),
+        lambda path, line: plot.plot_steps(path, found, line),
+    )  # fmt: skip
 
 
 def run_keras_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
@@ -154,11 +154,11 @@ def run_keras_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> No
 
     with progress(out) as show:
         found = keras_step.compare(comm, args.models or list(KERAS_MODELS), args.steps, args.pin, show)
-    facts = report.machine(comm)
-    if hvd.rank() == 0:
-        report.print_keras_steps(out, found)
-        content = {"benchmark": "keras step", "machine": facts, "rows": [asdict(row) for row in found]}
-        finish(args, out, facts, content, lambda path, line: out.print("no plot for --framework keras"))
+    finish(
+        args, comm, out, "keras step", lambda: report.print_keras_steps(out, found),
+        lambda: {"rows": [asdict(row) for row in found]},
+        lambda path, line: out.print("no plot for --framework keras"),
+    )  # fmt: skip
 
 
 def run_overlap(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
@@ -166,23 +166,15 @@ def run_overlap(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
 
     with progress(out) as show:
         found = overlap.compare(comm, args.models or list(MODELS), args.steps, args.backward, show)
-    facts = report.machine(comm)
-    if hvd.rank() == 0:
-        report.print_overlap(out, found)
-        out.print(report.machine_line(facts), highlight=False, style="dim")
-        if args.json:
-            report.save_json(args.json, report.overlap_json(found, facts))
+    finish(
+        args, comm, out, "overlap", lambda: report.print_overlap(out, found), lambda: report.overlap_json(found)
+    )
 
 
 def run_ops(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
     with progress(out) as show:
         found = collectives.measure(comm, args.seconds, args.pin, show)
-    facts = report.machine(comm)
-    if hvd.rank() == 0:
-        report.print_prices(out, found)
-        out.print(report.machine_line(facts), highlight=False, style="dim")
-        if args.json:
-            report.save_json(args.json, report.prices_json(found, facts))
+    finish(args, comm, out, "ops", lambda: report.print_prices(out, found), lambda: report.prices_json(found))
 
 
 def run_model(args: argparse.Namespace, out: Console) -> None:
@@ -201,15 +193,20 @@ def picture(args: argparse.Namespace, out: Console, draw: Callable[[str], None])
 
 
 def finish(
-    args: argparse.Namespace, out: Console, facts: dict[str, Any], content: dict[str, Any],
-    draw: Callable[[str, str], None],
+    args: argparse.Namespace, comm: MPI.Comm, out: Console, name: str, show: Callable[[], None],
+    content: Callable[[], dict[str, Any]], draw: Callable[[str, str], None] | None = None,
 ) -> None:  # fmt: skip
-    """Write what was asked for, and say where it was measured."""
+    """On rank 0 show what was found, say where it was measured, and write what was asked for. Collective."""
+    facts = report.machine(comm)
+    if hvd.rank() != 0:
+        return
+    show()
     line = report.machine_line(facts)
     out.print(line, highlight=False, style="dim")
     if args.json:
-        report.save_json(args.json, content)
-    picture(args, out, lambda path: draw(path, line))
+        report.save_json(args.json, {"benchmark": name, "machine": facts, **content()})
+    if draw:
+        picture(args, out, lambda path: draw(path, line))
 
 
 def main() -> int:

@@ -188,7 +188,7 @@ def significant(number: float) -> str:
     return f"{number:.1f}" if number >= 10 else f"{number:.{places}f}"
 
 
-def sweep_json(sweep: Sweep, facts: dict[str, Any]) -> dict[str, Any]:
+def sweep_json(sweep: Sweep) -> dict[str, Any]:
     """Everything in seconds, bytes and GB/s."""
     rows = [
         asdict(row) | {"algbw": {k: row.algbw(k) for k in row.seconds},
@@ -196,8 +196,7 @@ def sweep_json(sweep: Sweep, facts: dict[str, Any]) -> dict[str, Any]:
         for row in sweep.rows
     ]  # fmt: skip
     titles = {key: one_line(title) for key, title in sweep.titles.items()}
-    return {"benchmark": "allreduce", "machine": facts, "contenders": titles, "rows": rows,
-            "scalar_latency": sweep.latency}  # fmt: skip
+    return {"contenders": titles, "rows": rows, "scalar_latency": sweep.latency}
 
 
 # Training steps
@@ -243,18 +242,18 @@ def print_keras_steps(out: Console, results: Sequence[KerasResult]) -> None:
     out.print(table)
 
 
-def overlap_json(results: Sequence[OverlapResult], facts: dict[str, Any]) -> dict[str, Any]:
+def overlap_json(results: Sequence[OverlapResult]) -> dict[str, Any]:
     rows = [
         asdict(r) | {"backward": r.backward, "communication": r.communication, "hidden": r.hidden} for r in results
     ]
-    return {"benchmark": "overlap", "machine": facts, "rows": rows}
+    return {"rows": rows}
 
 
-def steps_json(results: Sequence[Result], facts: dict[str, Any]) -> dict[str, Any]:
+def steps_json(results: Sequence[Result]) -> dict[str, Any]:
     rows = [
         asdict(r) | {"overhead": {k: r.overhead(k) for k in ("hvdlite", "ddp")}, "ratio": r.ratio} for r in results
     ]
-    return {"benchmark": "step", "machine": facts, "rows": rows}
+    return {"rows": rows}
 
 
 # Every collective
@@ -279,9 +278,9 @@ def price_cells(price: Price) -> tuple[str, str, str]:
     return significant(price.seconds * 1e6), bare, "-" if price.ratio is None else significant(price.ratio)
 
 
-def prices_json(found: PriceList, facts: dict[str, Any]) -> dict[str, Any]:
+def prices_json(found: PriceList) -> dict[str, Any]:
     rows = [asdict(price) | {"ratio": price.ratio} for price in found.prices]
-    return {"benchmark": "ops", "machine": facts, "rows": rows}
+    return {"rows": rows}
 
 
 def save_json(path: str, content: dict[str, Any]) -> None:
