@@ -124,7 +124,8 @@ def scalar_latency(comm: MPI.Comm) -> dict[str, float]:
 
     A lane's thread starts with the first asynchronous call and stays: the second half shows what it costs the others.
     """
-    actions: dict[str, Any] = {"hvdlite.ops.allreduce_": scalar_numpy()}
+    one = np.ones(1, ITEM)
+    actions: dict[str, Any] = {"hvdlite.ops.allreduce_": lambda: ops.allreduce_(one)}
     try:
         actions |= scalar_torch()
     except ImportError:
@@ -134,11 +135,6 @@ def scalar_latency(comm: MPI.Comm) -> dict[str, float]:
     ops.allreduce_(np.ones(1, ITEM), wait=False).wait()
     later = interleaved(actions, comm, rounds, CALLS_PER_SMALL_TURN)
     return first.seconds | {f"{name}, after an asynchronous call": time for name, time in later.seconds.items()}
-
-
-def scalar_numpy() -> Any:
-    one = np.ones(1, ITEM)
-    return lambda: ops.allreduce_(one)
 
 
 def scalar_torch() -> dict[str, Any]:

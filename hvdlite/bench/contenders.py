@@ -69,20 +69,20 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     """The contenders named, for arrays up to most_bytes. Collective. gloo is left out where torch is missing."""
     buffer, other = np.zeros(most_bytes // ITEM.itemsize, ITEM), np.ones(most_bytes // ITEM.itemsize, ITEM)
     lane = runtime.current().new_lane("bench")
-    made: dict[str, Callable[[], Contender]] = {
-        "arena": lambda: Contender("arena", in_arena(lane, most_bytes)),
-        "tensor": lambda: Contender("tensor", forced(lane, buffer, "shared"), memory.STAGING_BYTES),
-        "ring": lambda: Contender("ring", forced(lane, buffer, "ring")),
-        "halving_doubling": lambda: Contender("halving_doubling", forced(lane, buffer, "halving_doubling")),
-        "auto": lambda: Contender("auto", as_users_call(buffer)),
-        "mpi": lambda: Contender("mpi", native(comm, buffer)),
-        "gloo": lambda: Contender("gloo", gloo(buffer)),
-        "memcpy": lambda: Contender("memcpy", copying(buffer, other)),
-        "link": lambda: Contender("link", streaming(Link(comm))),
+    made: dict[str, Callable[[], Callable[[int], Trial]]] = {
+        "arena": lambda: in_arena(lane, most_bytes),
+        "tensor": lambda: forced(lane, buffer, "shared"),
+        "ring": lambda: forced(lane, buffer, "ring"),
+        "halving_doubling": lambda: forced(lane, buffer, "halving_doubling"),
+        "auto": lambda: as_users_call(buffer),
+        "mpi": lambda: native(comm, buffer),
+        "gloo": lambda: gloo(buffer),
+        "memcpy": lambda: copying(buffer, other),
+        "link": lambda: streaming(Link(comm)),
     }
     elsewhere = ON_SEVERAL if runtime.current().topology.one_host else ON_ONE_HOST
     able = [key for key in keys if key not in elsewhere and (key != "gloo" or importlib.util.find_spec("torch"))]
-    return [made[key]() for key in able]
+    return [Contender(key, made[key](), memory.STAGING_BYTES if key == "tensor" else None) for key in able]
 
 
 def in_arena(lane: Lane, most_bytes: int) -> Callable[[int], Trial]:

@@ -7,7 +7,6 @@ and bandwidths are assumptions, printed with the result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 
@@ -94,12 +93,13 @@ def print_model(out: Console) -> None:
         out.print(table)
 
 
-def plot_model(path: str, nbytes: int = 25 << 20, clusters: Sequence[Cluster] = CLUSTERS) -> None:
+def plot_model(path: str) -> None:
     """Predicted time of one bucket against the number of ranks, a panel per cluster."""
     from hvdlite.bench.plot import canvas
 
-    figure, panels = canvas(len(clusters))
-    for axis, cluster in zip(panels, clusters, strict=True):
+    nbytes = 25 << 20
+    figure, panels = canvas(len(CLUSTERS))
+    for axis, cluster in zip(panels, CLUSTERS, strict=True):
         for algorithm, title in SHOWN.items():
             axis.plot(RANKS, [predict(cluster, algorithm, nbytes, r) * 1e3 for r in RANKS], marker="o", label=title)
         floor = [2 * nbytes * (1 - LOCAL / r) / cluster.network * 1e3 for r in RANKS[1:]]
