@@ -28,7 +28,6 @@ from hvdlite_launcher.probe import Mpi, find_mpi
 from hvdlite_launcher.readiness import NotReadyError
 from hvdlite_launcher.run import Outcome, run
 from hvdlite_launcher.settings import settings
-from hvdlite_launcher.team import Reach
 from hvdlite_launcher.usage import UsageError
 
 
@@ -86,11 +85,10 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
             _show_command(mpi, command, wanted)
         return command
 
-    reach = _reach(wanted, options.start_timeout) if wanted.several else None
     _allow_files()
     _require_folder(options.output_filename)
     with Printer(not options.no_prefix, options.timestamps, options.output_filename, wanted.ranks) as printer:
-        outcome = run(prepare, wanted, environ, reach=reach, printer=printer, verbose=options.verbose, task=task)
+        outcome = run(prepare, wanted, environ, printer=printer, verbose=options.verbose, task=task)
     if options.verbose:
         _show_times(found - begin, outcome)
     if outcome.message and printer.without_hvdlite:
@@ -104,11 +102,6 @@ def _other_python(program: str) -> str:
     if os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable):
         return ""
     return f". {path} has no hvdlite, which is installed for {sys.executable}: activate its environment, or name it"
-
-
-def _reach(wanted: Settings, timeout: float) -> Reach:
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return Reach(wanted.hosts, wanted.ssh, sys.executable, package, timeout + 3)
 
 
 def _require_folder(folder: str | None) -> None:

@@ -38,8 +38,8 @@ class Settings:
 
     ranks: ranks in all. env: variables given with -x. mpi_args: appended to the launcher's options.
     cores: cores that this process may use. root: whether we run as root. interfaces: networks to use, or all.
-    binding_args: instead of our own on placing and binding ranks, or None. step: how a scheduler starts the ranks, or
-    None where the MPI's launcher does.
+    binding_args: instead of our own on placing and binding ranks, or None. start_timeout: seconds for all hosts to be
+    ready. step: how a scheduler starts the ranks, or None where the MPI's launcher does.
     """
 
     ranks: int
@@ -52,6 +52,7 @@ class Settings:
     ssh: Ssh = field(default_factory=Ssh)
     interfaces: tuple[str, ...] = ()
     binding_args: tuple[str, ...] | None = None
+    start_timeout: float = 13.0
     step: Step | None = None
 
     @property

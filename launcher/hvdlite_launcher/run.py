@@ -24,7 +24,7 @@ from hvdlite_launcher.output import Printer
 from hvdlite_launcher.place import a_place, deserter, first_failure, results
 from hvdlite_launcher.ranks import publish
 from hvdlite_launcher.streams import Streams
-from hvdlite_launcher.team import Reach, Team, a_team
+from hvdlite_launcher.team import Team, a_team
 
 _STARTS = 3  # times as long as hosts may take to be ready may the first rank take to start
 
@@ -55,7 +55,6 @@ def run(
     settings: Settings,
     environ: Mapping[str, str],
     *,
-    reach: Reach | None = None,
     printer: Printer,
     verbose: bool = False,
     task: bytes | None = None,
@@ -63,8 +62,8 @@ def run(
     """Run one job from its start to the last trace of it; output and errors go to our stdout and stderr.
 
     compose: makes the command, given the job's place. environ: what the command's variables are added to.
-    reach: other hosts, or None. verbose: whether all of mpirun's messages are shown. task: contents of the file `task`
-    that ranks find in the job's folder, or None.
+    verbose: whether all of mpirun's messages are shown. task: contents of the file `task` that ranks find in the job's
+    folder, or None.
     Raises NotReadyError before anything has started when some host cannot take part.
     """
     failures = Failures(several=settings.elsewhere)
@@ -79,10 +78,10 @@ def run(
             job = _job(place, settings, env)
             if task is not None:
                 publish(place.folder, "task", task)
-            with a_team(reach, place, job, task, streams, failures) as team, suspension(team):
-                if reach:
-                    team.prepare(reach, job, lambda: ending.signal != 0)
-                    ending.patience = _STARTS * reach.timeout
+            with a_team(settings, place, job, task, streams, failures) as team, suspension(team):
+                if settings.several:
+                    team.prepare(settings, job, lambda: ending.signal != 0)
+                    ending.patience = _STARTS * settings.start_timeout
                 started = time.monotonic()
                 with lending(place, settings, wanted=task is None) as lent:
                     mpirun = _spawn(command, env, streams, lent)

@@ -45,6 +45,7 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         ssh=_ssh(options, given.shell if given else None, environ),
         interfaces=_interfaces(options),
         binding_args=None if options.binding_args is None else tuple(_words("--binding-args", options.binding_args)),
+        start_timeout=options.start_timeout + 3,  # ssh gives up before
         step=step,
     ), tunables.explanations(chosen)
 

@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,28 +21,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdlite_launcher import agent, facts, readiness, wire
-from hvdlite_launcher.command import Place
+from hvdlite_launcher.command import Place, Settings
 from hvdlite_launcher.failures import Failures, parse
-from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.ssh import Ssh
 from hvdlite_launcher.streams import Streams
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that this package lies in
 _PIPE = 1 << 20  # bytes
 _PATIENCE = 30.0  # seconds; Python may lie on a network's disk
-
-
-@dataclass(frozen=True)
-class Reach:
-    """How to reach hosts. hosts: all of the job. python: the interpreter for agents. package: where this package lies.
-
-    timeout: seconds for all of them to be ready.
-    """
-
-    hosts: tuple[Host, ...]
-    ssh: Ssh
-    python: str
-    package: str
-    timeout: float
 
 
 @dataclass
@@ -153,22 +140,22 @@ class Team:
         """Which host was lost, if any, and how."""
         return next((f"host {each.name} was lost: {each.lost}" for each in self.remotes if each.lost), None)
 
-    def prepare(self, reach: Reach, job: Mapping[str, Any], stop: Callable[[], bool]) -> None:
+    def prepare(self, settings: Settings, job: Mapping[str, Any], stop: Callable[[], bool]) -> None:
         """Wait until every host is ready for the job, or `stop`. Raises NotReadyError."""
-        here = next((host.name for host in reach.hosts if host.local), None)
+        here = next((host.name for host in settings.hosts if host.local), None)
         known = {here: _own_facts(job["command"], {**os.environ, **job["env"]})} if here else {}
-        deadline = time.monotonic() + reach.timeout
+        deadline = time.monotonic() + settings.start_timeout
         while any(not (remote.present or remote.ended) for remote in self.remotes) and time.monotonic() < deadline:
             if stop():
                 return
             self.streams.wait()
-        states: dict[str, str | None] = {host.name: None for host in reach.hosts}
+        states: dict[str, str | None] = {host.name: None for host in settings.hosts}
         try:
             facts.check_interfaces(job["interfaces"])
         except OSError as error:
             states |= {here: str(error)} if here else {}
         for remote in self.remotes:
-            states[remote.name] = _problem(remote, reach)
+            states[remote.name] = _problem(remote, settings.start_timeout)
         known |= {remote.name: remote.facts for remote in self.remotes if remote.facts}
         states |= {host: f"differs: {text}" for host, text in facts.differences(known).items() if not states[host]}
         names = {here: socket.gethostname()} if here else {}
@@ -194,7 +181,7 @@ class Team:
 
 @contextmanager
 def a_team(
-    reach: Reach | None,
+    settings: Settings,
     place: Place,
     job: Mapping[str, Any],
     task: bytes | None,
@@ -203,18 +190,14 @@ def a_team(
 ) -> Iterator[Team]:
     """Agents on all hosts but this one, told of the job; gone at the end.
 
-    job: their first message; see `agent.Agent`. task: a file for all hosts, or None. reach: None where the job has this
-    host only, or a scheduler that watches over the others.
+    job: their first message; see `agent.Agent`. task: a file for all hosts, or None.
     """
-    team = Team(streams)
-    if reach:
-        for host in reach.hosts:
-            if not host.local:
-                team.remotes.append(_connect(host.name, reach, place, streams, failures))
-        team.say(job=job)
-        if task is not None:
-            for remote in team.remotes:
-                remote.send(wire.encode(wire.TASK, 0, task))
+    others = [host.name for host in settings.hosts if not host.local]
+    team = Team(streams, [_connect(name, settings.ssh, place, streams, failures) for name in others])
+    team.say(job=job)
+    if task is not None:
+        for remote in team.remotes:
+            remote.send(wire.encode(wire.TASK, 0, task))
     over = threading.Event()
     beats = threading.Thread(target=_beat, args=(team, over), daemon=True, name="signs of life")
     if team.remotes:
@@ -235,8 +218,8 @@ def _beat(team: Team, over: threading.Event) -> None:
         left = sum(remote.send(b"") for remote in team.remotes) > 0
 
 
-def _connect(name: str, reach: Reach, place: Place, streams: Streams, failures: Failures) -> Remote:
-    argv = reach.ssh.command(name, agent.command(reach.python, reach.package))
+def _connect(name: str, ssh: Ssh, place: Place, streams: Streams, failures: Failures) -> Remote:
+    argv = ssh.command(name, agent.command(sys.executable, _PACKAGE))
     pipe = subprocess.PIPE
     env = {**os.environ, "HVDLITE_JOB_ID": place.id}  # for the janitor: a connection to nowhere may hang
     process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
@@ -265,10 +248,10 @@ def _own_facts(command: Sequence[str], env: Mapping[str, str]) -> dict[str, str]
     return facts.answers(answer.stdout)
 
 
-def _problem(remote: Remote, reach: Reach) -> str | None:
+def _problem(remote: Remote, timeout: float) -> str | None:
     if remote.problem or remote.facts is not None:
         return remote.problem
     if not remote.ended:
-        return f"no answer within {reach.timeout:g} s (--start-timeout)"
+        return f"no answer within {timeout:g} s (--start-timeout)"
     code = remote.process.wait()
-    return readiness.explain(remote.name, remote.said.decode(errors="replace"), code, reach.package)
+    return readiness.explain(remote.name, remote.said.decode(errors="replace"), code, _PACKAGE)
