@@ -32,11 +32,9 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
     chosen = list(tunables.chosen(options, config))
     tuned = tunables.variables(chosen)
     step = _step(options, given, mpi)
-    if step is None and given and given.starter is Starter.FLUX:
-        raise UsageError(f"no way to start {mpi} under Flux: `flux` is not there")
     return Settings(
         ranks=ranks,
-        hosts=_placed(hosts, ranks, step, options) or (Host("localhost", ranks),),
+        hosts=_placed(hosts, ranks, step, options),
         command=command,
         env=_talk(options, environ) | tuned | _tcp(options) | dict(_variable(text, environ) for text in options.env),
         mpi_args=tuple(word for text in options.mpi_args for word in _words("--mpi-args", text)),
@@ -62,7 +60,12 @@ def _allocation(options: argparse.Namespace, environ: Mapping[str, str]) -> Allo
 
 def _step(options: argparse.Namespace, given: Allocation | None, mpi: Mpi) -> Step | None:
     """The scheduler's own start, unless --mpi asks for the MPI's launcher or they do not understand each other."""
-    if given is None or given.starter is None or options.mpi:
+    if given is None:
+        return None
+    if given.starter is None or options.mpi:
+        if given.name == "Flux":
+            cure = "put it on PATH and leave --mpi out, or name the hosts with -H"
+            raise UsageError(f"inside a job of Flux, whose hosts only `flux` knows: {cure}")
         return None
     dialect = pmi(given.starter, given.path, mpi)
     return None if dialect is None else Step(given.starter, given.path, dialect)
@@ -83,7 +86,7 @@ def _placed(
 ) -> tuple[Host, ...]:
     """The hosts that will hold ranks, each told whether it is this one."""
     if not hosts:
-        return ()
+        return (Host("localhost", ranks),)
     if options.binding_args is None and not options.mpi_args:
         hosts = used(hosts, ranks)
     return tuple(dataclasses.replace(host, local=True) for host in hosts) if step else located(hosts)

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hvdlite_launcher import options
 from hvdlite_launcher.cli import main
 from hvdlite_launcher.command import Place, Settings, Step, compose
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.schedulers import Starter, allocation, counts, expand
+from hvdlite_launcher.settings import settings
 from hvdlite_launcher.usage import UsageError
 
 PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
@@ -135,3 +137,10 @@ def test_a_slurm_that_does_not_answer_is_one_line(
     assert main(["-np", "2", "true"]) == 2
     err = capfd.readouterr().err
     assert "Slurm does not tell which MPIs it starts" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["-np", "2"], ["-np", "2", "--mpi"]])
+def test_hosts_that_only_flux_knows_are_not_taken_for_this_one(arguments: list[str]) -> None:
+    """Neither where there is no `flux`, nor where the MPI's launcher is asked for."""
+    with pytest.raises(UsageError, match="inside a job of Flux, whose hosts only `flux` knows"):
+        settings(options.parse([*arguments, "true"]), OPEN_MPI, {"FLUX_URI": "local:///x"})
