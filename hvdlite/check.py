@@ -130,7 +130,7 @@ def gpus() -> Iterator[Line]:
         yield Line(True, name)
     if not names:
         yield Line(False, "none (nvidia-smi finds none)")
-    version = next((installed(name) for name in ("cupy", "cupy-cuda12x", "cupy-cuda13x") if installed(name)), None)
+    version = next(filter(None, map(installed, ("cupy", "cupy-cuda12x", "cupy-cuda13x"))), None)
     yield Line(version is not None, f"CuPy {version}" if version else "CuPy, which tensors on GPUs need")
 
 

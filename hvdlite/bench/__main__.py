@@ -66,50 +66,53 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True)
     reduce = commands.add_parser("allreduce", help="all-reduce from bytes to hundreds of megabytes")
-    reduce.add_argument("--min", type=nbytes, default=4, metavar="SIZE", help="smallest size (default 4 bytes)")
-    reduce.add_argument("--max", type=nbytes, default=256 << 20, metavar="SIZE", help="largest size (default 256M)")
-    reduce.add_argument("--step", type=int, choices=(2, 4), default=4, help="ratio of sizes (default 4)")
-    reduce.add_argument("--iters", type=int, metavar="N", help="turns per contender and size (default: by --seconds)")
-    reduce.add_argument(
-        "--seconds", type=float, default=3.0, metavar="S",
-        help=f"time per size, within {FEWEST_ROUNDS} to {MOST_ROUNDS} turns per contender (default 3)",
-    )  # fmt: skip
-    reduce.add_argument(
-        "--algorithms", type=names(*TITLES), metavar="A,B,...",
-        help=f"any of {', '.join(KEYS)}; with --device cuda of {', '.join(gpu.KEYS)} (default: all)",
-    )  # fmt: skip
-    reduce.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the arrays lie (default cpu)")
     step = commands.add_parser("step", help="training steps of three models, beside torch DDP on gloo")
-    step.add_argument(
-        "--framework", choices=("torch", "keras"), default="torch",
-        help="keras: under fit on TensorFlow, beside the torch path (default torch)",
-    )  # fmt: skip
-    step.add_argument("--steps", type=int, default=25, metavar="N", help="timed steps per contender (default 25)")
-    step.add_argument(
-        "--models", type=names(*MODELS, *GPU_MODELS), metavar="A,B,...",
-        help=f"default {', '.join(MODELS)}; with --device cuda {', '.join(GPU_MODELS)}; with --framework keras "
-        f"{', '.join(KERAS_MODELS)}",
-    )  # fmt: skip
-    step.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the models lie (default cpu)")
     overlap = commands.add_parser("overlap", help="how much of the communication hides behind backward; several hosts")
-    overlap.add_argument("--steps", type=int, default=15, metavar="N", help="timed steps per contender (default 15)")
-    overlap.add_argument("--models", type=names(*MODELS, *GPU_MODELS), metavar="A,B,...",
-                         help=f"default {', '.join(MODELS)}")  # fmt: skip
-    overlap.add_argument(
-        "--backward", type=float, default=1.5, metavar="X",
-        help="the batch is enlarged until backward takes X times the communication (default 1.5)",
-    )  # fmt: skip
     prices = commands.add_parser("ops", help="every collective at 4 B, 4 KiB and 1 MiB, beside the bare mpi4py call")
+    model = commands.add_parser("model", help="predicted times on large clusters (nothing is measured)")
+    add_allreduce(reduce)
+    add_step(step)
+    add_overlap(overlap)
     prices.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time per call and size (default 1)")
     for command in (reduce, step, prices):
         command.add_argument("--no-pin", dest="pin", action="store_false", help="let ranks move between cores")
     for command in (reduce, step, prices, overlap):
         command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
-    for command in (reduce, step):
+    for command in (reduce, step, model):
         command.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
-    model = commands.add_parser("model", help="predicted times on large clusters (nothing is measured)")
-    model.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
     return top
+
+
+def add_allreduce(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--min", type=nbytes, default=4, metavar="SIZE", help="smallest size (default 4 bytes)")
+    add("--max", type=nbytes, default=256 << 20, metavar="SIZE", help="largest size (default 256M)")
+    add("--step", type=int, choices=(2, 4), default=4, help="ratio of sizes (default 4)")
+    add("--iters", type=int, metavar="N", help="turns per contender and size (default: by --seconds)")
+    add("--seconds", type=float, default=3.0, metavar="S",
+        help=f"time per size, within {FEWEST_ROUNDS} to {MOST_ROUNDS} turns per contender (default 3)")  # fmt: skip
+    add("--algorithms", type=names(*TITLES), metavar="A,B,...",
+        help=f"any of {', '.join(KEYS)}; with --device cuda of {', '.join(gpu.KEYS)} (default: all)")  # fmt: skip
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where the arrays lie (default cpu)")
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--framework", choices=("torch", "keras"), default="torch",
+        help="keras: under fit on TensorFlow, beside the torch path (default torch)")  # fmt: skip
+    add("--steps", type=int, default=25, metavar="N", help="timed steps per contender (default 25)")
+    add("--models", type=names(*MODELS, *GPU_MODELS), metavar="A,B,...",
+        help=f"default {', '.join(MODELS)}; with --device cuda {', '.join(GPU_MODELS)}; with --framework keras "
+        f"{', '.join(KERAS_MODELS)}")  # fmt: skip
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where the models lie (default cpu)")
+
+
+def add_overlap(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--steps", type=int, default=15, metavar="N", help="timed steps per contender (default 15)")
+    add("--models", type=names(*MODELS, *GPU_MODELS), metavar="A,B,...", help=f"default {', '.join(MODELS)}")
+    add("--backward", type=float, default=1.5, metavar="X",
+        help="the batch is enlarged until backward takes X times the communication (default 1.5)")  # fmt: skip
 
 
 @contextmanager
