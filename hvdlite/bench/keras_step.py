@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 import hvdlite.keras as hvd
 from hvdlite.bench import step
-from hvdlite.bench.timing import pin, slowest_median
+from hvdlite.bench.timing import pin, slowest_of
 from hvdlite.errors import HvdliteError
 
 TURN = 6  # steps per turn, of which the first, in which fit starts its data, does not count
@@ -123,7 +123,7 @@ def run(task: Task, comm: MPI.Comm, steps: int) -> tuple[int, dict[str, float]]:
             clock = clocks[key] if turn else Clock()  # the first turn warms up
             models[key].fit(x, y, batch_size=task.batch[0], shuffle=False, verbose=0, callbacks=[clock])
     same_weights(task.name, models["hvdlite"], comm)
-    seconds = {key: slowest_median(comm, clock.seconds) for key, clock in clocks.items()}
+    seconds = {key: float(np.median(slowest_of(comm, clock.seconds))) for key, clock in clocks.items()}
     return models["none"].count_params(), seconds
 
 

@@ -69,11 +69,6 @@ def turn(action: Action, comm: MPI.Comm, times: Any, warm: bool) -> None:
         times[call] = time.perf_counter() - began
 
 
-def slowest_median(comm: MPI.Comm, times: Any) -> float:
-    """The median over calls of the largest time over ranks, in seconds. times: shape (rounds, calls)."""
-    return float(np.median(slowest_of(comm, times)))
-
-
 def slowest_of(comm: MPI.Comm, times: Any) -> Any:
     """The largest time over ranks of each call."""
     slowest = np.ascontiguousarray(times, np.float64).copy()

@@ -28,25 +28,13 @@ Listener = Callable[[bytes], None]
 
 
 @dataclass
-class Notices:
-    """mpirun's messages that have not been shown yet; the oldest came at `since`."""
-
-    text: bytes = b""
-    since: float = 0.0
-
-    def take(self) -> str:
-        """All that is held, once."""
-        text, self.text = self.text.decode(errors="replace"), b""
-        return text.replace("\0", "")  # Open MPI ends some of its messages so
-
-
-@dataclass
 class Streams:
     """Reads all pipes of a job and prints them.
 
     verbose: show every message of mpirun, at once.
     first_output: the monotonic time of the first output of a rank, or None.
     broken: why our output cannot be written any more. hear: is given each line from a scheduler's pipes.
+    _held: mpirun's messages that have not been shown yet, the oldest of them since `_since`.
     """
 
     printer: Printer
@@ -56,7 +44,8 @@ class Streams:
     hear: Callable[[bytes], None] = lambda line: None
     _ranks: dict[tuple[int, int], Source] = field(default_factory=dict)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _notices: Notices = field(default_factory=Notices)
+    _held: bytes = b""
+    _since: float = 0.0
 
     def open_ranks(self, place: Place, ranks: int) -> None:
         """Make the named pipes of all ranks."""
@@ -127,7 +116,7 @@ class Streams:
         for key in list(self._selector.get_map().values()):
             while key.data():
                 pass
-        self._guarded(lambda: self._flush_all(explained and not self.verbose))
+        self._guarded(lambda: self._flush_all(without_reports=explained and not self.verbose))
         self.close()
 
     def close(self) -> None:
@@ -156,25 +145,25 @@ class Streams:
         self._guarded(lambda: self.printer.feed(source, data))
 
     def _notice(self, data: bytes) -> None:
-        self._notices.since = self._notices.since if self._notices.text else time.monotonic()
-        self._notices.text += data
+        self._since = self._since if self._held else time.monotonic()
+        self._held += data
 
     def _flush_old(self) -> None:
         for source in self._ranks.values():
             self.printer.flush(source, PARTIAL_WAIT)
-        if self._notices.text and (self.verbose or time.monotonic() - self._notices.since > _NOTICES_HELD):
-            self._tell(self._notices.take())
+        if self._held and (self.verbose or time.monotonic() - self._since > _NOTICES_HELD):
+            self._tell_held()
 
     def _flush_all(self, without_reports: bool) -> None:
         for source in self._ranks.values():
             self.printer.flush(source)
-        self.printer.end_lines()
-        text = self._notices.take()
-        self._tell(without_deaths(text) if without_reports else text)
+        self._tell_held(without_reports)
 
-    def _tell(self, text: str) -> None:
+    def _tell_held(self, without_reports: bool = False) -> None:
+        text, self._held = self._held.decode(errors="replace"), b""
+        text = text.replace("\0", "")  # Open MPI ends some of its messages so
         self.printer.end_lines()
-        write_all(2, text.encode())
+        write_all(2, (without_deaths(text) if without_reports else text).encode())
 
     def _guarded(self, act: Callable[[], None]) -> None:
         if not self.broken:
