@@ -38,7 +38,7 @@ def explain(host: str, said: str, code: int, package: str) -> str:
     return f"{line} (exit code {code})"
 
 
-def show(states: Mapping[str, str | None], width: int | None = None) -> None:
+def show(states: Mapping[str, str | None]) -> None:
     """Print the table to stderr."""
     from rich.console import Console
     from rich.table import Table
@@ -48,7 +48,7 @@ def show(states: Mapping[str, str | None], width: int | None = None) -> None:
     table.add_column("state", overflow="fold")
     for host, problem in states.items():
         table.add_row(host, problem or "ready", style="red" if problem else None)
-    Console(file=sys.stderr, width=width, highlight=False, markup=False).print(table)
+    Console(file=sys.stderr, highlight=False, markup=False).print(table)
 
 
 def unready(states: Mapping[str, str | None]) -> Sequence[str]:
