@@ -13,49 +13,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hvdlite_launcher.command import Place, Settings
-
-_NAME = "stdin"
-
-
-class Lending:
-    """Waits at `FOLDER/stdin` for rank 0's keeper, and gives it a descriptor. stdin: which; closed at the end."""
-
-    def __init__(self, place: Place, stdin: int) -> None:
-        self.stdin = stdin
-        self.door = socket.socket(socket.AF_UNIX)
-        folder = os.open(place.folder, os.O_RDONLY)
-        try:
-            self.door.bind(f"/proc/self/fd/{folder}/{_NAME}")  # a socket's path is 108 bytes long at most
-        finally:
-            os.close(folder)
-        self.door.listen(1)
-
-    def serve(self) -> None:
-        """Give it to who has come."""
-        with contextlib.suppress(OSError):
-            keeper, _ = self.door.accept()
-            with keeper:
-                socket.send_fds(keeper, [b"0"], [self.stdin])
-
-    def close(self) -> None:
-        self.door.shutdown(socket.SHUT_RDWR)  # there may be another descriptor of it
-        self.door.close()
-        os.close(self.stdin)
+from hvdlite_launcher.streams import Streams
 
 
 @contextmanager
-def lending(place: Place, settings: Settings, wanted: bool) -> Iterator[Lending | None]:
-    """Lends our stdin, or one without input if it is not `wanted`. None where rank 0 may be on another host, to which
-    the MPI or scheduler forwards it."""
+def lending(place: Place, settings: Settings, streams: Streams, wanted: bool) -> Iterator[bool]:
+    """Rank 0's keeper finds our stdin at `FOLDER/stdin`, or one without input if ours is not `wanted`. Not where rank 0
+    may be on another host, to which the MPI or scheduler forwards it; yields whether it does."""
     moved = bool(settings.mpi_args or settings.binding_args)
     if settings.step or not settings.hosts[0].local or (settings.several and moved):
-        yield None
+        yield False
         return
-    lent = Lending(place, os.dup(0) if wanted and not _in_background() else os.open(os.devnull, os.O_RDONLY))
+    door = _door(place)
+    stdin = os.dup(0) if wanted and not _in_background() else os.open(os.devnull, os.O_RDONLY)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            keeper, _ = door.accept()
+            with keeper:
+                socket.send_fds(keeper, [b"0"], [stdin])
+
+    streams.add_door(door.fileno(), serve)
     try:
-        yield lent
+        yield True
     finally:
-        lent.close()
+        streams.remove_door(door.fileno())
+        door.close()
+        os.close(stdin)
+
+
+def _door(place: Place) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX)
+    folder = os.open(place.folder, os.O_RDONLY)
+    try:
+        door.bind(f"/proc/self/fd/{folder}/stdin")  # a socket's path is 108 bytes long at most
+    finally:
+        os.close(folder)
+    door.listen(1)
+    return door
 
 
 def _in_background() -> bool:

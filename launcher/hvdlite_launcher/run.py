@@ -19,7 +19,7 @@ from hvdlite_launcher.command import Command, Place, Settings
 from hvdlite_launcher.ending import Ending, signals, suspension
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import ABSENT, DESERTED, Failures, of_scheduler
-from hvdlite_launcher.lending import Lending, lending
+from hvdlite_launcher.lending import lending
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.place import a_place, deserter, first_failure, results
 from hvdlite_launcher.ranks import publish
@@ -83,7 +83,7 @@ def run(
                     team.prepare(settings, job, lambda: ending.signal != 0)
                     ending.patience = _STARTS * settings.start_timeout
                 started = time.monotonic()
-                with lending(place, settings, wanted=task is None) as lent:
+                with lending(place, settings, streams, wanted=task is None) as lent:
                     mpirun = _spawn(command, env, streams, lent)
                     spawned = time.monotonic() - started
                     _watch(mpirun, place, team, streams, ending)
@@ -107,13 +107,9 @@ def _job(place: Place, settings: Settings, env: Mapping[str, str]) -> dict[str, 
     return {"id": place.id, **folders, **wanted, "env": theirs}
 
 
-def _spawn(
-    command: Command, env: Mapping[str, str], streams: Streams, lent: Lending | None
-) -> subprocess.Popen[bytes]:
-    labelled, stdin = command.labelled, None
-    if lent:
-        stdin = subprocess.DEVNULL
-        streams.add_door(os.dup(lent.door.fileno()), lent.serve)
+def _spawn(command: Command, env: Mapping[str, str], streams: Streams, lent: bool) -> subprocess.Popen[bytes]:
+    """Start the MPI's launcher. lent: whether rank 0 gets our stdin by itself."""
+    labelled, stdin = command.labelled, subprocess.DEVNULL if lent else None
     out = streams.open_labelled(1) if labelled else streams.open_notices()
     err = streams.open_labelled(2) if labelled else os.dup(out)
     try:

@@ -101,6 +101,10 @@ class Streams:
         os.set_blocking(door, False)
         self._selector.register(door, selectors.EVENT_READ, serve)
 
+    def remove_door(self, door: int) -> None:
+        """Before it is closed."""
+        self._selector.unregister(door)
+
     def wait(self) -> None:
         """Print what has come; returns at once after output or a signal, and in any case soon."""
         timeout = PARTIAL_WAIT / 2 if any(source.rest for source in self._ranks.values()) else _TICK
