@@ -97,41 +97,28 @@ def plan(
     """
     specs = tuple(specs)
     filled: list[list[int]] = []
-    open_buckets: dict[tuple[str, str], list[int]] = {}
-    full: dict[tuple[str, str], int] = {}
+    newest: dict[tuple[str, str], list[int]] = {}  # the bucket of each kind that is being filled
+    room: dict[tuple[str, str], int] = {}
     for unit in units(specs, range(len(specs))[::-1] if order is None else order):
         kind = (specs[unit[0]].dtype, specs[unit[0]].device)
-        members = open_buckets.get(kind)
         size = sum(padded(specs[index]) for index in unit)
-        if members is None or full[kind] + size > limit(kind, filled, specs, bucket_bytes, first_bytes):
-            members = open_buckets[kind] = []
-            filled.append(members)
-            full[kind] = 0
-        members.extend(unit)
-        full[kind] += size
+        if kind not in newest or size > room[kind]:
+            room[kind] = bucket_bytes if kind in newest else first_bytes
+            newest[kind] = []
+            filled.append(newest[kind])
+        newest[kind].extend(unit)
+        room[kind] -= size
     return lay_out(specs, filled)
 
 
-def limit(kind: tuple[str, str], filled: list[list[int]], specs: Sequence[Spec], most: int, first: int) -> int:
-    """The size of the bucket now being filled: small for the first of its kind."""
-    count = sum((specs[members[0]].dtype, specs[members[0]].device) == kind for members in filled)
-    return first if count <= 1 else most
-
-
-def units(specs: Sequence[Spec], indices: Sequence[int]) -> list[tuple[int, ...]]:
+def units(specs: Sequence[Spec], indices: Sequence[int]) -> list[list[int]]:
     """What must stay together, in this order: single parameters, and groups at their first member's place in it."""
-    groups: dict[tuple[int, str, str], list[int]] = {}
-    order: list[list[int]] = []
+    found: dict[Any, list[int]] = {}
     for index in indices:
         spec = specs[index]
-        key = (spec.group, spec.dtype, spec.device) if spec.group is not None else None
-        if key is not None and key in groups:
-            groups[key].append(index)
-            continue
-        order.append([index])
-        if key is not None:
-            groups[key] = order[-1]
-    return [tuple(unit) for unit in order]
+        key = index if spec.group is None else (spec.group, spec.dtype, spec.device)
+        found.setdefault(key, []).append(index)
+    return list(found.values())
 
 
 def padded(spec: Spec) -> int:
