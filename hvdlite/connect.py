@@ -15,11 +15,11 @@ from typing import Any
 
 from hvdlite import exits, launched, notes, topology
 from hvdlite.errors import HvdliteError
-from hvdlite.transports import Transport
+from hvdlite.transports import Communicator
 from hvdlite.transports.threads import alone
 
 
-def connect(comm: Any) -> tuple[Transport, topology.Topology]:
+def connect(comm: Any) -> tuple[Communicator, topology.Topology]:
     """This job's transport and topology: MPI's where a launcher is there or a communicator was given."""
     started = launched.launcher()
     whole = comm is None or (isinstance(comm, Sequence) and not comm)
@@ -35,7 +35,7 @@ def mpi_in_use() -> bool:
     return loaded is not None and bool(loaded.Is_initialized())
 
 
-def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple[Transport, topology.Topology]:
+def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple[Communicator, topology.Topology]:
     """Collective. whole: comm stands for all processes. started: by which launcher, if by one."""
     import mpi4py
 

@@ -22,21 +22,23 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Request, Signature
 from hvdlite.rounds import LONGEST_NAP, SHORTEST_NAP
 from hvdlite.topology import Topology
-from hvdlite.transports import Transport
+from hvdlite.transports import Communicator
 
 
 class Group:
     """A process set that this process is a member of. ranks: global, ascending; `rank`: this process' place there."""
 
-    def __init__(self, ranks: tuple[int, ...], eager: Lane) -> None:
-        self.ranks, self.size, self.rank = ranks, len(ranks), eager.transport.rank
-        self.eager = eager
+    def __init__(
+        self, ranks: tuple[int, ...], transport: Communicator, place: Place, observers: Sequence[Observer]
+    ) -> None:
+        self.ranks, self.size, self.rank, self.transport = ranks, len(ranks), transport.rank, transport
+        self.eager = Lane(transport, place, ranks, observers=observers)
         """Where the user's calls run."""
-        self.lanes = [eager]
+        self.lanes = [self.eager]
         """The eager one, then those of optimizers, in the order of their making, which all members share."""
         self.free: set[int] = set()
         """The numbers of lanes whose users are no more."""
-        self.post = Post(eager.transport, ranks, eager.observers)
+        self.post = Post(transport, ranks, observers)
         """Messages between two members."""
         self.unnamed = count(1)
         """Numbers for calls without a name."""
@@ -58,11 +60,11 @@ class Group:
 
         def work(eager: Lane) -> int:
             free = [n for n in list(self.free) if self.lanes[n].closed is None and not self.lanes[n].pending]
-            everyones = [set(theirs) for theirs in eager.transport.allgather_object(free)]
+            everyones = [set(theirs) for theirs in self.transport.allgather_object(free)]
             number = min(set.intersection(*everyones), default=len(self.lanes))
             if number == len(self.lanes):
-                transport = eager.transport.duplicate()
-                self.lanes.append(Lane(transport, eager.place, eager.members, title, eager.observers))
+                transport = self.transport.duplicate()
+                self.lanes.append(Lane(transport, eager.place, self.ranks, title, eager.observers))
             self.free.discard(number)
             self.lanes[number].name = title
             return number
@@ -77,7 +79,7 @@ class Groups:
     """All sets of a job. place: the facts for `choose` among given ranks. observers: of all lanes."""
 
     def __init__(
-        self, world: Transport, topology: Topology, place: Callable[[Sequence[int]], Place],
+        self, world: Communicator, topology: Topology, place: Callable[[Sequence[int]], Place],
         observers: Sequence[Observer] = (),
     ) -> None:
         self.rank, self.size, self.place, self.observers = topology.rank, topology.size, place, observers
@@ -85,7 +87,7 @@ class Groups:
         self.mine: dict[int, Group] = {}
         self.registered: dict[int, list[ProcessSet]] = {}
         self.changes = count(1)
-        self.bind(global_process_set, self.open(tuple(range(self.size)), world.duplicate()))
+        self.bind(global_process_set, self.open(tuple(range(self.size)), world))
         self.everyone = self.mine[0]
 
     def of(self, process_set: ProcessSet | None) -> Group:
@@ -112,12 +114,14 @@ class Groups:
         groups = list(self.mine.values())
         return [lane for group in groups for lane in (*list(group.lanes), *list(group.post.lanes.values()))]
 
-    def open(self, ranks: tuple[int, ...], transport: Transport | None) -> int:
-        """Enter a set under the smallest free number, which it returns. transport: None where not a member."""
+    def open(self, ranks: tuple[int, ...], world: Communicator) -> int:
+        """Enter a set under the smallest free number, which it returns. world: of all ranks. Collective."""
+        whole = len(ranks) == self.size
+        transport = world.duplicate() if whole else world.split(0 if self.rank in ranks else None)
         number = next(number for number in count() if number not in self.ranks)
         self.ranks[number] = ranks
         if transport is not None:
-            self.mine[number] = Group(ranks, Lane(transport, self.place(ranks), ranks, observers=self.observers))
+            self.mine[number] = Group(ranks, transport, self.place(ranks), self.observers)
         return number
 
     def bind(self, process_set: ProcessSet, number: int) -> None:
@@ -128,10 +132,8 @@ class Groups:
         """Register a set. Collective over the job. Raises ValueError for what `check` refuses."""
         ranks = self.check(process_set.ranks or ())
 
-        def work(lane: Lane) -> int:
-            return self.open(ranks, lane.transport.subset(ranks))
-
-        self.bind(process_set, self.change("add_process_set", ranks, work))
+        number = self.change("add_process_set", ranks, lambda lane: self.open(ranks, self.everyone.transport))
+        self.bind(process_set, number)
 
     def remove(self, process_set: ProcessSet) -> bool:
         """Forget a set; what is pending in it fails. Collective over the job. False for one that is not registered."""
@@ -167,7 +169,7 @@ class Groups:
             raise ValueError(f"there is a process set of the ranks {list(wanted)} already")
         return wanted
 
-    def add_at_start(self, world: Transport, process_sets: Sequence[ProcessSet]) -> None:
+    def add_at_start(self, world: Communicator, process_sets: Sequence[ProcessSet]) -> None:
         """Register the sets given to `init()`. Collective over the job. Raises ValueError on every rank where any
         cannot be. Sets made of communicators may differ between ranks: then all of them are registered, and each
         rank's object stands for its own.
@@ -194,12 +196,12 @@ class Groups:
             if mine[index]:
                 self.bind(process_set, self.number_of(mine[index]))
 
-    def add_one_at_start(self, world: Transport, index: int, wanted: Sequence[int]) -> None:
+    def add_one_at_start(self, world: Communicator, index: int, wanted: Sequence[int]) -> None:
         try:
             ranks = self.check(wanted)
         except ValueError as error:
             raise ValueError(f"init(process_sets=...): item {index}: {error}") from None
-        self.open(ranks, world.subset(ranks))
+        self.open(ranks, world)
 
     def number_of(self, ranks: tuple[int, ...]) -> int:
         """Raises KeyError where there is no set of these ranks."""
@@ -248,12 +250,12 @@ def leave(groups: Sequence[Group]) -> None:
         handle.wait()  # raises where communication broke meanwhile: then nothing can be agreed on any more
     for group in groups:
         if group.eager.departure is not None:
-            group.post.leave(group.eager.transport.allgather_object(list(group.post.lanes)))
+            group.post.leave(group.transport.allgather_object(list(group.post.lanes)))
         for lane in group.lanes:
             lane.leave()
 
 
-def ranks_of(process_set: ProcessSet, world: Transport) -> tuple[int, ...]:
+def ranks_of(process_set: ProcessSet, world: Communicator) -> tuple[int, ...]:
     """The set's ranks, ascending; none for a communicator that this process is not in."""
     found = process_set.ranks if process_set.mpi_comm is None else world.ranks_of(process_set.mpi_comm)
     return tuple(sorted(found or ()))

@@ -21,7 +21,7 @@ from hvdlite.errors import ForkedError, HvdliteError, NotInitializedError
 from hvdlite.groups import Group, Groups
 from hvdlite.observers import Observer
 from hvdlite.process_sets import ProcessSet, global_process_set, sets_of
-from hvdlite.transports import Transport
+from hvdlite.transports import Communicator
 from hvdlite.transports.threads import ThreadTransport
 from hvdlite.weakly import Calls, Crowd
 
@@ -29,7 +29,7 @@ from hvdlite.weakly import Calls, Crowd
 class Runtime:
     """One initialized job: its topology, its settings, its process sets with their lanes."""
 
-    def __init__(self, world: Transport, place: topology.Topology, settings: Config) -> None:
+    def __init__(self, world: Communicator, place: topology.Topology, settings: Config) -> None:
         self.world, self.topology, self.config = world, place, settings
         self.may_share = agree_on(world, settings)
         self.observers: list[Observer] = []
@@ -98,7 +98,7 @@ class Runtime:
         self.world.close()
 
 
-def agree_on(world: Transport, settings: Config) -> bool:
+def agree_on(world: Communicator, settings: Config) -> bool:
     """Whether all ranks may share memory. Raises HvdliteError where settings differ between ranks. Collective."""
     said = world.allgather_object(
         (settings.algorithm, settings.bucket_bytes, settings.gpu_operations, settings.overlap, settings.shared_memory)

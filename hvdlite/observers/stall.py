@@ -35,7 +35,7 @@ from hvdlite.observers.diagnosis import Report, Wait
 from hvdlite.observers.letters import Alarm, Answer, Ask, End, Heard
 from hvdlite.observers.positions import main_position, own_threads, threads_in_steps, threads_of_users
 from hvdlite.requests import JOIN, LEAVE, Request
-from hvdlite.transports import Mail, Transport
+from hvdlite.transports import Communicator, Mail
 
 TICK = 0.2  # seconds between looks, at most
 BUSY_TICK = 0.01  # while letters are under way
@@ -276,7 +276,7 @@ def patient(request: Request) -> bool:
     return request.signature in (LEAVE, JOIN)
 
 
-def watch(world: Transport, lanes: Callable[[], list[Lane]], check: float, shutdown: float) -> StallWatch | None:
+def watch(world: Communicator, lanes: Callable[[], list[Lane]], check: float, shutdown: float) -> StallWatch | None:
     """A running watch over the lanes; None where there is nobody to wait for, or rank 0 wants none. Collective.
 
     check, shutdown: rank 0's count. A shutdown time below the check time brings the check forward.

@@ -1,13 +1,13 @@
 """How ranks reach each other. `Transport` is the seam: algorithms and lanes know it and nothing of MPI.
 
 A transport is one private communicator: messages on one never meet messages on another. `mpi` is the real one, and
-`threads` has p ranks as p threads of one process (unit tests, and p = 1 for a job without a launcher). Others stand on
-one of these: `pair` for two of its ranks, `device` for arrays on GPUs.
+`threads` has p ranks as p threads of one process (unit tests, and p = 1 for a job without a launcher). These two are
+`Communicator`s, from which a job's process sets are made. Others stand on one of them: `pair` for two of its ranks,
+`device` for arrays on GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark
@@ -94,23 +94,27 @@ class Transport(Protocol):
         """Every rank's (small, pickled) value, in rank order."""
         ...
 
-    def mail(self) -> Mail:
-        """Letters among the same ranks, apart from this transport's messages. Collective."""
-        ...
-
-    def duplicate(self) -> Transport:
-        """A private copy of this transport. Collective."""
-        ...
-
     def split(self, color: int | None) -> Transport | None:
         """A transport of the ranks with this color, in their order; None for color None. Collective."""
         ...
 
-    def subset(self, ranks: Sequence[int]) -> Transport | None:
-        """A transport of these ranks in this order; None on the others. Collective over this transport."""
+    def close(self) -> None: ...
+
+
+class Communicator(Transport, Protocol):
+    """A transport that others are made from."""
+
+    def mail(self) -> Mail:
+        """Letters among the same ranks, apart from this transport's messages. Collective."""
         ...
 
-    def aside(self) -> Transport:
+    def duplicate(self) -> Communicator:
+        """A private copy of this transport. Collective."""
+        ...
+
+    def split(self, color: int | None) -> Communicator | None: ...
+
+    def aside(self) -> Communicator:
         """The same ranks, with messages that never meet this transport's: point-to-point calls only. Not collective,
         and of no use once this transport is closed."""
         ...
@@ -122,5 +126,3 @@ class Transport(Protocol):
     def ranks_of(self, comm: Any) -> list[int]:
         """The ranks that the members of an mpi4py communicator have here. ValueError where some have none."""
         ...
-
-    def close(self) -> None: ...

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes, finish, is_host, issued, recorded
-from hvdlite.transports import Exchange, Mail, Maximum, Transport
+from hvdlite.transports import Exchange, Maximum, Transport
 from hvdlite.transports.nccl import Nccl
 
 CHUNK = 4 << 20
@@ -74,31 +74,12 @@ class DirectTransport:
         """This kind of transport over another one."""
         return DirectTransport(base, self.xp)
 
-    def duplicate(self) -> DirectTransport:
-        return self.like_this(self.base.duplicate())
-
     def split(self, color: int | None) -> DirectTransport | None:
         part = self.base.split(color)
         return None if part is None else self.like_this(part)
 
-    def subset(self, ranks: Sequence[int]) -> DirectTransport | None:
-        part = self.base.subset(ranks)
-        return None if part is None else self.like_this(part)
-
-    def mail(self) -> Mail:
-        return self.base.mail()
-
-    def aside(self) -> DirectTransport:
-        return self.like_this(self.base.aside())
-
-    def called_by(self, peer: int) -> bool:
-        return self.base.called_by(peer)
-
-    def ranks_of(self, comm: Any) -> list[int]:
-        return self.base.ranks_of(comm)
-
     def close(self) -> None:
-        """Closes `base`: for the transports made by duplicate, split and subset."""
+        """Closes `base`: for the transports made by `split`."""
         self.release()
         self.base.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mpi4py import MPI
@@ -108,8 +108,8 @@ def finish(pieces: list[MPI.Request]) -> None:
 
 
 class MpiTransport:
-    """A Transport over one mpi4py communicator, which it owns (but not `aside`). piece: the longest message, in bytes;
-    equal on all ranks."""
+    """A Communicator over one of mpi4py's, which it owns (but not `aside`). piece: the longest message, in bytes; equal
+    on all ranks."""
 
     def __init__(self, comm: MPI.Comm, piece: int = PIECE, tag: int = TAG) -> None:
         self.comm, self.piece, self.tag = comm, piece, tag
@@ -179,11 +179,6 @@ class MpiTransport:
 
     def split(self, color: int | None) -> MpiTransport | None:
         part = self.comm.Split(MPI.UNDEFINED if color is None else color, self.rank)
-        return None if part == MPI.COMM_NULL else MpiTransport(part, self.piece)
-
-    def subset(self, ranks: Sequence[int]) -> MpiTransport | None:
-        key = ranks.index(self.rank) if self.rank in ranks else 0
-        part = self.comm.Split(0 if self.rank in ranks else MPI.UNDEFINED, key)
         return None if part == MPI.COMM_NULL else MpiTransport(part, self.piece)
 
     def aside(self) -> MpiTransport:

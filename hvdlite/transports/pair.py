@@ -7,7 +7,6 @@ talk at any time, which making a communicator for two does not allow: MPI would 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -75,26 +74,8 @@ class PairTransport:
     def native_allreduce(self, array: Array, op: str) -> NoReturn:
         raise NotImplementedError("a pair has no native all-reduce")
 
-    def duplicate(self) -> NoReturn:
-        raise NotImplementedError("a pair cannot be duplicated: its messages would meet")
-
-    def mail(self) -> NoReturn:
-        raise NotImplementedError("a pair has no letters")
-
-    def subset(self, ranks: Sequence[int]) -> NoReturn:
-        raise NotImplementedError("a pair has no subsets")
-
     def split(self, *_: Any) -> NoReturn:
         raise NotImplementedError("a pair cannot be split")
-
-    def aside(self) -> NoReturn:
-        raise NotImplementedError("a pair has nothing beside it")
-
-    def called_by(self, peer: int) -> bool:
-        return self.parent.called_by(self.peer)
-
-    def ranks_of(self, comm: Any) -> NoReturn:
-        raise NotImplementedError("a pair has no communicator")
 
     def close(self) -> None:
         pass

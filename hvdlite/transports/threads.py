@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -69,7 +69,7 @@ class ThreadExchange:
 
 
 class ThreadTransport:
-    """A Transport among threads. Sends copy into a mailbox, so they never block."""
+    """A Communicator among threads. Sends copy into a mailbox, so they never block."""
 
     library = ""
 
@@ -134,12 +134,6 @@ class ThreadTransport:
         members = [rank for rank, other in enumerate(colors) if other == color]
         boards = self.allgather_object(Board(len(members)))
         return None if color is None else ThreadTransport(boards[members[0]], members.index(self.rank), len(members))
-
-    def subset(self, ranks: Sequence[int]) -> ThreadTransport | None:
-        boards = self.allgather_object(Board(len(ranks)))
-        if self.rank not in ranks:
-            return None
-        return ThreadTransport(boards[ranks[0]], ranks.index(self.rank), len(ranks))
 
     def aside(self) -> ThreadTransport:
         with self.board.lock:
