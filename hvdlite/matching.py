@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
 from hvdlite.requests import JOIN, LEAVE, Signature
@@ -33,16 +32,11 @@ CURES_WHILE_JOINED = {
 LONGEST_DIFF = 20
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Run the request (error None), or fail it with this error."""
-
-    error: HvdliteError | None = None
+Verdicts: TypeAlias = dict[str, HvdliteError | None]
+"""By request key: the error to fail it with; None: run it."""
 
 
-def match(
-    everyone: Sequence[Sequence[Signature]], members: Sequence[int], stuck: bool = True
-) -> dict[str, Verdict]:
+def match(everyone: Sequence[Sequence[Signature]], members: Sequence[int], stuck: bool = True) -> Verdicts:
     """Verdicts by request key, in the order in which to run them. everyone: each rank's `visible` queue; members: these
     ranks. stuck: all of them wait, and nothing else will be called meanwhile.
 
@@ -51,7 +45,7 @@ def match(
     """
     live = [place for place, queue in enumerate(everyone) if not has_joined(queue)]
     known = [{signature.key: signature for signature in queue} for queue in everyone]
-    verdicts: dict[str, Verdict] = {}
+    verdicts: Verdicts = {}
     for wanted in everyone[live[0]] if live else ():
         found = [known[place].get(wanted.key) for place in live]
         if wanted != LEAVE or len(live) == len(everyone):
@@ -63,19 +57,19 @@ def match(
     return verdicts
 
 
-def verdict(found: Sequence[Signature | None], members: Sequence[int]) -> dict[str, Verdict]:
+def verdict(found: Sequence[Signature | None], members: Sequence[int]) -> Verdicts:
     """The verdict on each member's request, one and the same; none where a member lacks it."""
     signatures = [signature for signature in found if signature is not None]
     if len(signatures) < len(found):
         return {}
     error = None if len(set(signatures)) == 1 else MismatchError(explain(signatures, members))
-    return {signature.key: Verdict(error) for signature in signatures}
+    return {signature.key: error for signature in signatures}
 
 
-def clashes(queues: Sequence[Sequence[Signature]], members: Sequence[int]) -> dict[str, Verdict]:
+def clashes(queues: Sequence[Sequence[Signature]], members: Sequence[int]) -> Verdicts:
     """Errors for different kinds of operation that are called by one name."""
     named = [{signature.name: signature for signature in reversed(queue) if signature != LEAVE} for queue in queues]
-    verdicts: dict[str, Verdict] = {}
+    verdicts: Verdicts = {}
     for wanted in queues[0]:
         verdicts |= verdict([found.get(wanted.name) for found in named], members) if wanted != LEAVE else {}
     return verdicts
@@ -85,19 +79,17 @@ def has_joined(queue: Sequence[Signature]) -> bool:
     return bool(queue) and queue[0] == JOIN
 
 
-def forsaken(
-    everyone: Sequence[Sequence[Signature]], members: Sequence[int], settled: Container[str]
-) -> dict[str, Verdict]:
+def forsaken(everyone: Sequence[Sequence[Signature]], members: Sequence[int], settled: Container[str]) -> Verdicts:
     """Errors for what ranks that have shut down will never call."""
-    verdicts: dict[str, Verdict] = {}
+    verdicts: Verdicts = {}
     gone = [(place, {signature.key for signature in queue}) for place, queue in enumerate(everyone) if LEAVE in queue]
     for signature in (signature for queue in everyone for signature in queue):
         lacking = [members[place] for place, called in gone if signature.key not in called]
         if lacking and signature != LEAVE and signature.key not in settled:
-            verdicts[signature.key] = Verdict(ShutdownError(
+            verdicts[signature.key] = ShutdownError(
                 f"{signature.key}: {ranks(lacking)} shut down, ended, or removed the process set, without calling it. "
                 "Every rank must call the same collectives before that."
-            ))
+            )
     return verdicts
 
 

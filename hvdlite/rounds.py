@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hvdlite.errors import HvdliteError
-from hvdlite.matching import Verdict, has_joined, match, refusal
+from hvdlite.matching import Verdicts, has_joined, match, refusal
 from hvdlite.requests import Call, Request, visible
 
 if TYPE_CHECKING:
@@ -49,15 +49,14 @@ def rounds(lane: Lane) -> None:
 
 
 def carry_out(
-    lane: Lane, verdicts: Mapping[str, Verdict], mine: Sequence[Request], everyones: Sequence[Call],
-    joined: Sequence[int],
+    lane: Lane, verdicts: Verdicts, mine: Sequence[Request], everyones: Sequence[Call], joined: Sequence[int]
 ) -> None:
     """Run or fail what has a verdict, errors first. joined: these ranks take part with zeros, if they can."""
     requests = {request.signature.key: request for request in mine}
     calls: dict[str, list[Call]] = {key: [] for key in verdicts}
     for call in everyones:
         calls.get(call.signature.key, []).append(call)
-    errors = {key: verdict.error for key, verdict in verdicts.items() if verdict.error}
+    errors = {key: error for key, error in verdicts.items() if error}
     if joined:
         errors |= {key: refusal(same[0].signature, joined) for key, same in calls.items()
                    if key not in errors and same[0].stand_in is None}  # fmt: skip

@@ -8,11 +8,11 @@ import pytest
 
 from hvdlite import matching
 from hvdlite.errors import MismatchError, ShutdownError
-from hvdlite.matching import LONGEST_DIFF, Verdict, ranks
+from hvdlite.matching import LONGEST_DIFF, Verdicts, ranks
 from hvdlite.requests import LEAVE, Signature
 
 
-def match(everyone: Sequence[Sequence[Signature]]) -> dict[str, Verdict]:
+def match(everyone: Sequence[Sequence[Signature]]) -> Verdicts:
     """Of ranks 0, 1, 2, ..."""
     return matching.match(everyone, range(len(everyone)))
 
@@ -35,7 +35,7 @@ A, B, C = (allreduce(name) for name in "abc")
 def test_what_all_have_runs_in_the_order_of_rank_0() -> None:
     verdicts = match([[C, A, B], [A, B, C], [B, C, A]])
     assert list(verdicts) == [C.key, A.key, B.key]
-    assert all(verdict.error is None for verdict in verdicts.values())
+    assert all(verdict is None for verdict in verdicts.values())
 
 
 def test_what_one_lacks_waits() -> None:
@@ -48,7 +48,7 @@ def test_one_name_for_two_kinds() -> None:
     """Each rank's kinds find each other, whatever the order."""
     verdicts = match([[allreduce("x"), gather("x")], [gather("x"), allreduce("x")]])
     assert list(verdicts) == ["allreduce 'x'", "allgather 'x'"]
-    assert all(verdict.error is None for verdict in verdicts.values())
+    assert all(verdict is None for verdict in verdicts.values())
 
 
 def test_another_kind_may_still_come_unless_all_are_stuck() -> None:
@@ -56,7 +56,7 @@ def test_another_kind_may_still_come_unless_all_are_stuck() -> None:
     queues = [[allreduce("x"), gather("x")], [gather("x")]], [[allreduce("x")], [gather("x")]]
     for everyone, found in zip(queues, ({gather("x").key: None}, {}), strict=True):
         verdicts = matching.match(everyone, range(2), stuck=False)
-        assert {key: verdict.error for key, verdict in verdicts.items()} == found
+        assert verdicts == found
     assert list(match(queues[0])) == [gather("x").key]
     assert len(match(queues[1])) == 2
 
@@ -65,7 +65,7 @@ def message(*signatures: Signature) -> str:
     """The error that these ranks get under one name, which all of their keys have."""
     verdicts = match([[signature] for signature in signatures])
     assert {signature.key for signature in signatures} == set(verdicts)
-    errors = [verdict.error for verdict in verdicts.values()]
+    errors = list(verdicts.values())
     assert all(isinstance(error, MismatchError) for error in errors)
     return str(errors[0])
 
@@ -110,7 +110,7 @@ def test_a_plan_against_a_round() -> None:
 
 
 def test_leaving_alone_is_agreed_on() -> None:
-    assert match([[LEAVE], [LEAVE]])[LEAVE.key].error is None
+    assert match([[LEAVE], [LEAVE]])[LEAVE.key] is None
     assert match([[LEAVE], []]) == {}
 
 
@@ -119,8 +119,8 @@ def test_what_a_leaving_rank_lacks_fails() -> None:
     verdicts = match([[A, B], [LEAVE], [B]])
     assert set(verdicts) == {A.key, B.key}
     for key, verdict in verdicts.items():
-        assert isinstance(verdict.error, ShutdownError)
-        assert f"{key}: rank 1 shut down" in str(verdict.error)
+        assert isinstance(verdict, ShutdownError)
+        assert f"{key}: rank 1 shut down" in str(verdict)
 
 
 def test_what_a_leaving_rank_has_waits_for_the_others() -> None:
@@ -132,20 +132,20 @@ def test_what_a_leaving_rank_has_waits_for_the_others() -> None:
 
 def test_what_only_some_have_fails_before_all_leave() -> None:
     verdicts = match([[A, LEAVE], [B, LEAVE], [B, LEAVE]])
-    assert "rank 0 shut down" in str(verdicts[B.key].error) and "ranks 1-2 shut down" in str(verdicts[A.key].error)
-    assert verdicts[LEAVE.key].error is None
+    assert "rank 0 shut down" in str(verdicts[B.key]) and "ranks 1-2 shut down" in str(verdicts[A.key])
+    assert verdicts[LEAVE.key] is None
 
 
 def test_what_all_have_runs_before_anyone_leaves() -> None:
     verdicts = match([[LEAVE, A], [A, LEAVE]])
-    assert verdicts[A.key].error is None
+    assert verdicts[A.key] is None
 
 
 def test_a_tensor_may_have_any_name() -> None:
     """Also the one that leaving uses inside."""
     impostor = allreduce(LEAVE.name)
     verdicts = match([[impostor], [LEAVE]])
-    assert list(verdicts) == [impostor.key] and isinstance(verdicts[impostor.key].error, ShutdownError)
+    assert list(verdicts) == [impostor.key] and isinstance(verdicts[impostor.key], ShutdownError)
 
 
 @pytest.mark.parametrize(("members", "text"), [([3], "rank 3"), ([0, 1, 2], "ranks 0-2"), ([0, 2], "ranks 0, 2")])
@@ -164,8 +164,8 @@ def test_digests() -> None:
 
 def test_members_of_a_set_go_by_their_global_ranks() -> None:
     found = matching.match([[A], [allreduce("a", (4,))]], [3, 7])
-    assert "rank 3 has (3,), rank 7 has (4,)" in str(found[A.key].error)
+    assert "rank 3 has (3,), rank 7 has (4,)" in str(found[A.key])
     found = matching.match([[plan("w")], [plan("b")]], [3, 7])
-    assert "--- rank 3" in (text := str(next(iter(found.values())).error)) and "+++ rank 7" in text
+    assert "--- rank 3" in (text := str(next(iter(found.values())))) and "+++ rank 7" in text
     found = matching.match([[A], [LEAVE]], [3, 7])
-    assert "rank 7 shut down" in str(found[A.key].error)
+    assert "rank 7 shut down" in str(found[A.key])
