@@ -25,15 +25,15 @@ def broadcast(transport: Transport, buffer: Array, root: int) -> None:
         distance *= 2
 
 
-def allgather(transport: Transport, pieces: Sequence[Array]) -> None:
+def allgather(transport: Transport, pieces: Sequence[Array], first: int = 0) -> None:
     """Ring all-gather of pieces of any lengths: p-1 steps, each rank passes on what it got last.
 
-    pieces: one contiguous array per rank, pieces[r] as long as rank r's; this rank's own is filled, the others are
-    overwritten.
+    pieces: as many contiguous arrays as ranks, each equally long on all; piece rank + `first` is filled, by default
+    this rank's own, the others are overwritten.
     """
     rank, size = transport.rank, transport.size
     for step in range(size - 1):
-        outgoing, incoming = pieces[(rank - step) % size], pieces[(rank - step - 1) % size]
+        outgoing, incoming = pieces[(rank + first - step) % size], pieces[(rank + first - step - 1) % size]
         transport.exchange(outgoing, (rank + 1) % size, incoming, (rank - 1) % size)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from hvdlite.algorithms.movement import allgather
 from hvdlite.algorithms.pipeline import exchange_and_combine
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
@@ -49,14 +50,6 @@ def reduce_scatter(transport: Transport, pieces: list[Array], scratch: Array, re
     exchange_and_combine(transport, steps, (rank + 1) % size, (rank - 1) % size, scratch, reduction)
 
 
-def all_gather(transport: Transport, pieces: list[Array], first: int) -> None:
-    """Every rank starts with its piece `rank + first` complete and ends with all. p-1 steps, n(p-1)/p sent."""
-    rank, size = transport.rank, transport.size
-    for step in range(size - 1):
-        outgoing, incoming = pieces[(rank + first - step) % size], pieces[(rank + first - step - 1) % size]
-        transport.exchange(outgoing, (rank + 1) % size, incoming, (rank - 1) % size)
-
-
 def ring(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> None:
     """Ring all-reduce. 2(p-1) steps, 2n(p-1)/p elements sent per rank, 2(p-1) MPI calls (Patarasuk & Yuan 2009).
 
@@ -70,4 +63,4 @@ def ring(transport: Transport, buffer: Array, scratch: Array, reduction: Reducti
     pieces = parts(buffer, transport.size)
     reduce_scatter(transport, pieces, scratch, reduction)
     reduction.postscale(pieces[(transport.rank + 1) % transport.size])
-    all_gather(transport, pieces, first=1)
+    allgather(transport, pieces, first=1)
