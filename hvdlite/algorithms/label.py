@@ -37,8 +37,10 @@ def decode(label: Array) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 
 def receive(transport: Transport, source: int) -> tuple[Array, int]:
-    """An empty array of the shape and dtype in the label that `source` sends next, and the note."""
+    """The array that `source` sends next, behind its label, and the note."""
     label = np.empty(HEAD + MOST_DIMENSIONS, np.int64)
     transport.receive(label, source)
     shape, dtype, note = decode(label)
-    return np.empty(shape, dtype), note
+    array = np.empty(shape, dtype)
+    transport.receive(array, source)
+    return array, note

@@ -65,14 +65,8 @@ def gather(transport: Transport, mine: Array, pieces: Sequence[Array] | None, ro
             transport.receive(piece, source)
 
 
-def scatter(transport: Transport, pieces: Sequence[Array] | None, mine: Array, root: int) -> None:
-    """The root sends each rank its piece. p-1 messages there, one elsewhere.
-
-    pieces: at the root one contiguous array per rank; else None. mine: overwritten, but at the root left as it is.
-    """
-    if pieces is None:
-        transport.receive(mine, root)
-        return
+def scatter(transport: Transport, pieces: Sequence[Array]) -> None:
+    """Send each other rank its piece, a contiguous array. p-1 messages."""
     for dest, piece in enumerate(pieces):
-        if dest != root:
+        if dest != transport.rank:
             transport.send(piece, dest)

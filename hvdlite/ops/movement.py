@@ -206,7 +206,7 @@ def scatter(
     root = root_of(group, "scatter", root_rank)
     facts = (("root rank", group.ranks[root]),)
     if group.rank != root:
-        return submit(group, "scatter", name, facts, lambda lane: scattered(lane, root), None, wait)
+        return submit(group, "scatter", name, facts, lambda lane: label.receive(lane.transport, root)[0], None, wait)
     if array is None:
         raise ValueError("scatter: the root must give a tensor")
     array = on_host(array)  # the others cannot know that it lay on a GPU
@@ -214,18 +214,11 @@ def scatter(
     labels = [label.encode(block.shape, block.dtype) for block in blocks]
 
     def work(lane: Lane) -> Array:
-        movement.scatter(lane.transport, labels, labels[root], root)
-        movement.scatter(lane.transport, blocks, blocks[root], root)
+        movement.scatter(lane.transport, labels)
+        movement.scatter(lane.transport, blocks)
         return blocks[root].copy()
 
     return submit(group, "scatter", name, facts, work, array, wait)
-
-
-def scattered(lane: Lane, root: int) -> Array:
-    """What the root sends here. Runs on the lane."""
-    result, _ = label.receive(lane.transport, root)
-    movement.scatter(lane.transport, None, result, root)
-    return result
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:
