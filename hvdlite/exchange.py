@@ -89,7 +89,7 @@ class Exchange:
         self.released = False
         if self.alike:
             self.alike.expect("0", ("weights",))
-        runtime.current().after_join.append(self.start_over)
+        runtime.current().after_join.append(self)
 
     def start_over(self) -> None:
         """All ranks have joined."""

@@ -61,5 +61,5 @@ def count_on(live: runtime.Runtime, cards: list[Card]) -> None:
             serials[kind] = max(serials.get(kind, 0), number)
     live.everyone.unnamed = count(max(card.unnamed for card in cards))
     live.groups.changes = count(max(card.changes for card in cards))
-    for start_over in live.after_join:
-        start_over()
+    for each in live.after_join:
+        each.start_over()

@@ -23,7 +23,7 @@ from hvdlite.observers import Observer
 from hvdlite.process_sets import ProcessSet, global_process_set, sets_of
 from hvdlite.transports import Communicator
 from hvdlite.transports.threads import ThreadTransport
-from hvdlite.weakly import Calls, Crowd
+from hvdlite.weakly import Crowd
 
 
 class Runtime:
@@ -46,8 +46,8 @@ class Runtime:
         """What `init` was given."""
         self.renewables = Crowd()
         """What `renew`s in order, collectively over its `group`, when another runtime has taken this one's place."""
-        self.after_join = Calls()
-        """Called when all ranks have joined: what counts steps must count alike again."""
+        self.after_join = Crowd()
+        """What `start_over`s when all ranks have joined: what counts steps must count alike again."""
 
     @property
     def eager(self) -> Lane:

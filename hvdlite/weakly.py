@@ -1,4 +1,4 @@
-"""Objects and calls to come back to later, kept by lists that keep no object alive for it."""
+"""Objects to come back to later, kept by what keeps none of them alive for it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import Any, TypeVarTuple
-from weakref import WeakMethod, WeakValueDictionary, ref
+from weakref import WeakValueDictionary, ref
 
-Call = Callable[[], None]
 ArgumentTs = TypeVarTuple("ArgumentTs")
 
 
@@ -23,24 +22,6 @@ def weakly(method: Callable[[*ArgumentTs], None]) -> Callable[[*ArgumentTs], Non
             function(alive, *arguments)
 
     return call
-
-
-class Calls:
-    """Functions, and methods of objects as long as these live, in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self.references: list[Callable[[], Call | None]] = []
-
-    def append(self, call: Call) -> None:
-        self.references = [each for each in self.references if each() is not None]
-        self.references.append(WeakMethod(call) if isinstance(call, MethodType) else lambda: call)
-
-    def remove(self, call: Call) -> None:
-        """Take one off, if it is there."""
-        self.references = [each for each in self.references if each() != call]
-
-    def __iter__(self) -> Iterator[Call]:
-        return iter([call for each in self.references if (call := each()) is not None])
 
 
 class Crowd:

@@ -65,7 +65,7 @@ class Attachment:
             _sharing.take_over(self)
             self.runtime.attachments.append(self)
             if self.group is self.runtime.everyone:
-                self.runtime.after_join.append(self.start_over)
+                self.runtime.after_join.append(self)
         self.runtime.renewables.append(self)
         self.step_hooks = _steps.hooks(self)
 
@@ -249,7 +249,7 @@ class Attachment:
         """Take the hooks off; those around the step stay where the heir's attachment reduces its gradients from now
         on."""
         self.detached, self.heir = True, heir
-        self.runtime.after_join.remove(self.start_over)
+        self.runtime.after_join.remove(self)
         self.runtime.attachments.remove(self)
         self.runtime.renewables.remove(self)
         self.hooks.remove()

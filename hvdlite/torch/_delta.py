@@ -38,7 +38,7 @@ class DeltaAttachment:
             optimizer.register_step_pre_hook(self.before_step), optimizer.register_step_post_hook(self.after_step)
         ]  # fmt: skip
         self.runtime.renewables.append(self)
-        self.runtime.after_join.append(self.start_over)
+        self.runtime.after_join.append(self)
 
     @property
     def alive(self) -> bool:
@@ -77,7 +77,7 @@ class DeltaAttachment:
         """Take the hooks off."""
         self.detached = True
         self.runtime.renewables.remove(self)
-        self.runtime.after_join.remove(self.start_over)
+        self.runtime.after_join.remove(self)
         for hook in self.hooks:
             hook.remove()
 
