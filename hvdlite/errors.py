@@ -58,8 +58,8 @@ class ForkedError(HvdliteError):
 class NotInitializedError(HvdliteError, ValueError):
     """`hvd.init()` was not called, or `hvd.shutdown()` was. A ValueError too, as in Horovod."""
 
-    def __init__(self, what: str = "hvdlite") -> None:
-        super().__init__(f"{what} was used before hvd.init() or after hvd.shutdown(): call hvd.init() first.")
+    def __init__(self) -> None:
+        super().__init__("hvdlite was used before hvd.init() or after hvd.shutdown(): call hvd.init() first.")
 
 
 class HostsUpdatedInterrupt(RuntimeError):
