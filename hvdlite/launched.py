@@ -48,22 +48,6 @@ def launcher(env: Mapping[str, str] | None = None) -> Launched | None:
     return None
 
 
-@dataclass(frozen=True)
-class Job:
-    """What `hvdliterun` tells a process of its job. folder: where ranks of this host find and leave files."""
-
-    folder: str
-    rank: int
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> Job | None:
-        """The job that this process belongs to; None where hvdliterun has not started it."""
-        env = os.environ if env is None else env
-        if "HVDLITE_JOB_RANK" not in env:
-            return None
-        return cls(env["HVDLITE_JOB_DIR"], int(env["HVDLITE_JOB_RANK"]))
-
-
 # What a launcher tells its processes, and a job started from one of them must not see.
 LAUNCHERS_OWN = (
     "OMPI_", "PMIX_", "PMI_", "PRTE_", "PALS_", "HYDRA_", "HYDI_", "MPI_LOCAL", "MPIR_", "SLURM_", "FLUX_", "JSM_",

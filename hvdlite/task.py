@@ -12,7 +12,7 @@ import time
 import traceback
 from typing import Any
 
-from hvdlite.launched import Job
+from hvdlite.notes import FOLDER, RANK
 
 _PATIENCE = 60.0  # seconds for the function to arrive on this host
 
@@ -21,14 +21,13 @@ def main() -> None:
     """Run the function; leave its result, or its exception, which is then raised here too and ends the job."""
     import cloudpickle
 
-    job = Job.from_env()
-    if job is None:
+    if FOLDER is None or RANK is None:
         sys.exit("hvdlite.task is started by hvdlite.run(), not by hand")
     try:
-        function, args, kwargs = cloudpickle.loads(_receive(os.path.join(job.folder, "task")))
-        _leave(job, (True, function(*args, **kwargs), ""))
+        function, args, kwargs = cloudpickle.loads(_receive(os.path.join(FOLDER, "task")))
+        _leave(FOLDER, RANK, (True, function(*args, **kwargs), ""))
     except Exception as error:
-        _leave(job, (False, error, traceback.format_exc()))
+        _leave(FOLDER, RANK, (False, error, traceback.format_exc()))
         raise
 
 
@@ -40,7 +39,7 @@ def _receive(path: str) -> bytes:
         return file.read()
 
 
-def _leave(job: Job, result: tuple[bool, Any, str]) -> None:
+def _leave(folder: str, rank: str, result: tuple[bool, Any, str]) -> None:
     """Write the result; what cannot be pickled is an error that says so."""
     import cloudpickle
 
@@ -50,9 +49,9 @@ def _leave(job: Job, result: tuple[bool, Any, str]) -> None:
             cloudpickle.loads(data)  # an exception may be pickled and yet not come back
     except Exception as error:
         if result[0]:
-            raise TypeError(f"rank {job.rank}: what the function returned cannot be pickled: {error}") from error
+            raise TypeError(f"rank {rank}: what the function returned cannot be pickled: {error}") from error
         data = cloudpickle.dumps((False, RuntimeError(f"{type(result[1]).__name__}: {result[1]}"), result[2]))
-    with open(os.path.join(job.folder, f"result.{job.rank}"), "wb") as file:
+    with open(os.path.join(folder, f"result.{rank}"), "wb") as file:
         file.write(data)
 
 
