@@ -126,13 +126,17 @@ class Exchange:
         return self.alike is not None and not list(self.lists)
 
     def end(self) -> None:
-        """Let go of the memory shared with other ranks when the variables are no more, without which no graph that is
-        kept can run. (On a GPU it goes with the lane, since peers have it open.)"""
+        """Nobody will ask for it any more: let go of the memory shared with other ranks when the variables are no more,
+        without which no graph that is kept can run. (On a GPU it goes with the lane, since peers have it open.)"""
+        for variable in self.lists:
+            finalize(variable, weakly(self.release)).atexit = False
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the memory, if all lists of variables are over."""
         if self.gpu is None and self.over and not self.released:
             self.released = True
             del self.reducer
-        for variable in self.lists:
-            finalize(variable, weakly(self.end)).atexit = False
 
     def begin(self) -> None:
         """Start a round; one that was begun and not finished, because its step failed, is forgotten."""
