@@ -46,7 +46,9 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
     except (ImportError, RuntimeError) as error:
         raise HvdliteError(no_library(error)) from None
 
-    library = MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
+    from hvdlite.transports import mpi
+
+    library = mpi.library()
     if not MPI.Is_initialized():
         if process := launched.rank_that_was_meant():
             raise HvdliteError(no_rank(process))
@@ -56,10 +58,8 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         atexit.register(finalize, os.getpid())
     launched.mark_rank()
-    from hvdlite.transports.mpi import PIECE, MpiTransport, host_leaders, network_piece, some_of_the_world
-
     mine = not whole and not isinstance(comm, MPI.Comm)  # then it is freed in the end
-    base = some_of_the_world(comm) if mine else MPI.COMM_WORLD if whole else comm
+    base = mpi.some_of_the_world(comm) if mine else MPI.COMM_WORLD if whole else comm
     if whole and started and started.size not in (None, base.Get_size()):
         exits.unlink_segments()  # the launcher will end us before that library tidies up
         seen = f" (it announces {started.size} processes, the library sees {base.Get_size()})"
@@ -75,8 +75,8 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         atexit.unregister(name_segments)  # of an earlier init
         atexit.register(name_segments, os.getpid())  # behind what ends MPI, so that it runs before
         exits.install(base.Abort, base.Get_rank())  # all ranks of this host have met when base or own was made
-    place = topology.from_leaders(own.Get_rank(), host_leaders(own))
-    return MpiTransport(own, PIECE if place.one_host else network_piece(own)), place
+    place = topology.from_leaders(own.Get_rank(), mpi.host_leaders(own))
+    return mpi.MpiTransport(own, mpi.PIECE if place.one_host else mpi.network_piece(own)), place
 
 
 def name_segments(process: int) -> None:

@@ -115,7 +115,7 @@ class MpiTransport:
         self.comm, self.piece, self.tag = comm, piece, tag
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
-        self.library = MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
+        self.library = library()
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         if send.nbytes > self.piece or receive.nbytes > self.piece:
@@ -236,6 +236,11 @@ class MpiMail:
         while not everyone.Test():
             self.fetch()
         self.comm.Free()
+
+
+def library() -> str:
+    """The MPI's name and version."""
+    return MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
 
 
 def network_piece(comm: MPI.Comm) -> int:
