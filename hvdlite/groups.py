@@ -90,10 +90,8 @@ class Groups:
         self.bind(global_process_set, self.open(tuple(range(self.size)), world))
         self.everyone = self.mine[0]
 
-    def of(self, process_set: ProcessSet | None) -> Group:
-        """The group of a set, everyone for None. Raises ValueError where it is unknown or this process is no member."""
-        if process_set is None or process_set is global_process_set:
-            return self.everyone
+    def of(self, process_set: ProcessSet) -> Group:
+        """The group of a set. Raises ValueError where it is unknown or this process is no member."""
         found = self.find(process_set)
         if found is None:
             raise ValueError(f"rank {self.rank} is not a member of {process_set}: only members may call")

@@ -54,13 +54,8 @@ class Runtime:
         """The lane of calls that concern all ranks."""
         return self.everyone.eager
 
-    @property
-    def facts(self) -> Place:
-        """What choosing an algorithm among all ranks depends on."""
-        return self.eager.place
-
     def place_of(self, ranks: Sequence[int]) -> Place:
-        """The same among these ranks: a pure function of what all ranks agree on."""
+        """What choosing an algorithm among these ranks depends on: a pure function of what all ranks agree on."""
         hosts = [[ranks.index(rank) for rank in host if rank in ranks] for host in self.topology.hosts]
         mine = tuple(tuple(host) for host in hosts if host)
         shares = self.may_share and any(len(host) > 1 for host in mine)
@@ -69,13 +64,9 @@ class Runtime:
             forced_on_gpu=self.config.algorithm_on_gpu, cuda_aware=self.config.cuda_aware,
         )  # fmt: skip
 
-    def new_lane(self, name: str, process_set: ProcessSet | None = None) -> Lane:
-        """A lane of its own over the set's members. Collective."""
-        return self.groups.of(process_set).new_lane(name, self)
-
-    def serial(self, kind: str) -> int:
-        """1, 2, 3, ... per kind: names for what the user did not name, equal on all ranks that do the same."""
-        return self.everyone.serial(kind)
+    def new_lane(self, name: str) -> Lane:
+        """A lane of its own over all ranks. Collective."""
+        return self.everyone.new_lane(name, self)
 
     def trace(self, path: str | None, mark_cycles: bool = False) -> None:
         """Begin a timeline in this file, or end the one there is (None). Does nothing but on rank 0."""
@@ -162,7 +153,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     _current, live.comm = live, comm
     global_process_set.mpi_comm = given_comm
     atexit.register(end)
-    logs.tell_choice(live.facts, live.topology)
+    logs.tell_choice(live.eager.place, live.topology)
     logs.tell_misspelt(place.rank, config.misspelt())
     for prepare in when_started:
         prepare(live.topology.local_rank)

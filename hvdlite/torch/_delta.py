@@ -29,7 +29,7 @@ class DeltaAttachment:
         self.optimizer, self.names, self.compression = optimizer, names, compression
         self.runtime = runtime.current()
         self.group = self.runtime.everyone
-        self.name = f"optimizer.{self.runtime.serial('optimizer')} steps"
+        self.name = f"optimizer.{self.group.serial('optimizer')} steps"
         self.alike = alike(optimizer, names, state=False)
         self.starts: list[tuple[torch.Tensor, torch.Tensor]] = []
         """What a step may move, and where it was."""

@@ -44,7 +44,7 @@ def require_right_sums() -> None:
 def check_every_algorithm() -> None:
     for name in ALGORITHMS:
         restart(ALGORITHM=name)
-        assert runtime.current().facts.forced == name
+        assert runtime.current().eager.place.forced == name
         require_right_sums()
     restart()
 
@@ -121,7 +121,7 @@ def noted_runs() -> Iterator[list[str]]:
 
 def check_without_shared_memory() -> None:
     restart(SHARED_MEMORY="0")
-    assert not runtime.current().facts.shares_memory
+    assert not runtime.current().eager.place.shares_memory
     require_right_sums()
     restart(SHARED_MEMORY="0", ALGORITHM="shared")  # falls back to the ring
     require_right_sums()
@@ -131,7 +131,7 @@ def check_without_shared_memory() -> None:
 def check_shared_memory_turned_off_on_one_rank() -> None:
     """Sharing needs all: one that does not want it makes none."""
     restart(SHARED_MEMORY="0" if hvd.rank() == hvd.size() - 1 else "1")
-    assert not runtime.current().facts.shares_memory
+    assert not runtime.current().eager.place.shares_memory
     require_right_sums()
     restart()
 
