@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from hvdlite import config
+
 
 class ProcessSet:
     """Ranks that take part in a collective. Unregistered until given to `init()` or `add_process_set()`.
@@ -66,8 +68,12 @@ global_process_set = ProcessSet([])
 
 
 def sets_of(given: Any) -> list[ProcessSet]:
-    """The list given to `init`. Raises ValueError where it is none of ProcessSets."""
-    sets = list(given)
+    """The list given to `init`; none for None, nor for "dynamic", which allows to add some later. Raises ValueError
+    for what is no list of ProcessSets."""
+    if isinstance(given, str) and given.lower() == "dynamic":
+        config.allow_dynamic_process_sets()
+        return []
+    sets = [] if given is None else list(given)
     if not all(isinstance(process_set, ProcessSet) for process_set in sets):
         raise ValueError(f"init(process_sets=...) takes a list of hvd.ProcessSet objects or 'dynamic', not {given!r}")
     return sets

@@ -130,9 +130,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """
     global _current
     require_not_forked()
-    if isinstance(process_sets, str):
-        config.allow_dynamic_process_sets(process_sets)
-    sets = [] if process_sets is None or isinstance(process_sets, str) else sets_of(process_sets)
+    sets = sets_of(process_sets)
     given_comm = comm if hasattr(comm, "Get_group") else None
     if given_comm is None and any(process_set.mpi_comm is not None for process_set in sets):
         raise NotImplementedError("process sets made of communicators need init(comm=...) to be a communicator, too")
