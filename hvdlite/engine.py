@@ -161,14 +161,10 @@ class Lane:
                 if self.closed:
                     return
                 self.busy = True
-                request, disagreed, self.disagreed = self.queue[0], self.disagreed, False
-                if not disagreed:
-                    self.queue.popleft()
+                request, disagreed, self.disagreed = self.queue.popleft(), self.disagreed, False
             request.ready.adopt()
             try:
-                if disagreed:
-                    rounds(self)
-                elif not self.attempt(request):
+                if disagreed or not self.attempt(request):
                     with self.changed.lock:
                         self.queue.appendleft(request)
                     rounds(self)
