@@ -267,11 +267,6 @@ class Lane:
             with self.changed.lock:
                 self.wake()
 
-    @property
-    def broken(self) -> HvdliteError | None:
-        """Why nothing can follow on this communicator, other than that all have left it."""
-        return None if isinstance(self.closed, ShutdownError) else self.closed
-
     def start_leaving(self) -> Handle:
         """Begin `leave`, and return at once: who leaves several lanes begins with all of them."""
         self.require_no_lender(LEAVE)

@@ -17,7 +17,7 @@ from hvdlite.algorithms import Place
 from hvdlite.config import Config
 from hvdlite.connect import connect
 from hvdlite.engine import Lane
-from hvdlite.errors import ForkedError, HvdliteError, NotInitializedError
+from hvdlite.errors import ForkedError, HvdliteError, NotInitializedError, ShutdownError
 from hvdlite.groups import Group, Groups
 from hvdlite.observers import Observer
 from hvdlite.process_sets import ProcessSet, global_process_set, sets_of
@@ -77,8 +77,9 @@ class Runtime:
 
     @property
     def broken(self) -> HvdliteError | None:
-        """Why this job can no longer communicate, nor end in an orderly way; None while it can."""
-        return next((lane.broken for lane in self.groups.lanes() if lane.broken), None)
+        """Why this job can no longer communicate, nor end in an orderly way; None while it can, and when all left."""
+        reasons = [lane.closed for lane in self.groups.lanes()]
+        return next((reason for reason in reasons if reason and not isinstance(reason, ShutdownError)), None)
 
     def close(self) -> None:
         """Leave all lanes. Collective; waits for all ranks to do the same. Raises where the job breaks meanwhile."""
