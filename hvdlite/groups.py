@@ -227,20 +227,19 @@ def leave(groups: Sequence[Group]) -> None:
     It begins with all lanes at once, and answers who sends messages, so that a rank that waits in any of them for
     this one learns of it. When all have come to leave, they tell each other which pairs have lanes.
     """
-    for group in groups:
-        for lane in group.lanes:
-            if lane.closed is None:
-                lane.start_leaving()
-    for group in groups:
-        for lane in group.lanes:
-            if lane.departure is not None:
-                lane.serve()
-    leaving = [lane.departure for group in groups for lane in group.lanes if lane.departure is not None]
+    lanes = [lane for group in groups for lane in group.lanes]
+    for lane in lanes:
+        if lane.closed is None:
+            lane.start_leaving()
+    for lane in lanes:
+        if lane.departure is not None:
+            lane.serve()
+    leaving = [lane.departure for lane in lanes if lane.departure is not None]
     nap = SHORTEST_NAP
     while True:
         for group in groups:
             group.post.start_leaving()
-        if all(handle.poll() for handle in leaving):
+        if all(handle.done for handle in leaving):
             break
         time.sleep(nap)
         nap = min(2 * nap, LONGEST_NAP)
