@@ -110,9 +110,7 @@ def guarded() -> bool:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies (Linux; elsewhere nothing happens)."""
-    if not sys.platform.startswith("linux"):
-        return
+    """Have the kernel kill this process when its parent dies."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

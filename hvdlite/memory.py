@@ -138,8 +138,7 @@ def map_file(descriptor: int, nbytes: int) -> mmap.mmap:
     """Map the whole file, its pages present (a first touch costs more than the sum that it belongs to). Until 3.12
     Python keeps a descriptor of its own for each mapping; hundreds of ranks per host come near the limit of 1024."""
     how = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-    return mmap.mmap(descriptor, nbytes, flags=flags, **how)
+    return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, **how)
 
 
 class Workspace:
