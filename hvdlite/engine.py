@@ -248,19 +248,17 @@ class Lane:
             self.settle(request, error=self.closed)
 
     def orphan(self, reason: HvdliteError) -> None:
-        """`close`, in a forked child, where threads that held the lock do not exist, and observers write no more."""
-        self.changed, self.observers = Changed(), ()
-        for request in self.pending.values():
-            request.handle.changed = self.changed
+        """`close`, in a forked child, where observers write no more."""
+        self.changed.renew()
+        self.observers = ()
         self.close(reason)
 
     def go_on(self) -> None:
-        """In a forked child that may: the lane's thread, and whoever held its lock, do not exist there. What was under
-        way fails."""
-        self.changed, self.thread, self.busy, self.lent = Changed(), None, False, False
+        """In a forked child that may: the lane's thread does not exist there. What was under way fails."""
+        self.changed.renew()
+        self.thread, self.busy, self.lent = None, False, False
         self.quietly = quiet_runner()  # the other may be in use for ever
         for request in list(self.pending.values()):
-            request.handle.changed = self.changed
             if request not in self.queue:
                 self.settle(request, error=ForkedError())
         if self.queue:

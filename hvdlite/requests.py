@@ -44,6 +44,10 @@ class Changed(threading.Condition):
     """
 
     def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """As new: in a forked child, where the threads that held the lock or waited do not exist."""
         self.lock = threading.RLock()
         super().__init__(self.lock)
         self.called = threading.Condition(self.lock)
