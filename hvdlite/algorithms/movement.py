@@ -1,4 +1,4 @@
-"""Data moved without arithmetic, by messages: broadcast, all-gather, all-to-all. Any dtype, any length."""
+"""Data moved without arithmetic, by messages: broadcast, all-gather, all-to-all, gather, scatter. Of any dtype."""
 
 from __future__ import annotations
 
@@ -50,16 +50,13 @@ def alltoall(transport: Transport, outgoing: Sequence[Array], incoming: Sequence
         transport.exchange(outgoing[dest], dest, incoming[source], source)
 
 
-def gather(transport: Transport, mine: Array, pieces: Sequence[Array] | None, root: int) -> None:
-    """Every rank sends its piece straight to the root. p-1 messages there, one elsewhere.
+def gather(transport: Transport, mine: Array, pieces: Sequence[Array]) -> None:
+    """Receive a piece, a contiguous array, from each other rank, which sends it straight here. p-1 messages.
 
-    pieces: at the root one contiguous array per rank, pieces[r] as long as rank r's `mine`, overwritten; else None.
+    mine: this rank's piece, copied.
     """
-    if pieces is None:
-        transport.send(mine, root)
-        return
     for source, piece in enumerate(pieces):
-        if source == root:
+        if source == transport.rank:
             piece[...] = mine
         else:
             transport.receive(piece, source)

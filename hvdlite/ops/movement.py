@@ -182,10 +182,10 @@ def gather(
     def work(lane: Lane) -> Array | None:
         rows = rows_of_all(lane, array)
         if lane.transport.rank != root:
-            movement.gather(lane.transport, array, None, root)
+            lane.transport.send(array, root)
             return None
         result = lane.workspace.new(array, (sum(rows), *array.shape[1:]))
-        movement.gather(lane.transport, array, split_rows(result, rows), root)
+        movement.gather(lane.transport, array, split_rows(result, rows))
         return result
 
     facts = (*array_facts(array, skip=1), ("root rank", group.ranks[root]))
