@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 ADAPTERS = {
@@ -51,4 +51,4 @@ def prepare_torch(local_rank: int) -> None:
 
 def materialized(obj: Any) -> Any:
     """A generator (model.parameters()) as a list, so that it can be looked at; anything else as it is."""
-    return list(obj) if isinstance(obj, Iterable) and not hasattr(obj, "__len__") and hasattr(obj, "__next__") else obj
+    return list(obj) if isinstance(obj, Iterator) else obj
