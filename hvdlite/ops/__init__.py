@@ -11,27 +11,7 @@ from hvdlite.ops.movement import allgather, alltoall, barrier, broadcast_, gathe
 from hvdlite.ops.reductions import allreduce_, grouped_allreduce_, grouped_reducescatter, reduce, reducescatter
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Op",
-    "Product",
-    "Sum",
-    "allgather",
-    "allreduce_",
-    "alltoall",
-    "barrier",
-    "broadcast_",
-    "gather",
-    "grouped_allgather",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
-    "letter_from",
-    "letter_to",
-    "reduce",
-    "reducescatter",
-    "reduction",
-    "resolve_op",
-    "scatter",
-]
+    "Adasum", "Average", "Max", "Min", "Op", "Product", "Sum", "allgather", "allreduce_", "alltoall", "barrier",
+    "broadcast_", "gather", "grouped_allgather", "grouped_allreduce_", "grouped_reducescatter", "letter_from",
+    "letter_to", "reduce", "reducescatter", "reduction", "resolve_op", "scatter",
+]  # fmt: skip
