@@ -78,6 +78,11 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or is_small_float(dtype)
 
 
+def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which sums of `dtype` are computed."""
+    return np.dtype(np.float32) if is_small_float(dtype) else dtype
+
+
 def device_of(array: Array) -> int:
     """The number of the GPU that a device array lies on."""
     return int(array.device.id)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite.arrays import Array, bfloat16, is_float, is_host, module
+from hvdlite.arrays import Array, accumulator, bfloat16, is_float, is_host, module
 
 MOST = 16  # addends: a kernel's arguments have room for some dozens
 Scaling = tuple[tuple[str, float], ...]
@@ -54,14 +54,9 @@ def add_up(blocks: Sequence[Array], targets: int, before: float = 1.0, scaling: 
     run = kernel(xp.ElementwiseKernel, kind, len(blocks), targets, before != 1.0, "".join(sign for sign, _ in scaling))
     # CuPy has no name for bfloat16 in kernels before its version 14.
     given = [block.view("uint16") if block.dtype == bfloat16 else block for block in blocks]
-    wide = np.dtype(added_in(kind)).type
+    wide = accumulator(blocks[0].dtype).type
     factors = [wide(value) for value in ([before] if before != 1.0 else []) + [value for _, value in scaling]]
     run(*given[targets:], *factors, *given[:targets])
-
-
-def added_in(kind: str) -> str:
-    """The dtype in which floats of this one are added."""
-    return "float64" if kind == "float64" else "float32"
 
 
 @cache
@@ -72,7 +67,7 @@ def kernel(elementwise: Any, kind: str, count: int, targets: int, before: bool, 
     for index, sign in enumerate(signs):
         total = f"({total}) {sign} s{index}"
     results = " = ".join(f"y{i}" for i in range(targets))
-    stored, added = "uint16" if kind == "bfloat16" else kind, added_in(kind)
+    stored, added = "uint16" if kind == "bfloat16" else kind, accumulator(np.dtype(kind)).name
     inputs = [f"{stored} x{i}" for i in range(targets, count)] + [f"{added} before"] * before
     inputs += [f"{added} s{index}" for index in range(len(signs))]
     return elementwise(

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hvdlite.algorithms import fused, half
-from hvdlite.arrays import Array, is_float, is_host, is_small_float, module
+from hvdlite.arrays import Array, accumulator, is_float, is_host, is_small_float, module
 
 FUNCTIONS = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multiply"}
 BOOLEAN_FUNCTIONS = {"sum": "logical_or", "min": "logical_and", "max": "logical_or", "product": "logical_and"}
@@ -144,8 +144,3 @@ def scaled_integers(array: Array, factor: float, divisor: int) -> Any:
     quotient = array // divisor
     # Floor division rounds down; what was negative and not divisible goes back up, toward zero.
     return quotient + ((array < 0) & (quotient * divisor != array))
-
-
-def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which sums of `dtype` are computed."""
-    return np.dtype(np.float32) if is_small_float(dtype) else dtype

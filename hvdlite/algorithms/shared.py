@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from hvdlite.algorithms import fused
-from hvdlite.algorithms.reduction import Reduction, accumulator, assign, in_cache, scaling, widened
+from hvdlite.algorithms.reduction import Reduction, assign, in_cache, scaling, widened
 from hvdlite.algorithms.ring import same_part
-from hvdlite.arrays import Array
+from hvdlite.arrays import Array, accumulator
 from hvdlite.transports import Transport
 
 AddUp: TypeAlias = Callable[[Sequence[Array], int], None]
