@@ -30,8 +30,6 @@ class Config:
     """Gradients are sent in buckets of this size; `HVDLITE_BUCKET_MB`, `HOROVOD_FUSION_THRESHOLD` (bytes)."""
     bucket_bytes_given: bool = False
     """Whether the user said so. Else buckets that leave during backward are smaller, for they must fill early."""
-    first_bucket_bytes: int = 1 * MB
-    """The first bucket is small, so that communication starts early."""
     overlap: str = "auto"
     """`1`: buckets leave during backward; `0`: all at its end; `auto`: where it hides time. `HVDLITE_OVERLAP`."""
     shared_memory: bool = True
@@ -75,7 +73,6 @@ class Config:
             algorithm=read(env, "HVDLITE_ALGORITHM", one_of(*ALGORITHMS)) or cls.algorithm,
             bucket_bytes=bucket,
             bucket_bytes_given=given,
-            first_bucket_bytes=min(cls.first_bucket_bytes, bucket),
             overlap=read(env, "HVDLITE_OVERLAP", one_of("auto", "0", "1")) or cls.overlap,
             timeline=read_either(env, "TIMELINE", str) or cls.timeline,
             timeline_mark_cycles=read_either(env, "TIMELINE_MARK_CYCLES", truth) or cls.timeline_mark_cycles,

@@ -34,6 +34,7 @@ from hvdlite.trial import Trial
 from hvdlite.zeros import Zeros
 
 VOID = 2  # and the rank: the flag of a round's last bucket where its backward raised; 1: uses other than DENSE
+FIRST_BUCKET = 1 << 20  # bytes; small, so that communication starts early
 SHORTEST_BUCKET = 512 * 1024  # bytes; 4 ms at 1 Gbit/s, where a bucket takes the lane 0.3 ms of a core besides
 
 
@@ -284,7 +285,7 @@ def planned(
     if overlap is not False and not config.bucket_bytes_given:
         total = sum(spec.length * np.dtype(spec.dtype).itemsize for spec in specs)
         most = min(most, max(total // 16, SHORTEST_BUCKET))
-    return plan(specs, most, min(most, config.first_bucket_bytes), order), overlap
+    return plan(specs, most, min(most, FIRST_BUCKET), order), overlap
 
 
 def overlap_pays(setting: str, place: Place, on_gpu: bool = False) -> bool | None:

@@ -28,7 +28,7 @@ def test_defaults() -> None:
 ])  # fmt: skip
 def test_bucket_size(env: dict[str, str], nbytes: int) -> None:
     made = Config.from_env(env)
-    assert made.bucket_bytes == nbytes and made.first_bucket_bytes == min(MB, nbytes)
+    assert made.bucket_bytes == nbytes
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
