@@ -80,7 +80,7 @@ class Groups:
 
     def __init__(
         self, world: Communicator, topology: Topology, place: Callable[[Sequence[int]], Place],
-        observers: Sequence[Observer] = (),
+        observers: Sequence[Observer],
     ) -> None:
         self.rank, self.size, self.place, self.observers = topology.rank, topology.size, place, observers
         self.ranks: dict[int, tuple[int, ...]] = {}

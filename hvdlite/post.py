@@ -22,7 +22,7 @@ class Post:
     """The pair lanes of one process set on this rank. transport: the set's. members: the set's global ranks.
     observers: of all lanes."""
 
-    def __init__(self, transport: Communicator, members: Sequence[int], observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, transport: Communicator, members: Sequence[int], observers: Sequence[Observer]) -> None:
         self.transport, self.members, self.observers = transport, members, observers
         self.lock = threading.Lock()
         self.lanes: dict[int, Lane] = {}
