@@ -58,7 +58,6 @@ class Topology:
 def from_leaders(rank: int, leaders: Sequence[int]) -> Topology:
     """leaders: for each rank, any number that ranks of one host share and ranks of other hosts do not."""
     hosts: dict[int, list[int]] = {}
-    for member, leader in enumerate(leaders):
+    for member, leader in enumerate(leaders):  # ascending, so that hosts come in the order of their lowest ranks
         hosts.setdefault(leader, []).append(member)
-    ordered = sorted(hosts.values(), key=lambda ranks: ranks[0])
-    return Topology(rank, len(leaders), tuple(tuple(ranks) for ranks in ordered))
+    return Topology(rank, len(leaders), tuple(tuple(ranks) for ranks in hosts.values()))
