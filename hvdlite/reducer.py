@@ -177,6 +177,8 @@ class Reducer:
             self.order, self.learn = self.agreed_order(tag), False
         if self.trial and self.all_take_part:
             self.go_on(self.trial, tag)
+        elif self.trial:
+            self.trial.forget()
         self.begin_round()
         return uses
 

@@ -14,7 +14,7 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.buckets import Spec, plan
 from hvdlite.engine import Lane
 from hvdlite.reducer import Reducer, Use
-from hvdlite.transports.threads import ThreadTransport, run_ranks
+from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
 from hvdlite.trial import EACH, WARM_UP, Trial
 
 ALL = WARM_UP + 2 * EACH
@@ -92,3 +92,13 @@ def test_who_learns_the_order_leaves_the_trial_to_the_next() -> None:
 
     tried = [(True, True), (True, False)]
     assert run_ranks(2, rank_main) == [tried + [(True, False)] * 2 + [(False, False)] * 2] * 2
+
+
+def test_rounds_without_all_ranks_do_not_count() -> None:
+    """Nor does the time between them count in the next round of all."""
+    reducer = Reducer(lane := Lane(alone(), Place(1, False)), plan([Spec("p", (4,), "float32")], 64, 64), Reduction(), "r", None)
+    assert (trial := reducer.trial) is not None
+    lane.without_all = True
+    reducer.mark_ready(0, "0")
+    reducer.finish_round(lambda index: Use.DENSE, "0")
+    assert trial.rounds == 0 and trial.began is None
