@@ -50,13 +50,7 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
 
     library = mpi.library()
     if not MPI.Is_initialized():
-        if process := launched.rank_that_was_meant():
-            raise HvdliteError(no_rank(process))
-        if started and started.by == launched.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
-            raise HvdliteError(strangers(started.by, library))
-        launched.offer_cores()
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        atexit.register(finalize, os.getpid())
+        initialize(started, library)
     launched.mark_rank()
     mine = not whole and not isinstance(comm, MPI.Comm)  # then it is freed in the end
     base = mpi.some_of_the_world(comm) if mine else MPI.COMM_WORLD if whole else comm
@@ -77,6 +71,19 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         exits.install(base.Abort, base.Get_rank())  # all ranks of this host have met when base or own was made
     place = topology.from_leaders(own.Get_rank(), mpi.host_leaders(own))
     return mpi.MpiTransport(own, mpi.PIECE if place.one_host else mpi.network_piece(own)), place
+
+
+def initialize(started: launched.Launched | None, library: str) -> None:
+    """Make this process a rank. Raises HvdliteError where it is a rank's child, or the launcher is another MPI's."""
+    from mpi4py import MPI
+
+    if process := launched.rank_that_was_meant():
+        raise HvdliteError(no_rank(process))
+    if started and started.by == launched.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
+        raise HvdliteError(strangers(started.by, library))
+    launched.offer_cores()
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    atexit.register(finalize, os.getpid())
 
 
 def name_segments(process: int) -> None:
