@@ -3,16 +3,18 @@ by Horovod's rule: gradients are those of the average over ranks of the ranks' l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from hvdlite import ops, runtime
+from hvdlite.arrays import Array
 from hvdlite.handles import Call, later, remember, waiting
 from hvdlite.ops import Average
 from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.torch._differentiable import differentiable
 from hvdlite.torch._tensors import fresh, in_place, readable, to_array, to_tensor
 from hvdlite.torch.reductions import allreduce, grouped_allreduce
 
@@ -39,20 +41,6 @@ def broadcast_async(
     return broadcast_async_(fresh(tensor), root_rank, name, process_set)
 
 
-class BroadcastFunction(torch.autograd.Function):
-    """The root receives the average of all ranks' gradients, the others zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: Any) -> torch.Tensor:
-        ctx.root_rank, ctx.process_set = root_rank, process_set
-        return broadcast_(fresh(tensor), root_rank, name, process_set)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        grad = allreduce(grads[0], op=Average, process_set=ctx.process_set)
-        return grad if runtime.rank() == ctx.root_rank else torch.zeros_like(grad), None, None, None
-
-
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
 ) -> torch.Tensor:
@@ -61,7 +49,13 @@ def broadcast(
     root_rank: a global rank. tensor: of the same shape and dtype on every rank. name: as for `allreduce`. Raises
     MismatchError on every rank where the ranks' arguments differ, ValueError for a root that is no member.
     """
-    return BroadcastFunction.apply(tensor, root_rank, name, process_set)  # type: ignore[no-any-return, no-untyped-call]
+
+    def back(grad: torch.Tensor) -> list[torch.Tensor]:
+        """The average of all ranks' gradients, for the root; the others' are zeros."""
+        mean = allreduce(grad, op=Average, process_set=process_set)
+        return [mean if runtime.rank() == root_rank else torch.zeros_like(mean)]
+
+    return differentiable(lambda given: (broadcast_(fresh(given), root_rank, name, process_set),), back, [tensor])[0]
 
 
 # all-gather
@@ -79,43 +73,11 @@ def grouped_allgather_async(
     return remember(handle, lambda arrays: tuple(map(to_tensor, arrays)))
 
 
-class GroupedAllgatherFunction(torch.autograd.Function):
-    """A rank's gradient is the average of all ranks' gradients, at the rows it contributed."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        arrays = ops.grouped_allgather([readable(tensor) for tensor in tensors], name, process_set)
-        ctx.rows, ctx.process_set = [tensor.shape[0] for tensor in tensors], process_set
-        return tuple(map(to_tensor, arrays))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        counts = to_tensor(ops.allgather(to_array(torch.tensor([ctx.rows])), process_set=ctx.process_set))
-        starts = counts[: runtime.group_of(ctx.process_set).rank].sum(dim=0).tolist()
-        all_rows = grouped_allreduce(grads, op=Average, process_set=ctx.process_set)
-        mine = [grad[start : start + rows] for grad, start, rows in zip(all_rows, starts, ctx.rows, strict=True)]
-        return None, None, *mine
-
-
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = Everyone
 ) -> tuple[torch.Tensor, ...]:
     """Several all-gathers as one operation; differentiable."""
-    return GroupedAllgatherFunction.apply(name, process_set, *tensors)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class AllgatherFunction(torch.autograd.Function):
-    """The same for one tensor, whose name is that of an all-gather."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: Any) -> torch.Tensor:
-        array = ops.allgather(readable(tensor), name, process_set)
-        ctx.rows, ctx.process_set = [tensor.shape[0]], process_set
-        return to_tensor(array)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return GroupedAllgatherFunction.backward(ctx, *grads)[2], None, None
+    return gathered(tensors, lambda arrays: ops.grouped_allgather(arrays, name, process_set), process_set)
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = Everyone) -> torch.Tensor:
@@ -124,7 +86,27 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
     tensor: of the same dtype and the same further dimensions on every rank; the first may differ, or be 0. name: as for
     `allreduce`. Raises MismatchError on every rank where the ranks' arguments differ.
     """
-    return AllgatherFunction.apply(tensor, name, process_set)  # type: ignore[no-any-return, no-untyped-call]
+    return gathered([tensor], lambda arrays: [ops.allgather(arrays[0], name, process_set)], process_set)[0]
+
+
+def gathered(
+    tensors: Sequence[torch.Tensor], work: Callable[[list[Array]], Sequence[Array]], process_set: ProcessSet
+) -> tuple[torch.Tensor, ...]:
+    """All-gathers; a rank's gradient is the average of all ranks' gradients, at the rows it contributed."""
+    rows: list[int] = []
+
+    def make(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        arrays = work([readable(tensor) for tensor in given])
+        rows[:] = [tensor.shape[0] for tensor in given]
+        return tuple(map(to_tensor, arrays))
+
+    def back(*grads: torch.Tensor) -> list[torch.Tensor]:
+        counts = to_tensor(ops.allgather(to_array(torch.tensor([rows])), process_set=process_set))
+        starts = counts[: runtime.group_of(process_set).rank].sum(dim=0).tolist()
+        means = grouped_allreduce(grads, op=Average, process_set=process_set)
+        return [mean[start : start + own] for mean, start, own in zip(means, starts, rows, strict=True)]
+
+    return differentiable(make, back, tensors)
 
 
 # all-to-all
@@ -153,25 +135,6 @@ def _alltoall(
 alltoall_async = later(_alltoall)
 
 
-class AlltoallFunction(torch.autograd.Function):
-    """The gradient of an all-to-all is the all-to-all back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, received = waiting(_alltoall)(tensor, splits, name, process_set)
-        ctx.received, ctx.process_set, ctx.rows = received, process_set, tensor.shape[0]
-        ctx.mark_non_differentiable(received)
-        return output, received
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        grad, _ = alltoall(grads[0], ctx.received, None, ctx.process_set)
-        unsent = grad.new_zeros(ctx.rows - grad.shape[0], *grad.shape[1:])
-        return torch.cat([grad, unsent]), None, None, None
-
-
 def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = Everyone
 ) -> Any:
@@ -180,7 +143,20 @@ def alltoall(
     Returns what all ranks sent here, in rank order; with splits also how many rows each sent (int32). Without splits
     all get equally many rows. Raises ValueError for splits that do not fit.
     """
-    output, received = AlltoallFunction.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
+    rows: list[int] = []  # of the tensor
+    counts: list[torch.Tensor] = []  # of the rows that each rank has sent here
+
+    def make(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        output, received = waiting(_alltoall)(given, splits, name, process_set)
+        rows[:], counts[:] = [given.shape[0]], [received]
+        return output, received
+
+    def back(grad: torch.Tensor, _: Any) -> list[torch.Tensor]:
+        grad, _ = alltoall(grad, counts[0], None, process_set)
+        unsent = grad.new_zeros(rows[0] - grad.shape[0], *grad.shape[1:])
+        return [torch.cat([grad, unsent])]
+
+    output, received = differentiable(make, back, [tensor])
     return output if splits is None else (output, received)
 
 

@@ -13,6 +13,7 @@ from hvdlite import ops
 from hvdlite.handles import Call, later, waiting
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.torch._differentiable import differentiable
 from hvdlite.torch._tensors import fresh, in_place, readable, to_array, to_tensor
 from hvdlite.torch.compression import Compression
 
@@ -51,19 +52,6 @@ def reduced(
     return copy
 
 
-class AllreduceFunction(torch.autograd.Function):
-    """The gradient of an all-reduce is the same all-reduce of the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: Op, name: str | None, *how: Any) -> torch.Tensor:
-        ctx.op, ctx.how = op, how
-        return reduced(tensor, op, name, *how)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return AllreduceFunction.apply(grads[0], ctx.op, None, *ctx.how), *(None,) * 5  # type: ignore[no-untyped-call]
-
-
 def allreduce(
     tensor: torch.Tensor, average: bool | None = None, name: str | None = None, compression: Any = Compression.none,
     op: Op | int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
@@ -80,7 +68,11 @@ def allreduce(
     small, context = compression.compress(tensor)
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     if isinstance(small, torch.Tensor) and small.requires_grad and torch.is_grad_enabled():
-        result = AllreduceFunction.apply(small, *how)  # type: ignore[no-untyped-call]
+
+        def back(grad: torch.Tensor) -> list[torch.Tensor]:
+            return [allreduce(grad, None, None, Compression.none, how[0], *how[2:])]
+
+        (result,) = differentiable(lambda given: (reduced(given, *how),), back, [small])
     else:  # metrics, mostly: autograd would take 10 us to find out that it has nothing to do
         result = reduced(small, *how)
     return compression.decompress(result, context)  # type: ignore[no-any-return]
@@ -109,19 +101,6 @@ def grouped_allreduce_async(
     return grouped_allreduce_async_(copies, average, name, op, prescale_factor, postscale_factor, process_set)
 
 
-class GroupedAllreduceFunction(torch.autograd.Function):
-    """The gradients of a grouped all-reduce are the same grouped all-reduce of the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str | None, how: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.how = how
-        return grouped_allreduce_([fresh(tensor) for tensor in tensors], None, name, *how)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return None, None, *GroupedAllreduceFunction.apply(None, ctx.how, *grads)  # type: ignore[no-untyped-call]
-
-
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
     compression: Any = Compression.none, op: Op | int | None = None, prescale_factor: float = 1.0,
@@ -131,7 +110,14 @@ def grouped_allreduce(
     Differentiable. Arguments as for `allreduce`; every rank gives as many tensors. Waits for all ranks."""
     small = [compression.compress(tensor) for tensor in tensors]
     how = (ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    results = GroupedAllreduceFunction.apply(name, how, *(tensor for tensor, _ in small))  # type: ignore[no-untyped-call]
+
+    def make(*given: torch.Tensor) -> Any:
+        return grouped_allreduce_([fresh(tensor) for tensor in given], None, name, *how)
+
+    def back(*grads: torch.Tensor) -> list[torch.Tensor]:
+        return grouped_allreduce(grads, None, None, Compression.none, *how)
+
+    results = differentiable(make, back, [tensor for tensor, _ in small])
     return [compression.decompress(t, context) for t, (_, context) in zip(results, small, strict=True)]
 
 

@@ -13,6 +13,7 @@ from hvdlite import ops, runtime
 from hvdlite.handles import Call, later, remember, waiting
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.torch._differentiable import differentiable
 from hvdlite.torch._tensors import readable, to_tensor
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.movement import allgather, grouped_allgather
@@ -46,22 +47,6 @@ def amplification(op: Op, prescale: float, postscale: float, process_set: Proces
     return (runtime.group_of(process_set).size if op is ops.Sum else 1) * prescale * postscale
 
 
-class ReducescatterFunction(torch.autograd.Function):
-    """The gradient of a reduce-scatter is the all-gather of the gradients, amplified."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, name: str | None, op: Op, prescale: float, postscale: float,
-        process_set: ProcessSet,
-    ) -> torch.Tensor:  # fmt: skip
-        ctx.factor, ctx.process_set = amplification(op, prescale, postscale, process_set), process_set
-        return to_tensor(ops.reducescatter(readable(tensor), op, name, prescale, postscale, process_set))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return allgather(grads[0] * ctx.factor, None, ctx.process_set), *(None,) * 5
-
-
 def reducescatter(
     tensor: torch.Tensor, name: str | None = None, compression: Any = Compression.none, op: Op | int = Average,
     process_set: ProcessSet = Everyone, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
@@ -71,25 +56,13 @@ def reducescatter(
     The rows are dealt out in rank order, as evenly as possible, the first ranks one more. Same shape on every rank.
     """
     small, context = compression.compress(tensor)
-    result = ReducescatterFunction.apply(  # type: ignore[no-untyped-call]
-        small, name, Op(op), prescale_factor, postscale_factor, process_set
-    )
+    factor = amplification(Op(op), prescale_factor, postscale_factor, process_set)
+    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    (result,) = differentiable(
+        lambda given: (to_tensor(ops.reducescatter(readable(given), *how)),),
+        lambda grad: [allgather(grad * factor, None, process_set)], [small],
+    )  # fmt: skip
     return compression.decompress(result, context)  # type: ignore[no-any-return]
-
-
-class GroupedReducescatterFunction(torch.autograd.Function):
-    """The gradients are the grouped all-gather of the gradients, amplified."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str | None, how: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        op, prescale, postscale, process_set = how
-        ctx.factor, ctx.process_set = amplification(*how), process_set
-        arrays = [readable(tensor) for tensor in tensors]
-        return tuple(map(to_tensor, ops.grouped_reducescatter(arrays, op, name, prescale, postscale, process_set)))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return None, None, *grouped_allgather([grad * ctx.factor for grad in grads], None, ctx.process_set)
 
 
 def grouped_reducescatter(
@@ -99,8 +72,16 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """This rank's rows of the reductions of several tensors, as one operation; differentiable."""
     small = [compression.compress(tensor) for tensor in tensors]
-    how = (Op(op), prescale_factor, postscale_factor, process_set)
-    results = GroupedReducescatterFunction.apply(name, how, *(t for t, _ in small))  # type: ignore[no-untyped-call]
+    factor = amplification(Op(op), prescale_factor, postscale_factor, process_set)
+    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+
+    def make(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(map(to_tensor, ops.grouped_reducescatter([readable(tensor) for tensor in given], *how)))
+
+    def back(*grads: torch.Tensor) -> Sequence[torch.Tensor]:
+        return grouped_allgather([grad * factor for grad in grads], None, process_set)
+
+    results = differentiable(make, back, [tensor for tensor, _ in small])
     return [compression.decompress(t, context) for t, (_, context) in zip(results, small, strict=True)]
 
 
