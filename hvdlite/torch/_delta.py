@@ -81,15 +81,6 @@ class DeltaAttachment:
         for hook in self.hooks:
             hook.remove()
 
-    def methods(self) -> dict[str, Callable[..., Any]]:
-        """What users call on the optimizer. Gradients are never reduced, so there is nothing to synchronize."""
-        return {
-            "synchronize": lambda: None,
-            "skip_synchronize": skip_synchronize,
-            "no_sync": no_sync,
-            "set_backward_passes_per_step": lambda passes: None,
-        }
-
 
 def skip_synchronize() -> NoReturn:
     raise AssertionError("skip_synchronize() is not possible with op=Adasum: step() combines the ranks' steps")
@@ -101,7 +92,15 @@ def no_sync() -> Iterator[None]:
     yield
 
 
+METHODS: dict[str, Callable[..., Any]] = {
+    "synchronize": lambda: None,
+    "skip_synchronize": skip_synchronize,
+    "no_sync": no_sync,
+    "set_backward_passes_per_step": lambda passes: None,
+}
+"""What users call on the optimizer. Gradients stay this rank's own, so there is nothing to synchronize."""
+
+
 def attach_delta(optimizer: torch.optim.Optimizer, names: Mapping[int, str], compression: Any) -> None:
     """Attach to the optimizer, and give it the methods that users call."""
-    attachment = DeltaAttachment(optimizer, names, compression)
-    optimizer.__dict__.update(attachment.methods(), _hvdlite=attachment)
+    optimizer.__dict__.update(METHODS, _hvdlite=DeltaAttachment(optimizer, names, compression))
