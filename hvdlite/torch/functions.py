@@ -10,7 +10,7 @@ import torch
 from hvdlite import objects, runtime
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._cuda import on_cpu
-from hvdlite.torch._tensors import naming, resolved, to_array
+from hvdlite.torch._tensors import in_place, naming
 from hvdlite.variables import broadcast_arrays
 
 
@@ -24,16 +24,13 @@ def broadcast_parameters(
     else.
     """
     tensors = [(name, value) for name, value in named_values(params) if isinstance(value, torch.Tensor)]
-    copies = [resolved(tensor.detach().contiguous()) for _, tensor in tensors]
-    arrays = []
-    for (name, _), copy in zip(tensors, copies, strict=True):
+    memories = []
+    for name, tensor in tensors:
         with naming(name):
-            arrays.append(to_array(copy))
-    broadcast_arrays(arrays, [name for name, _ in tensors], root_rank, process_set)
-    for (_, tensor), copy in zip(tensors, copies, strict=True):
-        if copy.data_ptr() != tensor.data_ptr():
-            with torch.no_grad():
-                tensor.copy_(copy)
+            memories.append(in_place(tensor))
+    broadcast_arrays([array for array, _ in memories], [name for name, _ in tensors], root_rank, process_set)
+    for _, deliver in memories:
+        deliver(None)
 
 
 def named_values(params: Any) -> list[tuple[str, Any]]:
