@@ -1,21 +1,6 @@
 """Elastic states and callbacks under Horovod's other name for them."""
 
-from hvdlite.keras.elastic import (
-    CommitStateCallback,
-    KerasState,
-    ObjectState,
-    State,
-    UpdateBatchStateCallback,
-    UpdateEpochStateCallback,
-    run,
-)
+from hvdlite.keras import elastic
+from hvdlite.keras.elastic import *  # noqa: F403
 
-__all__ = [
-    "CommitStateCallback",
-    "KerasState",
-    "ObjectState",
-    "State",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "run",
-]
+__all__ = list(elastic.__all__)
