@@ -65,10 +65,6 @@ def differentiable(
     return list(run(*tensors))
 
 
-def tensors_of(values: Sequence[Any]) -> list[tf.Tensor]:
-    return [tf.convert_to_tensor(value) for value in values]
-
-
 def rows_unknown(tensor: tf.Tensor) -> tf.TensorShape:
     """The shape of what has other rows than tensor."""
     return tf.TensorShape([None]).concatenate(tensor.shape[1:])

@@ -11,7 +11,7 @@ from hvdlite import ops, runtime
 from hvdlite.arrays import Array
 from hvdlite.ops import Average
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow._common import Tensor, differentiable, named, rows_unknown, size_of, tensors_of
+from hvdlite.tensorflow._common import Tensor, differentiable, named, rows_unknown, size_of
 from hvdlite.tensorflow._graph import aligned_copy, call, tensorflow_errors, untouched
 
 Everyone = global_process_set
@@ -66,7 +66,7 @@ def grouped_allgather(
     """All-gathers of several tensors as one operation; differentiable."""
     if not tensors:
         return list(tensors)
-    given = tensors_of(tensors)
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     name = named("GroupedAllgather", given, name, ignore_name_scope)
 
     def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
