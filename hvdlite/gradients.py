@@ -201,11 +201,6 @@ def around_local(
     return results
 
 
-def divided(gradient: Any, divisor: int) -> Any:
-    """A `Border`'s, where tensors can be divided."""
-    return gradient / divisor
-
-
 def dense(sparse_as_dense: bool, border: Border, gradient: Any, variable: Any) -> Any:
     """The gradient as an ordinary tensor. Raises ValueError for a sparse one, without sparse_as_dense."""
     if border.use_of(gradient) is Use.SPARSE and not sparse_as_dense:

@@ -6,9 +6,7 @@ gradients at once when the last is computed, so nothing overlaps. Copied per gra
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,10 +17,10 @@ from hvdlite.compression import NoneCompressor, caster
 from hvdlite.elastic import retell
 from hvdlite.errors import HvdliteError
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
-from hvdlite.gradients import divided
+from hvdlite.keras._plain import divided, in_order, refuse_compiled, untouched, use_of, using
 from hvdlite.reducer import Use
 
-__all__ = ["divided"]
+__all__ = ["divided", "in_order", "refuse_compiled", "untouched", "use_of", "using"]
 compiles_with_xla = False  # it does, but XLA for JAX calls back to the host
 
 
@@ -36,10 +34,6 @@ class Compression:
     none = NoneCompressor
     fp16 = caster("FP16Compressor", "float16", is_floating, jax.numpy.astype)
     bf16 = caster("BF16Compressor", "bfloat16", is_floating, jax.numpy.astype)
-
-
-def use_of(gradient: Any) -> Use:
-    return Use.UNUSED if gradient is None else Use.DENSE
 
 
 def dtype_of(gradient: Any) -> str:
@@ -65,18 +59,6 @@ def traced(gradients: Sequence[Any]) -> bool:
 def wait() -> None:
     """Steps run asynchronously; this waits for their callbacks."""
     jax.effects_barrier()
-
-
-def in_order() -> bool:
-    return True  # ordered callbacks
-
-
-def untouched(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
-def refuse_compiled() -> None:
-    """Nothing to refuse: XLA for JAX calls back to the host."""
 
 
 def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:
@@ -108,10 +90,6 @@ def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -
 
 def copies(arrays: Sequence[Any]) -> list[Any]:
     return [jax.numpy.array(array, copy=True) for array in arrays]
-
-
-def using() -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 def accumulate(accumulator: Accumulator, gradients: Mapping[int, Any]) -> bool:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
 from hvdlite.gpu import Gpu
-from hvdlite.gradients import divided
-from hvdlite.reducer import Use
+from hvdlite.keras._plain import divided, in_order, refuse_compiled, untouched, use_of, using
 from hvdlite.torch import _cuda, _tensors
 from hvdlite.torch._alike import checksum
 from hvdlite.torch._tensors import dtype_name as dtype_of
 from hvdlite.torch._tensors import to_array, to_tensor
 from hvdlite.torch.compression import Compression
 
-__all__ = ["Compression", "divided", "dtype_of"]
+__all__ = [
+    "Compression", "divided", "dtype_of", "in_order", "refuse_compiled", "untouched", "use_of", "using",
+]  # fmt: skip
 compiles_with_xla = False
-
-
-def use_of(gradient: Any) -> Use:
-    return Use.UNUSED if gradient is None else Use.DENSE
 
 
 def densified(gradient: Any) -> Any:
@@ -47,18 +42,6 @@ def wait() -> None:
     """Nothing to wait for: steps are done when they return."""
 
 
-def in_order() -> bool:
-    return True
-
-
-def untouched(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
-def refuse_compiled() -> None:
-    """Nothing to refuse: apply runs outside of compiled code."""
-
-
 def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:
     """The gradients reduced over all ranks, on their GPU or in host memory; None where no rank has any."""
     device = next((g.device for g in gradients if g is not None), "cpu")
@@ -73,10 +56,6 @@ def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -
 
 def to_tensors(views: Sequence[Any]) -> list[Any]:
     return [to_tensor(view) for view in views]
-
-
-def using() -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 def accumulate(accumulator: Accumulator, gradients: Mapping[int, Any]) -> bool:

@@ -1,0 +1,31 @@
+"""What PyTorch and JAX do alike as backends of Keras, and TensorFlow otherwise: parts of a `hvdlite.border.Border`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext as using
+from typing import Any
+
+from hvdlite.reducer import Use
+
+__all__ = ["divided", "in_order", "refuse_compiled", "untouched", "use_of", "using"]
+
+
+def use_of(gradient: Any) -> Use:
+    return Use.UNUSED if gradient is None else Use.DENSE
+
+
+def divided(gradient: Any, divisor: int) -> Any:
+    return gradient / divisor
+
+
+def in_order() -> bool:
+    return True  # JAX: its callbacks are ordered
+
+
+def untouched(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def refuse_compiled() -> None:
+    """Nothing to refuse: on PyTorch apply runs outside of compiled code, and XLA for JAX calls back to the host."""
