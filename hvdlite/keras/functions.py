@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from hvdlite import runtime
+from hvdlite.compression import NoneCompressor
 from hvdlite.keras._backends import collectives, to_given
 from hvdlite.ops import Average, Op, resolve_op
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -39,14 +40,11 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def collective(kind: str, value: Any, compression: Any = None, **arguments: Any) -> Any:
-    """The backend's collective of this kind on a value; the result as what value is: a Keras variable for one, else a
-    tensor of the backend."""
-    tensor = keras.ops.convert_to_tensor(value)
-    small, context = (tensor, None) if compression is None else compression.compress(tensor)
+    """The backend's collective of this kind on a value; the result as what value is."""
+    compression = NoneCompressor if compression is None else compression
+    small, context = compression.compress(keras.ops.convert_to_tensor(value))
     result = keras.ops.convert_to_tensor(getattr(collectives(), kind)(to_given(small), **arguments))
-    if compression is not None:
-        result = compression.decompress(result, context)
-    return as_given(result, value)
+    return as_given(compression.decompress(result, context), value)
 
 
 def grouped(kind: str, values: Sequence[Any], **arguments: Any) -> list[Any]:

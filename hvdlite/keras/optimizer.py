@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import keras
 
+from hvdlite.compression import NoneCompressor
 from hvdlite.exchange import Accumulator
 from hvdlite.gradients import check_name, settings_of
 from hvdlite.keras._attach import attach, innermost
-from hvdlite.keras._backends import border
 from hvdlite.ops import Average, Op, Sum
 from hvdlite.process_sets import ProcessSet, global_process_set
 
@@ -64,11 +64,9 @@ def DistributedOptimizer(
     sums = Accumulator(backward_passes_per_step, average_aggregated_gradients)
     if sums.passes > 1:
         require_no_other_count(innermost(optimizer))
-    if compression is None:
-        compression = border().Compression.none
     settings = settings_of(
-        op, gradient_predivide_factor, compression, sparse_as_dense, num_groups, groups, scale_local_gradients,
-        process_set,
+        op, gradient_predivide_factor, NoneCompressor if compression is None else compression, sparse_as_dense,
+        num_groups, groups, scale_local_gradients, process_set,
     )  # fmt: skip
     attach(optimizer, settings, sums)
     return optimizer
