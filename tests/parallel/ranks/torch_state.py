@@ -56,6 +56,14 @@ def check_broadcast_parameters_ignores_what_is_no_tensor() -> None:
     assert (held["w"] == 0).all() and held["note"] == f"of rank {hvd.rank()}"
 
 
+def check_what_cannot_be_overwritten_is_named() -> None:
+    """On every rank, before anything moves."""
+    sparse, expanded = torch.eye(2).to_sparse(), torch.zeros(1).expand(3)
+    for odd, why in ((sparse, "a sparse tensor"), (expanded, "elements share memory")):
+        held = {"fine": torch.zeros(2), "odd": odd}
+        require_error(ValueError, lambda: hvd.broadcast_parameters(held, 0), "odd: ", why)  # noqa: B023
+
+
 def check_models_that_differ() -> None:
     """Another shape, another name, one more: the difference, on every rank, at once."""
     if hvd.size() > 1:
