@@ -105,8 +105,7 @@ def PartialDistributedOptimizer(
         optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
         backward_passes_per_step, average_aggregated_gradients, 0, groups, process_set, scale_local_gradients,
     )  # fmt: skip
-    for variable in local:
-        optimizer.register_local_var(variable)  # type: ignore[attr-defined]
+    optimizer.register_local_var(local)  # type: ignore[attr-defined]
     return optimizer
 
 

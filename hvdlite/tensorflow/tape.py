@@ -153,6 +153,5 @@ def PartialDistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
         groups, process_set, scale_local_gradients,
     )  # fmt: skip
-    for variable in local:
-        tape.register_local_source(variable)
+    tape.register_local_source(local)
     return tape  # type: ignore[no-any-return]
