@@ -110,9 +110,10 @@ def PartialDistributedOptimizer(
 
 
 def weights_of(layers: Any) -> list[Any]:
-    """The trainable weights of a layer or several. Raises ValueError for what is no layer."""
-    several = layers if isinstance(layers, Iterable) else [] if layers is None else [layers]
-    chosen = list(several)
+    """The trainable weights of a layer or several. Raises ValueError for what is no layer, or has not been built."""
+    chosen = list(layers) if isinstance(layers, Iterable) else [] if layers is None else [layers]
     if not all(isinstance(layer, keras.Layer) for layer in chosen):
         raise ValueError("local_layers takes Keras layers")
+    if unbuilt := [layer.name for layer in chosen if not layer.built]:
+        raise ValueError(f"local_layers: no weights yet in {', '.join(unbuilt)}: build the model (or call it) first")
     return [variable for layer in chosen for variable in layer.trainable_weights]

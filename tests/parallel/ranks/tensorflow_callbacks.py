@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -368,7 +369,9 @@ def check_local_layers() -> None:
         moved = [float(np.mean(b - np.array(v))) for b, v in zip(before, variables, strict=True)]
         own = (hvd.rank() + 1) / (hvd.size() if scale else 1)
         np.testing.assert_allclose(moved, [(hvd.size() + 1) / 2] * 2 + [own] * 2, rtol=1e-6)
-    require_error(ValueError, lambda: hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers="head"), "layers")
+    for given, why in (("head", "layers"), (keras.layers.Dense(2, name="unbuilt"), "no weights yet in unbuilt")):
+        call = partial(hvd.PartialDistributedOptimizer, keras.optimizers.SGD(1.0), local_layers=given)
+        require_error(ValueError, call, why)
 
 
 def check_values() -> None:
