@@ -7,7 +7,6 @@ differently is behind a `Border`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from weakref import finalize, ref
 from hvdlite import runtime
 from hvdlite.border import Border
 from hvdlite.buckets import Spec
+from hvdlite.deprecation import deprecated
 from hvdlite.engine import Lane
 from hvdlite.errors import RemovedError
 from hvdlite.exchange import Accumulator, Exchange
@@ -224,7 +224,7 @@ def settings_of(
         raise ValueError(f"process_set must be an hvd.ProcessSet, not {process_set!r}")
     runtime.current().groups.find(process_set)  # raises where it is not registered
     if num_groups:
-        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
+        deprecated("num_groups is deprecated: use groups")
     names = group_names(num_groups or None if groups is None else groups)
     return Settings(terms, compression, sparse_as_dense, names, scale_local, process_set)
 

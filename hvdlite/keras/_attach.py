@@ -188,8 +188,10 @@ def reduce_before_scaling() -> None:
 
         if attachment is None:
             return go_on(optimizer_variables, grads, trainable_variables)
-        attachment.reduce_and(step, self, grads, None)
-        return results[0]
+        with keras.StatelessScope(list(zip(self.variables, optimizer_variables, strict=True))) as scope:
+            attachment.reduce_and(step, self, grads, None)
+        # None at a pass before the last, which is an iteration and nothing else.
+        return results[0] if results else (trainable_variables, [scope.get_current_value(v) for v in self.variables])
 
     apply.reduces = True  # type: ignore[attr-defined]
     untouched = border().untouched

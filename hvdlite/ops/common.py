@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache
@@ -13,6 +12,7 @@ import numpy as np
 from hvdlite import runtime
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, bfloat16, dtype_name, is_host
+from hvdlite.deprecation import deprecated
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu import on_gpu
@@ -42,7 +42,7 @@ def resolve_op(op: Op | int | None, average: bool | None) -> Op:
     if op is not None and average is not None:
         raise ValueError("give either op or average (deprecated), not both")
     if average is not None:
-        warnings.warn("average= is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=4)
+        deprecated("average= is deprecated: use op=hvd.Average or op=hvd.Sum")
         return Average if average else Sum
     return Average if op is None else Op(op)
 

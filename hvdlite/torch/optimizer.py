@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import torch
 
 from hvdlite import runtime
 from hvdlite.compression import wire_dtype
+from hvdlite.deprecation import deprecated
 from hvdlite.ops import Adasum, Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.terms import Terms
@@ -58,7 +58,7 @@ def DistributedOptimizer(
     op = Op(op)
     check(op, backward_passes_per_step, process_set)
     if num_groups:
-        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
+        deprecated("num_groups is deprecated: use groups")
         groups = num_groups if groups is None else groups
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     settings = Settings(

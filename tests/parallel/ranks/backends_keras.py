@@ -48,6 +48,10 @@ def check_options_see_averaged_gradients() -> None:
     both(OPTIMIZERS["momentum"], compiled={"run_eagerly": True})
 
 
+def scaled() -> Any:
+    return keras.optimizers.LossScaleOptimizer(OPTIMIZERS["momentum"](), initial_scale=4.0)
+
+
 def check_several_passes_per_step() -> None:
     arguments = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
     if on("torch"):
@@ -55,6 +59,8 @@ def check_several_passes_per_step() -> None:
     else:
         optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](), **arguments)
         require_error(NotImplementedError, lambda: fit(optimizer, share(), 3), "gradient_accumulation_steps")
+        for make in (OPTIMIZERS["momentum"], scaled):
+            both(make, batch=BATCH // hvd.size() // 2, compiled={"run_eagerly": True}, **arguments)
 
 
 def check_embedding() -> None:

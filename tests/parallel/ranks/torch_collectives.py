@@ -43,7 +43,8 @@ def check_operations_and_factors() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert hvd.allreduce(mine, average=False) == p * (p + 1) / 2 and hvd.allreduce(mine, average=True) == (p + 1) / 2
-    assert {w.category for w in caught} == {DeprecationWarning}
+        hvd.synchronize(hvd.allreduce_async(mine, average=True))
+    assert [(w.category, w.filename) for w in caught] == [(DeprecationWarning, __file__)] * 3
     require_error(ValueError, lambda: hvd.allreduce(mine, average=True, op=hvd.Sum), "not both")
 
 

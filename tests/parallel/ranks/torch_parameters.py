@@ -315,7 +315,7 @@ def check_groups() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _ = attach(params, num_groups=2)
-    assert [w.category for w in caught] == [DeprecationWarning]
+    assert [(w.category, "parallel" in w.filename) for w in caught] == [(DeprecationWarning, True)]
     loss_of(params).backward()
     require_grads(params, average())
 
