@@ -31,10 +31,12 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_built() -> bool:
+    """No: there is no gloo in here."""
     return False
 
 
 def gloo_enabled() -> bool:
+    """No: there is no gloo in here."""
     return False
 
 
@@ -52,14 +54,17 @@ def cuda_built() -> bool:
 
 
 def rocm_built() -> bool:
+    """No: GPUs are CUDA's."""
     return False
 
 
 def ddl_built() -> bool:
+    """No: there is no DDL in here."""
     return False
 
 
 def ccl_built() -> bool:
+    """No: there is no oneCCL in here."""
     return False
 
 

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -96,7 +97,9 @@ def mpi() -> Iterator[Line]:
         env |= {"MPI4PY_LIBMPI": found.library} if found.library and "MPI4PY_LIBMPI" not in env else {}
     except UsageError as error:
         yield Line(False, f"launcher: {error}")
-    said, trouble = ask(["-c", _MPI, *(["cuda"] if installed("cupy") and gpu_names() else [])], env)
+    cuda = ["cuda"] if installed("cupy") and gpu_names() else []
+    with tempfile.TemporaryDirectory() as folder:  # Open MPI 5 leaves one of its session's there
+        said, trouble = ask(["-c", _MPI, *cuda], env | {"TMPDIR": folder})
     if "library" not in said:
         yield Line(False, f"library: {trouble}; install an MPI and mpi4py, or point MPI4PY_LIBMPI to libmpi.so")
         return
@@ -139,10 +142,10 @@ def host() -> Iterator[Line]:
     yield Line(True, f"{len(os.sched_getaffinity(0))} cores for this process, of {os.cpu_count()}")
     try:
         room = shutil.disk_usage("/dev/shm").free
-        advice = "" if room >= ROOM else ": little; in Docker say --shm-size=8g, or gradients go through MPI's ring"
+        advice = "" if room >= ROOM else ": little for the MPI and for DataLoaders; in Docker say --shm-size=8g"
         yield Line(room >= ROOM, f"shared memory: {room / 2**30:.1f} GiB free in /dev/shm{advice}")
     except OSError as error:
-        yield Line(False, f"shared memory: /dev/shm: {error.strerror}; gradients go through MPI's ring")
+        yield Line(False, f"shared memory: /dev/shm: {error.strerror}; the MPI and DataLoaders need it")
     ssh = shutil.which("ssh")
     yield Line(ssh is not None, f"ssh: {ssh}" if ssh else "ssh, which other hosts are reached by")
 
@@ -199,7 +202,8 @@ def gpu_names() -> list[str]:
 def ask(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, object], str]:
     """The last facts that a Python child has printed, and its last words on stderr."""
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    child = subprocess.Popen([sys.executable, *arguments], env=env, stdin=null, stdout=pipe, stderr=pipe, text=True)
+    argv = [sys.executable, "-P", *arguments]
+    child = subprocess.Popen(argv, env=env, stdin=null, stdout=pipe, stderr=pipe, text=True)
     try:
         out, err = child.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:

@@ -24,7 +24,7 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntFlag
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from hvdlite import runtime
 from hvdlite.errors import HostsUpdatedInterrupt, HvdliteError
@@ -36,6 +36,11 @@ MOST_REPETITIONS = 3
 
 RETELLERS = ("tensorflow", "jax", "jaxlib")
 """Frameworks whose errors may be ours, retold."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+StateT = TypeVar("StateT")
 
 
 class HostUpdateResult(IntFlag):
@@ -110,6 +115,11 @@ class State:
 
 class ObjectState(State):
     """Attributes, given as keyword arguments, that can be pickled."""
+
+    if TYPE_CHECKING:  # what has been given by name
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
@@ -196,7 +206,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     return wrapper
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Callable[Concatenate[StateT, P], R]) -> Callable[Concatenate[StateT, P], R]:
     """Decorate the training function; its first argument is a `State`. Collective; see the head of this module.
 
     Nothing may communicate before its first call but what every rank does. Raises what the function raises, but for

@@ -138,7 +138,7 @@ def name_segments() -> None:
     hvdliterun's, which removes that, its files keep their names.)"""
     for path in _missed:
         with contextlib.suppress(OSError):
-            os.close(os.open(path, os.O_CREAT, 0o600))
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 class _Guard:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from inspect import signature
 from itertools import count
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from hvdlite.requests import Handle
 
@@ -54,6 +54,7 @@ def synchronize(handle: int | Callable[[], Any]) -> Any:
 
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Call(NamedTuple):
@@ -66,20 +67,28 @@ class Call(NamedTuple):
 def waiting(prepare: Callable[P, Call]) -> Callable[P, Any]:
     """The function that runs what `prepare` prepares, and returns its result."""
 
-    @wraps(prepare)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:
         prepared = prepare(*args, **kwargs)
         return prepared.deliver(prepared.start(wait=True))
 
-    return call
+    return presented(call, prepare, "", Any)
 
 
 def later(prepare: Callable[P, Call]) -> Callable[P, int]:
     """The function that starts what `prepare` prepares, and returns a number for `synchronize`."""
 
-    @wraps(prepare)
     def call(*args: P.args, **kwargs: P.kwargs) -> int:
         prepared = prepare(*args, **kwargs)
         return remember(prepared.start(wait=False), prepared.deliver)
 
+    call.__doc__ = f"{prepare.__doc__}\n\nAsynchronous: returns a number, for which `synchronize` gives the result."
+    return presented(call, prepare, "_async", int)
+
+
+def presented(call: Callable[P, R], prepare: Callable[P, Call], ending: str, returned: Any) -> Callable[P, R]:
+    """The call as `help` and `pickle` are to know it: `_allreduce_` prepares `allreduce_` and `allreduce_async_`."""
+    stem, in_place = prepare.__name__.strip("_"), "_" * prepare.__name__.endswith("_")
+    call.__name__ = call.__qualname__ = f"{stem}{ending}{in_place}"
+    call.__module__, call.__doc__ = prepare.__module__, call.__doc__ or prepare.__doc__
+    call.__signature__ = signature(prepare).replace(return_annotation=returned)  # type: ignore[attr-defined]
     return call

@@ -81,7 +81,7 @@ def run(
     task = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
     if sys.stdout:  # as there is not in a program without a console
         sys.stdout.flush()
-    outcome = _launched([*arguments, executable or sys.executable, "-m", "hvdlite.task"], task)
+    outcome = _launched([*arguments, executable or sys.executable, "-P", "-m", "hvdlite.task"], task)
     return _results({rank: _loaded(rank, data) for rank, data in outcome.results.items()}, outcome)
 
 
@@ -113,7 +113,7 @@ def _written(flags: Mapping[str, Any]) -> list[str]:
 
 def _variables(env: Mapping[str, str]) -> list[str]:
     """Flags for these variables, and for a PYTHONPATH by which ranks find what this process finds."""
-    path = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *sys.path]))
+    path = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *(folder or os.getcwd() for folder in sys.path)]))
     return [f"--env={name}={value}" for name, value in {**env, "PYTHONPATH": path}.items()]
 
 

@@ -70,9 +70,9 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport | 
         os.close(mine.card.descriptor)  # after the second exchange: every peer has opened it
     if not all(agreed):
         if transport.rank == 0:
-            say_once(f"ranks {[rank for rank, fine in enumerate(agreed) if not fine]} cannot share {nbytes} bytes of "
-                     "memory with their peers (no room, another container, or too many open files, see `ulimit -n`): "
-                     "gradients travel as messages instead")
+            without = [rank for rank, fine in enumerate(agreed) if not fine]
+            say_once(f"ranks {without} cannot share memory with their peers (no room, another container, too many open "
+                     "files, see `ulimit -n`): gradients travel as messages instead")
         return Arena(np.zeros(nbytes, np.uint8), None)
     peers = tuple(np.frombuffer(found, np.uint8)[HEADER:] for found in maps if found is not None)
     return Arena(peers[local.rank], peers)

@@ -199,7 +199,7 @@ gather, gather_async = waiting(_gather), later(_gather)
 scatter, scatter_async = waiting(_scatter), later(_scatter)
 broadcast, broadcast_async = waiting(_broadcast), later(_broadcast)
 broadcast_, broadcast_async_ = waiting(_broadcast_), later(_broadcast_)
-alltoall_async = later(_alltoall)
+alltoall_with_counts, alltoall_async = waiting(_alltoall), later(_alltoall)
 send, send_async = waiting(_send), later(_send)
 recv, recv_async = waiting(_recv), later(_recv)
 
@@ -208,7 +208,7 @@ def alltoall(
     value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:
     """The rows that all ranks sent here, in rank order; with splits also how many each sent (int32)."""
-    rows, received = waiting(_alltoall)(value, splits, name, process_set)
+    rows, received = alltoall_with_counts(value, splits, name, process_set)
     return rows if splits is None else (rows, received)
 
 

@@ -132,7 +132,7 @@ def _alltoall(
     return Call(start, lambda result: (to_tensor(result[0]), to_tensor(result[1]).to(device)))
 
 
-alltoall_async = later(_alltoall)
+alltoall_with_counts, alltoall_async = waiting(_alltoall), later(_alltoall)
 
 
 def alltoall(
@@ -147,7 +147,7 @@ def alltoall(
     counts: list[torch.Tensor] = []  # of the rows that each rank has sent here
 
     def make(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        output, received = waiting(_alltoall)(given, splits, name, process_set)
+        output, received = alltoall_with_counts(given, splits, name, process_set)
         rows[:], counts[:] = [given.shape[0]], [received]
         return output, received
 

@@ -42,7 +42,7 @@ def answer(*facts: str) -> bool:
     known = config.cache_folder() / f"cuda-aware-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
     try:
         return bool(json.loads(known.read_text())["cuda_aware"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         found = trial(facts[0])
     if found is not None:
         write(known, {"cuda_aware": found, "facts": facts})
@@ -58,7 +58,7 @@ def trial(library: str) -> bool | None:
         return None
     options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in library else []
     job = subprocess.Popen(
-        [launcher, *options, "-np", "2", sys.executable, "-m", "hvdlite.transports.cuda_aware"],
+        [launcher, *options, "-np", "2", sys.executable, "-P", "-m", "hvdlite.transports.cuda_aware"],
         env=launched.fresh_environment(str(PACKAGES)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

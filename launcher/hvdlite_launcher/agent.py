@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdlite_launcher import facts, wire
-from hvdlite_launcher.janitor import kill_all, rank_processes, see_off, segments_of_ranks
+from hvdlite_launcher.janitor import is_own, kill_all, mark_of, rank_processes, see_off, segments_of_ranks
 from hvdlite_launcher.ranks import Farewell, publish, send
 from hvdlite_launcher.watch import appeared, watch
 
@@ -116,7 +116,7 @@ class Agent:
         self._say(gone=1)
         self._flush_all()
         os.closerange(0, 3)  # which ends the connection
-        see_off(f"HVDLITE_JOB_ID={self._job.get('id')}".encode())
+        see_off(self._mark())
 
     def _open(self, job: dict[str, Any]) -> None:
         self._job = job
@@ -130,7 +130,8 @@ class Agent:
             self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._look(descriptor))
             self._ask(job["command"], job["env"])
         except FileExistsError:
-            self._say(problem="this machine is in the list under another name too")
+            twice = "this machine is in the list under another name too"
+            self._say(problem=twice if is_own(path) else f"another user has made {path}: start again")
         except OSError as error:
             reason = error.strerror if error.filename else None
             self._say(problem=f"{reason}: {error.filename}" if reason else str(error))
@@ -226,6 +227,8 @@ class Agent:
         return True
 
     def _publish(self, name: str, data: bytes) -> None:
+        if not self._made:
+            return
         with contextlib.suppress(OSError):
             publish(self._job["folder"], name, data)
 
@@ -251,11 +254,14 @@ class Agent:
             else:
                 time.sleep(0.005)
 
+    def _mark(self) -> bytes:
+        return mark_of(str(self._job.get("id")), self._job.get("env", {}), os.environ)
+
     def _clean_up(self) -> None:
         """Kill, read the last words, report a failure not yet reported, and remove. Nothing in here waits for
         the connection."""
         self._segments |= segments_of_ranks(self._job.get("folder", ""))
-        kill_all(f"HVDLITE_JOB_ID={self._job.get('id')}".encode())
+        kill_all(self._mark())
         self._turn(0)
         for pipe in list(self._pipes):
             while len(self._unsent) < 64 * _FULL and self._carry(pipe):

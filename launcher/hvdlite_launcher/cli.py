@@ -7,7 +7,6 @@ Wrong use is one line and exit code 2; a command or an MPI that is not there, 12
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import pwd
 import resource
@@ -21,7 +20,7 @@ from dataclasses import replace
 
 from hvdlite_launcher import readiness
 from hvdlite_launcher.command import Command, Place, Settings, compose
-from hvdlite_launcher.environment import forwarded, kept
+from hvdlite_launcher.environment import forwarded, is_secret, kept
 from hvdlite_launcher.options import USAGE, parse
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.probe import Mpi, find_mpi
@@ -38,11 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"usage: {USAGE}\n(hvdliterun --help tells more)", file=sys.stderr)
         return 2
     _open_stdio()
-    _find_home()
     try:
         options = parse(arguments)
         if options.check:
-            return subprocess.call([sys.executable, "-m", "hvdlite.check"])
+            _find_home()
+            return subprocess.call([sys.executable, "-P", "-m", "hvdlite.check"])
         outcome = launch(options)
         if outcome.message:
             say(outcome.message)
@@ -61,13 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _find_home() -> None:
     """Open MPI's mpirun does nothing without a HOME, which services and containers may lack."""
     if "HOME" not in os.environ:
-        with contextlib.suppress(KeyError):
+        try:
             os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:  # a container's user without a name
+            os.environ["HOME"] = "/"
 
 
 def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
     """Run the job that the command line asks for. task: see `run.run`. Raises UsageError, NotReadyError."""
     begin = time.monotonic()
+    _find_home()
     try:
         os.getcwd()
     except OSError as error:
@@ -77,6 +79,10 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
     wanted, explanations = settings(options, mpi, os.environ)
     for line in explanations:
         say(line)
+    if task is not None and wanted.step and len(wanted.hosts) > 1:
+        starter = wanted.step.starter.value
+        cure = "name them (hosts=...) to have them reached by ssh, or start a script with hvdliterun"
+        raise UsageError(f"{starter} brings no function to other hosts: {cure}")
     environ = {**kept(os.environ), **forwarded(os.environ)} if wanted.elsewhere else os.environ
 
     def prepare(place: Place) -> Command:
@@ -125,7 +131,8 @@ def _allow_files() -> None:
 def _show_command(mpi: Mpi, command: Command, wanted: Settings) -> None:
     say(f"MPI: {mpi}")
     say(f"libmpi: {_libmpi(wanted.command[0], {**os.environ, **command.env})}")
-    assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(command.env.items()))
+    shown = {name: "..." if is_secret(name) else shlex.quote(value) for name, value in command.env.items()}
+    assignments = " ".join(f"{name}={value}" for name, value in sorted(shown.items()))
     say(f"command: {assignments} {shlex.join(command.argv)}")
 
 
@@ -133,6 +140,7 @@ def _libmpi(program: str, env: Mapping[str, str]) -> str:
     """What mpi4py of the command's interpreter loads, asked of a child that does not initialize MPI."""
     python = program if os.path.basename(program).startswith("python") else sys.executable
     code = (
+        "import sys; sys.path = [path for path in sys.path if path]; "
         "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
         "print(MPI.Get_library_version().splitlines()[0].strip(chr(0)))"
     )

@@ -253,7 +253,7 @@ def _step_options(settings: Settings, step: Step) -> tuple[str, ...]:
     ranks, more = str(settings.ranks), settings.binding_args
     if step.starter is Starter.SRUN:
         nodes = ("--nodes", str(len(settings.hosts)), "--distribution", "block")
-        how = (f"--mpi={step.pmi}", "--kill-on-bad-exit=1", "--label", "--unbuffered")
+        how = (f"--mpi={step.pmi}", "--kill-on-bad-exit=1", "--label")
         binding = (*nodes, "--cpu-bind=none") if more is None else more
         return (step.path, "--ntasks", ranks, *binding, *how, *settings.mpi_args)
     if step.starter is Starter.JSRUN:

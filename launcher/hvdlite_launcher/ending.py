@@ -29,7 +29,7 @@ from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team
 
 SIGNAL_GRACE = 5.0  # seconds that the ranks have to end by themselves after a signal, as Horovod's have
-RANKS_GRACE = 0.9  # the same after one has failed
+RANKS_GRACE = 1.2  # the same after one has failed; Open MPI 4's mpirun crashes when told to end while it ends a job
 ENTRY_PATIENCE = 5.0  # seconds that a rank may be in hvd.init() after another has ended
 MPIRUN_GRACE = 0.4  # seconds that mpirun then has to end them
 

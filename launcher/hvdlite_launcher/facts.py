@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 
 NAMES = ("Python", "hvdlite", "MPI")
 _QUESTIONS = """
-import json, os, sys
+import sys
+sys.path = [path for path in sys.path if path]  # not the current folder, in which others may write
+import json, os
 facts = {"Python": ".".join(map(str, sys.version_info[:3])), "hvdlite": "missing", "MPI": "no mpi4py"}
 try:
     import hvdlite

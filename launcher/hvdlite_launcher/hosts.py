@@ -15,7 +15,7 @@ from typing import Any
 
 from hvdlite_launcher.usage import UsageError
 
-_ENTRY = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[\w.-]+)(?::(?P<slots>\d+))?")
+_ENTRY = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|\w[\w.-]*)(?::(?P<slots>\d+))?")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _SLOTS = re.compile(r"\s+slots\s*=\s*(\d+)(\s+max[-_]slots\s*=\s*\d+)?\s*$")
 

@@ -1,6 +1,7 @@
 """Outlives hvdliterun, however that dies, and leaves nothing of the job.
 
-`python janitor.py ID FOLDER SHARED`. Its stdin is a pipe whose other end hvdliterun holds. When that
+Its stdin is a pipe whose other end hvdliterun holds, and whose first line tells it of the job (its folders
+and its mark, with zeros between; all users see an argv). When that
 closes, be it by a normal end or SIGKILL, the janitor kills every process that carries the job's mark in
 its environment, and removes the job's two folders and the segments that MPICH made for it. There is no
 other code that cleans up: the way that must work after a crash is the way of every job. Then it closes
@@ -17,19 +18,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
-import sys
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-_SEGMENT = "/dev/shm/mpich_shm_"
+_SEGMENT = re.compile(r"/dev/shm/mpich_shm_[^/\s]+")
+_BATCH = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+_BATCHES = tuple(f"{name}=".encode() for name in _BATCH)
 _PATIENCE = 3.0  # seconds until killed processes must be gone
 _TIDYING = 6.0  # seconds until those must be that tidy up behind them; torch's manager takes 2 to 3
 
 
-def main(job: str, folder: str, shared: str) -> None:
+def main(folder: str, shared: str, *marks: str) -> None:
     """Wait for the end of stdin, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the job; our sign is the pipe
@@ -39,22 +43,33 @@ def main(job: str, folder: str, shared: str) -> None:
         segments |= segments_of_ranks(folder)
         pause = min(pause * 1.2, 5.0)
     segments |= segments_of_ranks(folder)
-    kill_all(f"HVDLITE_JOB_ID={job}".encode())
+    mark = os.fsencode("\0".join(marks))
+    kill_all(mark)
     for path in segments:
         with contextlib.suppress(OSError):
             os.unlink(path)
     for tree in filter(None, (shared, folder)):
         shutil.rmtree(tree, ignore_errors=True)
     os.close(1)  # hvdliterun need not wait for the rest
-    see_off(f"HVDLITE_JOB_ID={job}".encode())
+    see_off(mark)
+
+
+def mark_of(job: str, *environs: Mapping[str, str]) -> bytes:
+    """By what a job's processes are known: its id in their environment, and no other batch job than one of these
+    environments tells of: one that a rank has submitted inherits the id, and goes on."""
+    own = (f"{name}={environ[name]}" for environ in environs for name in _BATCH if name in environ)
+    return os.fsencode("\0".join((f"HVDLITE_JOB_ID={job}", *own)))
 
 
 def marked(mark: bytes) -> Iterator[int]:
-    """The processes that have `mark` ("NAME=value") in their environment; not this one."""
+    """The processes of this mark; not this one."""
+    job, *batch = mark.split(b"\0")
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as environ:
-                if mark in environ.read().split(b"\0"):
+                found = environ.read().split(b"\0")
+                others = (each for each in found if each.startswith(_BATCHES) and each not in batch)
+                if job in found and not any(others):
                     yield int(entry)
 
 
@@ -90,10 +105,18 @@ def tidies(pid: int) -> bool:
     return False
 
 
+def is_own(folder: str) -> bool:
+    """Whether we have made it. Raises OSError."""
+    found = os.lstat(folder)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
 def rank_processes(folder: str) -> list[int]:
     """The process ids of the commands that have been started."""
     found = []
     with contextlib.suppress(OSError):
+        if not is_own(folder):
+            return []
         for name in os.listdir(folder):
             if name.startswith("pid."):
                 path = os.path.join(folder, name)
@@ -109,9 +132,14 @@ def segments_of_ranks(folder: str) -> set[str]:
 
 def _segments_of(pid: int) -> set[str]:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
-        return {line.split()[5] for line in maps if _SEGMENT in line and "(deleted)" not in line}
+        found = {line.rstrip("\n").split(maxsplit=5)[-1] for line in maps}
+        return {path for path in found if _SEGMENT.fullmatch(path)}
     return set()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    told = b""
+    while not told.endswith(b"\0\n") and (byte := os.read(0, 1)):
+        told += byte
+    if told.endswith(b"\0\n"):
+        main(*map(os.fsdecode, told[:-2].split(b"\0")))

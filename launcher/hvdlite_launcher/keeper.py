@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ _DESERTED = -1  # in place of a signal: it ended as if all were well, but withou
 def main(command: Sequence[str]) -> int:
     """Run the command as this rank; returns its exit code, 128 + n for a signal n."""
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
-    folder = os.environ["HVDLITE_JOB_DIR"]
+    folder = os.environ["HVDLITE_JOB_DIR"] = _own(os.environ["HVDLITE_JOB_DIR"])
     prctl = ctypes.CDLL(None).prctl
     _die_with_parent(prctl, os.getppid())
     _connect(folder, rank)
@@ -64,6 +65,16 @@ def main(command: Sequence[str]) -> int:
     if os.path.exists(os.path.join(folder, "ending")):
         _stay()
     return result
+
+
+def _own(folder: str) -> str:
+    """The job's folder, or where nothing can be found or made: under a scheduler only the first host has one,
+    and on the others anybody may have made one of that name."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return os.devnull
+    return folder if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else os.devnull
 
 
 def _stay() -> None:

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 
 from hvdlite_launcher.command import Place
 from hvdlite_launcher.failures import ABSENT, Failure, parse
+from hvdlite_launcher.janitor import mark_of
+from hvdlite_launcher.usage import UsageError
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _SHARED_MEMORY = "/dev/shm"
@@ -33,10 +35,13 @@ def a_place(several: bool = False) -> Iterator[Place]:
     several: other hosts have it too, under the same names; so it must not be where TMPDIR says, which they may share.
     """
     name = f"hvdlite-{secrets.token_hex(6)}"
-    folder = os.path.join("/tmp" if several else tempfile.gettempdir(), name)
+    try:
+        folder = os.path.join("/tmp" if several else tempfile.gettempdir(), name)
+    except FileNotFoundError as error:
+        raise UsageError(f"{error.strerror}: free some room there, or name a folder in TMPDIR", 1) from error
     shared = os.path.join(_SHARED_MEMORY, name) if os.access(_SHARED_MEMORY, os.W_OK) else None
     janitor = subprocess.Popen(
-        [*_script("janitor"), name, folder, shared or ""],
+        _script("janitor"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -44,9 +49,16 @@ def a_place(several: bool = False) -> Iterator[Place]:
         start_new_session=True,
     )
     assert janitor.stdin and janitor.stdout
+    told = b"\0".join((os.fsencode(folder), os.fsencode(shared or ""), mark_of(name, os.environ)))
+    janitor.stdin.write(told + b"\0\n")  # not in its argv: who sees a name there could make the folder before us
+    janitor.stdin.flush()
     try:
-        for path in filter(None, (folder, shared)):
-            os.mkdir(path, 0o700)
+        try:
+            os.mkdir(folder, 0o700)
+        except OSError as error:
+            raise UsageError(f"no folder for the job can be made: {error.strerror}: {folder}", 1) from error
+        if shared and not _made(shared):
+            shared = None
         yield Place(name, folder, shared, _script("keeper"))
     finally:
         janitor.stdin.close()
@@ -55,6 +67,15 @@ def a_place(several: bool = False) -> Iterator[Place]:
         done.poll(_PATIENCE * 1000)
         janitor.stdout.close()
         threading.Thread(target=janitor.wait, daemon=True).start()  # what else it does may take seconds
+
+
+def _made(folder: str) -> bool:
+    """Make the folder, if there is room."""
+    try:
+        os.mkdir(folder, 0o700)
+    except OSError:
+        return False
+    return True
 
 
 def first_failure(place: Place) -> Failure | None:

@@ -94,7 +94,8 @@ def identify(text: str) -> tuple[Family, tuple[int, ...]] | None:
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
-    beside = dict.fromkeys((os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin")))
+    own = os.path.dirname(os.path.abspath(sys.argv[0]))  # hvdliterun's folder, that of `pip install --user` or --target
+    beside = dict.fromkeys((os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin"), own))
     for folder in (*beside, environ.get("PATH", os.defpath)):
         for name in LAUNCHERS:
             if path := shutil.which(name, path=folder):

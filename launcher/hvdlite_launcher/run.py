@@ -151,7 +151,8 @@ def _explain(
             return failure.code, f"{rank} ended without hvd.shutdown() (os._exit?), and the others need it"
         if failure.signal:
             how = f"{_name(failure.signal)} (signal {failure.signal})"
-            return failure.code, f"{rank} was killed by {how}"
+            why = ": /dev/shm may be full (df /dev/shm)" if failure.signal == signal.SIGBUS else ""
+            return failure.code, f"{rank} was killed by {how}{why}"
         return failure.code, f"{rank} ended the job with exit code {failure.code}"
     if mpirun.returncode < 0:
         number = -mpirun.returncode

@@ -58,7 +58,10 @@ def allocation(environ: Mapping[str, str], which: Which = shutil.which) -> Alloc
     ):
         if environ.get(sign):
             try:
-                return read(environ, which)
+                found = read(environ, which)
+                if odd := [host.name for host in found.hosts if host.name.startswith("-")]:
+                    raise ValueError(f"{odd[0]!r} is no host's name")  # ssh would take it for an option
+                return found
             except (KeyError, ValueError, OSError) as error:
                 raise UsageError(f"inside a job of {name} ({sign}), but its hosts cannot be read: {error}") from error
     return None

@@ -13,7 +13,7 @@ from hvdlite_launcher import config_file, tunables
 from hvdlite_launcher.command import Settings, Step
 from hvdlite_launcher.hosts import Host, located, parse_hostfile, parse_hosts, total_slots, used
 from hvdlite_launcher.options import USAGE
-from hvdlite_launcher.probe import Mpi
+from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.schedulers import Allocation, Starter, allocation, pmi
 from hvdlite_launcher.ssh import SSH_AGENTS, Ssh
 from hvdlite_launcher.usage import UsageError
@@ -32,11 +32,12 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
     chosen = list(tunables.chosen(options, config))
     tuned = tunables.variables(chosen)
     step = _step(options, given, mpi)
+    given_env = dict(_variable(text, environ) for text in options.env)
     return Settings(
         ranks=ranks,
         hosts=_placed(hosts, ranks, step, options),
         command=command,
-        env=_talk(options, environ) | tuned | _tcp(options) | dict(_variable(text, environ) for text in options.env),
+        env=_talk(options, environ) | tuned | _tcp(options, mpi, environ) | given_env,
         mpi_args=tuple(word for text in options.mpi_args for word in _words("--mpi-args", text)),
         cores=len(os.sched_getaffinity(0)),
         root=os.geteuid() == 0,
@@ -144,12 +145,15 @@ def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, 
     return {"HVDLITE_LOG_LEVEL": "INFO"} if options.verbose and not told else {}
 
 
-def _tcp(options: argparse.Namespace) -> dict[str, str]:
-    """Variables that keep all libraries off other networks than TCP. MPIs without such a network ignore theirs."""
+def _tcp(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that keep all libraries off other networks than TCP, but for those set already. MPIs without such a
+    network ignore theirs."""
     if not options.tcp:
         return {}
-    mpi = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp", "FI_PROVIDER": "tcp", "UCX_TLS": "tcp,sm,self"}
-    return {"NCCL_IB_DISABLE": "1", **mpi}
+    memory = "vader" if mpi.family is Family.OPEN_MPI and mpi.version < (5,) else "sm"  # 4 does not start with sm
+    wanted = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": f"self,{memory},tcp", "FI_PROVIDER": "tcp"}
+    wanted |= {"UCX_TLS": "tcp,sm,self", "NCCL_IB_DISABLE": "1"}
+    return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def _ssh(options: argparse.Namespace, shell: str | None, environ: Mapping[str, str]) -> Ssh:

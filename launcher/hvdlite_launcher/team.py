@@ -25,6 +25,7 @@ from hvdlite_launcher.command import Place, Settings
 from hvdlite_launcher.failures import Failures, parse
 from hvdlite_launcher.ssh import Ssh
 from hvdlite_launcher.streams import Streams
+from hvdlite_launcher.usage import UsageError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that this package lies in
 _PIPE = 1 << 20  # bytes
@@ -222,7 +223,11 @@ def _connect(name: str, ssh: Ssh, place: Place, streams: Streams, failures: Fail
     argv = ssh.command(name, agent.command(sys.executable, _PACKAGE))
     pipe = subprocess.PIPE
     env = {**os.environ, "HVDLITE_JOB_ID": place.id}  # for the janitor: a connection to nowhere may hang
-    process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    try:
+        process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    except OSError as error:
+        cure = f"{name} is reached by it: install OpenSSH's client"
+        raise UsageError(f"{argv[0]}: {error.strerror}; {cure}", 127) from error
     assert process.stdin and process.stdout and process.stderr
     os.set_blocking(process.stdin.fileno(), False)
     with contextlib.suppress(OSError):  # more than an unprivileged user may have

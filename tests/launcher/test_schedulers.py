@@ -96,12 +96,12 @@ COMMANDS = [
     (
         Step(Starter.SRUN, "/bin/srun", "pmix"), OPEN_MPI,
         "/bin/srun --ntasks 3 --nodes 2 --distribution block --cpu-bind=none --mpi=pmix --kill-on-bad-exit=1 "
-        "--label --unbuffered keep python train.py",
+        "--label keep python train.py",
     ),
     (
         Step(Starter.SRUN, "/bin/srun", "pmi2"), MPICH,
         "/bin/srun --ntasks 3 --nodes 2 --distribution block --cpu-bind=none --mpi=pmi2 --kill-on-bad-exit=1 "
-        "--label --unbuffered keep python train.py",
+        "--label keep python train.py",
     ),
     (
         Step(Starter.JSRUN, "/bin/jsrun", "pmix"), OPEN_MPI,

@@ -18,10 +18,17 @@ from tests.launcher.conftest import Runner
 OPEN_MPI = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
 
 
-def environment(*arguments: str) -> dict[str, str]:
+def environment(*arguments: str, mpi: Mpi = OPEN_MPI, **environ: str) -> dict[str, str]:
     """What these arguments add to the ranks' environment."""
-    wanted, _ = settings(options.parse([*arguments, "-np", "2", sys.executable]), OPEN_MPI, {})
+    wanted, _ = settings(options.parse([*arguments, "-np", "2", sys.executable]), mpi, environ)
     return dict(wanted.env)
+
+
+def test_tcp_speaks_the_mpis_language_and_leaves_what_is_set() -> None:
+    older = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (4, 1, 4))
+    assert environment("--tcp")["OMPI_MCA_btl"] == "self,sm,tcp"
+    assert environment("--tcp", mpi=older)["OMPI_MCA_btl"] == "self,vader,tcp"
+    assert "OMPI_MCA_btl" not in environment("--tcp", OMPI_MCA_btl="self,tcp") and environment("--tcp")["UCX_TLS"]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+from typing import Any
 
 import pytest
 
 import hvdlite
+import hvdlite.numpy
 import hvdlite.torch as hvd
 import hvdlite.torch.mpi_ops as mpi_ops
 
@@ -70,6 +73,16 @@ def written(function: object) -> str:
 def test_signature(name: str) -> None:
     assert written(getattr(hvd, name)) == SIGNATURES[name]
     assert name in hvd.__all__
+
+
+@pytest.mark.parametrize("module", [hvd, hvdlite.numpy])
+def test_functions_know_what_they_are_called(module: Any) -> None:
+    """For `help`, and for who sends them to other processes."""
+    for function in filter(inspect.isfunction, (getattr(module, name, None) for name in mpi_ops.__all__)):
+        assert getattr(module, function.__name__) is function and function.__doc__
+        assert pickle.loads(pickle.dumps(function)) is function
+    assert "Asynchronous" in module.allreduce_async_.__doc__ and "Asynchronous" not in module.allreduce_.__doc__
+    assert inspect.signature(module.allreduce_async_).return_annotation is int
 
 
 def test_every_other_name() -> None:

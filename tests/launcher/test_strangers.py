@@ -1,0 +1,154 @@
+"""Machines shared with other users, whose files and processes are not ours; and ones that lack something."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hvdlite_launcher import cli, janitor, wire
+from hvdlite_launcher.agent import Agent
+from hvdlite_launcher.hosts import parse_hosts
+from hvdlite_launcher.keeper import _own
+from hvdlite_launcher.place import a_place
+from hvdlite_launcher.usage import UsageError
+
+from tests.launcher.conftest import ROOT, Runner, wait_until
+
+SHARED = Path("/dev/shm")
+
+
+@contextmanager
+def sleeper(**env: str) -> Iterator[int]:
+    """A process with these variables."""
+    process = subprocess.Popen(["sleep", "60"], env=env)
+    try:
+        path = Path(f"/proc/{process.pid}/comm")
+        assert wait_until(lambda: path.read_text() == "sleep\n", 5.0)  # its environment is there from now on
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_batch_job_that_a_rank_has_submitted_goes_on() -> None:
+    """It inherits the job's id. On other hosts a scheduler's login may know of the batch job that our side does not."""
+    with (
+        sleeper(HVDLITE_JOB_ID="j1", SLURM_JOB_ID="7") as rank, sleeper(HVDLITE_JOB_ID="j1", SLURM_JOB_ID="8") as other,
+        sleeper(HVDLITE_JOB_ID="j1") as bare, sleeper(HVDLITE_JOB_ID="j2", SLURM_JOB_ID="7"),
+    ):  # fmt: skip
+        ours, others = {"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "8"}
+        assert set(janitor.marked(janitor.mark_of("j1", ours))) == {rank, bare}
+        assert set(janitor.marked(janitor.mark_of("j1", {}))) == {bare}
+        assert set(janitor.marked(janitor.mark_of("j1", ours, others))) == {rank, bare, other}
+
+
+def test_a_folder_that_somebody_else_may_have_made_is_not_the_jobs(tmp_path: Path) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    (folder / "pid.0").write_text(str(os.getpid()))
+    assert janitor.rank_processes(str(folder)) == [os.getpid()] and janitor.rank_processes(str(link)) == []
+    assert _own(str(folder)) == str(folder)
+    assert _own(str(link)) == _own(str(tmp_path / "none")) == os.devnull
+    if os.geteuid() == 0:
+        os.chown(folder, 54321, 54321)
+        assert janitor.rank_processes(str(folder)) == [] and _own(str(folder)) == os.devnull
+
+
+def test_an_agent_writes_into_folders_of_its_own_only(tmp_path: Path) -> None:
+    agent = Agent(wire.Decoder())
+    agent._job = {"folder": str(tmp_path)}
+    agent._publish("task", b"secret")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_mpichs_own_segments_are_removed(tmp_path: Path) -> None:
+    """Whatever else a rank has mapped, and whatever it is called."""
+    folder = tmp_path / "dev" / "shm" / "mpich_shm_x"
+    folder.parent.mkdir(parents=True)
+    mine = SHARED / f"mpich_shm_{os.getpid()}"
+    for path in (folder, mine):
+        path.write_bytes(b"x" * 4096)
+    opened = "import mmap, os, sys\nheld = [mmap.mmap(os.open(path, os.O_RDWR), 0) for path in sys.argv[1:]]\n"
+    argv = [sys.executable, "-c", f"{opened}print(flush=True)\ninput()", str(folder), str(mine)]
+    holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout and holder.stdout.readline()
+        assert janitor._segments_of(holder.pid) == {str(mine)}
+    finally:
+        mine.unlink()
+        holder.communicate(b"\n")
+
+
+def test_the_folders_names_are_on_no_command_line() -> None:
+    """Who saw them there could make the folders before us."""
+    with a_place() as place:
+        lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        assert os.path.isdir(place.folder) and not any(place.id.encode() in line for line in lines)
+    assert not os.path.exists(place.folder)
+
+
+@pytest.mark.parametrize("text", ["-oProxyCommand=x", "-Fcfg:2", "a,-l"])
+def test_a_host_is_no_option(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot read the host"):
+        parse_hosts(text)
+
+
+def test_modules_in_the_current_folder_are_not_ours(tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be /tmp."""
+    for name in ("json", "hvdlite", "mpi4py", "rich"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'came')!r}, 'a').write('{name} ')\n")
+    monkeypatch.chdir(tmp_path)
+    launcher = [sys.executable, "-P", "-m", "hvdlite_launcher.cli"]  # as the script hvdliterun is
+    for arguments in (["-v", "-np", "1", sys.executable, "-P", "-c", "print('fine')"], ["--check"]):
+        found = subprocess.run([*launcher, *arguments], env=runner.env(), capture_output=True, text=True, timeout=60)
+        assert found.returncode == 0, found.stderr
+    program = "import hvdlite\nprint(hvdlite.run(abs, (-3,), np=1))"
+    found = subprocess.run([sys.executable, "-P", "-c", program], env=runner.env(), capture_output=True, text=True, timeout=60)
+    assert "[3]" in found.stdout, found.stderr
+    assert not (tmp_path / "came").exists(), (tmp_path / "came").read_text()
+
+
+def test_secrets_are_not_shown(runner: Runner) -> None:
+    found = runner.run("-v", "-np", "1", "-x", "WANDB_API_KEY=hush", "-x", "COLOUR=red", "echo", "hello")
+    assert found.returncode == 0 and "COLOUR=red" in found.stderr
+    assert "WANDB_API_KEY=..." in found.stderr and "hush" not in found.stderr
+
+
+def test_a_user_without_a_name_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpirun does nothing without one."""
+    monkeypatch.delenv("HOME")
+    cli._find_home()
+    assert os.environ["HOME"] == pwd.getpwuid(os.getuid()).pw_dir
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    cli._find_home()
+    assert os.environ["HOME"] == "/"
+
+
+def test_no_room_for_the_jobs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="no folder for the job can be made: No such file"), a_place():
+        pass
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    with pytest.raises(UsageError, match="name a folder in TMPDIR"), a_place():
+        pass
+
+
+def test_no_ssh(runner: Runner, tmp_path: Path) -> None:
+    (tmp_path / "env").symlink_to("/usr/bin/env")
+    begin = time.monotonic()
+    launcher = [sys.executable, "-m", "hvdlite_launcher.cli", "-H", "localhost:1,nosuchhost:1", sys.executable]
+    env = {**runner.env(), "PATH": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
+    found = subprocess.run(launcher, env=env, capture_output=True, text=True, timeout=30)
+    assert found.returncode == 127 and "install OpenSSH's client" in found.stderr and "Traceback" not in found.stderr
+    assert time.monotonic() - begin < 10
