@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
 from itertools import count
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from hvdlite.requests import Handle
 
@@ -55,26 +55,28 @@ def synchronize(handle: int | Callable[[], Any]) -> Any:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
-class Call(NamedTuple):
+class Call(NamedTuple, Generic[R]):
     """An operation that can be run in both ways. start(wait=...): its result, or a request's handle."""
 
     start: Callable[..., Any]
-    deliver: Callable[[Any], Any] = lambda result: result
+    deliver: Callable[[Any], R] = lambda result: result
 
 
-def waiting(prepare: Callable[P, Call]) -> Callable[P, Any]:
+def waiting(prepare: Callable[P, Call[R]]) -> Callable[P, R]:
     """The function that runs what `prepare` prepares, and returns its result."""
 
-    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         prepared = prepare(*args, **kwargs)
         return prepared.deliver(prepared.start(wait=True))
 
-    return presented(call, prepare, "", Any)
+    result = str(signature(prepare).return_annotation).removeprefix("Call[").removesuffix("]")
+    return presented(call, prepare, "", result)
 
 
-def later(prepare: Callable[P, Call]) -> Callable[P, int]:
+def later(prepare: Callable[P, Call[R]]) -> Callable[P, int]:
     """The function that starts what `prepare` prepares, and returns a number for `synchronize`."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -82,10 +84,10 @@ def later(prepare: Callable[P, Call]) -> Callable[P, int]:
         return remember(prepared.start(wait=False), prepared.deliver)
 
     call.__doc__ = f"{prepare.__doc__}\n\nAsynchronous: returns a number, for which `synchronize` gives the result."
-    return presented(call, prepare, "_async", int)
+    return presented(call, prepare, "_async", "int")
 
 
-def presented(call: Callable[P, R], prepare: Callable[P, Call], ending: str, returned: Any) -> Callable[P, R]:
+def presented(call: Callable[P, T], prepare: Callable[P, Any], ending: str, returned: str) -> Callable[P, T]:
     """The call as `help` and `pickle` are to know it: `_allreduce_` prepares `allreduce_` and `allreduce_async_`."""
     stem, in_place = prepare.__name__.strip("_"), "_" * prepare.__name__.endswith("_")
     call.__name__ = call.__qualname__ = f"{stem}{ending}{in_place}"

@@ -67,7 +67,7 @@ def in_place(array: Array) -> tuple[Array, Callable[[Any], Array]]:
 def _allreduce(
     value: Any, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
-) -> Call:
+) -> Call[Array]:
     """The reduction of all ranks' arrays (Average by default), of the same shape and dtype. Sums of integers wrap
     around in their dtype, also those that Average divides, truncating."""
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
@@ -77,7 +77,7 @@ def _allreduce(
 def _allreduce_(
     array: Array, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
-) -> Call:
+) -> Call[Array]:
     """The same in place; the result is the argument."""
     memory, deliver = in_place(array)
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
@@ -87,7 +87,7 @@ def _allreduce_(
 def _grouped_allreduce(
     values: Sequence[Any], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
-) -> Call:
+) -> Call[list[Array]]:
     """Several all-reduces as one operation; a list of new arrays."""
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.grouped_allreduce_, [contiguous_copy(value) for value in values], *how))
@@ -96,7 +96,7 @@ def _grouped_allreduce(
 def _grouped_allreduce_(
     arrays: Sequence[Array], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
-) -> Call:
+) -> Call[tuple[Array, ...]]:
     """Several all-reduces in place as one operation; the tuple of the arguments."""
     memories = [in_place(array) for array in arrays]
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
@@ -107,7 +107,7 @@ def _grouped_allreduce_(
 def _reduce(
     value: Any, root_rank: int, op: Op | int = Average, name: str | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
-) -> Call:
+) -> Call[Array | None]:
     """The reduction of all ranks' arrays at root_rank; None elsewhere."""
     how = (Op(op), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.reduce, contiguous(value), root_rank, *how))
@@ -116,7 +116,7 @@ def _reduce(
 def _reducescatter(
     value: Any, name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Call:
+) -> Call[Array]:
     """This rank's rows of the reduction: dealt out as evenly as possible, the first ranks one more. Average or Sum."""
     how = (Op(op), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.reducescatter, contiguous(value), *how))
@@ -125,41 +125,49 @@ def _reducescatter(
 def _grouped_reducescatter(
     values: Sequence[Any], name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Call:
+) -> Call[list[Array]]:
     """Several of them as one operation; a list."""
     how = (Op(op), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.grouped_reducescatter, [contiguous(value) for value in values], *how))
 
 
-def _allgather(value: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+def _allgather(value: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Call[Array]:
     """All ranks' arrays concatenated along the first dimension, which may differ."""
     return Call(partial(ops.allgather, contiguous(value), name, process_set))
 
 
-def _grouped_allgather(values: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+def _grouped_allgather(
+    values: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
+) -> Call[list[Array]]:
     """Several of them as one operation; a list."""
     return Call(partial(ops.grouped_allgather, [contiguous(value) for value in values], name, process_set))
 
 
-def _gather(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+def _gather(
+    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> Call[Array | None]:
     """All ranks' arrays concatenated along the first dimension, which may differ, at root_rank; None elsewhere."""
     return Call(partial(ops.gather, contiguous(value), root_rank, name, process_set))
 
 
 def _scatter(
     value: Any, root_rank: int, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
-) -> Call:
+) -> Call[Array]:
     """This rank's rows of root_rank's array; without splits as evenly as possible. Elsewhere value may be None."""
     array = None if value is None else contiguous(value)
     return Call(partial(ops.scatter, array, root_rank, splits, name, process_set))
 
 
-def _broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+def _broadcast(
+    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> Call[Array]:
     """root_rank's array, as a new array on every rank."""
     return Call(partial(ops.broadcast_, contiguous_copy(value), root_rank, name, process_set))
 
 
-def _broadcast_(array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+def _broadcast_(
+    array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> Call[Array]:
     """The same in place; the result is the argument."""
     memory, deliver = in_place(array)
     return Call(partial(ops.broadcast_, memory, root_rank, name, process_set), deliver)
@@ -167,12 +175,12 @@ def _broadcast_(array: Array, root_rank: int, name: str | None = None, process_s
 
 def _alltoall(
     value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
-) -> Call:
+) -> Call[tuple[Array, Array]]:
     """The rows that all ranks sent here, in rank order, and how many each sent (int32)."""
     return Call(partial(ops.alltoall, contiguous(value), splits, name, process_set))
 
 
-def _send(value: Any, dest: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+def _send(value: Any, dest: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call[None]:
     """Send an array to a rank that calls recv, which the plain form waits for. None.
 
     Two ranks that both send first and receive then wait for each other: let one of them use send_async."""
@@ -181,7 +189,7 @@ def _send(value: Any, dest: int, name: str | None = None, process_set: ProcessSe
     return Call(partial(ops.letter_to(dest, name, process_set).send, array))
 
 
-def _recv(source: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call:
+def _recv(source: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call[Array]:
     """The array that a rank sends here, as a new array."""
     return Call(ops.letter_from(source, name, process_set).receive, lambda result: result[0])
 

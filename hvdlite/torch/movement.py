@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -25,7 +25,7 @@ Everyone = global_process_set
 
 def _broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
-) -> Call:
+) -> Call[torch.Tensor]:
     """Overwrite tensor with root_rank's, in place; the result is the tensor."""
     array, deliver = in_place(tensor)
     return Call(partial(ops.broadcast_, array, root_rank, name, process_set), deliver)
@@ -123,7 +123,7 @@ def checked_splits(splits: Any) -> torch.Tensor | None:
 
 def _alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = Everyone
-) -> Call:
+) -> Call[tuple[torch.Tensor, torch.Tensor]]:
     """The rows sent here by all ranks, and how many each sent (int32, where the splits lie)."""
     wanted = checked_splits(splits)
     counts = None if wanted is None else wanted.cpu().numpy()
@@ -135,6 +135,14 @@ def _alltoall(
 alltoall_with_counts, alltoall_async = waiting(_alltoall), later(_alltoall)
 
 
+@overload
+def alltoall(
+    tensor: torch.Tensor, splits: None = None, name: str | None = None, process_set: ProcessSet = Everyone
+) -> torch.Tensor: ...
+@overload
+def alltoall(
+    tensor: torch.Tensor, splits: Any, name: str | None = None, process_set: ProcessSet = Everyone
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = Everyone
 ) -> Any:

@@ -25,7 +25,7 @@ Everyone = global_process_set
 def _allreduce_(
     tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
-) -> Call:
+) -> Call[torch.Tensor]:
     """All-reduce in place; the result is the tensor. Same shape on every rank, any layout."""
     array, deliver = in_place(tensor)
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
@@ -81,7 +81,7 @@ def allreduce(
 def _grouped_allreduce_(
     tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
-) -> Call:
+) -> Call[tuple[torch.Tensor, ...]]:
     """All-reduce several tensors in place as one operation; the result is the tuple of them."""
     memories = [in_place(tensor) for tensor in tensors]
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
@@ -126,7 +126,7 @@ def grouped_allreduce(
 def _reduce(
     tensor: torch.Tensor, root_rank: int, op: Op | int = Average, name: str | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
-) -> Call:
+) -> Call[torch.Tensor | None]:
     """The reduction of all ranks' tensors at root_rank (a global rank), as a new tensor; None elsewhere. Arguments as
     for `allreduce`. Raises NotImplementedError for Adasum."""
     how = (Op(op), name, prescale_factor, postscale_factor, process_set)

@@ -89,7 +89,7 @@ def grouped_reducescatter(
 
 def _gather(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
-) -> Call:
+) -> Call[torch.Tensor | None]:
     """All ranks' tensors concatenated along dimension 0 (which may differ) at root_rank; None elsewhere."""
     start = partial(ops.gather, readable(tensor), root_rank, name, process_set)
     return Call(start, lambda array: None if array is None else to_tensor(array))
@@ -101,7 +101,7 @@ gather, gather_async = waiting(_gather), later(_gather)
 def _scatter(
     tensor: torch.Tensor | None, root_rank: int, splits: Any = None, name: str | None = None,
     process_set: ProcessSet = Everyone,
-) -> Call:
+) -> Call[torch.Tensor]:
     """This rank's rows of root_rank's tensor: splits[0] for rank 0, ...; without splits as evenly as possible.
 
     Elsewhere than at the root, tensor and splits are ignored and may be None.

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from hvdlite_launcher import config_file, tunables
 from hvdlite_launcher.command import Settings, Step
+from hvdlite_launcher.cores import cores
 from hvdlite_launcher.hosts import Host, located, parse_hostfile, parse_hosts, total_slots, used
 from hvdlite_launcher.options import USAGE
 from hvdlite_launcher.probe import Family, Mpi
@@ -39,7 +40,7 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         command=command,
         env=_talk(options, environ) | tuned | _tcp(options, mpi, environ) | given_env,
         mpi_args=tuple(word for text in options.mpi_args for word in _words("--mpi-args", text)),
-        cores=len(os.sched_getaffinity(0)),
+        cores=cores(),
         root=os.geteuid() == 0,
         ssh=_ssh(options, given.shell if given else None, environ),
         interfaces=_interfaces(options),

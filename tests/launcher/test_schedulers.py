@@ -144,3 +144,9 @@ def test_hosts_that_only_flux_knows_are_not_taken_for_this_one(arguments: list[s
     """Neither where there is no `flux`, nor where the MPI's launcher is asked for."""
     with pytest.raises(UsageError, match="inside a job of Flux, whose hosts only `flux` knows"):
         settings(options.parse([*arguments, "true"]), OPEN_MPI, {"FLUX_URI": "local:///x"})
+
+
+def test_a_host_that_ssh_would_take_for_an_option(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("a\n-oProxyCommand=x\n")
+    with pytest.raises(UsageError, match="is no host's name"):
+        allocation({"PBS_NODEFILE": str(tmp_path / "nodes")}, lambda program: None)
