@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 _SEGMENT = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=.)|\r?\Z)", re.DOTALL)  # a last \r may still become \r\n
 PARTIAL_WAIT = 0.1  # seconds that an unfinished line is held back
-_LONGEST = 1 << 16  # bytes of one that are held back
+_LONGEST = 1 << 20  # bytes of one that are held back; what is longer may be cut by other ranks' lines
 
 
 @dataclass

@@ -61,11 +61,22 @@ def test_a_line_that_goes_on_and_on_is_not_held_back(written: list[bytes]) -> No
     began = source.since
     printer.feed(source, b".")
     assert source.since == began and written == []
-    for _ in range(100):
-        printer.feed(source, b"x" * 10000)
-        assert len(source.rest) < 100000
+    for _ in range(30):
+        printer.feed(source, b"x" * 100000)
+        assert len(source.rest) < 1200000
     printer.feed(source, b"\n")
-    assert b"".join(written) == ZERO + b".." + b"x" * 1000000 + b"\n"
+    assert b"".join(written) == ZERO + b".." + b"x" * 3000000 + b"\n"
+
+
+def test_long_lines_of_several_ranks_are_whole(written: list[bytes]) -> None:
+    """As those of who writes JSON; they come in pieces."""
+    printer, zero, one = Printer(prefix=True), Source(0, 1), Source(1, 1)
+    for _ in range(16):
+        printer.feed(zero, b"x" * 65536)
+        printer.feed(one, b"y" * 65536)
+    for source in (zero, one):
+        printer.feed(source, b"\n")
+    assert b"".join(written) == ZERO + b"x" * (1 << 20) + b"\n" + ONE + b"y" * (1 << 20) + b"\n"
 
 
 def test_nobody_writes_into_the_unfinished_line_of_another(written: list[bytes]) -> None:
