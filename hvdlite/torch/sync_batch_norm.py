@@ -70,6 +70,15 @@ class SyncBatchNorm(_BatchNorm):
         """The module with each batch normalization in it replaced by one over all ranks that has the same parameters
         and buffers (the very objects). Returns the module itself, or its replacement. Do it before the optimizer is
         attached; the optimizer may exist already."""
+        return cls.converted(module, process_set, {})
+
+    @classmethod
+    def converted(
+        cls, module: torch.nn.Module, process_set: ProcessSet, known: dict[torch.nn.Module, torch.nn.Module]
+    ) -> torch.nn.Module:
+        """The same for one that may be in several places, or in itself. known: what has become of others."""
+        if module in known:
+            return known[module]
         result: torch.nn.Module = module
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
             result = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
@@ -79,8 +88,10 @@ class SyncBatchNorm(_BatchNorm):
             result.running_mean, result.running_var = module.running_mean, module.running_var
             result.num_batches_tracked = module.num_batches_tracked
             result.train(module.training)
-        for name, child in module.named_children():
-            setattr(result, name, cls.convert_sync_batchnorm(child, process_set))
+        known[module] = result
+        for name, child in module._modules.items():
+            if child is not None:
+                setattr(result, name, cls.converted(child, process_set, known))
         return result
 
 

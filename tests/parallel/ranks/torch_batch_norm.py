@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import nn
@@ -160,6 +161,15 @@ def check_converter() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3)), hvd.SyncBatchNorm)
     assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))[1], hvd.SyncBatchNorm)
+
+
+def check_one_in_several_places() -> None:
+    """All of them, by one and the same; also where modules refer to each other."""
+    one = nn.BatchNorm1d(4)
+    model = nn.Sequential(one, nn.Linear(4, 4), one, nn.ModuleDict({"again": one}))
+    model[1].above = model  # type: ignore[assignment]
+    found: Any = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert isinstance(found[0], hvd.SyncBatchNorm) and found[0] is found[2] is found[3]["again"]
 
 
 def check_without_bias() -> None:
