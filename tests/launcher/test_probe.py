@@ -41,6 +41,16 @@ def test_beside_the_interpreter_comes_before_path(prefix: Path, tmp_path: Path) 
     assert (mpi.launcher, mpi.family, mpi.version) == (beside, Family.OPEN_MPI, (5, 0, 11))
 
 
+def test_beside_hvdliterun_is_next(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pip's --user and --target put both; but not beside a user's script."""
+    beside = install(tmp_path / "user", OPEN_MPI)
+    install(tmp_path / "system", MPICH)
+    for program, family in (("hvdliterun", Family.OPEN_MPI), ("train.py", Family.MPICH)):
+        monkeypatch.setattr(sys, "argv", [str(tmp_path / "user" / "bin" / program)])
+        found = find_mpi({"PATH": str(tmp_path / "system" / "bin")})
+        assert found.family is family and (found.launcher == beside) == (program == "hvdliterun")
+
+
 def test_path_is_next_and_strangers_are_passed_over(prefix: Path, tmp_path: Path) -> None:
     install(prefix, "mpirun of another tool")
     system = install(tmp_path / "system", MPICH, "mpiexec")
