@@ -98,8 +98,12 @@ def mpi() -> Iterator[Line]:
     except UsageError as error:
         yield Line(False, f"launcher: {error}")
     cuda = ["cuda"] if installed("cupy") and gpu_names() else []
-    with tempfile.TemporaryDirectory() as folder:  # Open MPI 5 leaves one of its session's there
-        said, trouble = ask(["-c", _MPI, *cuda], env | {"TMPDIR": folder})
+    try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Open MPI 5 leaves a session's
+            said, trouble = ask(["-c", _MPI, *cuda], env | {"TMPDIR": folder})
+    except OSError as error:
+        yield Line(False, f"temporary files: {error.strerror or error}: free some room, or set TMPDIR")
+        said, trouble = ask(["-c", _MPI, *cuda], env)
     if "library" not in said:
         yield Line(False, f"library: {trouble}; install an MPI and mpi4py, or point MPI4PY_LIBMPI to libmpi.so")
         return

@@ -60,8 +60,9 @@ def run(
     rank. executable: the ranks' interpreter. func, network_interface: Horovod's names for fn, network_interfaces. The
     function, its arguments and results are pickled. It has no input: stdin is this process' own.
     Waits for all ranks. Raises the first failing rank's exception, with its traceback as the cause; HvdliteError when
-    a rank was killed or a host is not ready; ValueError for parameters that hvdliterun refuses. A signal that comes
-    meanwhile ends the job, and then does to this process what it would have done (Ctrl-C: KeyboardInterrupt).
+    a rank was killed, a host is not ready, or no MPI or no room is there; ValueError for parameters that hvdliterun
+    refuses. A signal that comes meanwhile ends the job, and then does to this process what it would have done (Ctrl-C:
+    KeyboardInterrupt).
     """
     import cloudpickle
 
@@ -125,7 +126,7 @@ def _launched(arguments: Sequence[str], task: bytes) -> Any:
     try:
         outcome = cli.launch(options.parse(arguments), task)
     except UsageError as error:
-        raise ValueError(f"run: {error}") from error
+        raise (ValueError if error.code == 2 else HvdliteError)(f"run: {error}") from error
     except readiness.NotReadyError as error:
         states = "; ".join(f"{host}: {state}" for host, state in error.states.items() if state)
         raise HvdliteError(f"{error}: {states}") from error

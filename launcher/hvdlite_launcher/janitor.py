@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping
 _SEGMENT = re.compile(r"/dev/shm/mpich_shm_[^/\s]+")
 _BATCH = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _BATCHES = tuple(f"{name}=".encode() for name in _BATCH)
+_DAEMONS = (b"slurmstepd", b"pbs_mom", b"sbatchd", b"res")  # of which one starts whatever a batch job consists of
 _PATIENCE = 3.0  # seconds until killed processes must be gone
 _TIDYING = 6.0  # seconds until those must be that tidy up behind them; torch's manager takes 2 to 3
 
@@ -55,8 +56,9 @@ def main(folder: str, shared: str, *marks: str) -> None:
 
 
 def mark_of(job: str, *environs: Mapping[str, str]) -> bytes:
-    """By what a job's processes are known: its id in their environment, and no other batch job than one of these
-    environments tells of: one that a rank has submitted inherits the id, and goes on."""
+    """By what a job's processes are known: its id in their environment. Those are another's that a batch daemon has
+    started for another batch job than one of these environments tells of: one that a rank has submitted inherits the
+    id, and goes on."""
     own = (f"{name}={environ[name]}" for environ in environs for name in _BATCH if name in environ)
     return os.fsencode("\0".join((f"HVDLITE_JOB_ID={job}", *own)))
 
@@ -69,8 +71,22 @@ def marked(mark: bytes) -> Iterator[int]:
             with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as environ:
                 found = environ.read().split(b"\0")
                 others = (each for each in found if each.startswith(_BATCHES) and each not in batch)
-                if job in found and not any(others):
+                if job in found and not (any(others) and in_batch(int(entry))):
                     yield int(entry)
+
+
+def in_batch(pid: int) -> bool:
+    """Whether a batch system's daemon is among those that have started the process."""
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                name, _, rest = file.read().partition(b"(")[2].rpartition(b")")
+        except OSError:
+            return False
+        if name in _DAEMONS:
+            return True
+        pid = int(rest.split()[1])
+    return False
 
 
 def kill_all(mark: bytes) -> None:

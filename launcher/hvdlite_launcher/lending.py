@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hvdlite_launcher.command import Place, Settings
+from hvdlite_launcher.place import room
 from hvdlite_launcher.streams import Streams
 
 
@@ -24,7 +25,8 @@ def lending(place: Place, settings: Settings, streams: Streams, wanted: bool) ->
     if settings.step or not settings.hosts[0].local or (settings.several and moved):
         yield False
         return
-    door = _door(place)
+    with room(place.folder):
+        door = _door(place)
     stdin = os.dup(0) if wanted and not _in_background() else os.open(os.devnull, os.O_RDONLY)
 
     def serve() -> None:

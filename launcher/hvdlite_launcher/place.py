@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 from hvdlite_launcher.command import Place
 from hvdlite_launcher.failures import ABSENT, Failure, parse
-from hvdlite_launcher.janitor import mark_of
+from hvdlite_launcher.janitor import is_own, mark_of
 from hvdlite_launcher.usage import UsageError
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -53,10 +53,10 @@ def a_place(several: bool = False) -> Iterator[Place]:
     janitor.stdin.write(told + b"\0\n")  # not in its argv: who sees a name there could make the folder before us
     janitor.stdin.flush()
     try:
-        try:
+        with room(folder):
             os.mkdir(folder, 0o700)
-        except OSError as error:
-            raise UsageError(f"no folder for the job can be made: {error.strerror}: {folder}", 1) from error
+        if not is_own(folder):  # an NFS server may give it to nobody
+            raise UsageError(f"{folder}, just made, belongs to another user: name another place in TMPDIR", 1)
         if shared and not _made(shared):
             shared = None
         yield Place(name, folder, shared, _script("keeper"))
@@ -67,6 +67,16 @@ def a_place(several: bool = False) -> Iterator[Place]:
         done.poll(_PATIENCE * 1000)
         janitor.stdout.close()
         threading.Thread(target=janitor.wait, daemon=True).start()  # what else it does may take seconds
+
+
+@contextmanager
+def room(folder: str) -> Iterator[None]:
+    """For writing into the job's folder. Raises UsageError where that cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        cure = "free some room there, or name another place in TMPDIR"
+        raise UsageError(f"the job's folder {folder} cannot be written: {error.strerror}: {cure}", 1) from error
 
 
 def _made(folder: str) -> bool:

@@ -95,8 +95,9 @@ def identify(text: str) -> tuple[Family, tuple[int, ...]] | None:
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
     beside = dict.fromkeys((os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin")))
-    if os.path.basename(sys.argv[0]) == "hvdliterun":  # where `pip install --user` or --target has put them
-        beside[os.path.dirname(os.path.abspath(sys.argv[0]))] = None
+    own, script = os.path.split(os.path.abspath(sys.argv[0] if sys.argv else ""))
+    if script == "hvdliterun":  # where `pip install --user` or --target has put both
+        beside[own] = None
     for folder in (*beside, environ.get("PATH", os.defpath)):
         for name in LAUNCHERS:
             if path := shutil.which(name, path=folder):

@@ -21,7 +21,7 @@ from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import ABSENT, DESERTED, Failures, of_scheduler
 from hvdlite_launcher.lending import lending
 from hvdlite_launcher.output import Printer
-from hvdlite_launcher.place import a_place, deserter, first_failure, results
+from hvdlite_launcher.place import a_place, deserter, first_failure, results, room
 from hvdlite_launcher.ranks import publish
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team, a_team
@@ -72,12 +72,13 @@ def run(
     with contextlib.closing(streams), signals(ending, streams):
         with a_place(several=settings.elsewhere) as place:
             begun = time.monotonic()
-            streams.open_ranks(place, settings.ranks)
+            with room(place.folder):
+                streams.open_ranks(place, settings.ranks)
+                if task is not None:
+                    publish(place.folder, "task", task)
             command = compose(place)
             env = {**environ, **command.env}
             job = _job(place, settings, env)
-            if task is not None:
-                publish(place.folder, "task", task)
             with a_team(settings, place, job, task, streams, failures) as team, suspension(team):
                 if settings.several:
                     team.prepare(settings, job, lambda: ending.signal != 0)

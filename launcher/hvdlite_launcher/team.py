@@ -225,9 +225,8 @@ def _connect(name: str, ssh: Ssh, place: Place, streams: Streams, failures: Fail
     env = {**os.environ, "HVDLITE_JOB_ID": place.id}  # for the janitor: a connection to nowhere may hang
     try:
         process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
-    except OSError as error:
-        cure = f"{name} is reached by it: install OpenSSH's client"
-        raise UsageError(f"{argv[0]}: {error.strerror}; {cure}", 127) from error
+    except FileNotFoundError as error:
+        raise UsageError(f"no {argv[0]}, by which {name} is reached: install OpenSSH's client", 127) from error
     assert process.stdin and process.stdout and process.stderr
     os.set_blocking(process.stdin.fileno(), False)
     with contextlib.suppress(OSError):  # more than an unprivileged user may have

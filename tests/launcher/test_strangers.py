@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import pwd
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from hvdlite_launcher import cli, cores, janitor, wire
 from hvdlite_launcher.agent import Agent
 from hvdlite_launcher.hosts import parse_hosts
 from hvdlite_launcher.keeper import _own
+from hvdlite_launcher.options import parse
 from hvdlite_launcher.place import a_place
 from hvdlite_launcher.usage import UsageError
 
@@ -27,28 +30,38 @@ SHARED = Path("/dev/shm")
 
 
 @contextmanager
-def sleeper(**env: str) -> Iterator[int]:
-    """A process with these variables."""
-    process = subprocess.Popen(["sleep", "60"], env=env)
+def sleeper(daemon: Path, **env: str) -> Iterator[int]:
+    """A process with these variables, started by this program, which has none."""
+    words = [f"{name}={value}" for name, value in env.items()]
+    parent = subprocess.Popen([daemon, *words], env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    child = int(parent.stdout.readline())
     try:
-        path = Path(f"/proc/{process.pid}/comm")
+        path = Path(f"/proc/{child}/comm")
         assert wait_until(lambda: path.read_text() == "sleep\n", 5.0)  # its environment is there from now on
-        yield process.pid
+        yield child
     finally:
-        process.kill()
-        process.wait()
+        os.kill(child, signal.SIGKILL)
+        parent.communicate()
 
 
-def test_a_batch_job_that_a_rank_has_submitted_goes_on() -> None:
-    """It inherits the job's id. On other hosts a scheduler's login may know of the batch job that our side does not."""
+def test_a_batch_job_that_a_rank_has_submitted_goes_on(tmp_path: Path) -> None:
+    """It inherits the job's id. On other hosts a scheduler's login may know of the batch job that our side does not.
+    What a rank has started itself is the job's, whatever it has put into its environment."""
+    daemon, script = tmp_path / "slurmstepd", tmp_path / "script"
+    for path in (daemon, script):
+        path.write_text('#!/bin/sh\nenv "$@" sleep 60 & echo $!\nwait\n')
+        path.chmod(0o755)
     with (
-        sleeper(HVDLITE_JOB_ID="j1", SLURM_JOB_ID="7") as rank, sleeper(HVDLITE_JOB_ID="j1", SLURM_JOB_ID="8") as other,
-        sleeper(HVDLITE_JOB_ID="j1") as bare, sleeper(HVDLITE_JOB_ID="j2", SLURM_JOB_ID="7"),
+        sleeper(daemon, HVDLITE_JOB_ID="j1", SLURM_JOB_ID="7") as rank,
+        sleeper(daemon, HVDLITE_JOB_ID="j1", SLURM_JOB_ID="8") as other,
+        sleeper(daemon, HVDLITE_JOB_ID="j1") as bare, sleeper(daemon, HVDLITE_JOB_ID="j2", SLURM_JOB_ID="7"),
+        sleeper(script, HVDLITE_JOB_ID="j1", SLURM_JOB_ID="local") as own,
     ):  # fmt: skip
         ours, others = {"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "8"}
-        assert set(janitor.marked(janitor.mark_of("j1", ours))) == {rank, bare}
-        assert set(janitor.marked(janitor.mark_of("j1", {}))) == {bare}
-        assert set(janitor.marked(janitor.mark_of("j1", ours, others))) == {rank, bare, other}
+        assert set(janitor.marked(janitor.mark_of("j1", ours))) == {rank, bare, own}
+        assert set(janitor.marked(janitor.mark_of("j1", {}))) == {bare, own}
+        assert set(janitor.marked(janitor.mark_of("j1", ours, others))) == {rank, bare, own, other}
 
 
 def test_a_folder_that_somebody_else_may_have_made_is_not_the_jobs(tmp_path: Path) -> None:
@@ -154,12 +167,22 @@ def test_a_user_without_a_name_has_a_home(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_no_room_for_the_jobs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(UsageError, match="no folder for the job can be made: No such file"), a_place():
+    with pytest.raises(UsageError, match="cannot be written: No such file or directory: free some room"), a_place():
         pass
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
     with pytest.raises(UsageError, match="name a folder in TMPDIR"), a_place():
         pass
+
+
+def test_no_room_for_what_is_in_the_folder(monkeypatch: pytest.MonkeyPatch, runner: Runner) -> None:
+    def full(path: str, mode: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "mkfifo", full)
+    monkeypatch.setenv("HVDLITE_MPIEXEC", runner.mpi.launcher)
+    with pytest.raises(UsageError, match="cannot be written: No space left on device: free some room"):
+        cli.launch(parse(["-np", "1", sys.executable]))
 
 
 def test_no_ssh(runner: Runner, tmp_path: Path) -> None:
