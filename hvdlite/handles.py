@@ -83,7 +83,8 @@ def later(prepare: Callable[P, Call[R]]) -> Callable[P, int]:
         prepared = prepare(*args, **kwargs)
         return remember(prepared.start(wait=False), prepared.deliver)
 
-    call.__doc__ = f"{prepare.__doc__}\n\nAsynchronous: returns a number, for which `synchronize` gives the result."
+    text = prepare.__doc__ or ""  # none under python -OO
+    call.__doc__ = f"{text}\n\nAsynchronous: returns a number, for which `synchronize` gives the result."
     return presented(call, prepare, "_async", "int")
 
 

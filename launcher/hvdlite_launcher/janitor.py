@@ -1,11 +1,11 @@
 """Outlives hvdliterun, however that dies, and leaves nothing of the job.
 
-Its stdin is a pipe whose other end hvdliterun holds, and whose first line tells it of the job (its folders
-and its mark, with zeros between; all users see an argv). When that
-closes, be it by a normal end or SIGKILL, the janitor kills every process that carries the job's mark in
-its environment, and removes the job's two folders and the segments that MPICH made for it. There is no
-other code that cleans up: the way that must work after a crash is the way of every job. Then it closes
-its stdout, and gives those a while that remove the shared memory of killed processes.
+Its stdin is a pipe whose other end hvdliterun holds, and whose first line tells it of the job: its folders
+and its mark, with zeros between (an argv is seen by all users). When that closes, be it by a normal end or
+SIGKILL, the janitor kills every process that carries the job's mark in its environment, and removes the
+job's two folders and the segments that MPICH made for it. There is no other code that cleans up: the way
+that must work after a crash is the way of every job. Then it closes its stdout, and gives those a while
+that remove the shared memory of killed processes.
 
 MPICH offers no choice of folder for its segment, and keeps the file for the life of the job. It is
 ours to remove if a process of this job maps it: looked up while the job runs, never by name alone.

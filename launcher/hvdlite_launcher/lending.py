@@ -19,8 +19,8 @@ from hvdlite_launcher.streams import Streams
 
 @contextmanager
 def lending(place: Place, settings: Settings, streams: Streams, wanted: bool) -> Iterator[bool]:
-    """Rank 0's keeper finds our stdin at `FOLDER/stdin`, or one without input if ours is not `wanted`. Not where rank 0
-    may be on another host, to which the MPI or scheduler forwards it; yields whether it does."""
+    """Rank 0's keeper finds our stdin at `FOLDER/stdin`, or one without input if ours is not `wanted`. Yields whether
+    it does: not where rank 0 may be on another host, to which the MPI or scheduler forwards our stdin."""
     moved = bool(settings.mpi_args or settings.binding_args)
     if settings.step or not settings.hosts[0].local or (settings.several and moved):
         yield False
