@@ -6,6 +6,7 @@ parameters are: everything that is true of `hvdliterun` is true here.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -132,6 +133,8 @@ def _launched(arguments: Sequence[str], task: bytes) -> Any:
         raise HvdliteError(f"{error}: {states}") from error
     if outcome.signal == signal.SIGINT:
         raise KeyboardInterrupt
+    if outcome.signal == signal.SIGPIPE:  # which Python ignores, and tells of in this way
+        raise BrokenPipeError(errno.EPIPE, "run: nobody reads the ranks' output any more")
     if outcome.signal:
         signal.raise_signal(outcome.signal)
     return outcome

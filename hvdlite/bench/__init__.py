@@ -6,6 +6,14 @@ of them alike. Exempt from the import rules: it knows MPI and torch, since it co
 
 from __future__ import annotations
 
+import sys
+
 import mpi4py
 
+from hvdlite.connect import no_library
+
 mpi4py.rc.initialize, mpi4py.rc.finalize = False, False  # `--help` and the model need none; hvd.init() does it
+try:
+    from mpi4py import MPI as MPI
+except (ImportError, RuntimeError) as error:
+    sys.exit(no_library(error))

@@ -113,6 +113,17 @@ def test_a_signal_does_what_it_would_have_done(runner: Runner, number: int, told
     assert out.splitlines()[0] == told
 
 
+def test_nobody_reads_the_output(runner: Runner) -> None:
+    """`script | head -1`."""
+    program = "import hvdlite\nhvdlite.run(lambda: print('x' * (1 << 20)), np=1)"
+    pipe = subprocess.PIPE
+    job = subprocess.Popen([sys.executable, "-c", program], env=runner.env(), stdout=pipe, stderr=pipe, text=True)
+    assert job.stdout and job.stdout.read(1) == "["
+    job.stdout.close()
+    assert job.stderr and "BrokenPipeError: [Errno 32] run: nobody reads the ranks' output any more" in job.stderr.read()
+    assert job.wait(10) == 1
+
+
 def test_the_callers_stdin_stays_its_own(runner: Runner, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import hvdlite, sys\nprint(hvdlite.run(lambda: sys.stdin.read(), np=1), sys.stdin.read())")
