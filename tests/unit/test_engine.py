@@ -419,6 +419,8 @@ def test_what_goes_wrong_while_ranks_agree_fails_all_that_is_pending(
     assert waits or "allreduce 'x' was interrupted (division by zero)" in str(caught.value)
     with pytest.raises(HvdliteError, match="can no longer communicate"):
         lane.run(total("y"))
+    if lane.thread is not None:
+        lane.thread.join(5)  # before the hook is the old one
 
 
 def test_a_closed_lanes_thread_ends_and_its_reason_stays() -> None:
