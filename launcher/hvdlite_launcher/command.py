@@ -38,6 +38,7 @@ class Settings:
 
     ranks: ranks in all. env: variables given with -x. mpi_args: appended to the launcher's options.
     cores: cores that this process may use. root: whether we run as root. interfaces: networks to use, or all.
+    tcp: whether to keep off other networks than TCP.
     binding_args: instead of our own on placing and binding ranks, or None. start_timeout: seconds for all hosts to be
     ready. step: how a scheduler starts the ranks, or None where the MPI's launcher does.
     """
@@ -51,6 +52,7 @@ class Settings:
     root: bool = False
     ssh: Ssh = field(default_factory=Ssh)
     interfaces: tuple[str, ...] = ()
+    tcp: bool = False
     binding_args: tuple[str, ...] | None = None
     start_timeout: float = 13.0
     step: Step | None = None
@@ -103,6 +105,7 @@ def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, st
     but for those given with -x."""
     own_env, own_options = _DIALECTS[mpi.family]
     defaults = _common_env(settings, mpi) | _allocator_env(environ) | own_env(settings, mpi, place, environ)
+    defaults |= _tcp_env(mpi) if settings.tcp else {}
     env = {name: value for name, value in defaults.items() if name not in environ} | dict(settings.env)
     env |= {"HVDLITE_JOB_ID": place.id, "HVDLITE_JOB_DIR": place.folder}
     if settings.several:
@@ -143,6 +146,17 @@ def _allocator_env(environ: Mapping[str, str]) -> dict[str, str]:
     return {"MALLOC_MMAP_THRESHOLD_": str(_KEPT_BYTES), "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES)}
 
 
+def _tcp_env(mpi: Mpi) -> dict[str, str]:
+    """Keep all libraries off other networks than TCP. MPIs without such a network ignore theirs."""
+    ours = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": f"self,{_shared_memory(mpi)},tcp", "FI_PROVIDER": "tcp"}
+    return {**ours, "UCX_TLS": "tcp,sm,self", "NCCL_IB_DISABLE": "1"}
+
+
+def _shared_memory(mpi: Mpi) -> str:
+    """Open MPI's name for messages through it; another one's keeps version 4 from starting."""
+    return "vader" if mpi.family is Family.OPEN_MPI and mpi.version < (5,) else "sm"
+
+
 def _hosts(settings: Settings) -> list[tuple[str, int]]:
     """Each host as the MPI is to call it, and its slots."""
     return [(host.name if settings.several else "localhost", host.slots) for host in settings.hosts]
@@ -173,7 +187,7 @@ def _open_mpi_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[s
     if not settings.step:  # on other hosts of a scheduler the job has no folders
         env["PRTE_MCA_prte_tmpdir_base" if modern else "OMPI_MCA_orte_tmpdir_base"] = place.folder
     if place.shared and not settings.step:
-        env[f"OMPI_MCA_btl_{'sm' if modern else 'vader'}_backing_directory"] = place.shared
+        env[f"OMPI_MCA_btl_{_shared_memory(mpi)}_backing_directory"] = place.shared
         env["OMPI_MCA_osc_sm_backing_directory"] = place.shared
     if modern and mpi.wheel and not {"OMPI_MCA_pml", "OMPI_MCA_btl"} & environ.keys():
         env |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"}

@@ -14,7 +14,7 @@ from hvdlite_launcher.command import Settings, Step
 from hvdlite_launcher.cores import cores
 from hvdlite_launcher.hosts import Host, located, parse_hostfile, parse_hosts, total_slots, used
 from hvdlite_launcher.options import USAGE
-from hvdlite_launcher.probe import Family, Mpi
+from hvdlite_launcher.probe import Mpi
 from hvdlite_launcher.schedulers import Allocation, Starter, allocation, pmi
 from hvdlite_launcher.ssh import SSH_AGENTS, Ssh
 from hvdlite_launcher.usage import UsageError
@@ -33,17 +33,17 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
     chosen = list(tunables.chosen(options, config))
     tuned = tunables.variables(chosen)
     step = _step(options, given, mpi)
-    given_env = dict(_variable(text, environ) for text in options.env)
     return Settings(
         ranks=ranks,
         hosts=_placed(hosts, ranks, step, options),
         command=command,
-        env=_talk(options, environ) | tuned | _tcp(options, mpi, environ) | given_env,
+        env=_talk(options, environ) | tuned | dict(_variable(text, environ) for text in options.env),
         mpi_args=tuple(word for text in options.mpi_args for word in _words("--mpi-args", text)),
         cores=cores(),
         root=os.geteuid() == 0,
         ssh=_ssh(options, given.shell if given else None, environ),
         interfaces=_interfaces(options),
+        tcp=options.tcp,
         binding_args=None if options.binding_args is None else tuple(_words("--binding-args", options.binding_args)),
         start_timeout=options.start_timeout + 3,  # ssh gives up before
         step=step,
@@ -144,17 +144,6 @@ def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, 
     """With -v the ranks say too what they decide, unless the user has set a level."""
     told = {"HVDLITE_LOG_LEVEL", "HOROVOD_LOG_LEVEL"} & environ.keys()
     return {"HVDLITE_LOG_LEVEL": "INFO"} if options.verbose and not told else {}
-
-
-def _tcp(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that keep all libraries off other networks than TCP, but for those set already. MPIs without such a
-    network ignore theirs."""
-    if not options.tcp:
-        return {}
-    memory = "vader" if mpi.family is Family.OPEN_MPI and mpi.version < (5,) else "sm"  # 4 does not start with sm
-    wanted = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": f"self,{memory},tcp", "FI_PROVIDER": "tcp"}
-    wanted |= {"UCX_TLS": "tcp,sm,self", "NCCL_IB_DISABLE": "1"}
-    return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def _ssh(options: argparse.Namespace, shell: str | None, environ: Mapping[str, str]) -> Ssh:

@@ -9,19 +9,21 @@ from pathlib import Path
 import pytest
 from hvdlite_launcher import config_file, options, tunables
 from hvdlite_launcher.cli import main
+from hvdlite_launcher.command import Place, compose
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.settings import settings
 from hvdlite_launcher.usage import UsageError
 
 from tests.launcher.conftest import Runner
 
+PLACE = Place("job", "/tmp/job", None, ("keep",))
 OPEN_MPI = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
 
 
 def environment(*arguments: str, mpi: Mpi = OPEN_MPI, **environ: str) -> dict[str, str]:
     """What these arguments add to the ranks' environment."""
     wanted, _ = settings(options.parse([*arguments, "-np", "2", sys.executable]), mpi, environ)
-    return dict(wanted.env)
+    return dict(compose(wanted, mpi, PLACE, environ).env)
 
 
 def test_tcp_speaks_the_mpis_language_and_leaves_what_is_set() -> None:
