@@ -72,8 +72,7 @@ def waiting(prepare: Callable[P, Call[R]]) -> Callable[P, R]:
         prepared = prepare(*args, **kwargs)
         return prepared.deliver(prepared.start(wait=True))
 
-    result = str(signature(prepare).return_annotation).removeprefix("Call[").removesuffix("]")
-    return presented(call, prepare, "", result)
+    return presented(call, prepare, "", prepare.__annotations__["return"].removeprefix("Call[").removesuffix("]"))
 
 
 def later(prepare: Callable[P, Call[R]]) -> Callable[P, int]:

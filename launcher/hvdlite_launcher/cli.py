@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hvdlite_launcher import readiness
+from hvdlite_launcher import facts, readiness
 from hvdlite_launcher.command import Command, Place, Settings, compose
 from hvdlite_launcher.environment import forwarded, is_secret, kept
 from hvdlite_launcher.options import USAGE, parse
@@ -139,8 +139,7 @@ def _show_command(mpi: Mpi, command: Command, wanted: Settings) -> None:
 def _libmpi(program: str, env: Mapping[str, str]) -> str:
     """What mpi4py of the command's interpreter loads, asked of a child that does not initialize MPI."""
     python = program if os.path.basename(program).startswith("python") else sys.executable
-    code = (
-        "import sys; sys.path = [path for path in sys.path if path]; "
+    code = facts.NOT_FROM_HERE + (
         "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
         "print(MPI.Get_library_version().splitlines()[0].strip(chr(0)))"
     )

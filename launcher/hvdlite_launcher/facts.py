@@ -12,9 +12,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 NAMES = ("Python", "hvdlite", "MPI")
+NOT_FROM_HERE = "import sys; sys.path = [path for path in sys.path if path]\n"
+"""For the head of what `python -c` runs: no module is taken from the current folder, in which others may write. (As
+with -P, which the user's Python may not know.)"""
 _QUESTIONS = """
-import sys
-sys.path = [path for path in sys.path if path]  # not the current folder, in which others may write
 import json, os
 facts = {"Python": ".".join(map(str, sys.version_info[:3])), "hvdlite": "missing", "MPI": "no mpi4py"}
 try:
@@ -46,7 +47,7 @@ def questions(command: Sequence[str], env: Mapping[str, str]) -> list[str] | Non
         raise FileNotFoundError(f"no such command: {command[0]}")
     if not os.path.basename(program).startswith(("python", "pypy")):
         return None
-    return [program, "-c", _QUESTIONS]
+    return [program, "-c", NOT_FROM_HERE + _QUESTIONS]
 
 
 def check_interfaces(names: Sequence[str]) -> None:

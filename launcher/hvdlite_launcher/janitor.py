@@ -34,7 +34,7 @@ _PATIENCE = 3.0  # seconds until killed processes must be gone
 _TIDYING = 6.0  # seconds until those must be that tidy up behind them; torch's manager takes 2 to 3
 
 
-def main(folder: str, shared: str, *marks: str) -> None:
+def main(folder: str, shared: str, mark: bytes) -> None:
     """Wait for the end of stdin, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the job; our sign is the pipe
@@ -44,7 +44,6 @@ def main(folder: str, shared: str, *marks: str) -> None:
         segments |= segments_of_ranks(folder)
         pause = min(pause * 1.2, 5.0)
     segments |= segments_of_ranks(folder)
-    mark = os.fsencode("\0".join(marks))
     kill_all(mark)
     for path in segments:
         with contextlib.suppress(OSError):
@@ -158,4 +157,5 @@ if __name__ == "__main__":
     while not told.endswith(b"\0\n") and (byte := os.read(0, 1)):
         told += byte
     if told.endswith(b"\0\n"):
-        main(*map(os.fsdecode, told[:-2].split(b"\0")))
+        own, common, name = told[:-2].split(b"\0", 2)
+        main(os.fsdecode(own), os.fsdecode(common), name)
