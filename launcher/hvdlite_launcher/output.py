@@ -36,9 +36,9 @@ class Source:
 class Printer:
     """Writes whole lines of many sources to stdout and stderr.
 
-    prefix: whether lines carry their label. timestamps: whether the time stands before it.
-    folder: where each rank's output is written too, as it is, or None. ranks: how many there are. without_hvdlite:
-    whether any has said that its Python cannot import it.
+    prefix: whether lines carry their label; without it each rank's bytes stay as they are. timestamps: whether the
+    time stands before it. folder: where each rank's output is written too, as it is, or None. ranks: how many there
+    are. without_hvdlite: whether any has said that its Python cannot import it.
     _open: per destination, the source whose line was left unfinished there, so that nobody else's text is glued to it.
     """
 
@@ -60,9 +60,6 @@ class Printer:
         self.without_hvdlite = self.without_hvdlite or b"No module named 'hvdlite'" in data
         if self.folder is not None:
             self._keep(source, data)
-        if not self.prefix:
-            write_all(source.destination, data)
-            return
         source.since = source.since if source.rest else time.monotonic()
         segments = [segment for segment in _SEGMENT.findall(source.rest + data) if segment]
         source.rest = b"" if segments[-1].endswith(b"\n") else segments.pop()
@@ -108,6 +105,9 @@ class Printer:
         write_all(file, data)
 
     def _print(self, source: Source, segments: list[bytes]) -> None:
+        if not self.prefix:
+            write_all(source.destination, b"".join(segments))
+            return
         place = self._alias[source.destination]
         unfinished = self._open.get(place)
         parts = [b"\n"] if unfinished is not None and unfinished is not source else []

@@ -95,6 +95,15 @@ def test_without_prefix_bytes_pass_unchanged(written: list[bytes]) -> None:
     assert b"".join(written) == b"a\rbc\n\n"
 
 
+def test_without_prefix_lines_stay_whole(written: list[bytes]) -> None:
+    """Of who writes a line in pieces, as `print` does where Python does not buffer."""
+    printer, zero, one = Printer(prefix=False), Source(0, 1), Source(1, 1)
+    for source, chunk in ((zero, b"a"), (one, b"b"), (one, b"\n"), (zero, b"\n"), (zero, b"> ")):
+        printer.feed(source, chunk)
+    printer.flush(zero)
+    assert b"".join(written) == b"b\na\n> "
+
+
 def test_what_a_scheduler_has_labelled(capfd: pytest.CaptureFixture[str]) -> None:
     """What has no label, and what its daemons say, is the scheduler's own; an unfinished last line is shown, too, and
     what a progress bar overwrites is its rank's."""
