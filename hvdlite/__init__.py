@@ -24,6 +24,7 @@ from hvdlite.errors import (
 )
 from hvdlite.front import *  # noqa: F403
 from hvdlite.front import __all__ as _collectives
+from hvdlite.front import function_of as _function_of
 from hvdlite.joining import join
 from hvdlite.launch import run
 from hvdlite.names import *  # noqa: F403
@@ -41,7 +42,7 @@ T = TypeVar("T")
 def DistributedOptimizer(optimizer: T, *args: Any, **kwargs: Any) -> T:
     """Make the optimizer's gradients those of all ranks; returns the same object. The arguments are the framework's:
     see `hvdlite.torch.DistributedOptimizer`. Collective."""
-    return frameworks.adapter(optimizer).DistributedOptimizer(optimizer, *args, **kwargs)  # type: ignore[no-any-return]
+    return _function_of(optimizer, "DistributedOptimizer")(optimizer, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:

@@ -55,13 +55,14 @@ class Alike:
         found = compared(lane, name, self.mine())
         if self.first and any(kind in self.fatal for kind, _ in found):
             raise MismatchError(f"'{name}': the ranks would train different models:\n{self.told(found)}")
-        self.first = False
         news = {kind for kind, _ in found} - self.warned
         if news:
             self.warned |= news
             if lane.transport.rank == 0:
-                text = "'%s': after %d rounds the ranks train different models:\n%s"
-                logging.getLogger("hvdlite").warning(text, name, self.rounds, self.told(found))
+                since = "the ranks" if self.first else f"after {self.rounds} rounds the ranks"
+                text = "'%s': %s train different models:\n%s"
+                logging.getLogger("hvdlite").warning(text, name, since, self.told(found))
+        self.first = False
 
     def mine(self) -> Values | None:
         try:

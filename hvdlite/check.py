@@ -28,18 +28,15 @@ SCHEDULERS = {"Slurm": "srun", "LSF": "jsrun", "LSF (blaunch)": "blaunch", "PBS"
 ROOM = 1 << 30  # bytes of shared memory below which gradients of a large model may not fit
 SECONDS = 120
 _MPI = """
-import json, os, sys
+import json, sys
 import mpi4py
+from hvdlite import launched
 mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
 from mpi4py import MPI
 said = {"library": " ".join(MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\\0 ").split())}
 print(json.dumps(said), flush=True)
-free = "OMPI_MCA_btl" not in os.environ
-if free:  # an Open MPI 5 that no launcher has started leaves its shared memory behind: it needs none
-    os.environ["OMPI_MCA_btl"] = "self"
-MPI.Init_thread(MPI.THREAD_MULTIPLE)
-if free:
-    del os.environ["OMPI_MCA_btl"]
+with launched.alone():
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)
 said["threads"] = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 print(json.dumps(said), flush=True)
 if "cuda" in sys.argv:

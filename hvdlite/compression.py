@@ -60,6 +60,13 @@ def caster(
     return Cast
 
 
+def compressor(given: Any) -> Any:
+    """What has Horovod's two functions. Raises ValueError for what has not."""
+    if not hasattr(given, "compress") or not hasattr(given, "decompress"):
+        raise ValueError(f"compression must be one of hvd.Compression (hvd.Compression.fp16, ...), not {given!r}")
+    return given
+
+
 def wire_dtype(compression: Any) -> str | None:
     """The wire dtype of a compressor. Raises ValueError for one that does more than cast."""
     wire: str | None = getattr(compression, "wire", None)

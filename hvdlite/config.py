@@ -62,9 +62,9 @@ class Config:
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
         """Read the environment. Raises ValueError naming a variable whose value cannot be read."""
         env = os.environ if env is None else env
-        bucket = read(env, "HVDLITE_BUCKET_MB", lambda text: int(float(text) * MB))
+        bucket = read(env, "HVDLITE_BUCKET_MB", mebibytes)
         if bucket is None:
-            bucket = read_either(env, "FUSION_THRESHOLD", int)
+            bucket = read_either(env, "FUSION_THRESHOLD", whole)
         given, bucket = bucket is not None, cls.bucket_bytes if bucket is None else max(bucket, 1)
         stall_check = read_either(env, "STALL_CHECK_TIME_SECONDS", seconds)
         stall_check = cls.stall_check if stall_check is None else stall_check
@@ -87,9 +87,9 @@ class Config:
 
 
 NAMES = (
-    "ALGORITHM", "BUCKET_MB", "CUDA_AWARE", "FUSION_THRESHOLD", "GPU_OPERATIONS", "LOG_HIDE_TIME", "LOG_LEVEL",
-    "OVERLAP", "SHARED_MEMORY", "STALL_CHECK_DISABLE", "STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS",
-    "TIMELINE", "TIMELINE_MARK_CYCLES",
+    "ALGORITHM", "BUCKET_MB", "CUDA_AWARE", "DYNAMIC_PROCESS_SETS", "FUSION_THRESHOLD", "GPU_OPERATIONS",
+    "LOG_HIDE_TIME", "LOG_LEVEL", "OVERLAP", "SHARED_MEMORY", "STALL_CHECK_DISABLE", "STALL_CHECK_TIME_SECONDS",
+    "STALL_SHUTDOWN_TIME_SECONDS", "TIMELINE", "TIMELINE_MARK_CYCLES",
 )  # fmt: skip
 """All settings there are, behind HVDLITE_."""
 
@@ -119,15 +119,38 @@ def read_either(env: Mapping[str, str], name: str, parse: Callable[[str], T]) ->
     return read(env, f"HOROVOD_{name}", parse) if value is None else value
 
 
+def number(text: str, unit: str) -> float:
+    """Of at least 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise ValueError(f"must be a number of {unit}, 0 or more")
+    return found
+
+
 def seconds(text: str) -> float:
-    """A time of at least 0."""
-    if not 0 <= float(text) < float("inf"):
-        raise ValueError("must be a number of seconds, 0 or more")
-    return float(text)
+    """A time."""
+    return number(text, "seconds")
+
+
+def mebibytes(text: str) -> int:
+    """A size, in bytes."""
+    return int(number(text, "MiB") * MB)
+
+
+def whole(text: str) -> int:
+    """A size given in bytes."""
+    if not text.isdecimal():
+        raise ValueError("must be a whole number of bytes, 0 or more")
+    return int(text)
 
 
 def truth(text: str) -> bool:
     """Horovod's switches: a whole number above 0 is on."""
+    if not text.isdecimal():
+        raise ValueError("must be 1 or 0")
     return int(text) > 0
 
 
@@ -142,17 +165,17 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
+DYNAMIC = "HVDLITE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS"
 
 
 def allow_dynamic_process_sets() -> None:
     """Horovod's `init(process_sets="dynamic")`: as if the variable had been set."""
-    os.environ[DYNAMIC] = "1"
+    os.environ[DYNAMIC[-1]] = "1"
 
 
 def dynamic_process_sets() -> bool:
     """Whether process sets may be added and removed."""
-    return os.environ.get(DYNAMIC, "") not in ("", "0")
+    return any(os.environ.get(name, "") not in ("", "0") for name in DYNAMIC)
 
 
 def cache_folder() -> Path:

@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from hvdlite import exits, launched, notes, topology
@@ -82,7 +83,8 @@ def initialize(started: launched.Launched | None, library: str) -> None:
     if started and started.by == launched.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
         raise HvdliteError(strangers(started.by, library))
     launched.offer_cores()
-    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    with launched.alone() if started is None else nullcontext():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
     atexit.register(finalize, os.getpid())
 
 

@@ -179,7 +179,7 @@ class Lane:
 
     def interrupted(self, request: Request, error: BaseException) -> None:
         """Something was raised while ranks agreed on a request: nothing can follow on this communicator."""
-        what = str(error) or type(error).__name__
+        what = ": ".join(filter(None, (type(error).__name__, str(error))))
         self.close(HvdliteError(f"{request.key} was interrupted ({what}); this process can no longer communicate"))
 
     def attempt(self, request: Request) -> bool:

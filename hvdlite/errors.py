@@ -8,6 +8,13 @@ which rank, which tensor, what each side said, what to do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+FORKED = (
+    "hvdlite was used in a process forked after hvd.init() (a DataLoader worker?): MPI cannot be used there. "
+    "Communicate in the main process."
+)
+NOT_INITIALIZED = "hvdlite was used before hvd.init() or after hvd.shutdown(): call hvd.init() first."
 
 
 class HvdliteError(RuntimeError):
@@ -38,6 +45,10 @@ class RemovedError(ShutdownError, ValueError):
             f"the process set of the ranks {list(ranks)} has been removed (hvd.remove_process_set). Register it again "
             "with hvd.add_process_set(), and call hvd.DistributedOptimizer(optimizer, process_set=...) again."
         )
+        self.ranks = ranks
+
+    def __reduce__(self) -> Any:
+        return RemovedError, (self.ranks,)
 
 
 class StallError(HvdliteError):
@@ -48,18 +59,15 @@ class StallError(HvdliteError):
 class ForkedError(HvdliteError):
     """hvdlite was used in a child process forked after `hvd.init()`."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "hvdlite was used in a process forked after hvd.init() (a DataLoader worker?): MPI cannot be used there. "
-            "Communicate in the main process."
-        )
+    def __init__(self, message: str = FORKED) -> None:  # exceptions are unpickled with what they say
+        super().__init__(message)
 
 
 class NotInitializedError(HvdliteError, ValueError):
     """`hvd.init()` was not called, or `hvd.shutdown()` was. A ValueError too, as in Horovod."""
 
-    def __init__(self) -> None:
-        super().__init__("hvdlite was used before hvd.init() or after hvd.shutdown(): call hvd.init() first.")
+    def __init__(self, message: str = NOT_INITIALIZED) -> None:
+        super().__init__(message)
 
 
 class HostsUpdatedInterrupt(RuntimeError):

@@ -31,7 +31,7 @@ from hvdlite.ops import Average, Sum
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.reducer import Reducer, Use, planned
 from hvdlite.requests import Request, Signature
-from hvdlite.terms import Terms
+from hvdlite.terms import Terms, passes_of
 from hvdlite.variables import is_one_of
 from hvdlite.weakly import Crowd, weakly
 
@@ -230,9 +230,7 @@ class Accumulator:
     """Sums of gradients over several passes, by the variables' indices, kept on this rank until they are reduced."""
 
     def __init__(self, passes: int, average: bool) -> None:
-        if passes < 1:
-            raise ValueError(f"backward_passes_per_step must be at least 1, not {passes}")
-        self.passes, self.average, self.count = passes, average, 0
+        self.passes, self.average, self.count = passes_of(passes), average, 0
         self.sums: dict[int, Array] = {}
 
     def add(self, gradients: Mapping[int, Array]) -> bool:

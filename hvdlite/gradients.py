@@ -15,12 +15,13 @@ from weakref import finalize, ref
 from hvdlite import runtime
 from hvdlite.border import Border
 from hvdlite.buckets import Spec
+from hvdlite.compression import compressor
 from hvdlite.deprecation import deprecated
 from hvdlite.engine import Lane
 from hvdlite.errors import RemovedError
 from hvdlite.exchange import Accumulator, Exchange
 from hvdlite.groups import Group
-from hvdlite.ops import Adasum, Op
+from hvdlite.ops import Adasum, Op, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.reducer import Use
 from hvdlite.requests import Request, Signature
@@ -215,18 +216,14 @@ def settings_of(
     scale_local: bool, process_set: ProcessSet,
 ) -> Settings:
     """Horovod's arguments, checked. Raises ValueError for what cannot be right, NotImplementedError for Adasum."""
-    if Op(op) is Adasum:
+    terms = Terms(op_of(op), predivide)
+    if terms.op is Adasum:
         raise NotImplementedError("op=Adasum is not supported yet; use op=Average")
-    terms = Terms(Op(op), predivide)
-    if not all(hasattr(compression, method) for method in ("compress", "decompress")):
-        raise ValueError(f"compression must be one of hvd.Compression (hvd.Compression.fp16, ...), not {compression!r}")
-    if not isinstance(process_set, ProcessSet):
-        raise ValueError(f"process_set must be an hvd.ProcessSet, not {process_set!r}")
     runtime.current().groups.find(process_set)  # raises where it is not registered
     if num_groups:
         deprecated("num_groups is deprecated: use groups")
     names = group_names(num_groups or None if groups is None else groups)
-    return Settings(terms, compression, sparse_as_dense, names, scale_local, process_set)
+    return Settings(terms, compressor(compression), sparse_as_dense, names, scale_local, process_set)
 
 
 def check_name(name: Any) -> None:

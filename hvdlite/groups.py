@@ -16,6 +16,7 @@ from typing import Any
 from hvdlite.algorithms import Place
 from hvdlite.engine import Lane
 from hvdlite.errors import RemovedError
+from hvdlite.matching import said_by
 from hvdlite.observers import Observer
 from hvdlite.post import Post
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -99,13 +100,16 @@ class Groups:
 
     def find(self, process_set: ProcessSet) -> Group | None:
         """The group of a set; None where this process is no member. Raises ValueError where it is unknown."""
-        if not isinstance(process_set, ProcessSet):
-            raise TypeError(f"process_set must be an hvd.ProcessSet, not {process_set!r}")
+        self.require_set(process_set)
         number = process_set.process_set_id
         if number is None or process_set not in self.registered.get(number, ()):
             raise ValueError(f"{process_set} is not registered (or not any more, after hvd.remove_process_set() or "
                              "hvd.shutdown()): give it to hvd.init() or hvd.add_process_set()")
         return self.mine.get(number)
+
+    def require_set(self, found: Any) -> None:
+        if not isinstance(found, ProcessSet):
+            raise TypeError(f"process_set must be an hvd.ProcessSet, not {found!r}")
 
     def lanes(self) -> list[Lane]:
         """All lanes there are at the moment. From any thread."""
@@ -135,6 +139,7 @@ class Groups:
 
     def remove(self, process_set: ProcessSet) -> bool:
         """Forget a set; what is pending in it fails. Collective over the job. False for one that is not registered."""
+        self.require_set(process_set)
         number = process_set.process_set_id
         if not number or process_set not in self.registered.get(number, ()):
             return False
@@ -183,11 +188,13 @@ class Groups:
         if problems:
             raise ValueError(f"init(process_sets=...), by rank: {problems}")
         if any(said != kinds for said, *_ in everyone):
-            raise ValueError(f"init(process_sets=...) differs between ranks: {[said for said, *_ in everyone]}")
+            said = said_by([tuple(theirs) for theirs, *_ in everyone], range(world.size))
+            raise ValueError(f"init(process_sets=...) differs between ranks, by what sets are made of: {said}")
         for index, process_set in enumerate(process_sets):
             distinct = list(dict.fromkeys(said[index] for _, said, _ in everyone))
             if kinds[index] == "ranks" and len(distinct) > 1:
-                raise ValueError(f"init(process_sets=...): item {index} differs between ranks: {distinct}")
+                said = said_by([theirs[index] for _, theirs, _ in everyone], range(world.size))
+                raise ValueError(f"init(process_sets=...): item {index} differs between ranks: {said}")
             for ranks in distinct:
                 if ranks or kinds[index] == "ranks":
                     self.add_one_at_start(world, index, ranks)
@@ -206,7 +213,10 @@ class Groups:
         for number, known in self.ranks.items():
             if known == ranks:
                 return number
-        raise KeyError(f"there is no process set of the ranks {list(ranks)}; init() was called before, without it")
+        raise KeyError(
+            f"there is no process set of the ranks {list(ranks)}: init() was called before, without it; call "
+            "hvd.shutdown() first, or add it with hvd.add_process_set() after hvd.init(process_sets='dynamic')"
+        )
 
     def find_again(self, process_sets: Sequence[ProcessSet]) -> None:
         """`init()` was called again: let these objects stand for the sets there are. KeyError for what is none."""

@@ -8,7 +8,8 @@ learns that from MPI).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -116,6 +117,21 @@ def offer_cores() -> None:
     """
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     os.environ.setdefault("I_MPI_THREAD_YIELD", "2")
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Around MPI's initialization in a process that no launcher has started: Open MPI 5 would leave shared memory
+    behind, of which it needs none."""
+    name = "OMPI_MCA_btl"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "self"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def fresh_environment(packages: str) -> dict[str, str]:

@@ -18,7 +18,9 @@ CURES = {
     "number": "Every rank must pass as many tensors.",
     "operation": "Every rank must ask for the same reduction.",
     "root rank": "Every rank must name the same root_rank.",
-    "parameters": "Build the same model with the same optimizer groups on every rank.",
+    "parameters": "Build the same model with the same optimizer groups, and the same compression=, on every rank.",
+    "reduction": "Give the same op= and gradient_predivide_factor= on every rank.",
+    "buckets": "Give the same groups= on every rank.",
     "round": "Every rank must call backward() and step() equally often. Where ranks have different numbers of batches: "
              "drop the remainder, or call hvd.join() on those that are done.",
     "ranks": "Every rank of the job must name the same ranks, members or not, in the same order of calls.",
@@ -30,6 +32,7 @@ CURES_WHILE_JOINED = {
     "new lane": "Attach optimizers (hvd.DistributedOptimizer) before any rank joins, or after all have.",
 }  # fmt: skip
 LONGEST_DIFF = 20
+"""Lines, half of them for each side."""
 
 
 Verdicts: TypeAlias = dict[str, HvdliteError | None]
@@ -111,10 +114,11 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
     values = [f.get(what, "none") for f in facts]
     if what == "parameters":
         said = f"parameters differ:\n{difference(values, members)}\n"
+    elif what == "buckets":
+        said = f"tensors travel together in other groups on {ranks(sides(values, members)[0][1])} than elsewhere. "
     else:
-        parties = sides(values, members)
-        each = ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in parties)
-        said = f"{what} differs: {each}. "
+        several = what.partition(" of ")[0].endswith("s")
+        said = f"{what} {'differ' if several else 'differs'}: {said_by(values, members)}. "
     cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
     if what == "kind" and set(values) == {"plan", "gradients"}:
         cure = "The parameters changed (add_param_group, requires_grad) on some ranks only: change them on every rank."
@@ -129,13 +133,28 @@ def sides(values: Sequence[Any], members: Sequence[int]) -> list[tuple[Any, list
     return sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))
 
 
+def said_by(values: Sequence[Any], members: Sequence[int]) -> str:
+    """'rank 1 has 3, ranks 0, 2 have 4'."""
+    parties = sides(values, members)
+    return ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in parties)
+
+
 def difference(values: Sequence[Any], members: Sequence[int]) -> str:
-    """The lists of the first rank and of the first that differs from it, as a diff."""
-    other = next(place for place, value in enumerate(values) if value != values[0])
-    names = f"rank {members[0]}", f"rank {members[other]}"
-    lines = list(difflib.unified_diff(values[0], values[other], *names, lineterm="", n=0))
-    more = [f"... and {len(lines) - LONGEST_DIFF} more lines"] if len(lines) > LONGEST_DIFF else []
-    return "\n".join(lines[:LONGEST_DIFF] + more)
+    """The lists of the first rank and of the first that differs from it, as a diff; who has the same is named."""
+    first, other = values[0], next(value for value in values if value != values[0])
+
+    def who(said: Any) -> str:
+        return ranks([member for member, value in zip(members, values, strict=True) if value == said])
+
+    lines = list(difflib.unified_diff(first, other, who(first), who(other), lineterm="", n=0))
+    if len(lines) <= LONGEST_DIFF:
+        return "\n".join(lines)
+    cut = lines[:2]
+    for sign in "-+":
+        side = [line for line in lines[2:] if line[0] == sign]
+        cut += side[: LONGEST_DIFF // 2]
+        cut += [f"{sign}... and {len(side) - LONGEST_DIFF // 2} more"] if len(side) > LONGEST_DIFF // 2 else []
+    return "\n".join(cut)
 
 
 def ranks(members: Sequence[int]) -> str:

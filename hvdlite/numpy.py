@@ -18,7 +18,7 @@ from hvdlite import ops
 from hvdlite.algorithms.label import require_known
 from hvdlite.arrays import Array
 from hvdlite.handles import Call, later, poll, synchronize, waiting
-from hvdlite.ops import Average, Op
+from hvdlite.ops import Average, Op, op_of
 from hvdlite.process_sets import ProcessSet
 from hvdlite.variables import broadcast_arrays
 
@@ -109,7 +109,7 @@ def _reduce(
     postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Call[Array | None]:
     """The reduction of all ranks' arrays at root_rank; None elsewhere."""
-    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.reduce, contiguous(value), root_rank, *how))
 
 
@@ -118,7 +118,7 @@ def _reducescatter(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Call[Array]:
     """This rank's rows of the reduction: dealt out as evenly as possible, the first ranks one more. Average or Sum."""
-    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.reducescatter, contiguous(value), *how))
 
 
@@ -127,7 +127,7 @@ def _grouped_reducescatter(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Call[list[Array]]:
     """Several of them as one operation; a list."""
-    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.grouped_reducescatter, [contiguous(value) for value in values], *how))
 
 

@@ -73,8 +73,8 @@ def sets_of(given: Any) -> list[ProcessSet]:
     if isinstance(given, str) and given.lower() == "dynamic":
         config.allow_dynamic_process_sets()
         return []
-    sets = [] if given is None else list(given)
-    if not all(isinstance(process_set, ProcessSet) for process_set in sets):
+    sets = list(given) if isinstance(given, Iterable) else [] if given is None else [given]
+    if isinstance(given, ProcessSet) or not all(isinstance(process_set, ProcessSet) for process_set in sets):
         raise ValueError(f"init(process_sets=...) takes a list of hvd.ProcessSet objects or 'dynamic', not {given!r}")
     return sets
 

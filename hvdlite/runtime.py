@@ -19,6 +19,7 @@ from hvdlite.connect import connect
 from hvdlite.engine import Lane
 from hvdlite.errors import ForkedError, HvdliteError, NotInitializedError, ShutdownError
 from hvdlite.groups import Group, Groups
+from hvdlite.matching import said_by
 from hvdlite.observers import Observer
 from hvdlite.process_sets import ProcessSet, global_process_set, sets_of
 from hvdlite.transports import Communicator
@@ -98,7 +99,7 @@ def agree_on(world: Communicator, settings: Config) -> bool:
     names = ("HVDLITE_ALGORITHM", "HVDLITE_BUCKET_MB (bytes)", "HVDLITE_GPU_OPERATIONS", "HVDLITE_OVERLAP")
     for what, values in zip(names, zip(*said, strict=True), strict=False):
         if len(set(values)) > 1:
-            raise HvdliteError(f"{what} differs between ranks: {dict(enumerate(values))}. Set it alike everywhere.")
+            raise HvdliteError(f"{what} differs: {said_by(values, range(world.size))}. Set it alike everywhere.")
     return all(share for *_, share in said)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from hvdlite import ops
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.ops import Average, Op
@@ -20,12 +22,23 @@ class Terms:
     predivide: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "predivide", float(self.predivide))
-        if not self.predivide > 0:
-            raise ValueError(f"gradient_predivide_factor must be above 0, not {self.predivide}")
+        try:
+            predivide = float(self.predivide)
+        except (TypeError, ValueError):
+            predivide = 0.0
+        if not 0 < predivide < float("inf"):
+            raise ValueError(f"gradient_predivide_factor must be a number above 0, not {self.predivide!r}")
+        object.__setattr__(self, "predivide", predivide)
         if self.predivide != 1.0 and self.op is not Average:
             raise ValueError("gradient_predivide_factor is for op=Average only")
 
     def reduction(self, size: int) -> Reduction:
         """The arithmetic over this many ranks."""
         return ops.reduction(self.op, size, 1.0 / self.predivide, self.predivide)
+
+
+def passes_of(given: int) -> int:
+    """backward_passes_per_step. Raises ValueError for what is no whole number of at least 1."""
+    if not isinstance(given, (int, np.integer)) or given < 1:
+        raise ValueError(f"backward_passes_per_step must be a whole number, at least 1, not {given!r}")
+    return int(given)

@@ -15,7 +15,7 @@ from hvdlite import runtime
 from hvdlite.algorithms import movement
 from hvdlite.arrays import Array, dtype_name, is_host
 from hvdlite.engine import Lane
-from hvdlite.ops.common import root_of, submit
+from hvdlite.ops.common import array_facts, root_of, submit
 from hvdlite.process_sets import ProcessSet
 
 NUMBERED = re.compile(r"_\d+(?=[/:_]|$)")
@@ -75,6 +75,14 @@ def add_to(chosen: list[Any], found: Any) -> None:
         raise ValueError(f"a variable or several are needed: {error}") from None
 
 
+def require_sendable(name: str, array: Array) -> None:
+    """Raises TypeError, with the variable's name, for an array of Python objects or of a foreign byte order."""
+    try:
+        array_facts(array)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+
+
 def broadcast_arrays(
     arrays: Sequence[Array], names: Sequence[str], root_rank: int, process_set: ProcessSet | None = None
 ) -> None:
@@ -82,10 +90,12 @@ def broadcast_arrays(
     all ranks.
 
     names: of the variables, for messages. Raises MismatchError with a diff, on every rank, where the ranks' lists
-    differ; ValueError for a root_rank that there is not.
+    differ; ValueError for a root_rank that there is not; TypeError for arrays of Python objects.
     """
     group = runtime.group_of(process_set)
     root = root_of(group, "broadcast", root_rank)
+    for name, array in zip(names, arrays, strict=True):
+        require_sendable(name, array)
     lines = tuple(
         f"{name}: {dtype_name(array.dtype)}{list(array.shape)} on {'host' if is_host(array) else 'cuda'}"
         for name, array in zip(names, arrays, strict=True)

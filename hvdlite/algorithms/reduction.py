@@ -32,6 +32,12 @@ class Reduction:
     after: float = 1.0
     divisor: int = 1
 
+    def __str__(self) -> str:
+        """In a user's words."""
+        named = (("prescale", self.before), ("postscale", self.after))
+        factors = [f"{what} {factor:g}" for what, factor in named if factor != 1.0]
+        return ", ".join(["average" if self.divisor > 1 else self.operation, *factors])
+
     def function(self, like: Array) -> Any:
         """The function of two arrays of this kind, in like's module."""
         names = BOOLEAN_FUNCTIONS if like.dtype.kind == "b" else FUNCTIONS

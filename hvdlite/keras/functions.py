@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from hvdlite import runtime
-from hvdlite.compression import NoneCompressor
+from hvdlite.compression import NoneCompressor, compressor
 from hvdlite.keras._backends import collectives, to_given
 from hvdlite.ops import Average, Op, resolve_op
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -41,7 +41,7 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 def collective(kind: str, value: Any, compression: Any = None, **arguments: Any) -> Any:
     """The backend's collective of this kind on a value; the result as what value is."""
-    compression = NoneCompressor if compression is None else compression
+    compression = NoneCompressor if compression is None else compressor(compression)
     small, context = compression.compress(keras.ops.convert_to_tensor(value))
     result = keras.ops.convert_to_tensor(getattr(collectives(), kind)(to_given(small), **arguments))
     return as_given(compression.decompress(result, context), value)

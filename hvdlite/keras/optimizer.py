@@ -11,7 +11,7 @@ from hvdlite.compression import NoneCompressor
 from hvdlite.exchange import Accumulator
 from hvdlite.gradients import check_name, settings_of
 from hvdlite.keras._attach import attach, innermost
-from hvdlite.ops import Average, Op, Sum
+from hvdlite.ops import Average, Op, Sum, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 
 OptimizerT = TypeVar("OptimizerT")
@@ -55,7 +55,7 @@ def DistributedOptimizer(
     Raises ValueError or TypeError for arguments that cannot be right, RuntimeError where the optimizer is attached
     already.
     """
-    op = Op(op)
+    op = op_of(op)
     check_name(name)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"DistributedOptimizer takes a Keras optimizer, not {optimizer!r}")

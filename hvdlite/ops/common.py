@@ -34,6 +34,16 @@ class Op(IntEnum):
 Average, Sum, Adasum, Min, Max, Product = Op
 
 
+def op_of(given: Op | int) -> Op:
+    """The operation, also by its number. Raises ValueError for anything else that Python takes for a number: torch's
+    own ReduceOp.SUM equals 0, which is Average here."""
+    if type(given) is Op:
+        return given
+    if not isinstance(given, (int, np.integer)) or isinstance(given, bool) or given not in range(len(Op)):
+        raise ValueError(f"op={given!r} is no reduction: give one of {', '.join(f'hvd.{each.name}' for each in Op)}")
+    return Op(int(given))
+
+
 def resolve_op(op: Op | int | None, average: bool | None) -> Op:
     """Horovod's two ways to say it: `op`, or the deprecated `average`; Average when neither is given. Raises TypeError
     for a name in average's place, ValueError for both."""
@@ -44,12 +54,16 @@ def resolve_op(op: Op | int | None, average: bool | None) -> Op:
     if average is not None:
         deprecated("average= is deprecated: use op=hvd.Average or op=hvd.Sum")
         return Average if average else Sum
-    return Average if op is None else Op(op)
+    return Average if op is None else op_of(op)
 
 
 def reduction(op: Op, size: int, prescale: float = 1.0, postscale: float = 1.0) -> Reduction:
-    """The arithmetic for an op over `size` ranks."""
-    return known_reduction(op, size, float(prescale), float(postscale))
+    """The arithmetic for an op over `size` ranks. Raises TypeError for factors that are no numbers."""
+    try:
+        return known_reduction(op, size, float(prescale), float(postscale))
+    except (TypeError, ValueError):
+        text = f"prescale_factor={prescale!r}, postscale_factor={postscale!r}: both must be numbers"
+        raise TypeError(text) from None
 
 
 @lru_cache(maxsize=1024)
@@ -129,13 +143,13 @@ def submit(
 def root_of(group: Group, kind: str, root_rank: int) -> int:
     """The place in the group of a root given as a global rank. Raises ValueError where it is no member."""
     if root_rank not in group.ranks:
-        raise ValueError(f"{kind}: root_rank {root_rank} is not one of the ranks {describe(group)}")
+        raise ValueError(f"{kind}: root_rank={root_rank!r} is not one of the ranks {describe(group)}")
     return group.ranks.index(root_rank)
 
 
 def describe(group: Group) -> str:
     whole = group.ranks == tuple(range(runtime.size()))
-    return f"0-{group.size - 1}" if whole else ", ".join(map(str, group.ranks))
+    return f"0-{group.size - 1}" if whole and group.size > 1 else ", ".join(map(str, group.ranks))
 
 
 def even_rows(rows: int, size: int) -> list[int]:

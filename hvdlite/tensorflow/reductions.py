@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from hvdlite import ops, runtime
 from hvdlite.arrays import Array
-from hvdlite.ops import Average, Op, Sum
+from hvdlite.compression import compressor
+from hvdlite.ops import Average, Op, Sum, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import movement
 from hvdlite.tensorflow._common import Tensor, differentiable, named, rows_unknown, size_of
@@ -48,7 +49,7 @@ def allreduce(
     how = How(ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         return sparse_allreduce(tensor, how, name)
-    small, context = compression.compress(tf.convert_to_tensor(tensor))
+    small, context = compressor(compression).compress(tf.convert_to_tensor(tensor))
     name = named("Allreduce", [small], name, ignore_name_scope)
     (result,) = reduced([small], how, lambda arrays: [ops.allreduce_(arrays[0], name=name, **vars(how))], name)
     return compression.decompress(result, context)
@@ -70,7 +71,7 @@ def grouped_allreduce(
         results[i] = sparse_allreduce(tensors[i], how, name and f"{name}.{i}")
     if not dense:
         return results
-    packed = [compression.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
+    packed = [compressor(compression).compress(tf.convert_to_tensor(tensors[i])) for i in dense]
     small = [tensor for tensor, _ in packed]
     label = named("GroupedAllreduce", small, name, ignore_name_scope)
     summed = reduced(
@@ -126,7 +127,7 @@ def reducescatter(
     op: Average or Sum, else AbortedError.
     """
     how = summing(op, prescale_factor, postscale_factor, process_set)
-    small, context = compression.compress(with_rows(tensor))
+    small, context = compressor(compression).compress(with_rows(tensor))
     name = named("Reducescatter", [small], name, ignore_name_scope)
     (result,) = scattered(
         [small], how, lambda arrays: [ops.reducescatter(arrays[0], name=name, **vars(how))], name
@@ -144,7 +145,7 @@ def grouped_reducescatter(
     if not tensors:
         return list(tensors)
     how = summing(op, prescale_factor, postscale_factor, process_set)
-    packed = [compression.compress(with_rows(tensor)) for tensor in tensors]
+    packed = [compressor(compression).compress(with_rows(tensor)) for tensor in tensors]
     small = [tensor for tensor, _ in packed]
     name = named("GroupedReducescatter", small, name, False)
     results = scattered(
@@ -155,10 +156,11 @@ def grouped_reducescatter(
 
 def summing(op: Op | int, prescale: float, postscale: float, process_set: ProcessSet) -> How:
     """The arithmetic of a reduce-scatter. Raises AbortedError, as Horovod did, for other operations than two."""
-    if op not in (Average, Sum):
-        text = f"reducescatter with op={Op(op).name}: only Average and Sum are possible"
+    chosen = op_of(op)
+    if chosen not in (Average, Sum):
+        text = f"reducescatter with op={chosen.name}: only Average and Sum are possible"
         raise tf.errors.AbortedError(None, None, text)
-    return How(Op(op), prescale, postscale, process_set)
+    return How(chosen, prescale, postscale, process_set)
 
 
 def with_rows(value: Tensor) -> tf.Tensor:

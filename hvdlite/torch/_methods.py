@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hvdlite.terms import passes_of
 from hvdlite.torch import _sharing, _steps
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def methods(attachment: Attachment) -> dict[str, Callable[..., Any]]:
         return with_true("skipping", [attachment])
 
     def set_backward_passes_per_step(passes: int) -> None:
-        attachment.passes_per_step, attachment.passes = passes, 0
+        attachment.passes_per_step, attachment.passes = passes_of(passes), 0
 
     return {
         "synchronize": partial(_steps.synchronize, attachment),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite import ops, runtime
-from hvdlite.ops import Average, Op, Sum
+from hvdlite.ops import Average, Op, Sum, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._tensors import to_array, to_tensor
 
@@ -21,9 +21,10 @@ def sparse_allreduce_async(
 
     Raises ValueError for tensors that are not sparse.
     """
-    require_sum(Op(op))
+    require_sum(op_of(op))
     if tensor.layout is not torch.sparse_coo:
-        raise ValueError(f"sparse_allreduce_async takes sparse COO tensors, not {tensor.layout} ones: hvd.allreduce")
+        cure = "call hvd.allreduce" if tensor.layout is torch.strided else "give its .to_sparse_coo()"
+        raise ValueError(f"sparse_allreduce_async takes sparse COO tensors, not {tensor.layout} ones: {cure}")
     coalesced: Any = tensor.coalesce()
     indices, values = coalesced.indices().t().contiguous(), coalesced.values().contiguous()
     names = [None if name is None else f"{name}.{part}" for part in ("indices", "values")]
@@ -32,7 +33,7 @@ def sparse_allreduce_async(
 
     def finish() -> torch.Tensor:
         all_indices, all_values = (to_tensor(handle.wait()) for handle in handles)
-        if Op(op) is Average:
+        if op_of(op) is Average:
             all_values = all_values / runtime.group_of(process_set).size
         return sparse(all_indices, all_values, tensor)
 

@@ -25,7 +25,10 @@ def require_dense(tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"hvdlite.torch takes tensors, not {type(tensor).__name__}: use torch.as_tensor(...)")
     if tensor.layout is not torch.strided:
-        raise ValueError("a sparse tensor: add it up with hvd.sparse_allreduce_async, or make it .to_dense()")
+        if tensor.is_nested:
+            raise ValueError("a nested tensor: give its parts one by one (tensor.unbind())")
+        cure = "add it up with hvd.sparse_allreduce_async, or " if tensor.layout is torch.sparse_coo else ""
+        raise ValueError(f"a sparse tensor ({tensor.layout}): {cure}make it .to_dense()")
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -33,7 +36,8 @@ def dtype_name(tensor: torch.Tensor) -> str:
     try:
         return DTYPES[tensor.dtype]
     except KeyError:
-        raise ValueError(f"hvdlite cannot communicate {tensor.dtype} tensors: cast it first") from None
+        cure = "give its .dequantize()" if tensor.is_quantized else "cast it first"
+        raise ValueError(f"hvdlite cannot communicate {tensor.dtype} tensors: {cure}") from None
 
 
 @contextlib.contextmanager
@@ -51,7 +55,10 @@ def device_name(tensor: torch.Tensor) -> str:
         return "host"
     if tensor.is_cuda:
         return "cuda"  # without its number, in which ranks differ
-    raise ValueError(f"hvdlite cannot communicate tensors on {tensor.device}: move it to the CPU or a CUDA GPU")
+    cure = "it has no values (torch.empty_like(tensor, device='cpu') makes room)" if tensor.is_meta else (
+        "move it to the CPU or a CUDA GPU"
+    )
+    raise ValueError(f"hvdlite cannot communicate tensors on {tensor.device}: {cure}")
 
 
 def to_array(tensor: torch.Tensor) -> Array:

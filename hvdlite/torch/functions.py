@@ -55,7 +55,10 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state cannot serve torch.optim.LBFGS")
-    state = objects.broadcast_object(on_cpu(optimizer.state_dict()), root_rank, process_set=process_set)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"broadcast_optimizer_state takes a torch optimizer, not {type(optimizer).__name__}")
+    state = on_cpu(optimizer.state_dict()) if runtime.rank() == root_rank else None
+    state = objects.broadcast_object(state, root_rank, process_set=process_set)
     if runtime.rank() != root_rank:
         optimizer.load_state_dict(state)
 

@@ -112,13 +112,13 @@ def gathered(
 # all-to-all
 
 def checked_splits(splits: Any) -> torch.Tensor | None:
-    """As a tensor of int32. Raises ValueError for tensors of another dtype, and for what are no whole numbers."""
+    """As a tensor. Raises ValueError for tensors of another dtype than int32, and for what are no whole numbers."""
     if splits is None:
         return None
     found = splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits)
     if found.dtype != torch.int32 and (isinstance(splits, torch.Tensor) or found.dtype != torch.int64):
         raise ValueError(f"alltoall: splits must be int32, not {found.dtype}")
-    return found.to(torch.int32)
+    return found
 
 
 def _alltoall(

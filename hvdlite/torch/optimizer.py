@@ -11,9 +11,9 @@ import torch
 from hvdlite import runtime
 from hvdlite.compression import wire_dtype
 from hvdlite.deprecation import deprecated
-from hvdlite.ops import Adasum, Average, Op
+from hvdlite.ops import Adasum, Average, Op, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.terms import Terms
+from hvdlite.terms import Terms, passes_of
 from hvdlite.torch._attach import Attachment, attach
 from hvdlite.torch._delta import DeltaAttachment, attach_delta
 from hvdlite.torch._settings import Settings
@@ -55,8 +55,8 @@ def DistributedOptimizer(
     already.
     """
     require_unattached(optimizer)
-    op = Op(op)
-    check(op, backward_passes_per_step, process_set)
+    op, passes = op_of(op), passes_of(backward_passes_per_step)
+    require_possible(op, process_set)
     if num_groups:
         deprecated("num_groups is deprecated: use groups")
         groups = num_groups if groups is None else groups
@@ -73,7 +73,7 @@ def DistributedOptimizer(
     if op is Adasum and runtime.size() > 1:
         attach_delta(optimizer, settings.names, compression)
     else:
-        attach(optimizer, settings, backward_passes_per_step)
+        attach(optimizer, settings, passes)
     return optimizer
 
 
@@ -96,14 +96,12 @@ def require_unattached(optimizer: Any) -> None:
         attached.detach()
 
 
-def check(op: Op, passes: int, process_set: ProcessSet) -> None:
+def require_possible(op: Op, process_set: ProcessSet) -> None:
     size = runtime.size()
     if op is Adasum and process_set is not global_process_set:
         raise NotImplementedError("op=Adasum is for the global process set only; use op=Average")
     if op is Adasum and size & (size - 1):
         raise NotImplementedError(f"op=Adasum needs a power of two of ranks, not {size}; use op=Average")
-    if passes <= 0:
-        raise ValueError(f"backward_passes_per_step must be at least 1, not {passes}")
 
 
 def names_of(
@@ -113,14 +111,17 @@ def names_of(
     if named is None:
         return {}
     pairs = list(named) if isinstance(named, Iterable) else [None]
-    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+    if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):
         raise ValueError("named_parameters must be (name, parameter) pairs: pass model.named_parameters()")
     names = [name for name, _ in pairs]
     if twice := sorted(name for name, times in Counter(names).items() if times > 1):
         raise ValueError(f"named_parameters has repeated names: {', '.join(twice)}")
     by_id = {id(p): name for name, p in pairs}
     if missing := sum(id(p) not in by_id for p in parameters):
-        raise ValueError(f"named_parameters leaves out {missing} of the optimizer's parameters")
+        raise ValueError(
+            f"named_parameters, {len(pairs)} of them, leaves out {missing} of the optimizer's {len(parameters)} "
+            "parameters: give those of all of its models; a generator can be read only once"
+        )
     return by_id
 
 
@@ -133,6 +134,8 @@ def groups_of(parameters: Sequence[torch.nn.Parameter], groups: Any) -> dict[int
         if groups < 1:
             raise ValueError(f"groups must be at least 1, not {groups}")
         return {id(p): index * groups // len(trainable) for index, p in enumerate(trainable)}
+    if not isinstance(groups, Iterable) or not all(isinstance(group, Iterable) for group in groups):
+        raise ValueError(f"groups must be a number or lists of parameters, not {groups!r}")
     members = [(number, p) for number, group in enumerate(groups) for p in group]
     if any(not isinstance(p, torch.Tensor) for _, p in members):
         raise ValueError("groups must be a number or lists of parameters")

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from hvdlite import ops
+from hvdlite.compression import compressor
 from hvdlite.handles import Call, later, waiting
-from hvdlite.ops import Average, Op
+from hvdlite.ops import Average, Op, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._differentiable import differentiable
 from hvdlite.torch._tensors import fresh, in_place, readable, to_array, to_tensor
@@ -65,7 +66,7 @@ def allreduce(
     truncating. name: calls are matched by it, in whatever order ranks make them; unnamed ones by their order. Raises
     MismatchError on every rank where the ranks' arguments differ; the job can go on.
     """
-    small, context = compression.compress(tensor)
+    small, context = compressor(compression).compress(tensor)
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     if isinstance(small, torch.Tensor) and small.requires_grad and torch.is_grad_enabled():
 
@@ -108,7 +109,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """The reductions of several tensors, as new tensors, as one operation: all or none of them, short ones together.
     Differentiable. Arguments as for `allreduce`; every rank gives as many tensors. Waits for all ranks."""
-    small = [compression.compress(tensor) for tensor in tensors]
+    small = [compressor(compression).compress(tensor) for tensor in tensors]
     how = (ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
 
     def make(*given: torch.Tensor) -> Any:
@@ -129,7 +130,7 @@ def _reduce(
 ) -> Call[torch.Tensor | None]:
     """The reduction of all ranks' tensors at root_rank (a global rank), as a new tensor; None elsewhere. Arguments as
     for `allreduce`. Raises NotImplementedError for Adasum."""
-    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     start = partial(ops.reduce, readable(tensor), root_rank, *how)
     return Call(start, lambda array: None if array is None else to_tensor(array))
 

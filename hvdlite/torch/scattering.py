@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from hvdlite import ops, runtime
+from hvdlite.compression import compressor
 from hvdlite.handles import Call, later, remember, waiting
-from hvdlite.ops import Average, Op
+from hvdlite.ops import Average, Op, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._differentiable import differentiable
 from hvdlite.torch._tensors import readable, to_tensor
@@ -28,7 +29,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:
     """This rank's rows of the reduction, asynchronously; returns a handle."""
-    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return remember(ops.reducescatter(readable(tensor), *how, wait=False), to_tensor)
 
 
@@ -37,7 +38,7 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = Everyone, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:
     """This rank's rows of several reductions as one operation, asynchronously; returns a handle for a tuple."""
-    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     handle = ops.grouped_reducescatter([readable(tensor) for tensor in tensors], *how, wait=False)
     return remember(handle, lambda arrays: tuple(map(to_tensor, arrays)))
 
@@ -55,9 +56,9 @@ def reducescatter(
 
     The rows are dealt out in rank order, as evenly as possible, the first ranks one more. Same shape on every rank.
     """
-    small, context = compression.compress(tensor)
-    factor = amplification(Op(op), prescale_factor, postscale_factor, process_set)
-    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    small, context = compressor(compression).compress(tensor)
+    factor = amplification(op_of(op), prescale_factor, postscale_factor, process_set)
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     (result,) = differentiable(
         lambda given: (to_tensor(ops.reducescatter(readable(given), *how)),),
         lambda grad: [allgather(grad * factor, None, process_set)], [small],
@@ -71,9 +72,9 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """This rank's rows of the reductions of several tensors, as one operation; differentiable."""
-    small = [compression.compress(tensor) for tensor in tensors]
-    factor = amplification(Op(op), prescale_factor, postscale_factor, process_set)
-    how = (Op(op), name, prescale_factor, postscale_factor, process_set)
+    small = [compressor(compression).compress(tensor) for tensor in tensors]
+    factor = amplification(op_of(op), prescale_factor, postscale_factor, process_set)
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
 
     def make(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(map(to_tensor, ops.grouped_reducescatter([readable(tensor) for tensor in given], *how)))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from hvdlite import matching
+from hvdlite.algorithms.reduction import Reduction
 from hvdlite.errors import MismatchError, ShutdownError
 from hvdlite.matching import LONGEST_DIFF, Verdicts, ranks
 from hvdlite.requests import LEAVE, Signature
@@ -94,14 +95,27 @@ def plan(*lines: str) -> Signature:
 
 def test_plans_differ_by_a_diff() -> None:
     text = message(plan("w: f[3]", "b: f[1]"), plan("w: f[3]", "b: f[1]"), plan("w: f[3]", "b: f[2]"))
-    for words in ("--- rank 0", "+++ rank 2", "-b: f[1]", "+b: f[2]", "Build the same model"):
+    for words in ("--- ranks 0-1", "+++ rank 2", "-b: f[1]", "+b: f[2]", "Build the same model"):
         assert words in text
     assert "w: f[3]" not in text
 
 
 def test_a_long_diff_is_cut() -> None:
     text = message(plan(*(f"a{i}" for i in range(100))), plan(*(f"b{i}" for i in range(100))))
-    assert f"and {3 + 200 - LONGEST_DIFF} more lines" in text and len(text.splitlines()) < LONGEST_DIFF + 4
+    half = LONGEST_DIFF // 2
+    for sign, side in ("-a", "+b"):
+        assert f"{sign}{side}{half - 1}\n{sign}... and {100 - half} more" in text and f"{sign}{side}{half}" not in text
+
+
+def test_arithmetic_and_groups_differ() -> None:
+    def plan(divisor: int, buckets: int) -> Signature:
+        facts = (("parameters", ("w",)), ("buckets", buckets), ("reduction", Reduction(divisor=divisor, after=2.0)))
+        return Signature("plan", "optimizer.1", facts)
+
+    text = message(plan(3, 1), plan(1, 1), plan(3, 1))
+    assert "rank 1 has sum, postscale 2, ranks 0, 2 have average, postscale 2. Give the same op=" in text
+    text = message(plan(3, 1), plan(3, 1), plan(3, 2))
+    assert "in other groups on rank 2 than elsewhere. Give the same groups=" in text
 
 
 def test_a_plan_against_a_round() -> None:

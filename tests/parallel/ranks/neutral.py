@@ -102,6 +102,14 @@ def check_mismatches() -> None:
     require_mismatch(lambda: call(np.ones(hvd.size()), name="thing"), "kind differs", "alltoall", "reducescatter")
 
 
+def check_what_nobody_can_send() -> None:
+    """It is told before anything moves, and the job goes on."""
+    held = {"w": np.ones(2), "names": np.array([None, "a"])}
+    require_error(TypeError, lambda: hvd.broadcast_variables(held, 0), "names: an array of Python objects")
+    require_error(TypeError, lambda: hvd.DistributedOptimizer(5), "hvdlite.numpy has no DistributedOptimizer()")
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum) == hvd.size()
+
+
 def check_lengths_around_those_that_pass_through_shared_memory() -> None:
     """From below the least to above the most that does; uneven; again and again, so that nobody may still be reading."""
     p, r = hvd.size(), hvd.rank()

@@ -71,7 +71,7 @@ def check_every_collective_in_a_set() -> None:
         assert all(hvd.broadcast(mine, root, process_set=s) == root for root in members)
         require_error(ValueError, lambda: hvd.broadcast(mine, p, process_set=s), "root_rank")
         if p > 1:
-            require_error(ValueError, lambda: hvd.broadcast(mine, 0, process_set=s), "root_rank 0")
+            require_error(ValueError, lambda: hvd.broadcast(mine, 0, process_set=s), "root_rank=0")
         rows, received = ops.alltoall(np.full(n, r), process_set=s)
         assert rows.tolist() == members and received.tolist() == [1] * n
         require_error(ValueError, lambda: ops.alltoall(np.full(n, r), [1] * (n + 1), process_set=s), f"{n} whole numbers")
@@ -230,6 +230,7 @@ def check_sets_that_init_refuses() -> None:
         sets = [hvd.ProcessSet([0])] * (1 + (r == 0))
         require_error(ValueError, lambda: hvd.init(process_sets=sets), "differs between ranks")
     require_error(ValueError, lambda: hvd.init(process_sets=[[0]]), "ProcessSet")
+    require_error(ValueError, lambda: hvd.init(process_sets=7), "ProcessSet", "not 7")
     require_error(ValueError, lambda: hvd.init(process_sets="static"), "'dynamic'")
     for words in ("text", 5, [0.5], None):
         require_error(ValueError, lambda: hvd.ProcessSet(words), "integers")  # noqa: B023

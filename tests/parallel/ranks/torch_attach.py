@@ -325,7 +325,10 @@ def check_named_parameters() -> None:
     named = list(net.named_parameters())
     require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), net.parameters()), "pairs")
     require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), [("a", named[0][1]), ("a", named[1][1])]), "repeated", "a")
-    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), named[:1]), "leaves out 1")
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), named[:1]), "leaves out 1 of", "2 parameters")
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), [(None, p) for _, p in named]), "pairs")
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), named, groups=[1]), "lists of parameters")
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), backward_passes_per_step=1.5), "whole number")
     hvd.DistributedOptimizer(make(), named_parameters=[*named, ("extra", torch.nn.Parameter(torch.ones(1)))])
 
 

@@ -160,6 +160,14 @@ def check_refusals() -> None:
         require_error(ValueError, lambda: hvd.allreduce(torch.ones(2, dtype=torch.float8_e4m3fn)), "float8_e4m3fn")
         require_error(ValueError, lambda: hvd.broadcast(torch.ones(2), hvd.size()), "root_rank")
         require_error(TypeError, lambda: hvd.allreduce(torch.ones(2), "loss"), "name='loss'")
+        require_error(ValueError, lambda: hvd.allreduce(torch.ones(2), op=torch.distributed.ReduceOp.SUM), "hvd.Average")
+        require_error(ValueError, lambda: hvd.allreduce(torch.ones(2), compression="fp16"), "hvd.Compression", "'fp16'")
+        require_error(TypeError, lambda: hvd.allreduce(torch.ones(2), process_set=7), "hvd.ProcessSet", "7")
+        require_error(ValueError, lambda: hvd.allreduce(torch.empty(2, device="meta")), "meta", "no values")
+        require_error(ValueError, lambda: hvd.broadcast(torch.ones(2), "0"), "root_rank='0'")
+        quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
+        require_error(ValueError, lambda: hvd.allreduce(quantized), "quint8", ".dequantize()")
+        require_error(TypeError, lambda: hvd.broadcast_optimizer_state(None, 0), "not NoneType")
     hvd.barrier()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
 
@@ -172,6 +180,9 @@ def check_what_is_no_dense_tensor() -> None:
         require_error(TypeError, lambda: call([1.0, 2.0]), "not list", "torch.as_tensor")  # noqa: B023
         require_error(ValueError, lambda: call(sparse), "sparse", "hvd.sparse_allreduce_async", "to_dense")  # noqa: B023
     require_error(ValueError, lambda: hvd.sparse_allreduce_async(torch.eye(2), "x", hvd.Sum), "strided", "hvd.allreduce")
+    rows = torch.eye(2).to_sparse_csr()
+    require_error(ValueError, lambda: hvd.allreduce(rows), "sparse_csr): make it .to_dense()")
+    require_error(ValueError, lambda: hvd.sparse_allreduce_async(rows, "x", hvd.Sum), ".to_sparse_coo()")
     for bad in (3, "weights", [1, 2], torch.ones(2), [["a", torch.ones(2)]]):
         require_error(ValueError, lambda: hvd.broadcast_parameters(bad, 0), "state_dict")  # noqa: B023
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()

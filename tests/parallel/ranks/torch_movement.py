@@ -41,6 +41,12 @@ def check_alltoall_evenly_and_not_at_all() -> None:
     assert output.shape == (0, 4)
 
 
+
+def check_splits_that_would_wrap() -> None:
+    """Counts are not cut to 32 bits."""
+    wrong = [2**32 + 1, *[1] * (hvd.size() - 1)]
+    require_error(ValueError, lambda: hvd.alltoall(torch.ones(hvd.size()), wrong), "splits add up to 42949")
+
 def check_alltoall_refusals() -> None:
     p = hvd.size()
     for bad, words in ((torch.ones(p, dtype=torch.int64), "int32"), ([1.5] * p, "int32"), ([1] * (p + 1), f"{p} whole"),
