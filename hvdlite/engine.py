@@ -93,8 +93,8 @@ class Lane:
             self.admit(request)
             inline = not self.busy and not self.queue
             if inline:
+                self.lender = threading.get_ident()  # first: `require_no_lender` looks without the lock
                 self.busy = self.lent = True
-                self.lender = threading.get_ident()
             else:
                 self.queue.append(request)
                 self.wake()
@@ -222,7 +222,7 @@ class Lane:
     def stuck(self) -> bool:
         """Whether nothing else will be called before what is queued is done: all threads that have ever called wait.
         Lanes of our own always count as such, where one name never stands for several operations."""
-        return self.name != EAGER or self.living_callers() == set(self.changed.waiting)
+        return self.name != EAGER or self.living_callers() == self.changed.waiters()
 
     def living_callers(self) -> set[int]:
         """The threads that have ever called, without those of Python's that have ended; of others nobody knows."""

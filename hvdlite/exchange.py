@@ -91,6 +91,11 @@ class Exchange:
             self.alike.expect("0", ("weights",))
         runtime.current().after_join.append(self)
 
+    def give_up(self) -> None:
+        """This rank is about to join: a round that was begun and not finished is void."""
+        if not self.released:
+            self.reducer.abandon_round(self.tag)
+
     def start_over(self) -> None:
         """All ranks have joined."""
         self.rounds = self.retries = 0

@@ -37,6 +37,8 @@ def join() -> int:
     afterwards. The global set only. Raises ShutdownError where a rank shuts down instead.
     """
     live = runtime.current()
+    for each in live.after_join:
+        each.give_up()
     group, lanes = live.everyone, list(live.everyone.lanes)
     calls, seconds = sum(lane.calls for lane in lanes), time.time()
 

@@ -110,11 +110,11 @@ class Reducer:
         self.arrived: list[int] = []
         self.all_take_part = True
 
-    def abandon_round(self, tag: str | None = None) -> bool:
+    def abandon_round(self, tag: str) -> bool:
         """Forget a round that was begun and not finished (its backward raised). Where buckets have left the others
         follow, so that all ranks come to the round's end, and the last tells them that it is void. Waits for all. True
-        where any was reduced, as all ranks then know. Without tag, that of the round, none follow."""
-        if self.sent and tag is not None:
+        where any was reduced, as all ranks then know. tag: the round's."""
+        if self.sent:
             with contextlib.suppress(HvdliteError):
                 self.send_rest(tag, flag=VOID + self.lane.transport.rank)
         left = [handle for _, handle in self.sent]

@@ -40,7 +40,7 @@ class Changed(threading.Condition):
 
     lock: itself, quicker to take by this name. called: the same lock, notified of what the lane's thread has to do. If
     that woke at results, too, each would cost a switch between threads, which doubled the time of synchronous calls
-    once a lane had a thread. waiting: the threads that wait for results.
+    once a lane had a thread. waiting: the threads that wait, and for what.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,11 @@ class Changed(threading.Condition):
         self.lock = threading.RLock()
         super().__init__(self.lock)
         self.called = threading.Condition(self.lock)
-        self.waiting: list[int] = []
+        self.waiting: list[tuple[int, Handle]] = []
+
+    def waiters(self) -> set[int]:
+        """The threads that wait for what is not done; not those that are about to wake up."""
+        return {thread for thread, handle in list(self.waiting) if not handle.done}
 
 
 class Signature(NamedTuple):
@@ -96,11 +100,12 @@ class Handle:
         result, or raises the request's error (again at each call)."""
         if not self.done:
             with self.changed:
-                self.changed.waiting.append(threading.get_ident())
+                mine = threading.get_ident(), self
+                self.changed.waiting.append(mine)
                 try:
                     self.changed.wait_for(lambda: self.done)
                 finally:
-                    self.changed.waiting.remove(threading.get_ident())
+                    self.changed.waiting.remove(mine)
         if self.error is not None:
             raise self.error
         self.ending.precede()

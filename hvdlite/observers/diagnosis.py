@@ -10,6 +10,7 @@ import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hvdlite.matching import ranks
 
@@ -29,6 +30,8 @@ class Wait:
     """Since the rank called it."""
     working: float
     """Since all ranks had; 0.0 where some have not."""
+    called: float = 0.0
+    """When, by that rank's clock: tells it from others of its name."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,16 @@ def takes_part(report: Report | None, lane: str, members: tuple[int, ...]) -> bo
 def deadlocked(reports: Sequence[Report | None], least: float) -> bool:
     """Whether no rank can go on: all are stuck in what others have not called. least: seconds since the first was
     asked; who waits for less may have been elsewhere then."""
-    if not all(report and report.stuck for report in reports):
+    if not all(report and report.stuck and report.waits for report in reports):
         return False
     waits = [wait.seconds for report in reports if report for wait in report.waits]
     return min(waits) >= least and all(stall.lacking for stall in diagnose(reports, 0.0))
+
+
+def identities(reports: Sequence[Report | None]) -> list[set[tuple[Any, ...]]]:
+    """What each rank waits in, to be compared with another answer of it."""
+    return [{(wait.lane, wait.members, wait.key, wait.called) for wait in report.waits} if report else set()
+            for report in reports]  # fmt: skip
 
 
 def summary(stall: Stall) -> str:

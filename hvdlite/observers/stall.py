@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hvdlite import exits
 from hvdlite.arrays import adopt_gpu
@@ -89,6 +90,7 @@ class StallWatch:
         self.appeal: Appeal | None = None
         self.inquiry: Inquiry | None = None
         self.serial = 0
+        self.suspected: list[set[tuple[Any, ...]]] = []  # all ranks' waits when none seemed able to go on
         self.ended_at: float | None = None
         self.text = ""
 
@@ -167,8 +169,10 @@ class StallWatch:
     def inquire(self, seconds: float, now: float) -> None:
         """Ask everyone, unless that was done lately for the same reason."""
         news = now - self.told_at >= self.limits.check / 2 or seconds >= self.limits.shutdown
-        if self.inquiry or not news:
-            return
+        if not self.inquiry and news:
+            self.ask(now)
+
+    def ask(self, now: float) -> None:
         self.serial += 1
         self.inquiry = Inquiry(self.serial, now, now + self.limits.tick + SLACK, {self.rank: self.report()})
         for other in range(self.size):
@@ -194,7 +198,7 @@ class StallWatch:
     def report(self) -> Report:
         waits = [
             Wait(lane.name, lane.members, key, self.since(request.queued),
-                 self.since(request.agreed) if request.agreed else 0.0)
+                 self.since(request.agreed) if request.agreed else 0.0, request.queued)
             for lane in self.lanes() for key, request in list(lane.pending.items())
             if not patient(request)
         ]  # fmt: skip
@@ -209,7 +213,7 @@ class StallWatch:
         lanes = self.lanes()
         main = threading.main_thread().ident or 0
         lenders = {lane.lender for lane in lanes if lane.lent}
-        waiting = lenders.union(*(list(lane.changed.waiting) for lane in lanes))
+        waiting = lenders.union(*(lane.changed.waiters() for lane in lanes))
         callers = set().union(*(lane.living_callers() for lane in lanes))
         if "tensorflow" in sys.modules:
             in_steps, own = threads_in_steps(), own_threads()
@@ -228,10 +232,15 @@ class StallWatch:
         stalls = diagnosis.diagnose(reports, self.limits.check)
         if not stalls:
             return  # it came right meanwhile
+        deadlocked = diagnosis.deadlocked(reports, time.monotonic() - inquiry.begun)
+        if deadlocked and (waits := diagnosis.identities(reports)) != self.suspected:
+            self.suspected = waits  # ranks have answered one after another: only if all say the same again it was so
+            self.ask(time.monotonic())
+            return
         self.told_at = time.monotonic()
         over = "the job has stalled"
         fatal = [stall for stall in stalls if stall.lacking and stall.seconds >= self.limits.shutdown]
-        if diagnosis.deadlocked(reports, time.monotonic() - inquiry.begun):
+        if deadlocked:
             over = "no rank can go on, since each waits for what others have not called: the job has stalled"
             fatal = stalls = diagnosis.diagnose(reports, 0.0)
         self.show(reports, stalls)

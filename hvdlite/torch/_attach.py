@@ -237,9 +237,14 @@ class Attachment:
         self.detach()
         attach(self.optimizer, self.settings, self.passes_per_step)
 
+    def give_up(self) -> None:
+        """This rank is about to join. Where a backward of its has failed after gradients had left, the others learn
+        that their round is void: a part of it had been added to those, the rest would be to zeros."""
+        if self.reducer.abandon_round(self.tag):
+            self.gradients.let_go()
+
     def start_over(self) -> None:
         """All ranks have joined: count steps from 0, since some have made more."""
-        self.reducer.abandon_round()
         self.expected, self.reducing, self.accumulating, self.unreduced = {}, False, False, False
         self.passes = self.gradients.rounds = self.retries = self.steps = 0
         self.seen = {each.name: each.gradients.done for each in _sharing.reducers(self)}

@@ -69,6 +69,9 @@ class DeltaAttachment:
         self.detach()
         attach_delta(self.optimizer, self.names, self.compression)
 
+    def give_up(self) -> None:
+        """This rank is about to join. Nothing is under way between steps."""
+
     def start_over(self) -> None:
         """All ranks have joined."""
         self.alike.expect()

@@ -445,3 +445,15 @@ def test_who_leaves_releases_every_communicator(monkeypatch: pytest.MonkeyPatch)
         return all(each is None or each in closed for each in (transport, levels.local, levels.cross))
 
     assert run_ranks(3, rank_main) == [True] * 3
+
+
+def test_who_lends_is_known_before_it_is_said() -> None:
+    """Another thread looks at both without the lock: it would take an earlier lender, itself, for this one."""
+
+    class Watched(Lane):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "lent" and value:
+                assert self.lender == threading.get_ident()
+            super().__setattr__(name, value)
+
+    assert Watched(alone(), Place(1, False)).run(total("x")) == 1

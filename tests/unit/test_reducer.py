@@ -54,7 +54,7 @@ def test_a_backward_that_raises_at_its_very_end_is_void_on_all_ranks() -> None:
                 finish(reducer, "first")
             except VoidError as error:
                 text = str(error)
-            reducer.abandon_round()
+            reducer.abandon_round("second")
         mark_all(reducer, 1.0, "second")
         finish(reducer, "second")
         assert all((view == 2).all() for view in reducer.views)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +20,7 @@ from hvdlite.errors import StallError
 from hvdlite.observers import diagnosis, positions
 from hvdlite.observers.diagnosis import Report, Stall, Wait, deadlocked, diagnose
 from hvdlite.observers.stall import Inquiry, Limits, StallWatch, watch
-from hvdlite.requests import JOIN, Request, Signature
+from hvdlite.requests import JOIN, Changed, Handle, Request, Signature
 from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
 
 EVERYONE = (0, 1, 2)
@@ -258,6 +258,27 @@ def test_work_that_takes_longer_than_the_second_limit_ends_nothing(capfd: pytest
     assert "all ranks have called it" in capfd.readouterr().err and watch.ended_at is None
 
 
+def test_a_deadlock_is_believed_only_when_it_is_seen_twice() -> None:
+    """Ranks are asked one after another: the first may have gone on when the last one answers."""
+    letters: list[object] = []
+
+    class Mail:
+        def post(self, letter: object, receiver: int) -> None:
+            letters.append(letter)
+
+    def answers(*called: float) -> dict[int, Report | None]:
+        waits = [Wait("eager", (0, 1), key, 100.0, 0.0, at) for key, at in zip("xy", called, strict=True)]
+        return {rank: Report("a", (each,), stuck=True) for rank, each in enumerate(waits)}
+
+    watch = StallWatch(cast(Any, Mail()), 0, 2, list, Limits(CHECK, 9))
+    now = time.monotonic()
+    for called in ((1.0, 2.0), (1.0, 3.0)):
+        watch.conclude(Inquiry(1, now, now, answers(*called)))
+        assert watch.inquiry is not None and watch.ended_at is None and type(letters[-1]).__name__ == "Ask"
+    watch.conclude(Inquiry(2, now, now, answers(1.0, 3.0)))
+    assert watch.ended_at is not None and type(letters[-1]).__name__ == "End"
+
+
 def test_only_a_caller_that_nothing_can_interrupt_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may take the error as an occasion to save their work, however long that takes."""
     given_up: list[str] = []
@@ -284,6 +305,13 @@ def test_a_caller_in_the_roll_call_gets_the_error() -> None:
     watched(2, rank_main, shutdown=CHECK)
 
 
+def waiter(thread: int, done: bool = False) -> tuple[int, Handle]:
+    """A thread that waits for something."""
+    handle = Handle(Changed())
+    handle.done = done
+    return thread, handle
+
+
 def soon_stuck(watch: StallWatch) -> bool:
     """When other threads, also of other tests, have come to their end."""
     until = time.monotonic() + 10
@@ -301,8 +329,11 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     hang(lane)
     lane.lent, lane.lender = True, threading.get_ident()
     assert soon_stuck(watch)
-    lane.lent, lane.changed.waiting = False, [threading.get_ident()]
+    lane.lent, lane.changed.waiting = False, [waiter(threading.get_ident())]
     assert soon_stuck(watch)
+    lane.changed.waiting = [waiter(threading.get_ident(), done=True)]  # it is about to wake up
+    assert not watch.report().stuck
+    lane.changed.waiting = [waiter(threading.get_ident())]
     gone = threading.Thread(target=hang, args=(lane, "accuracy"))
     gone.start()
     gone.join()  # one that called, and is no more
@@ -325,7 +356,7 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
         with lane.changed:
             lane.admit(Request(JOIN, lambda lane: None))
     else:  # but a thread that did not call
-        lane.changed.waiting = [0]
+        lane.changed.waiting = [waiter(0)]
     assert not watch.report().stuck
     for over in request_over:
         over.set()
@@ -339,7 +370,7 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
     _thread.start_new_thread(lambda: (hang(lane), called.set(), over.wait()), ())
     called.wait()
     (thread,) = lane.callers
-    lane.changed.waiting = [thread]
+    lane.changed.waiting = [waiter(thread)]
     monkeypatch.setattr("hvdlite.observers.stall.threads_in_steps", lambda: steps)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     assert not watch.report().stuck
@@ -353,7 +384,7 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
     lane.changed.waiting = []
     assert not watch.report().stuck
     hang(lane, "accuracy")
-    lane.changed.waiting = [threading.get_ident(), thread]  # the main one waits by itself, behind its step
+    lane.changed.waiting = [waiter(threading.get_ident()), waiter(thread)]  # the main one waits by itself, behind its step
     assert soon_stuck(watch)
     over.set()
 

@@ -93,6 +93,18 @@ def check_one_name_for_two_kinds_asynchronously() -> None:
     assert found[0] == 1 and (found[1] == 1).all() and len(found[1]) == hvd.size()
 
 
+def check_one_name_for_two_kinds_around_a_synchronous_call() -> None:
+    """A rank whose synchronous call is done, but has not returned yet, is about to call what the others wait for."""
+    calls = [hvd.numpy.allreduce_async, hvd.numpy.allgather_async]
+    for turn in range(50):
+        one, other = calls[::-1] if last() else calls
+        first = one(np.ones(1), name=f"both {turn}")
+        hvd.allreduce(np.ones(1), name="between")
+        second = other(np.ones(1), name=f"both {turn}")
+        found = [hvd.numpy.synchronize(handle) for handle in ((second, first) if last() else (first, second))]
+        assert found[0] == 1 and (found[1] == 1).all() and len(found[1]) == hvd.size()
+
+
 def check_a_wait_that_is_interrupted_can_be_repeated() -> None:
     """Ctrl-C at a notebook's prompt: the handle is still good."""
     if hvd.size() == 1:

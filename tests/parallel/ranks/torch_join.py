@@ -255,6 +255,31 @@ def check_what_was_left_undone_is_forgotten() -> None:
     restart()
 
 
+def check_a_failed_backward_before_join_is_no_part_of_the_others() -> None:
+    """The last rank's raises when most of its gradients have left, and it joins: the others' round with these is void,
+    and the next one, with zeros from it, is right."""
+    p, r = hvd.size(), hvd.rank()
+    if p == 1:
+        return
+    restart(OVERLAP="1", BUCKET_MB="0.0001")
+    params = weights()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+    train(params, optimizer, 1)
+
+    def fail(w: torch.Tensor) -> None:
+        raise ArithmeticError
+
+    if r == p - 1:
+        params[0].register_post_accumulate_grad_hook(fail)
+        require_error(ArithmeticError, lambda: train(params, optimizer, 1))
+    else:
+        require_error(hvd.HorovodInternalError, lambda: train(params, optimizer, 1), f"rank {p - 1} raised after")
+        train(params, optimizer, 1)
+        require_weights(params, moved([2] * (p - 1) + [1], 2))
+    hvd.join()
+    restart()
+
+
 def check_ranks_are_compared_in_the_same_rounds_afterwards() -> None:
     """Though some have made more."""
     usual, alike.ROUNDS = alike.ROUNDS, 3
