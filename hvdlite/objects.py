@@ -60,14 +60,14 @@ def pickled(obj: Any) -> tuple[Array, Exception | None]:
     except Exception as error:
         cause = error
         data = pickle.dumps(Unpicklable(runtime.rank(), f"{type(error).__name__}: {error}"))
-    return np.frombuffer(data, np.uint8).copy(), cause
+    return np.frombuffer(data, np.uint8), cause
 
 
 def unpickled(data: Array, count: int, cause: Exception | None) -> list[Any]:
     """So many objects, one behind the other. Raises pickle.PicklingError where any is an Unpicklable; cause: why this
     rank's is."""
-    stream = io.BytesIO(data)
-    found = [pickle.load(stream) for _ in range(count)]
+    stream = io.BytesIO(data) if count > 1 else None
+    found = [pickle.load(stream) for _ in range(count)] if stream else [pickle.loads(data)]  # where it lies
     for each in found:
         if isinstance(each, Unpicklable):
             raise pickle.PicklingError(f"rank {each.rank}'s object cannot be pickled: {each.why}") from cause

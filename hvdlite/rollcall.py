@@ -21,11 +21,13 @@ from hvdlite.transports import LOOKS, Pending, Transport
 
 SPIN_SECONDS = 0.002  # a longer wait means that a peer computes: stop burning the core
 SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.001
+IDLE_NAP = 0.01  # where a rank is waited for for seconds: it writes a checkpoint
 
 
 def wait(pending: Pending, check: Callable[[], None], hurry: Callable[[], bool]) -> None:
     """Wait for an agreement: while somebody is waiting for it (`hurry`) spinning politely at first, then in naps of a
-    twentieth of the time waited; else in naps of a quarter, for each costs some 40 us of a core that computes.
+    twentieth of the time waited; else in naps of a quarter, for each costs some 40 us of a core that computes. They
+    grow to LONGEST_NAP, and in waits of seconds to IDLE_NAP.
 
     check: called before each nap; raises when the wait is to be given up.
     """
@@ -39,7 +41,8 @@ def wait(pending: Pending, check: Callable[[], None], hurry: Callable[[], bool])
             os.sched_yield()
         else:
             check()
-            time.sleep(min(LONGEST_NAP, max(SHORTEST_NAP, waited / (20 if awaited else 4))))
+            longest = min(max(LONGEST_NAP, waited / 1000), IDLE_NAP)
+            time.sleep(min(longest, max(SHORTEST_NAP, waited / (20 if awaited else 4))))
             if any(pending.test() for _ in range(LOOKS)):
                 return
 

@@ -48,7 +48,7 @@ class Runtime:
         self.renewables = Crowd()
         """What `renew`s in order, collectively over its `group`, when another runtime has taken this one's place."""
         self.after_join = Crowd()
-        """What `give_up`s before this rank joins, and `start_over`s when all have: what counts steps must count alike."""
+        """What `give_up`s before this rank joins, and `start_over`s when all have: counts of steps must be alike."""
 
     @property
     def eager(self) -> Lane:

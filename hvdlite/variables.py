@@ -106,7 +106,7 @@ def broadcast_arrays(
     def broadcast(name: str, arrays: Sequence[Array]) -> None:
         def work(lane: Lane) -> None:
             for array in arrays:
-                movement.broadcast(lane.transport, array.reshape(-1), root)
+                movement.broadcast(lane.transport, array.reshape(-1), root, lane.place.hosts)
 
         submit(group, "broadcast", name, facts, work, arrays[0] if arrays else None, wait=True)
 

@@ -8,20 +8,34 @@ from hvdlite.arrays import Array
 from hvdlite.transports import Transport
 
 
-def broadcast(transport: Transport, buffer: Array, root: int) -> None:
-    """Binomial tree: in round k the ranks that have the data pass it 2^k places on. ceil(log2 p) rounds.
+def broadcast(transport: Transport, buffer: Array, root: int, hosts: Sequence[Sequence[int]] = ()) -> None:
+    """Trees: among the hosts, one rank of each, and then within each. Data enter a host once.
+
+        4 ranks on each of 2 hosts, root 0:   0 -> 4;   0 -> 1, 4 -> 5;   0 -> 2, 1 -> 3, 4 -> 6, 5 -> 7
+
+    ceil(log2 h) + ceil(log2 L) rounds on h hosts with L ranks each.
 
     buffer: contiguous, equally large everywhere; the root's is read, the others' overwritten. root: a rank of the
-    transport.
+    transport. hosts: its ranks on each host; none: they are on one.
     """
-    rank, size = transport.rank, transport.size
-    place, distance = (rank - root) % size, 1  # places count from the root
+    hosts = hosts or [range(transport.size)]
+    heads = [root if root in ranks else ranks[0] for ranks in hosts]
+    mine = next(number for number, ranks in enumerate(hosts) if transport.rank in ranks)
+    if transport.rank in heads:
+        pass_on(transport, buffer, heads, root)
+    pass_on(transport, buffer, hosts[mine], heads[mine])
+
+
+def pass_on(transport: Transport, buffer: Array, members: Sequence[int], root: int) -> None:
+    """Binomial tree: in round k the members that have the data pass it 2^k places on. ceil(log2 n) rounds."""
+    size, mine = len(members), members.index(transport.rank)
+    place, distance = (mine - members.index(root)) % size, 1  # places count from the root
     while distance < size:
         if place < distance:
             if place + distance < size:
-                transport.send(buffer, (rank + distance) % size)
+                transport.send(buffer, members[(mine + distance) % size])
         elif place < 2 * distance:
-            transport.receive(buffer, (rank - distance) % size)
+            transport.receive(buffer, members[(mine - distance) % size])
         distance *= 2
 
 

@@ -30,7 +30,7 @@ def broadcast_(
     root = root_of(group, "broadcast", root_rank)
 
     def work(lane: Lane) -> Array:
-        movement.broadcast(lane.transport, array.reshape(-1), root)
+        movement.broadcast(lane.transport, array.reshape(-1), root, lane.place.hosts)
         return array
 
     return submit(group, "broadcast", name, (*array_facts(array), ("root rank", group.ranks[root])), work, array, wait)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,8 +10,11 @@ import torch
 from hvdlite import objects, runtime
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._cuda import on_cpu
-from hvdlite.torch._tensors import in_place, naming
+from hvdlite.torch._tensors import DTYPES, in_place, naming
 from hvdlite.variables import broadcast_arrays
+
+LARGE_BYTES = 64 * 1024
+"""From which size on a tensor of an optimizer's state is not pickled with the rest."""
 
 
 def broadcast_parameters(
@@ -51,16 +54,49 @@ def broadcast_optimizer_state(
     """Give every rank root_rank's optimizer state and options (learning rates, ...), through `load_state_dict`.
 
     The ranks that have no state yet get it from the root: no step is taken to create it, so parameters do not move.
-    model: accepted for Horovod's sake. Raises ValueError for LBFGS, whose state is not tensors by parameter.
+    Large tensors travel by themselves, so that others need memory for one copy of the state. model: accepted for
+    Horovod's sake. Raises ValueError for LBFGS, whose state is not tensors by parameter.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state cannot serve torch.optim.LBFGS")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"broadcast_optimizer_state takes a torch optimizer, not {type(optimizer).__name__}")
-    state = on_cpu(optimizer.state_dict()) if runtime.rank() == root_rank else None
+    mine, large = runtime.rank() == root_rank, list[torch.Tensor]()
+
+    def take_out(value: Any) -> Any:
+        """A tensor on no device in place of a large one."""
+        if not is_large(value):
+            return value
+        large.append(value)
+        return torch.empty_like(value, device="meta")
+
+    def put_in(value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and value.is_meta):
+            return value
+        large.append(torch.empty_like(value, device="cpu"))
+        return large[-1]
+
+    state = with_values(on_cpu(optimizer.state_dict()), take_out) if mine else None
     state = objects.broadcast_object(state, root_rank, process_set=process_set)
-    if runtime.rank() != root_rank:
+    state = state if mine else with_values(state, put_in)
+    broadcast_parameters(large, root_rank, process_set)
+    if not mine:
         optimizer.load_state_dict(state)
+
+
+def is_large(value: Any) -> bool:
+    """Whether it is a plain tensor, each of whose elements has its place in memory, that is worth a message."""
+    return (
+        type(value) is torch.Tensor and value.layout is torch.strided and value.dtype in DTYPES
+        and value.nbytes >= LARGE_BYTES and torch.empty_like(value, device="meta").stride() == value.stride()
+    )  # fmt: skip
+
+
+def with_values(state: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """An optimizer's state_dict with other values of its parameters' state."""
+    each = {key: {name: change(value) for name, value in its.items()} if isinstance(its, dict) else its
+            for key, its in state["state"].items()}  # fmt: skip
+    return {**state, "state": each}
 
 
 def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:

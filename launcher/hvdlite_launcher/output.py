@@ -61,7 +61,9 @@ class Printer:
         if self.folder is not None:
             self._keep(source, data)
         source.since = source.since if source.rest else time.monotonic()
-        segments = [segment for segment in _SEGMENT.findall(source.rest + data) if segment]
+        text = source.rest + data
+        ends = b"\n" in data or b"\r" in data or source.rest.endswith(b"\r")  # else it is not searched once more
+        segments = [segment for segment in _SEGMENT.findall(text) if segment] if ends else [text]
         source.rest = b"" if segments[-1].endswith(b"\n") else segments.pop()
         if segments:
             source.since = time.monotonic()

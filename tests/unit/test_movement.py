@@ -31,6 +31,31 @@ def test_everyone_has_the_roots_data(size: int) -> None:
         assert all((buffer == root).all() for buffer in run_ranks(size, rank_main))
 
 
+@pytest.mark.parametrize("hosts", [
+    ((0, 1, 2), (3, 4, 5)), ((0, 2, 4), (1, 3, 5)), ((0,), (1, 2, 3, 4, 5)), ((3, 4), (0, 1), (2, 5)),
+])  # fmt: skip
+def test_a_broadcast_enters_each_host_once(hosts: tuple[tuple[int, ...], ...]) -> None:
+    """However its ranks are numbered, and whoever is the root."""
+    home = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}
+    for root in range(6):
+        crossed: list[int] = []
+
+        class Watching(ThreadTransport):
+            def send(self, array: np.ndarray, dest: int) -> None:
+                if home[dest] != home[self.rank]:
+                    crossed.append(home[dest])  # noqa: B023
+                super().send(array, dest)
+
+        def rank_main(transport: ThreadTransport, root: int = root) -> np.ndarray:
+            transport.__class__ = Watching
+            buffer = np.full(5, transport.rank)
+            movement.broadcast(transport, buffer, root, hosts)
+            return buffer
+
+        assert all((buffer == root).all() for buffer in run_ranks(6, rank_main))
+        assert sorted(crossed) == sorted(set(range(len(hosts))) - {home[root]})
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_rank_r_gives_r_rows_to_all(size: int) -> None:
     """The gathered array holds r rows of r from each rank, none from rank 0."""

@@ -8,6 +8,7 @@ import torch
 
 import hvdlite
 import hvdlite.torch as hvd
+from hvdlite.torch import functions
 from tests.parallel.common import digest, last, require_error, require_mismatch, require_same_bits
 from tests.parallel.ranks.torch_gradients import loss_of
 
@@ -103,6 +104,31 @@ def check_broadcast_optimizer_state() -> None:
         assert digest(list(net.parameters())) == before
         assert all(p.grad is None for p in net.parameters())
         require_equal_state(optimizer.state_dict(), trained(root, 3)[1].state_dict())
+
+
+def check_large_tensors_of_a_state_travel_as_they_lie() -> None:
+    """In any layout and dtype, beside what is no tensor; what has no memory of its own (expand) is pickled."""
+    r, large = hvd.rank(), functions.LARGE_BYTES
+    for least in (0, large):
+        functions.LARGE_BYTES = least
+        plain = torch.arange(2.0 * 3 * 128 * 128).reshape(2, 3, 128, 128) + r
+        state = {
+            "plain": plain, "last": plain.to(memory_format=torch.channels_last), "turned": plain.transpose(1, 3),
+            "half": plain.bfloat16(), "flags": plain > 5, "wide": torch.full((1,), r + 1.0).expand(50000),
+            "step": torch.tensor(r + 2.0), "none": torch.ones(0, 3), "count": r + 7, "several": [plain, r],
+        }  # fmt: skip
+        p = torch.nn.Parameter(torch.zeros(2, 3, 128, 128))
+        optimizer = torch.optim.SGD([p], lr=1.0 + r)
+        optimizer.state[p] = dict(state) if r == 0 else {}
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        found, first = optimizer.state[p], plain - r
+        assert optimizer.param_groups[0]["lr"] == 1.0 and found.keys() == state.keys() and found["count"] == 7
+        for name, value in (("plain", first), ("last", first), ("turned", first.transpose(1, 3)), ("half", first)):
+            assert torch.equal(found[name], value.bfloat16().float() if name == "half" else value), name
+            assert found[name].stride() == state[name].stride()
+        assert torch.equal(found["flags"], first > 5) and (found["wide"] == 1).all() and found["step"] == 2
+        assert found["none"].shape == (0, 3) and torch.equal(found["several"][0], first) and found["several"][1] == 0
+    functions.LARGE_BYTES = large
 
 
 def check_resuming_on_one_rank() -> None:
