@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,8 +26,13 @@ def load_model(
     """
     if legacy_opts:
         raise ValueError("Keras 3 has no legacy optimizers: legacy_opts must be False")
-    known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()} | dict(custom_objects or {})
+    try:
+        model = keras.models.load_model(filepath, custom_objects=known)
+    except ValueError as error:
+        if "optimizer" in str(error) and any(map(inspect.isfunction, known.values())):
+            error.add_note("hvdlite: an optimizer's custom object is its class itself, which load_model then attaches")
+        raise
     if getattr(model, "optimizer", None) is not None:
         DistributedOptimizer(model.optimizer, compression=compression)
     return model

@@ -105,9 +105,13 @@ def reduced(
 def sparse_allreduce(slices: tf.IndexedSlices, how: How, name: str | None) -> tf.IndexedSlices:
     """All ranks' rows and values; those of Average are divided by the number of ranks."""
     if how.op not in (Average, Sum):
-        raise NotImplementedError(f"tf.IndexedSlices with op={how.op.name}: only Average and Sum; use sparse_as_dense")
-    if (how.prescale, how.postscale) != (1.0, 1.0):
-        raise NotImplementedError("tf.IndexedSlices with prescale_factor or postscale_factor: use sparse_as_dense")
+        what = f"op={how.op.name} (only Average and Sum)"
+    elif (how.prescale, how.postscale) != (1.0, 1.0):
+        what = "prescale_factor or postscale_factor"
+    else:
+        what = ""
+    if what:
+        raise NotImplementedError(f"tf.IndexedSlices with {what}: give a dense tensor, tf.convert_to_tensor(slices)")
     names = [name and f"{name}.{part}" for part in ("values", "indices")]
     values, indices = (movement.gathered(part, each, False, how.process_set, addends=True)
                        for part, each in zip((slices.values, slices.indices), names, strict=True))  # fmt: skip

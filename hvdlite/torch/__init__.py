@@ -1,8 +1,6 @@
 """Horovod's names for PyTorch: `import hvdlite.torch as hvd`."""
 
-from hvdlite import names
 from hvdlite.errors import HorovodInternalError
-from hvdlite.names import *  # noqa: F403
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.runtime import is_initialized, local_rank, when_started
 from hvdlite.torch import elastic, mpi_ops
@@ -19,7 +17,7 @@ if is_initialized():
     choose_gpu(local_rank())
 
 __all__ = [
-    *names.__all__, *(name for name in mpi_ops.__all__ if name not in names.__all__), "Compression",
-    "DistributedOptimizer", "HorovodInternalError", "SyncBatchNorm", "allgather_object", "broadcast_object",
-    "broadcast_optimizer_state", "broadcast_parameters", "broadcast_variables", "elastic", "uneven_inputs",
+    *mpi_ops.__all__, "Compression", "DistributedOptimizer", "HorovodInternalError", "SyncBatchNorm",
+    "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
+    "broadcast_variables", "elastic", "uneven_inputs",
 ]  # fmt: skip

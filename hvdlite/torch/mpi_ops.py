@@ -1,8 +1,8 @@
-"""The collectives under the name of Horovod's module."""
+"""Jobs, ranks and collectives under the name of Horovod's module."""
 
+from hvdlite import names
 from hvdlite.handles import poll, synchronize
-from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
-from hvdlite.runtime import is_homogeneous
+from hvdlite.names import *  # noqa: F403
 from hvdlite.torch._sparse import sparse_allreduce_async
 from hvdlite.torch.joining import join
 from hvdlite.torch.messages import recv, recv_async, send, send_async
@@ -43,11 +43,10 @@ from hvdlite.torch.scattering import (
 )
 
 __all__ = [
-    "Adasum", "Average", "Max", "Min", "Product", "Sum", "allgather", "allgather_async", "allreduce", "allreduce_",
-    "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_",
-    "broadcast_async", "broadcast_async_", "gather", "gather_async", "grouped_allgather", "grouped_allgather_async",
-    "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
-    "grouped_reducescatter", "grouped_reducescatter_async", "is_homogeneous", "join", "poll", "recv", "recv_async",
-    "reduce", "reduce_async", "reducescatter", "reducescatter_async", "scatter", "scatter_async", "send", "send_async",
-    "sparse_allreduce_async", "synchronize",
+    *names.__all__, "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
+    "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
+    "gather", "gather_async", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce",
+    "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter",
+    "grouped_reducescatter_async", "join", "poll", "recv", "recv_async", "reduce", "reduce_async", "reducescatter",
+    "reducescatter_async", "scatter", "scatter_async", "send", "send_async", "sparse_allreduce_async", "synchronize",
 ]  # fmt: skip

@@ -32,6 +32,7 @@ from hvdlite_launcher.watch import appeared, watch
 
 BEAT = 1.0  # seconds between signs of life
 PATIENCE = 3.5  # seconds of silence after which the other side counts as lost
+FROZEN = 2.0  # seconds without a look, after which silence counts anew: both sides' machine may have stood still
 _PAUSE = 0.05  # seconds between looks for MPICH's segments, at first
 _CHUNK = 65536
 _FULL = 1 << 20  # bytes that may wait to be sent before ranks have to wait
@@ -109,7 +110,10 @@ class Agent:
                     beaten = time.monotonic()
                     self._say(beat=1)
                 self._segments |= segments_of_ranks(self._job["folder"])
+                began = time.monotonic()
                 self._turn(self._pause)
+                if time.monotonic() - began > FROZEN:
+                    self._heard = time.monotonic()
                 self._pause = min(self._pause * 1.2, BEAT / 2)
         finally:
             self._clean_up()

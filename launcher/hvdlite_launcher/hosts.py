@@ -44,12 +44,16 @@ def parse_hostfile(path: str) -> tuple[Host, ...]:
     """
     try:
         with open(path, encoding="utf-8-sig") as file:
-            lines = [line.split("#")[0].strip() for line in file]
+            lines = [(number, line.split("#")[0].strip()) for number, line in enumerate(file, start=1)]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the hostfile {path!r}: {getattr(error, 'strerror', error)}") from error
     slots: dict[str, int] = {}
-    for host in (_parse_entry(_SLOTS.sub(r":\1", line)) for line in lines if line):
-        slots[host.name] = slots.get(host.name, 0) + host.slots
+    for number, line in lines:
+        if line:
+            host = _parse_entry(_SLOTS.sub(r":\1", line), f"hostfile {path}, line {number}: ")
+            slots[host.name] = slots.get(host.name, 0) + host.slots
+    if not slots:
+        raise UsageError(f"the hostfile {path} names no host")
     return _checked(Host(name, count) for name, count in slots.items())
 
 
@@ -108,7 +112,8 @@ def _is_own(family: int, address: Any) -> bool:
     return True
 
 
-def _parse_entry(entry: str) -> Host:
+def _parse_entry(entry: str, place: str = "") -> Host:
+    """place: where it was read, for messages."""
     match = _ENTRY.fullmatch(entry.strip())
     if match is None:
         cure = "write name:slots, as in localhost:4"
@@ -116,10 +121,10 @@ def _parse_entry(entry: str) -> Host:
             cure = "leave the user out, and name it for that host in ~/.ssh/config"
         elif entry.count(":") > 1:
             cure = "write an IPv6 address in brackets, as in [::1]:4"
-        raise UsageError(f"cannot read the host {entry!r}: {cure}")
+        raise UsageError(f"{place}cannot read the host {entry!r}: {cure}")
     slots = int(match["slots"] or 1)
     if slots < 1:
-        raise UsageError(f"host {match['name']}: needs at least 1 slot, not {slots}")
+        raise UsageError(f"{place}host {match['name']}: needs at least 1 slot, not {slots}")
     return Host(match["name"], slots)
 
 

@@ -25,8 +25,10 @@ Every line of output carries its rank, [2]<stdout>:text, unless --no-prefix is g
 fails ends the job, and its exit code is that of hvdliterun: 128 + n if signal n killed it.
 OMPI_MCA_*, OMP_NUM_THREADS and other variables that you have set are left as they are.
 """
-_ELASTIC = ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout",
-            "--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script")  # fmt: skip
+_ELASTIC = (
+    "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--slots", "--elastic-timeout",
+    "--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script",
+)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
@@ -77,7 +79,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds above 0, below a million")
     return seconds
 
 

@@ -63,7 +63,9 @@ def allocation(environ: Mapping[str, str], which: Which = shutil.which) -> Alloc
                     raise ValueError(f"{odd[0]!r} is no host's name")  # ssh would take it for an option
                 return found
             except (KeyError, ValueError, OSError) as error:
-                raise UsageError(f"inside a job of {name} ({sign}), but its hosts cannot be read: {error}") from error
+                why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
+                text = f"inside a job of {name} ({sign}), but its hosts cannot be read: {why}. Name them with -H"
+                raise UsageError(text) from error
     return None
 
 

@@ -98,12 +98,14 @@ def _ranks(ranks: int | None, hosts: Sequence[Host]) -> int:
     if ranks is None:
         if not hosts:
             raise UsageError("say how many ranks: -np N, or -H localhost:N")
-        return total_slots(hosts)
+        ranks = total_slots(hosts)
+        if not ranks:
+            raise UsageError("the job's hosts have no slots: say how many ranks there are where, -np N -H NAME:SLOTS")
     if ranks < 1:
         raise UsageError(f"-np {ranks}: needs at least 1 rank")
     if hosts and ranks > total_slots(hosts):
         names = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-        raise UsageError(f"-np {ranks}: the hosts have {total_slots(hosts)} slots only ({names})")
+        raise UsageError(f"-np {ranks}: the hosts have slots for {total_slots(hosts)} only ({names})")
     return ranks
 
 

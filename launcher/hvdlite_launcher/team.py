@@ -116,6 +116,7 @@ class Team:
 
     streams: Streams
     remotes: list[Remote] = field(default_factory=list)
+    _asked: float = field(default_factory=time.monotonic)
 
     def say(self, **values: Any) -> None:
         """Send a message to all agents."""
@@ -138,7 +139,10 @@ class Team:
             remote.heard = time.monotonic()
 
     def lost(self) -> str | None:
-        """Which host was lost, if any, and how."""
+        """Which host was lost, if any, and how. To be asked all the time."""
+        asked, self._asked = self._asked, time.monotonic()
+        if self._asked - asked > agent.FROZEN:
+            self.forgive()
         return next((f"host {each.name} was lost: {each.lost}" for each in self.remotes if each.lost), None)
 
     def prepare(self, settings: Settings, job: Mapping[str, Any], stop: Callable[[], bool]) -> None:

@@ -21,7 +21,7 @@ class Tunable:
     """One setting. flag: its name on the command line. variable: X in HOROVOD_X. key: its place in the YAML file.
 
     read: makes the variable's value from the flag's, and raises ValueError; None for a switch. inverse: the flag that
-    switches it off. no_effect: why it means nothing here, or None.
+    switches it off. no_effect: why it means nothing here, or None. older: what Horovod called both flags before.
     """
 
     flag: str
@@ -31,6 +31,7 @@ class Tunable:
     read: Callable[[str], str] | None = None
     inverse: str | None = None
     no_effect: str | None = None
+    older: tuple[str, str] = ("", "")
 
     @property
     def name(self) -> str:
@@ -123,7 +124,7 @@ TUNABLES = (
             read=_count, no_effect="there is no gloo"),
     Tunable("--log-level", "LOG_LEVEL", ("logging", "level"), f"{', '.join(LEVELS)} (WARNING)", _level),
     Tunable("--log-without-timestamp", "LOG_HIDE_TIME", ("logging", "with_timestamp"), "no times in the log",
-            inverse="--log-with-timestamp"),
+            inverse="--log-with-timestamp", older=("--log-hide-timestamp", "--no-log-hide-timestamp")),
 )  # fmt: skip
 _INVERTED = ("STALL_CHECK_DISABLE", "LOG_HIDE_TIME")  # the YAML key says the opposite of the variable
 
@@ -137,9 +138,11 @@ def add_to(parser: argparse._ArgumentGroup) -> None:
         else:
             pair = parser.add_mutually_exclusive_group()
             pair.add_argument(tunable.flag, action="store_true", default=None, dest=tunable.name, help=shown)
-            pair.add_argument(
-                str(tunable.inverse), action="store_false", default=None, dest=tunable.name, help=argparse.SUPPRESS
-            )
+            for flags, action in (
+                ([tunable.older[0]], "store_true"), ([str(tunable.inverse), tunable.older[1]], "store_false")
+            ):  # fmt: skip
+                if named := [flag for flag in flags if flag]:
+                    pair.add_argument(*named, action=action, default=None, dest=tunable.name, help=argparse.SUPPRESS)
 
 
 def chosen(options: argparse.Namespace, config: Mapping[str, Any]) -> Iterator[tuple[Tunable, str]]:

@@ -38,11 +38,14 @@ def test_all_hostfile_dialects_say_the_same(tmp_path: Path) -> None:
     assert parse_hostfile(str(file)) == hosts
 
 
-@pytest.mark.parametrize("text", ["", "# nobody\n", "a slots=many\n"])
-def test_a_hostfile_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(("text", "words"), [
+    ("", "hosts names no host"), ("# nobody\n", "hosts names no host"),
+    ("a\n\na slots=many\n", "hosts, line 3: cannot read"), ("a:0", "hosts, line 1: host a: needs at least 1 slot"),
+])  # fmt: skip
+def test_a_hostfile_that_cannot_be_used_is_refused(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "hosts"
     file.write_text(text)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=words):
         parse_hostfile(str(file))
 
 

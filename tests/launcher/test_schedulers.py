@@ -88,7 +88,7 @@ def test_flux_and_none() -> None:
     ],
 )
 def test_an_allocation_that_cannot_be_read_is_named(env: Mapping[str, str]) -> None:
-    with pytest.raises(UsageError, match="inside a job of"):
+    with pytest.raises(UsageError, match=r"inside a job of.*Name them with -H"):
         allocation(env)
 
 

@@ -44,6 +44,8 @@ def test_tcp_speaks_the_mpis_language_and_leaves_what_is_set() -> None:
         (["--stall-check-warning-time-seconds", "5", "--stall-check-shutdown-time-seconds", "9"],
          {"STALL_CHECK_TIME_SECONDS": "5", "STALL_SHUTDOWN_TIME_SECONDS": "9"}),
         (["--log-level", "debug", "--log-without-timestamp"], {"LOG_LEVEL": "DEBUG", "LOG_HIDE_TIME": "1"}),
+        (["--log-hide-timestamp"], {"LOG_HIDE_TIME": "1"}),
+        (["--no-log-hide-timestamp"], {"LOG_HIDE_TIME": "0"}),
         (["--cycle-time-ms", "0.5"], {"CYCLE_TIME": "0.5"}),
     ],
 )  # fmt: skip

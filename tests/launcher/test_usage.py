@@ -14,7 +14,7 @@ WRONG = [
     (["-np", "0", "true"], 2, "-np 0: needs at least 1 rank"),
     (["-np", "-3", "true"], 2, "-np -3: needs at least 1 rank"),
     (["-np", "many", "true"], 2, "invalid int value: 'many'"),
-    (["-np", "5", "-H", "localhost:4", "true"], 2, "-np 5: the hosts have 4 slots only (localhost:4)"),
+    (["-np", "5", "-H", "localhost:4", "true"], 2, "-np 5: the hosts have slots for 4 only (localhost:4)"),
     (["-np", "2", "-H", "localhost:x", "true"], 2, "cannot read the host 'localhost:x'"),
     (["-np", "2", "-H", "localhost:1,127.0.0.1:1", "true"], 2, "localhost and 127.0.0.1 are both this machine"),
     (["-np", "2", "-i", "/no/such/key", "true"], 2, "/no/such/key: no such file"),

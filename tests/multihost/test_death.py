@@ -63,15 +63,18 @@ def start(runner: Runner, pair: Hosts) -> subprocess.Popen[str]:
 
 def processes(runner: Runner, what: str) -> list[int]:
     """Processes of this runner's jobs whose command line matches, outermost first."""
-    found = []
-    for pid in sorted(runner.leftovers()):
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        if re.match(what, line):
-            found.append(pid)
-    return found
+    return [pid for pid in sorted(runner.leftovers()) if re.match(what, command_line(pid))]
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:  # it is no more
+        return ""
 
 
 HVDLITERUN = r"\S*python\S* -m hvdlite_launcher"
+AGENT = r"\S*python\S* -I -S -c .*agent import main"
 
 
 @pytest.mark.parametrize(
@@ -126,6 +129,23 @@ def test_a_suspended_launcher_is_not_taken_for_dead(runner: Runner, pair: Hosts)
     time.sleep(1.5)
     assert job.poll() is None and "hvdlite-" in pair[1].run("ls", "/tmp")
     os.kill(hvdliterun, signal.SIGTERM)
+    job.communicate(timeout=5.0)
+    assert job.returncode == 143 and runner.wait_gone(4.0)
+
+
+def test_a_machine_that_stood_still_loses_nobody(runner: Runner, pair: Hosts) -> None:
+    """One that carries all hosts, and is moved to another: nobody hears from anybody, longer than patience lasts."""
+    job = start(runner, pair)
+    agents = [int(name) for name in os.listdir("/proc") if name.isdigit() and re.match(AGENT, command_line(int(name)))]
+    frozen = [*processes(runner, HVDLITERUN), *agents]
+    assert len(frozen) == 2
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for process in frozen:
+            os.kill(process, number)
+        time.sleep(PATIENCE + 1.5 if number == signal.SIGSTOP else 1.5)
+    job.send_signal(signal.SIGCONT)  # nsenter has stopped with it
+    assert job.poll() is None and "hvdlite-" in pair[1].run("ls", "/tmp")
+    os.kill(frozen[0], signal.SIGTERM)
     job.communicate(timeout=5.0)
     assert job.returncode == 143 and runner.wait_gone(4.0)
 

@@ -1,0 +1,22 @@
+"""Jobs, ranks and collectives under the name of Horovod's module."""
+
+from hvdlite import names
+from hvdlite.names import *  # noqa: F403
+from hvdlite.tensorflow.facts import (
+    gpu_available,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
+from hvdlite.tensorflow.functions import broadcast_
+from hvdlite.tensorflow.movement import allgather, alltoall, broadcast, grouped_allgather
+from hvdlite.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
+
+__all__ = [
+    *names.__all__, "allgather", "allreduce", "alltoall", "broadcast", "broadcast_", "gpu_available",
+    "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join", "local_rank_op", "local_size_op",
+    "process_set_included_op", "rank_op", "reducescatter", "size_op",
+]  # fmt: skip
