@@ -105,4 +105,5 @@ def test_the_neutral_front_has_all_that_torch_has() -> None:
     """The collectives, that is: in `hvdlite` as in `hvdlite.torch`."""
     collectives = {name for name in mpi_ops.__all__ if name not in ("sparse_allreduce_async",)}
     assert collectives <= set(hvdlite.__all__), collectives - set(hvdlite.__all__)
+    assert {"init", "rank", "local_size", "ProcessSet", "mpi_built", "start_timeline"} <= collectives
     assert all(hasattr(hvdlite, name) for name in hvdlite.__all__)

@@ -13,6 +13,7 @@ import tensorflow as tf
 import hvdlite.keras
 import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as hvd_keras
+from hvdlite.tensorflow import mpi_ops
 from tests.parallel.common import require_error
 
 SIZES = (2,)
@@ -100,6 +101,8 @@ def require_signatures(module: Any, wanted: dict[str, str]) -> None:
 def check_names() -> None:
     require_signatures(hvd, TENSORFLOW)
     assert [name for name in (*TENSORFLOW, *OTHERS.split()) if name not in hvd.__all__] == []
+    assert len(set(hvd.__all__)) == len(hvd.__all__) and all(hasattr(hvd, name) for name in hvd.__all__)
+    assert {"rank", "init", "allreduce", "broadcast_", "size_op"} <= set(mpi_ops.__all__) <= set(hvd.__all__)
     for module in (hvdlite.keras, hvd_keras):
         require_signatures(module, KERAS)
         require_signatures(module.callbacks, CALLBACKS)
