@@ -104,7 +104,7 @@ class Gradients:
         """Raises RuntimeError where gradients would not be reduced, of a removed process set RemovedError."""
         if self.group is not None and self.group.removed:
             raise RemovedError(self.group.ranks)
-        runtime.require_attached(self.alive)
+        runtime.require_attached(self.alive, self.group is not None)
 
     def reduce(
         self, grads: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = (), borrow: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -270,15 +271,15 @@ def require_not_forked() -> None:
         raise ForkedError()
 
 
-def require_attached(alive: bool, least: int = 2, lost: str = "its gradients would not be reduced") -> None:
+def require_attached(alive: bool, shared: bool, least: int = 2, lost: str = "gradients would not be reduced") -> None:
     """Raises RuntimeError for an optimizer that is not `alive` under the present runtime, if that has `least` ranks;
-    ForkedError in a forked child."""
+    ForkedError in a forked child. Warns where it was `shared` with other ranks, and there is no runtime."""
     require_not_forked()
+    if _current is None and shared:
+        warnings.warn("after hvd.shutdown() each rank trains by itself", RuntimeWarning, stacklevel=2)
     if not alive and is_initialized() and size() >= least:
-        raise RuntimeError(
-            "this optimizer was attached before hvd.shutdown(): call hvd.DistributedOptimizer(optimizer) again after "
-            f"hvd.init(), or {lost}."
-        )
+        again = "call hvd.DistributedOptimizer(optimizer) again after hvd.init()"
+        raise RuntimeError(f"this optimizer was attached before hvd.shutdown(): {again}, or {lost}.")
 
 
 def _after_fork() -> None:

@@ -50,7 +50,7 @@ class DeltaAttachment:
         return [p for p in params if p.requires_grad or p.grad is not None]
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        runtime.require_attached(self.alive, least=1, lost="its steps would not be combined")
+        runtime.require_attached(self.alive, True, least=1, lost="its steps would not be combined")
         self.starts = [(p, p.detach().clone()) for p in self.parameters()]
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -82,6 +82,7 @@ def close(attachment: Attachment, reducers: Sequence[Attachment]) -> None:
 
 def require_no_successor(attachment: Attachment) -> None:
     """Raise where nobody reduces the gradients of an optimizer that is about to step, though there are others."""
-    if attachment.group is not None and attachment.group.removed:
-        raise RemovedError(attachment.group.ranks)
-    runtime.require_attached(attachment.alive)
+    group = attachment.group
+    if group is not None and group.removed:
+        raise RemovedError(group.ranks)
+    runtime.require_attached(attachment.alive, shared=group is not None and group.size > 1)

@@ -55,19 +55,25 @@ def check_life_after_shutdown() -> None:
 
 
 def check_use_after_shutdown() -> None:
-    """Without hvdlite the optimizer goes on as an ordinary one (evaluation, saving, a last local step)."""
+    """Without hvdlite the optimizer goes on as an ordinary one (evaluation, saving, a last local step), and says so."""
+    import warnings
+
     import hvdlite
 
     params = weights()
     optimizer = attach(params)
     loss_of(params).backward()
+    several = hvd.size()
     hvdlite.shutdown()
     optimizer.step()
     optimizer.zero_grad()
     rank_free = sum(p.sum() for p in params)
     rank_free.backward()
     require_grads(params, 1)
-    optimizer.step()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        optimizer.step()
+    assert [str(each.message) for each in told] == ["after hvd.shutdown() each rank trains by itself"] * (several > 1)
     hvdlite.init()
 
 
