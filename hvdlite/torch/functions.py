@@ -59,7 +59,7 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state cannot serve torch.optim.LBFGS")
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not hasattr(optimizer, "load_state_dict"):
         raise TypeError(f"broadcast_optimizer_state takes a torch optimizer, not {type(optimizer).__name__}")
     mine, large = runtime.rank() == root_rank, list[torch.Tensor]()
 
@@ -92,8 +92,10 @@ def is_large(value: Any) -> bool:
     )  # fmt: skip
 
 
-def with_values(state: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """An optimizer's state_dict with other values of its parameters' state."""
+def with_values(state: Any, change: Callable[[Any], Any]) -> Any:
+    """An optimizer's state_dict with other values of its parameters' state. That of another kind as it is."""
+    if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
+        return state
     each = {key: {name: change(value) for name, value in its.items()} if isinstance(its, dict) else its
             for key, its in state["state"].items()}  # fmt: skip
     return {**state, "state": each}

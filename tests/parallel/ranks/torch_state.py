@@ -131,6 +131,25 @@ def check_large_tensors_of_a_state_travel_as_they_lie() -> None:
     functions.LARGE_BYTES = large
 
 
+def check_state_of_another_kind() -> None:
+    """Wrappers of optimizers may keep what they like."""
+
+    class Wrapper:
+        def __init__(self, held: Any) -> None:
+            self.held = held
+
+        def state_dict(self) -> Any:
+            return self.held
+
+        def load_state_dict(self, held: Any) -> None:
+            self.held = held
+
+    for held in ([torch.ones(3)], {"inner": {"state": {}}}, {"state": [1], "x": torch.ones(2)}):
+        wrapper = Wrapper(held if hvd.rank() == 0 else None)
+        hvd.broadcast_optimizer_state(wrapper, root_rank=0)  # type: ignore[arg-type]
+        assert repr(wrapper.held) == repr(held)
+
+
 def check_resuming_on_one_rank() -> None:
     """Only the root has loaded a checkpoint; the others have no state yet: afterwards all train on alike."""
     net, optimizer = trained(0, 3) if hvd.rank() == 0 else trained(hvd.rank(), 0)
