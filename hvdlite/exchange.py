@@ -92,15 +92,22 @@ class Exchange:
         runtime.current().after_join.append(self)
 
     def give_up(self) -> None:
-        """This rank is about to join: a round that was begun and not finished is void."""
-        if not self.released:
-            self.reducer.abandon_round(self.tag)
+        """This rank is about to join: a round that was begun and not finished is void. Never waits."""
+        if self.joins and self.reducer.overlap:
+            self.reducer.void_round(self.tag)
 
     def start_over(self) -> None:
         """All ranks have joined."""
+        if self.joins:
+            self.reducer.forget_round()
         self.rounds = self.retries = 0
         if self.alike:
             self.alike.expect()
+
+    @property
+    def joins(self) -> bool:
+        """Whether ranks that join stand in for it."""
+        return not self.released and self.process_set in (None, global_process_set)
 
     def watch(self, variables: Sequence[Any], values_of: Callable[[Sequence[Any]], Sequence[Any] | None]) -> None:
         """See to it that these variables are the same on all ranks, from the round BEGIN on, unless a callback sees to

@@ -20,6 +20,7 @@ CURES = {
     "root rank": "Every rank must name the same root_rank.",
     "parameters": "Build the same model with the same optimizer groups, and the same compression=, on every rank.",
     "reduction": "Give the same op= and gradient_predivide_factor= on every rank.",
+    "terms": "Give the same op= and gradient_predivide_factor= on every rank.",
     "buckets": "Give the same groups= on every rank.",
     "round": "Every rank must call backward() and step() equally often. Where ranks have different numbers of batches: "
              "drop the remainder, or call hvd.join() on those that are done.",

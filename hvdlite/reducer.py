@@ -111,12 +111,19 @@ class Reducer:
         self.all_take_part = True
 
     def abandon_round(self, tag: str) -> bool:
-        """Forget a round that was begun and not finished (its backward raised). Where buckets have left the others
-        follow, so that all ranks come to the round's end, and the last tells them that it is void. Waits for all. True
-        where any was reduced, as all ranks then know. tag: the round's."""
+        """Forget a round that was begun and not finished (its backward raised). Waits for all ranks to come to its end.
+        True where any of it was reduced, as all ranks then know. tag: the round's."""
+        self.void_round(tag)
+        return self.forget_round()
+
+    def void_round(self, tag: str) -> None:
+        """Where buckets of such a round have left, the others follow, the last with word that it is void."""
         if self.sent:
             with contextlib.suppress(HvdliteError):
                 self.send_rest(tag, flag=VOID + self.lane.transport.rank)
+
+    def forget_round(self) -> bool:
+        """Wait for what has left; whether any was reduced."""
         left = [handle for _, handle in self.sent]
         for handle in left:
             with contextlib.suppress(HvdliteError):

@@ -32,6 +32,10 @@ class Terms:
         if self.predivide != 1.0 and self.op is not Average:
             raise ValueError("gradient_predivide_factor is for op=Average only")
 
+    def __str__(self) -> str:
+        """In a user's words."""
+        return f"op={self.op.name}" + (f", predivided by {self.predivide:g}" if self.predivide != 1.0 else "")
+
     def reduction(self, size: int) -> Reduction:
         """The arithmetic over this many ranks."""
         return ops.reduction(self.op, size, 1.0 / self.predivide, self.predivide)

@@ -18,7 +18,9 @@ def broadcast(transport: Transport, buffer: Array, root: int, hosts: Sequence[Se
     buffer: contiguous, equally large everywhere; the root's is read, the others' overwritten. root: a rank of the
     transport. hosts: its ranks on each host; none: they are on one.
     """
-    hosts = hosts or [range(transport.size)]
+    if not hosts:
+        pass_on(transport, buffer, range(transport.size), root)
+        return
     heads = [root if root in ranks else ranks[0] for ranks in hosts]
     mine = next(number for number, ranks in enumerate(hosts) if transport.rank in ranks)
     if transport.rank in heads:

@@ -239,12 +239,15 @@ class Attachment:
 
     def give_up(self) -> None:
         """This rank is about to join. Where a backward of its has failed after gradients had left, the others learn
-        that their round is void: a part of it had been added to those, the rest would be to zeros."""
-        if self.reducer.abandon_round(self.tag):
-            self.gradients.let_go()
+        that their round is void: a part of it had been added to those, the rest would be to zeros. Never waits: they
+        may come to that round only when this rank has joined."""
+        if self.reducer.overlap:
+            self.reducer.void_round(self.tag)
 
     def start_over(self) -> None:
         """All ranks have joined: count steps from 0, since some have made more."""
+        if self.reducer.forget_round():
+            self.gradients.let_go()
         self.expected, self.reducing, self.accumulating, self.unreduced = {}, False, False, False
         self.passes = self.gradients.rounds = self.retries = self.steps = 0
         self.seen = {each.name: each.gradients.done for each in _sharing.reducers(self)}

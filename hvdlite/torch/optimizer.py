@@ -134,9 +134,10 @@ def groups_of(parameters: Sequence[torch.nn.Parameter], groups: Any) -> dict[int
         if groups < 1:
             raise ValueError(f"groups must be at least 1, not {groups}")
         return {id(p): index * groups // len(trainable) for index, p in enumerate(trainable)}
-    if not isinstance(groups, Iterable) or not all(isinstance(group, Iterable) for group in groups):
+    several = list(groups) if isinstance(groups, Iterable) else [groups]
+    if not all(isinstance(group, Iterable) for group in several):
         raise ValueError(f"groups must be a number or lists of parameters, not {groups!r}")
-    members = [(number, p) for number, group in enumerate(groups) for p in group]
+    members = [(number, p) for number, group in enumerate(several) for p in group]
     if any(not isinstance(p, torch.Tensor) for _, p in members):
         raise ValueError("groups must be a number or lists of parameters")
     if len({id(p) for _, p in members}) < len(members):

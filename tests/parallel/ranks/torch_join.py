@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 import hvdlite.torch as hvd
@@ -277,6 +279,54 @@ def check_a_failed_backward_before_join_is_no_part_of_the_others() -> None:
         train(params, optimizer, 1)
         require_weights(params, moved([2] * (p - 1) + [1], 2))
     hvd.join()
+    restart()
+
+
+def check_a_failed_backward_before_join_keeps_nobody_waiting() -> None:
+    """It has gone through two optimizers, of which the others train one, both, or do something else, before they come
+    to the round that is void: they get the last rank's zeros for the rest."""
+    p, r = hvd.size(), hvd.rank()
+    if p == 1:
+        return
+    for failing, then in itertools.product((0, 1), ((0,), (1,), (0, 1), (), None)):
+        restart(OVERLAP="1", BUCKET_MB="0.0001")
+        models = [weights(), weights()]
+        optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0)) for params in models]
+
+        def step(chosen: tuple[int, ...]) -> None:
+            for optimizer in optimizers:  # noqa: B023
+                optimizer.zero_grad()
+            (sum(w.sum() for number in chosen for w in models[number]) * (r + 1)).backward()  # noqa: B023
+            for number in chosen:
+                optimizers[number].step()  # noqa: B023
+
+        def fail(w: torch.Tensor) -> None:
+            raise ArithmeticError
+
+        step((0, 1))
+        if r == p - 1:
+            hook = models[failing][0].register_post_accumulate_grad_hook(fail)
+            require_error(ArithmeticError, lambda: step((0, 1)))
+            hook.remove()
+        elif then is None:
+            require_error(hvd.HorovodInternalError, lambda: step((0, 1)), f"rank {p - 1} raised after")
+        elif then:
+            while True:
+                try:
+                    step(then)
+                    break
+                except hvd.HorovodInternalError as error:
+                    assert f"rank {p - 1} raised after" in str(error), error
+        else:
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == p - 1
+        hvd.join()
+        for params, optimizer in zip(models, optimizers, strict=True):
+            hvd.broadcast_parameters(params, root_rank=0)
+            before = float(params[0][0, 0])
+            optimizer.zero_grad()
+            (sum(w.sum() for w in params) * (r + 1)).backward()
+            optimizer.step()
+            require_weights(params, before - (p + 1) / 2)
     restart()
 
 
