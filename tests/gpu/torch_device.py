@@ -49,7 +49,8 @@ def pretend() -> None:
 
     only = Stream()
     torch.cuda.current_stream = lambda number=None: only
-    _tensors.device_name = _parameters.device_name = lambda tensor: "cuda"
+    device_name = _tensors.device_name
+    _tensors.device_name = _parameters.device_name = lambda tensor: "cuda" if tensor.is_cpu else device_name(tensor)
     _cuda.to_array, _cuda.to_tensor = to_array, to_tensor
     _cuda.gpu_of = lambda tensors: Gpu(cupy, 0) if list(tensors) else None
     Mark.precede = Mark.wait
