@@ -28,8 +28,9 @@ from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu import Gpu
 from hvdlite.ops import Average, Sum
+from hvdlite.planning import planned
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.reducer import Reducer, Use, planned
+from hvdlite.reducer import Reducer, Use
 from hvdlite.requests import Request, Signature
 from hvdlite.terms import Terms, passes_of
 from hvdlite.variables import is_one_of

@@ -100,16 +100,12 @@ class Groups:
 
     def find(self, process_set: ProcessSet) -> Group | None:
         """The group of a set; None where this process is no member. Raises ValueError where it is unknown."""
-        self.require_set(process_set)
+        require_set(process_set)
         number = process_set.process_set_id
         if number is None or process_set not in self.registered.get(number, ()):
             raise ValueError(f"{process_set} is not registered (or not any more, after hvd.remove_process_set() or "
                              "hvd.shutdown()): give it to hvd.init() or hvd.add_process_set()")
         return self.mine.get(number)
-
-    def require_set(self, found: Any) -> None:
-        if not isinstance(found, ProcessSet):
-            raise TypeError(f"process_set must be an hvd.ProcessSet, not {found!r}")
 
     def lanes(self) -> list[Lane]:
         """All lanes there are at the moment. From any thread."""
@@ -139,7 +135,7 @@ class Groups:
 
     def remove(self, process_set: ProcessSet) -> bool:
         """Forget a set; what is pending in it fails. Collective over the job. False for one that is not registered."""
-        self.require_set(process_set)
+        require_set(process_set)
         number = process_set.process_set_id
         if not number or process_set not in self.registered.get(number, ()):
             return False
@@ -229,6 +225,12 @@ class Groups:
         leave(list(self.mine.values()))
         for number in list(self.ranks):
             self.forget(number)
+
+
+def require_set(found: Any) -> None:
+    """Raises TypeError for what is no ProcessSet."""
+    if not isinstance(found, ProcessSet):
+        raise TypeError(f"process_set must be an hvd.ProcessSet, not {found!r}")
 
 
 def leave(groups: Sequence[Group]) -> None:

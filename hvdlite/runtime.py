@@ -211,8 +211,7 @@ def is_live(candidate: Runtime) -> bool:
 
 
 def known() -> Runtime:
-    """The runtime, or that of the process that this one was forked from, to be asked for numbers: a DataLoader's worker
-    may want to know its rank. Raises NotInitializedError."""
+    """The runtime, also in a forked process: a DataLoader's worker may ask for its rank. Raises NotInitializedError."""
     if _current is None:
         raise NotInitializedError()
     return _current

@@ -7,8 +7,9 @@ rank 0 has built another model before. Such numbers are left out of the comparis
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hvdlite import runtime
@@ -75,12 +76,14 @@ def add_to(chosen: list[Any], found: Any) -> None:
         raise ValueError(f"a variable or several are needed: {error}") from None
 
 
-def require_sendable(name: str, array: Array) -> None:
-    """Raises TypeError, with the variable's name, for an array of Python objects or of a foreign byte order."""
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """A ValueError or TypeError inside says which variable it is about."""
     try:
-        array_facts(array)
-    except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+        yield
+    except (ValueError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name}: {error}") from None
 
 
 def broadcast_arrays(
@@ -95,7 +98,8 @@ def broadcast_arrays(
     group = runtime.group_of(process_set)
     root = root_of(group, "broadcast", root_rank)
     for name, array in zip(names, arrays, strict=True):
-        require_sendable(name, array)
+        with naming(name):
+            array_facts(array)  # neither Python objects nor a foreign byte order
     lines = tuple(
         f"{name}: {dtype_name(array.dtype)}{list(array.shape)} on {'host' if is_host(array) else 'cuda'}"
         for name, array in zip(names, arrays, strict=True)

@@ -19,6 +19,7 @@ from hvdlite.tensorflow._graph import aligned_copy, call, untouched
 from hvdlite.tensorflow.compression import Compression
 
 Everyone = global_process_set
+MAKE_DENSE = "give a dense tensor, tf.convert_to_tensor(slices)"
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,9 @@ def reduced(
 def sparse_allreduce(slices: tf.IndexedSlices, how: How, name: str | None) -> tf.IndexedSlices:
     """All ranks' rows and values; those of Average are divided by the number of ranks."""
     if how.op not in (Average, Sum):
-        what = f"op={how.op.name} (only Average and Sum)"
-    elif (how.prescale, how.postscale) != (1.0, 1.0):
-        what = "prescale_factor or postscale_factor"
-    else:
-        what = ""
-    if what:
-        raise NotImplementedError(f"tf.IndexedSlices with {what}: give a dense tensor, tf.convert_to_tensor(slices)")
+        raise NotImplementedError(f"tf.IndexedSlices with op={how.op.name} (only Average and Sum): {MAKE_DENSE}")
+    if (how.prescale, how.postscale) != (1.0, 1.0):
+        raise NotImplementedError(f"tf.IndexedSlices with prescale_factor or postscale_factor: {MAKE_DENSE}")
     names = [name and f"{name}.{part}" for part in ("values", "indices")]
     values, indices = (movement.gathered(part, each, False, how.process_set, addends=True)
                        for part, each in zip((slices.values, slices.indices), names, strict=True))  # fmt: skip

@@ -19,7 +19,8 @@ import torch
 
 from hvdlite import runtime
 from hvdlite.errors import HvdliteError
-from hvdlite.reducer import Reducer, VoidError, planned
+from hvdlite.planning import planned
+from hvdlite.reducer import Reducer, VoidError
 from hvdlite.torch import _compiled, _cuda, _sharing, _steps
 from hvdlite.torch._alike import alike
 from hvdlite.torch._backward import Backward, current_run

@@ -11,7 +11,8 @@ import torch
 
 from hvdlite.buckets import Spec
 from hvdlite.torch._settings import Settings
-from hvdlite.torch._tensors import device_name, dtype_name, naming
+from hvdlite.torch._tensors import device_name, dtype_name
+from hvdlite.variables import naming
 from hvdlite.weakly import weakly
 
 Parameter = torch.nn.Parameter

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,15 +37,6 @@ def dtype_name(tensor: torch.Tensor) -> str:
     except KeyError:
         cure = "give its .dequantize()" if tensor.is_quantized else "cast it first"
         raise ValueError(f"hvdlite cannot communicate {tensor.dtype} tensors: {cure}") from None
-
-
-@contextlib.contextmanager
-def naming(name: str) -> Iterator[None]:
-    """A ValueError inside says which tensor it is about."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
 
 
 def device_name(tensor: torch.Tensor) -> str:

@@ -10,8 +10,8 @@ import torch
 from hvdlite import objects, runtime
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._cuda import on_cpu
-from hvdlite.torch._tensors import DTYPES, in_place, naming
-from hvdlite.variables import broadcast_arrays
+from hvdlite.torch._tensors import DTYPES, in_place
+from hvdlite.variables import broadcast_arrays, naming
 
 LARGE_BYTES = 64 * 1024
 """From which size on a tensor of an optimizer's state is not pickled with the rest."""

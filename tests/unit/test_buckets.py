@@ -10,7 +10,7 @@ import pytest
 from hvdlite.algorithms import Place
 from hvdlite.buckets import ALIGN, BucketPlan, Spec, plan
 from hvdlite.config import Config
-from hvdlite.reducer import planned
+from hvdlite.planning import planned
 
 KB = 1024
 

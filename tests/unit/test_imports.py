@@ -27,7 +27,7 @@ LAYERS = [
     {"engine"},
     {"observers"},
     {"gpu"},
-    {"process_sets", "post", "zeros", "logs", "weakly"},
+    {"process_sets", "planning", "post", "zeros", "logs", "weakly"},
     {"groups"},
     {"runtime"},
     {"joining", "membership", "ops", "tracing"},
