@@ -24,6 +24,7 @@ _HYDRA_DEATH = re.compile(
 _LINES = re.compile(
     r"^(?:Ctrl-C caught.*|\[.*\] (?:Sending Ctrl-C|Press Ctrl-C).*"
     r"|\[warn\] Epoll .* failed.*"  # libevent inside prterun, when it closes a dead rank's pipe
+    r"|\[[^\]]*\] pmix_ptl_base: send_msg: write failed.*"  # prterun, when it answers a rank that is gone
     r"|\[proxy.*|\[mpiexec@.*"
     r"|srun: (?:error: \S+: tasks? \S+: (?:Exited|Terminated|Killed)|launch/slurm: _step_signal|Job step aborted).*"
     r"|(?:\s*\d+: )?slurmstepd\S*: error: \*\*\* STEP .*"

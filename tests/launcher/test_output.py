@@ -140,6 +140,7 @@ HYDRA = (
         (WARNING + DEATH, WARNING),
         ("mpirun: unknown option\n", "mpirun: unknown option\n"),
         ("[warn] Epoll MOD(1) on fd 20 failed. Bad file descriptor\n", ""),
+        ("[node:01909] pmix_ptl_base: send_msg: write failed: Bad file descriptor (9) [sd = -1]\n", ""),
     ],
 )
 def test_only_reports_of_deaths_are_left_out(text: str, kept: str) -> None:

@@ -198,7 +198,7 @@ def test_unusual_ends(runner: Runner, how: str, code: int, told: str) -> None:
     )
     job = runner.run("-np", "2", "--no-prefix", sys.executable, str(script))
     assert job.returncode == code, job.stderr
-    assert job.stderr.count("failed:") == bool(told) and f"hvdlite: rank 1 {told}" * bool(told) in job.stderr, job.stderr
+    assert job.stderr.count(" 1 failed:") == bool(told) and f"hvdlite: rank 1 {told}" * bool(told) in job.stderr, job.stderr
     assert "ShutdownError" not in job.stderr
 
 
