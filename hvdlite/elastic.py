@@ -186,7 +186,10 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
             try:
                 if not skip_sync:
                     state.sync()
-                return func(state, *args, **kwargs)
+                result = func(state, *args, **kwargs)
+                if runtime.is_initialized():  # else a rank whose function fails at its very end would go back alone
+                    allgather_object(None, name="the end of elastic.run")
+                return result
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync, before = interrupt.skip_sync, ""
             except Exception as error:

@@ -18,13 +18,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.algorithms import Place
 from hvdlite.arithmetic import quiet_runner
 from hvdlite.arrays import adopt_gpu
-from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by
+from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by, in_the_middle
 from hvdlite.memory import Workspace
 from hvdlite.requests import LEAVE, Changed, Handle, Request, Signature
 from hvdlite.rollcall import RollCall
@@ -46,14 +46,15 @@ class Lane:
 
     members: the global ranks, in the transport's order, by which messages name them; None: 0, 1, 2, ...
     name: equal on all its ranks. observers: told of each request; the list may change while the lane lives.
+    family: all lanes of this process, which end where one breaks, for others may wait in it for ever.
     """
 
     def __init__(
         self, transport: Transport, place: Place, members: Sequence[int] | None = None, name: str = EAGER,
-        observers: Sequence[Observer] = (),
+        observers: Sequence[Observer] = (), family: Callable[[], Iterable[Lane]] = tuple,
     ) -> None:
         self.transport, self.place = transport, place
-        self.name, self.observers = name, observers
+        self.name, self.observers, self.family = name, observers, family
         self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
         self.roll = RollCall(transport)
@@ -105,10 +106,7 @@ class Lane:
     def require_no_lender(self, signature: Signature) -> None:
         """Raise HvdliteError where a call is about to wait in the middle of another of its thread's."""
         if self.lent and self.lender == threading.get_ident():
-            raise HvdliteError(
-                f"{signature.key} was called by a signal's handler or a destructor, in the middle of another call, "
-                "which cannot go on before it returns. Set a flag there, and act on it between steps."
-            )
+            raise in_the_middle(signature.key)
 
     def admit(self, request: Request) -> None:
         if self.closed:
@@ -180,7 +178,7 @@ class Lane:
     def interrupted(self, request: Request, error: BaseException) -> None:
         """Something was raised while ranks agreed on a request: nothing can follow on this communicator."""
         what = ": ".join(filter(None, (type(error).__name__, str(error))))
-        self.close(HvdliteError(f"{request.key} was interrupted ({what}); this process can no longer communicate"))
+        self.break_off(HvdliteError(f"{request.key} was interrupted ({what}); this process can no longer communicate"))
 
     def attempt(self, request: Request) -> bool:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
@@ -205,10 +203,10 @@ class Lane:
         self.alike = False
         with self.changed.lock:
             self.settle(request, result, error)
-            if error is not None and (reason := broken_by(error, request.key)):
-                self.close(reason)
             if request.signature == LEAVE:  # closed before anyone learns of it: leaving twice is leaving once
                 self.close(self.farewell)
+        if error is not None and (reason := broken_by(error, request.key)):
+            self.break_off(reason)
 
     def settle(self, request: Request, result: Any = None, error: BaseException | None = None) -> None:
         with self.changed.lock:
@@ -246,6 +244,11 @@ class Lane:
             self.changed.called.notify()
         for request in waiting:
             self.settle(request, error=self.closed)
+
+    def break_off(self, reason: HvdliteError) -> None:
+        """`close` this lane and with it the others. Not under a lock, for they may break at the same time."""
+        for lane in (self, *self.family()):
+            lane.close(reason)
 
     def orphan(self, reason: HvdliteError) -> None:
         """`close`, in a forked child, where observers write no more."""

@@ -93,3 +93,11 @@ def broken_by(error: BaseException, operation: str) -> HvdliteError | None:
         f"an earlier operation, {operation}, failed in the middle on this rank ({type(error).__name__}: {error}), and "
         "nobody knows what the others have sent: this process can no longer communicate"
     )
+
+
+def in_the_middle(operation: str) -> HvdliteError:
+    """Why a thread cannot wait for this one: it is inside another already."""
+    return HvdliteError(
+        f"{operation} was called by a signal's handler or a destructor, in the middle of another call, which cannot go "
+        "on before it returns. Set a flag there, and act on it between steps."
+    )

@@ -27,19 +27,21 @@ from hvdlite.transports import Communicator
 
 
 class Group:
-    """A process set that this process is a member of. ranks: global, ascending; `rank`: this process' place there."""
+    """A process set that this process is a member of. ranks: global, ascending; `rank`: this process' place there.
+    family: all lanes of this process."""
 
     def __init__(
-        self, ranks: tuple[int, ...], transport: Communicator, place: Place, observers: Sequence[Observer]
+        self, ranks: tuple[int, ...], transport: Communicator, place: Place, observers: Sequence[Observer],
+        family: Callable[[], Iterable[Lane]],
     ) -> None:
         self.ranks, self.size, self.rank, self.transport = ranks, len(ranks), transport.rank, transport
-        self.eager = Lane(transport, place, ranks, observers=observers)
+        self.eager = Lane(transport, place, ranks, observers=observers, family=family)
         """Where the user's calls run."""
         self.lanes = [self.eager]
         """The eager one, then those of optimizers, in the order of their making, which all members share."""
         self.free: set[int] = set()
         """The numbers of lanes whose users are no more."""
-        self.post = Post(transport, ranks, observers)
+        self.post = Post(transport, ranks, observers, family)
         """Messages between two members."""
         self.unnamed = count(1)
         """Numbers for calls without a name."""
@@ -65,7 +67,7 @@ class Group:
             number = min(set.intersection(*everyones), default=len(self.lanes))
             if number == len(self.lanes):
                 transport = self.transport.duplicate()
-                self.lanes.append(Lane(transport, eager.place, self.ranks, title, eager.observers))
+                self.lanes.append(Lane(transport, eager.place, self.ranks, title, eager.observers, eager.family))
             self.free.discard(number)
             self.lanes[number].name = title
             return number
@@ -119,7 +121,7 @@ class Groups:
         number = next(number for number in count() if number not in self.ranks)
         self.ranks[number] = ranks
         if transport is not None:
-            self.mine[number] = Group(ranks, transport, self.place(ranks), self.observers)
+            self.mine[number] = Group(ranks, transport, self.place(ranks), self.observers, self.lanes)
         return number
 
     def bind(self, process_set: ProcessSet, number: int) -> None:
@@ -141,10 +143,11 @@ class Groups:
             return False
 
         def work(lane: Lane) -> None:
-            if group := self.mine.pop(number, None):
+            if group := self.mine.get(number):
                 for lane in group.lanes:
                     lane.farewell = RemovedError(group.ranks)
                 leave([group])
+                del self.mine[number]  # not before: other threads that call it meanwhile are told what it was
             self.forget(number)
 
         self.change("remove_process_set", self.ranks[number], work)

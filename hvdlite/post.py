@@ -8,7 +8,7 @@ being, so the peer may not know of it; a rank that shuts down therefore answers 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from hvdlite.algorithms import Place
@@ -20,10 +20,13 @@ from hvdlite.transports.pair import PairTransport
 
 class Post:
     """The pair lanes of one process set on this rank. transport: the set's. members: the set's global ranks.
-    observers: of all lanes."""
+    observers: of all lanes. family: all lanes, of other sets, too."""
 
-    def __init__(self, transport: Communicator, members: Sequence[int], observers: Sequence[Observer]) -> None:
-        self.transport, self.members, self.observers = transport, members, observers
+    def __init__(
+        self, transport: Communicator, members: Sequence[int], observers: Sequence[Observer],
+        family: Callable[[], Iterable[Lane]],
+    ) -> None:
+        self.transport, self.members, self.observers, self.family = transport, members, observers, family
         self.lock = threading.Lock()
         self.lanes: dict[int, Lane] = {}
         """By the peer's place in the set."""
@@ -36,7 +39,7 @@ class Post:
                 pair = PairTransport(self.transport.aside(), peer)
                 members = [self.members[place] for place in sorted((peer, self.transport.rank))]
                 name = f"messages of ranks {list(self.members)}"  # another set's are others, to whoever looks on
-                self.lanes[peer] = Lane(pair, Place(2, False), members, name, self.observers)
+                self.lanes[peer] = Lane(pair, Place(2, False), members, name, self.observers, self.family)
             return self.lanes[peer]
 
     def name(self, source: int, dest: int, name: str | None) -> str:

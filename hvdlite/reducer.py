@@ -123,7 +123,7 @@ class Reducer:
         """Wait for what has left; whether any was reduced."""
         left = [handle for _, handle in self.sent]
         for handle in left:
-            with contextlib.suppress(HvdliteError):
+            with contextlib.suppress(Exception):  # what broke the lane was raised once already
                 handle.wait()
         self.begin_round()
         if self.trial:

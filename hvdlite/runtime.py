@@ -114,9 +114,7 @@ _forked = False
 def current() -> Runtime:
     """The live runtime. Raises NotInitializedError, or ForkedError in a forked child."""
     require_not_forked()
-    if _current is None:
-        raise NotInitializedError()
-    return _current
+    return known()
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
@@ -168,8 +166,10 @@ def shutdown() -> None:
     ending, _current = _current, None
     try:
         close(ending)
-    finally:
-        _broken = ending.broken
+    except BaseException as error:  # Ctrl-C: the others wait for what will not come any more
+        _broken = ending.broken or HvdliteError(f"hvd.shutdown() was interrupted ({type(error).__name__}: {error})")
+        raise
+    _broken = ending.broken
     if not _broken:
         atexit.unregister(end)
 
@@ -212,9 +212,9 @@ def is_live(candidate: Runtime) -> bool:
 
 def known() -> Runtime:
     """The runtime, also in a forked process: a DataLoader's worker may ask for its rank. Raises NotInitializedError."""
-    if _current is None:
+    if (live := _current) is None:  # read once: another thread may shut down meanwhile
         raise NotInitializedError()
-    return _current
+    return live
 
 
 def uses_mpi() -> bool:

@@ -24,7 +24,7 @@ def main(how: str, who: int) -> None:
     if how == "raise-in-backward":
         load_torch()
     pair = hvd.ProcessSet([0, 1])
-    hvd.init(process_sets=[pair] if how == "astray" else None)
+    hvd.init(process_sets=[pair] if how.endswith("astray") else None)
     with open("/proc/self/maps") as maps:
         files = {line.split()[5] for line in maps if "/dev/shm/" in line}
     print("files", *files, flush=True)
@@ -34,14 +34,13 @@ def main(how: str, who: int) -> None:
         train(chosen)
     if how.startswith("large-"):
         large(getattr(signal, how.removeprefix("large-")), chosen)
-    if how == "no-memory":
+    if how.startswith("no-memory"):
         gather(chosen)
-    elif how == "astray" and chosen:
-        print("fault", time.time(), flush=True)
-        hvd.allreduce(np.ones(3), name="metric", process_set=pair)
     elif chosen:
         print("fault", time.time(), flush=True)
-        FAULTS[how]()
+        FAULTS.get(how, lambda: None)()
+    if chosen and how.endswith("astray"):
+        hvd.allreduce(np.ones(3), name="metric", process_set=pair)
     if how == "sleep-2" and not chosen:
         catch_the_stall()
         return

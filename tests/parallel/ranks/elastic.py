@@ -67,6 +67,24 @@ def check_an_error_takes_all_back_to_the_last_commit() -> None:
         assert runtime.current() is not before and total() == hvd.size()
 
 
+def check_an_error_at_the_very_end_takes_all_back() -> None:
+    """Raised on the last rank when the others have nothing left to do."""
+    runs: list[int] = []
+
+    @elastic.run
+    def train(state: ObjectState) -> int:
+        runs.append(state.step)
+        while state.step < 2:
+            state.step += total() // hvd.size()
+            state.commit()
+        if len(runs) == 1 and last():
+            raise HorovodInternalError("the model does not pass the check")
+        return int(state.step)
+
+    assert train(state_of(step=0)) == 2
+    assert runs == [0, 2]
+
+
 def check_a_mismatch_is_survived_too() -> None:
     """All get it, all go back, and the second time the ranks agree."""
     lengths = iter([4 if last() else 3, 3])
