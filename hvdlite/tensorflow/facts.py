@@ -32,7 +32,7 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of ranks of a process set when the graph runs. Raises ValueError for an unknown one."""
+    """The number of ranks of a process set when the graph runs. Raises InvalidArgumentError for an unknown one."""
     return fact(lambda: len(members(process_set_id)), name)
 
 

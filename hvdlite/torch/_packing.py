@@ -60,8 +60,8 @@ class Slots:
 
     def tensor(self, index: int) -> torch.Tensor:
         """Of this memory, and of no other tensor's storage."""
-        made = to_tensor(self.arrays[index])
-        return made if made.stride() == self.strides[index] else made.as_strided(made.shape, self.strides[index])
+        made, strides = to_tensor(self.arrays[index]), self.strides[index]
+        return made if made.stride() == strides else made.as_strided(made.shape, strides).detach()  # without its base
 
     def holds(self, index: int, grad: torch.Tensor) -> bool:
         """Whether this gradient lies there."""

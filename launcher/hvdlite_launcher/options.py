@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots of the hosts)")
+    add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots that are named)")
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
     add("-v", "--verbose", action="store_true", help="show the command, the MPI and where start-up time goes")
     add("--version", action="version", version=f"hvdliterun {version()}")
@@ -85,7 +85,7 @@ def _seconds(text: str) -> float:
 
 def _add_hosts(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("-H", "--hosts", metavar="NAME:SLOTS,...", help="hosts and their slots (default: this machine)")
+    add("-H", "--hosts", metavar="NAME:SLOTS,...", help="hosts and their slots (default: this one, with -np)")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, one host per line")
     add("-p", "--ssh-port", type=int, metavar="PORT", help="the other hosts' SSH port")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the key to log in to other hosts with")

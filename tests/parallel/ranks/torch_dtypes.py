@@ -104,6 +104,8 @@ def check_channels_last() -> None:
         assert torch.equal(w.grad.contiguous(), plain * average())
         optimizer.step()
         assert torch.equal(w.detach().contiguous(), -step * plain * average())
+    slots = optimizer._hvdlite.gradients.slots if p > 1 else None
+    assert slots is None or (w.grad is slots.aliases[0] and not slots.own)  # nobody else has it: nothing is copied back
     conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     hvd.broadcast_parameters(conv.state_dict(), 0)
     optimizer = attach(list(conv.parameters()))
