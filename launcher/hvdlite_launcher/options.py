@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots that are named)")
+    add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots named)")
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
     add("-v", "--verbose", action="store_true", help="show the command, the MPI and where start-up time goes")
     add("--version", action="version", version=f"hvdliterun {version()}")
