@@ -210,7 +210,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
 
 def run(func: Callable[Concatenate[StateT, P], R]) -> Callable[Concatenate[StateT, P], R]:
-    """Decorate the training function; its first argument is a `State`. Collective; see the head of this module.
+    """Decorate the training function; its first argument is a `State`. Collective, and at its end waits for all ranks,
+    whom one that fails there takes back; see the head of this module.
 
     Nothing may communicate before its first call but what every rank does. Raises what the function raises, but for
     the two errors that it handles; the same HvdliteError three times without a commit in between is raised, too.
