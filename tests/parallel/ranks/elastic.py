@@ -82,7 +82,7 @@ def check_an_error_at_the_very_end_takes_all_back() -> None:
         return int(state.step)
 
     assert train(state_of(step=0)) == 2
-    assert runs == [0, 2]
+    assert runs == ([0, 2] if hvd.size() > 1 else [0])
 
 
 def check_a_mismatch_is_survived_too() -> None:
