@@ -165,17 +165,18 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-DYNAMIC = "HVDLITE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS"
+DYNAMIC = "DYNAMIC_PROCESS_SETS"
 
 
 def allow_dynamic_process_sets() -> None:
-    """Horovod's `init(process_sets="dynamic")`: as if the variable had been set."""
-    os.environ[DYNAMIC[-1]] = "1"
+    """Horovod's `init(process_sets="dynamic")`: as if its variable had been set, and ours had not."""
+    os.environ.pop(f"HVDLITE_{DYNAMIC}", None)
+    os.environ[f"HOROVOD_{DYNAMIC}"] = "1"
 
 
 def dynamic_process_sets() -> bool:
-    """Whether process sets may be added and removed."""
-    return any(os.environ.get(name, "") not in ("", "0") for name in DYNAMIC)
+    """Whether process sets may be added and removed now. Raises ValueError naming a variable that cannot be read."""
+    return read_either(os.environ, DYNAMIC, truth) or False
 
 
 def cache_folder() -> Path:

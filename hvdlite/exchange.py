@@ -168,7 +168,7 @@ class Exchange:
             self.reducer.views[place][...] = gradient
         if self.gpu is not None:
             self.held.append(gradient)
-        self.reducer.mark_ready(place, self.tag)
+        self.reducer.mark_ready((place,), self.tag)
 
     def finish(self, absent: Use = Use.DENSE) -> None:
         """Complete the round; waits for all ranks. absent: what a variable that nothing was put for counts as, of

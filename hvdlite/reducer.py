@@ -1,6 +1,6 @@
 """The reducer: replays a bucket plan, one round per backward.
 
-    mark_ready(i)     gradient i lies in its slot; a bucket that is full, and whose predecessors have left, may leave
+    mark_ready([i])   gradient i lies in its slot; a bucket that is full, and whose predecessors have left, may leave
     finish_round()    what is missing is loaded, every bucket leaves, all are waited for
 
 When buckets leave early (`overlap`), communication hides behind the rest of backward; on one host, where the ranks'
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -107,15 +107,18 @@ class Reducer:
         self.arrived: list[int] = []
         self.all_take_part = True
 
-    def abandon_round(self, tag: str) -> bool:
+    def abandon_round(self, tag: str, spare: Callable[[list[int]], None] | None = None) -> bool:
         """Forget a round that was begun and not finished (its backward raised). Waits for all ranks to come to its end.
-        True where any of it was reduced, as all ranks then know. tag: the round's."""
-        self.void_round(tag)
+        True where any of it was reduced, as all ranks then know. tag: the round's. spare: see `void_round`."""
+        self.void_round(tag, spare)
         return self.forget_round()
 
-    def void_round(self, tag: str) -> None:
-        """Where buckets of such a round have left, the others follow, the last with word that it is void."""
+    def void_round(self, tag: str, spare: Callable[[list[int]], None] | None = None) -> None:
+        """Where buckets of such a round have left, the others follow, the last with word that it is void. spare: called
+        before with the parameters that were not marked, in whose views something else may lie."""
         if self.sent:
+            if spare:
+                spare([index for index, marked in enumerate(self.marked) if not marked])
             with contextlib.suppress(HvdliteError):
                 self.send_rest(tag, flag=VOID + self.lane.transport.rank)
 
@@ -130,24 +133,28 @@ class Reducer:
             self.trial.forget()
         return any(handle.error is None for handle in left)
 
-    def mark_ready(self, index: int, tag: str) -> None:
-        """Gradient `index` lies in its view. tag: names this round on all ranks, in words. Never waits. A second mark
+    def mark_ready(self, indices: Iterable[int], tag: str) -> None:
+        """These gradients lie in their views. tag: names this round on all ranks, in words. Never waits. A second mark
         of the same parameter in a round does nothing; raises HvdliteError where its bucket has left, with what is now
         not true."""
-        if self.marked[index]:
-            if self.has_left(index):
-                raise HvdliteError(too_late(self.plan.specs[index].name))
-            return
         if self.trial:
             self.trial.begin()
-        self.marked[index] = True
-        if self.learn:
-            self.arrived.append(index)
-        if self.overlap:
-            self.missing[self.bucket_of[index]] -= 1
-            while len(self.sent) < len(self.missing) - 1 and self.missing[len(self.sent)] == 0:
-                request = self.request(len(self.sent), tag)
-                self.sent.append((request, self.lane.submit(request)))
+        for index in indices:
+            if not self.marked[index]:
+                self.marked[index] = True
+                if self.learn:
+                    self.arrived.append(index)
+                if self.overlap:
+                    self.missing[self.bucket_of[index]] -= 1
+                    self.send_full(tag)
+            elif self.has_left(index):
+                raise HvdliteError(too_late(self.plan.specs[index].name))
+
+    def send_full(self, tag: str) -> None:
+        """The next buckets, as far as they are full."""
+        while len(self.sent) < len(self.missing) - 1 and self.missing[len(self.sent)] == 0:
+            request = self.request(len(self.sent), tag)
+            self.sent.append((request, self.lane.submit(request)))
 
     def has_left(self, index: int) -> bool:
         """Whether gradient `index` is on its way to the other ranks."""

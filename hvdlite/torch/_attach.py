@@ -139,17 +139,17 @@ class Attachment:
             index = self.expected.get(id(p))
             if index is None:
                 return
-            if self.hooks.are_last(p):
+            if len(p._post_accumulate_grad_hooks) == 1 or self.hooks.are_last(p):
                 if self.streams:
                     self.streams.join(self.packing.pack)
                 self.packing.add(index)
             elif self.reducer.overlap:  # it waits for the end
                 self.hooks.tell_of_later_ones(self.planned.specs[index].name)
 
-    def mark_ready(self, index: int) -> None:
-        self.reducer.mark_ready(index, self.tag)
+    def mark_ready(self, indices: Sequence[int]) -> None:
+        self.reducer.mark_ready(indices, self.tag)
         if self.reducer.overlap:
-            self.gradients.note_sent(index)
+            self.gradients.note_sent(indices)
 
     def begin_run(self, run: int) -> None:
         """The first gradient of one of autograd's runs: of a backward, or of one that is nested in it."""
@@ -175,7 +175,7 @@ class Attachment:
         _compiled.pass_over()
         self.packing.forget()
         self.gradients.sent.clear()
-        abandoned = self.reducer.abandon_round(self.tag)
+        abandoned = self.reducer.abandon_round(self.tag, self.gradients.slots.preserve)
         self.retries += abandoned
         if abandoned and self.gradients.has_aliases():
             raise HvdliteError(
@@ -243,7 +243,7 @@ class Attachment:
         that their round is void: a part of it had been added to those, the rest would be to zeros. Never waits: they
         may come to that round only when this rank has joined."""
         if self.reducer.overlap:
-            self.reducer.void_round(self.tag)
+            self.reducer.void_round(self.tag, self.gradients.slots.preserve)
 
     def start_over(self) -> None:
         """All ranks have joined: count steps from 0, since some have made more."""

@@ -23,6 +23,7 @@ APPLY = {
 """What runs a Python function's backward; its `self` is the node."""
 
 current_run = torch._C._current_graph_task_id
+queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
 def outermost_node() -> Any:
@@ -48,7 +49,7 @@ class Ending:
     def follow(self) -> None:
         """Be called at the end of the run under way."""
         self.node, self.last = outermost_node(), current_run()
-        torch.autograd.Variable._execution_engine.queue_callback(self)
+        queue_callback(self)
 
     def __call__(self) -> None:
         if self.node is None:

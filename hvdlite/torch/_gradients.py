@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -90,10 +90,11 @@ class Gradients:
             elsewhere = [i for i in elsewhere if self.parameters[i].grad is not own.get(i)]
         return [i for i in elsewhere if i not in self.cast and id(self.parameters[i]) not in self.densified]
 
-    def note_sent(self, index: int) -> None:
-        """p.grad is on its way, and must not change any more."""
-        grad = self.parameters[index].grad
-        self.sent[index] = -1 if grad is None else grad._version
+    def note_sent(self, indices: Iterable[int]) -> None:
+        """p.grad of these is on its way, and must not change any more."""
+        for index in indices:
+            grad = self.parameters[index].grad
+            self.sent[index] = -1 if grad is None else grad._version
 
     def has_aliases(self) -> bool:
         """Whether any p.grad lies in memory that peers write to."""

@@ -126,13 +126,13 @@ def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:
 class Packing:
     """Brings gradients to their views, and the views in the gradients' places.
 
-    take: does it for one parameter. done: told of each that lies there. urgent: parameters that nothing waits behind.
+    take: does it for one parameter. done: told of those that lie there. urgent: parameters that nothing waits behind.
     singly: whether each gradient needs `take`; otherwise only those do that are sparse or part of a graph.
     """
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], slots: Slots, take: Callable[[int], Use],
-        done: Callable[[int], None], urgent: Collection[int], singly: bool,
+        done: Callable[[Sequence[int]], None], urgent: Collection[int], singly: bool,
     ) -> None:
         self.parameters, self.slots, self.take, self.done, self.singly = parameters, slots, take, done, singly
         self.weights = [PACK_BYTES if index in urgent else view.nbytes for index, view in enumerate(slots.views)]
@@ -170,8 +170,7 @@ class Packing:
                 torch._foreach_copy_([views[i] for i in moving], grads)
             for i, grad in zip(moving, grads, strict=True):
                 self.parameters[i].grad = self.slots.handed_over(i, grad)
-        for index in fresh:
-            self.done(index)
+        self.done(fresh)
 
 
 def can_be_own(grad: torch.Tensor) -> bool:

@@ -88,7 +88,7 @@ class Hooks:
     def are_last(self, p: torch.Tensor) -> bool:
         """Whether no hook on this one is called after ours."""
         there: dict[int, Any] = p._post_accumulate_grad_hooks
-        return len(there) == 1 or next(reversed(there)) == self.handles[id(p)][1].id
+        return bool(next(reversed(there)) == self.handles[id(p)][1].id)
 
     def tell_of_later_ones(self, name: str) -> None:
         """Say once what they cost."""

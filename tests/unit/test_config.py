@@ -6,7 +6,16 @@ import dataclasses
 
 import pytest
 
-from hvdlite.config import ALGORITHMS, DYNAMIC, MB, NAMES, Config, misspelt
+from hvdlite.config import (
+    ALGORITHMS,
+    DYNAMIC,
+    MB,
+    NAMES,
+    Config,
+    allow_dynamic_process_sets,
+    dynamic_process_sets,
+    misspelt,
+)
 from hvdlite.launched import launcher
 
 
@@ -62,8 +71,25 @@ def test_all_settings_are_known_by_name() -> None:
             return default
 
     Config.from_env(Recorder())
-    asked.add(DYNAMIC[0])  # read when it is needed
+    asked.add(f"HVDLITE_{DYNAMIC}")  # read when it is needed
     assert {name for name in asked if name.startswith("HVDLITE_")} == {f"HVDLITE_{name}" for name in NAMES}
+
+
+def test_dynamic_process_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our variable wins over Horovod's, and the script's word over both."""
+    ours, horovods = f"HVDLITE_{DYNAMIC}", f"HOROVOD_{DYNAMIC}"
+    for name in (ours, horovods):
+        monkeypatch.setenv(name, "")  # so that both are put back
+    assert not dynamic_process_sets()
+    monkeypatch.setenv(horovods, "1")
+    assert dynamic_process_sets()
+    monkeypatch.setenv(ours, "0")
+    assert not dynamic_process_sets()
+    monkeypatch.setenv(ours, "false")
+    with pytest.raises(ValueError, match=f"{ours} has the value 'false': must be 1 or 0"):
+        dynamic_process_sets()
+    allow_dynamic_process_sets()
+    assert dynamic_process_sets()
 
 
 def test_misspelt_settings() -> None:

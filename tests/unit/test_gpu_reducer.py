@@ -35,7 +35,7 @@ def test_a_round_of_mixed_buckets(way: str, overlap: bool) -> None:
             for i in reversed(range(len(specs))):
                 if i != 5:
                     reducer.views[i][...] = np.full(specs[i].shape, i + step + lane.transport.rank)
-                    reducer.mark_ready(i, str(step))
+                    reducer.mark_ready([i], str(step))
 
             def load(index: int) -> Use:
                 reducer.views[index][...] = 0

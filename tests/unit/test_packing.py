@@ -41,7 +41,7 @@ class Computed:
         self.ready: list[int] = []
         kwargs = {"urgent": (), "singly": False} | kwargs
         self.slots = Slots([view.numpy() for view in self.views], [view.stride() for view in self.views])
-        self.packing = Packing(self.parameters, self.slots, take or self.refuse, self.ready.append, **kwargs)
+        self.packing = Packing(self.parameters, self.slots, take or self.refuse, self.ready.extend, **kwargs)
 
     def refuse(self, index: int) -> Use:
         raise AssertionError(index)

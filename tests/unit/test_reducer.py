@@ -34,7 +34,7 @@ def on_reducers(
 def mark_all(reducer: Reducer, value: float, tag: str) -> None:
     for i in reversed(range(len(SPECS))):
         reducer.views[i][...] = value
-        reducer.mark_ready(i, tag)
+        reducer.mark_ready([i], tag)
 
 
 def finish(reducer: Reducer, tag: str) -> None:
@@ -101,7 +101,7 @@ def test_the_order_learned_is_rank_0s() -> None:
         lane = Lane(transport, Place(transport.size, False))
         reducer = Reducer(lane, plan(SPECS, 2048, 1024), Reduction(), "r", True, learn=True)
         for i in ((3, 0, 4, 1), (5, 4, 3, 2, 1, 0))[transport.rank]:
-            reducer.mark_ready(i, "first")
+            reducer.mark_ready([i], "first")
         finish(reducer, "first")
         lane.leave()
         return reducer.order

@@ -54,9 +54,11 @@ def test_gradients_of_two_devices_come_one_at_a_time() -> None:
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
     hvd.init()
     attachment = hvd.DistributedOptimizer(torch.optim.SGD(parameters))._hvdlite
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(lambda p: None)  # as there is where `on_gradient` is called
     attachment.expected = {id(p): index for index, p in enumerate(parameters)}
     attachment.packing = SimpleNamespace(add=add)
-    attachment.streams, attachment.hooks = None, SimpleNamespace(are_last=lambda p: True)
+    attachment.streams, attachment.hooks = None, SimpleNamespace()
     threads = [threading.Thread(target=attachment.on_gradient, args=[p]) for p in parameters]
     for thread in threads:
         thread.start()
@@ -111,7 +113,7 @@ def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: p
         parameter.grad = torch.ones(10)
     ready: list[int] = []
     views = [torch.zeros(10) for _ in parameters]
-    packing = Packing(parameters, Slots([view.numpy() for view in views], [(1,)] * 6), lambda index: Use.DENSE, ready.append, {2}, singly=False)
+    packing = Packing(parameters, Slots([view.numpy() for view in views], [(1,)] * 6), lambda index: Use.DENSE, ready.extend, {2}, singly=False)
     streams = _cuda.Streams(0)
     for current, index in ((a, 5), (a, 4), (b, 3), (b, 2), (a, 1)):  # noqa: B007
         streams.join(packing.pack)

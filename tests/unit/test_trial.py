@@ -58,7 +58,7 @@ def test_all_ranks_go_on_the_way_that_is_faster_over_all(
             ways.append(reducer.overlap)
             for i in reversed(range(len(specs))):
                 reducer.views[i][...] = i + step + transport.rank
-                reducer.mark_ready(i, str(step))
+                reducer.mark_ready([i], str(step))
             assert bool(reducer.sent) == reducer.overlap
             reducer.finish_round(lambda index: Use.DENSE, str(step))
             for i, view in enumerate(reducer.views):
@@ -99,6 +99,6 @@ def test_rounds_without_all_ranks_do_not_count() -> None:
     reducer = Reducer(lane := Lane(alone(), Place(1, False)), plan([Spec("p", (4,), "float32")], 64, 64), Reduction(), "r", None)
     assert (trial := reducer.trial) is not None
     lane.without_all = True
-    reducer.mark_ready(0, "0")
+    reducer.mark_ready([0], "0")
     reducer.finish_round(lambda index: Use.DENSE, "0")
     assert trial.rounds == 0 and trial.began is None

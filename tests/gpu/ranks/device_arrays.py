@@ -152,7 +152,7 @@ def check_rounds_of_a_reducer() -> None:
             for step in range(3):
                 for i in reversed(range(count)):
                     reducer.views[i][...] = i + step + r
-                    reducer.mark_ready(i, str(step))
+                    reducer.mark_ready([i], str(step))
                 reducer.finish_round(lambda index: Use.UNUSED, str(step))
                 for i, view in enumerate(reducer.views):
                     assert (on_host(view) == p * (i + step) + p * (p - 1) // 2).all(), (way, step, i)

@@ -80,6 +80,38 @@ def check_exceptions_at_different_places() -> None:
     restart()
 
 
+def check_kept_gradients_outlive_a_failure() -> None:
+    """What users have kept of earlier steps lies where buckets that had not left are sent from when the round is void."""
+    restart(OVERLAP="1", BUCKET_MB="0.001")
+    params = [torch.nn.Parameter(torch.zeros(300)) for _ in range(4)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), op=hvd.Sum)
+    kept: list[torch.Tensor] = []
+
+    def backward(fails: bool) -> None:
+        def fail(p: torch.Tensor) -> None:
+            raise ArithmeticError
+
+        hooks = [params[1].register_post_accumulate_grad_hook(fail)] if fails else []
+        optimizer.zero_grad()
+        loss = torch.ones(300)
+        for p in params:
+            loss = loss + p * 1.0
+        try:
+            loss.sum().backward()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    for step in range(3):
+        if step == 2:  # the first two find the order of gradients, the last parameter's first
+            require_error((ArithmeticError, HvdliteError), lambda: backward(hvd.rank() == hvd.size() - 1))
+        backward(False)
+        kept += [p.grad for p in params if p.grad is not None]
+        optimizer.step()
+        assert all((grad == hvd.size()).all() for grad in kept), (step, [grad[0] for grad in kept])
+    restart()
+
+
 def check_gradients_before_a_failure_are_forgotten() -> None:
     """Also where the next backward comes to them later than to the others of their bucket, which then is not full."""
     restart(OVERLAP="1", BUCKET_MB="0.0003")
