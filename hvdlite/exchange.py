@@ -94,7 +94,7 @@ class Exchange:
 
     def give_up(self) -> None:
         """This rank is about to join: a round that was begun and not finished is void. Never waits."""
-        if self.joins and self.reducer.overlap:
+        if self.joins and self.reducer.half_sent:
             self.reducer.void_round(self.tag)
 
     def start_over(self) -> None:

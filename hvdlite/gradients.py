@@ -147,9 +147,9 @@ class Gradients:
             key, name = (*key, number), f"{name}.{number}"
         if key not in self.exchanges:
             self.tidy()
-            self.made += 1
             terms, process_set = self.settings.terms, self.settings.process_set
             self.exchanges[key] = Exchange(self.lane, name, number, specs, uses, terms, process_set, gpu, owner=self)
+            self.made += 1  # not before: where that fails on one rank only, and is tried again, it has the same number
         if self.border.in_order():
             self.exchanges[key].watch(variables, self.border.values_of)
         return self.exchanges[key]

@@ -28,8 +28,9 @@ CURES = {
     "kind": "Every rank must call the same function under one name; give different operations different names.",
 }  # fmt: skip
 CURES_WHILE_JOINED = {
-    "plan": "Parameters may change (add_param_group, requires_grad) before any rank joins, or after all have; so may "
-            "the first sparse gradient come, unless the optimizer was attached with sparse_as_dense=True.",
+    "plan": "Parameters may change (add_param_group, requires_grad) where a backward of all ranks follows before any "
+            "joins, or after all have; so may the first sparse gradient come, unless the optimizer was attached with "
+            "sparse_as_dense=True.",
     "new lane": "Attach optimizers (hvd.DistributedOptimizer) before any rank joins, or after all have.",
 }  # fmt: skip
 LONGEST_DIFF = 20

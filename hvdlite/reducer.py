@@ -110,17 +110,22 @@ class Reducer:
     def abandon_round(self, tag: str, spare: Callable[[list[int]], None] | None = None) -> bool:
         """Forget a round that was begun and not finished (its backward raised). Waits for all ranks to come to its end.
         True where any of it was reduced, as all ranks then know. tag: the round's. spare: see `void_round`."""
-        self.void_round(tag, spare)
+        if self.sent:
+            self.void_round(tag, spare)
         return self.forget_round()
 
+    @property
+    def half_sent(self) -> bool:
+        """Whether buckets of a round have left, and others have not. Between rounds: one that was begun has failed."""
+        return self.overlap and 0 < len(self.sent) < len(self.missing)
+
     def void_round(self, tag: str, spare: Callable[[list[int]], None] | None = None) -> None:
-        """Where buckets of such a round have left, the others follow, the last with word that it is void. spare: called
-        before with the parameters that were not marked, in whose views something else may lie."""
-        if self.sent:
-            if spare:
-                spare([index for index, marked in enumerate(self.marked) if not marked])
-            with contextlib.suppress(HvdliteError):
-                self.send_rest(tag, flag=VOID + self.lane.transport.rank)
+        """What has not left of a round follows, with word that no rank is to have results of it. spare: called before
+        with the parameters that were not marked, in whose views something else may lie."""
+        if spare:
+            spare([index for index, marked in enumerate(self.marked) if not marked])
+        with contextlib.suppress(HvdliteError):
+            self.send_rest(tag, flag=VOID + self.lane.transport.rank)
 
     def forget_round(self) -> bool:
         """Wait for what has left; whether any was reduced."""

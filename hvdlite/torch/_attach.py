@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from hvdlite import runtime
-from hvdlite.errors import HvdliteError
+from hvdlite.errors import HvdliteError, MismatchError
 from hvdlite.planning import planned
 from hvdlite.reducer import Reducer, VoidError
 from hvdlite.torch import _compiled, _cuda, _sharing, _steps
@@ -40,8 +40,6 @@ class Attachment:
         self.reference, self.settings, self.passes_per_step = weakref.ref(optimizer), settings, passes_per_step
         self.runtime = runtime.current()
         self.group = self.runtime.groups.find(settings.process_set)
-        self.number = self.group.serial("optimizer") if self.group else 0
-        self.name = f"optimizer.{self.number}"
         self.gradients = Gradients(settings)
         self.alike = alike(optimizer, settings.names)
         self.hooks = Hooks(self.on_gradient)
@@ -52,6 +50,7 @@ class Attachment:
         self.shared = False  # some of its parameters are others', too
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.accumulating = self.detached = False
+        self.void = False  # a backward under way began while an earlier one's round, which has failed, was half sent
         self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
         self.passes = self.retries = self.steps = 0
         self.backward = Backward(weakly(self.end_backward))
@@ -59,6 +58,8 @@ class Attachment:
         self.lock = threading.RLock()  # of `on_gradient`
         self.run = -1  # the number of autograd's run that had the last gradient
         self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
+        self.number = self.group.serial("optimizer") if self.group else 0
+        self.name = f"optimizer.{self.number}"
         if self.group is not None and not self.paused:
             self.runtime.attachments.disperse()  # models that are no more take memory
             self.lane, self.size = self.group.new_lane(self.name, self), self.group.size
@@ -166,8 +167,10 @@ class Attachment:
         self.run = run
         self.accumulating = self.passes + 1 < self.passes_per_step
         if not self.accumulating:
-            self.begin_round()
-            self.expected, self.reducing = self.planned.index, True
+            self.void, self.reducing = self.reducer.half_sent, True
+            if not self.void:
+                self.begin_round()
+                self.expected = self.planned.index
         self.backward.begin(run)
 
     def begin_round(self) -> None:
@@ -188,17 +191,33 @@ class Attachment:
 
     def end_backward(self) -> None:
         """Finish its rounds in the order in which the optimizers were attached; that of gradients may differ between
-        ranks, which would wait for each other."""
+        ranks, which would wait for each other. For that reason no hook waits for a round that has failed either."""
         run, self.run = current_run(), -1
-        self.passes += self.accumulating
-        self.accumulating = False
+        self.passes, self.accumulating = self.passes + self.accumulating, False
+        ending = [each for each in self.runtime.attachments
+                  if each.reducing and (each is self or each.backward.ends_with(run))]  # fmt: skip
         for each in self.runtime.attachments:
-            if each.reducing and (each is self or each.backward.ends_with(run)):
-                each.finish_round()
+            if each not in ending and not each.backward.under_way:
+                each.give_up()
+        if len(ending) > 1 and any(each.void for each in ending):
+            cancel(ending)
+            raise VoidError(
+                "a backward of this rank had raised after some of its gradients had left: no rank has results of this "
+                "one. The next begins anew"
+            )
+        while ending:
+            try:
+                ending.pop(0).finish_round()
+            except (VoidError, MismatchError):
+                cancel(ending)
+                raise
 
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.expected, self.reducing = {}, False
+        if self.void:
+            self.void = False
+            self.begin_round()
         self.gradients.refuse_sparse_results()
         if self.streams:
             self.streams.join(self.packing.pack)
@@ -239,10 +258,10 @@ class Attachment:
         attach(self.optimizer, self.settings, self.passes_per_step)
 
     def give_up(self) -> None:
-        """This rank is about to join. Where a backward of its has failed after gradients had left, the others learn
-        that their round is void: a part of it had been added to those, the rest would be to zeros. Never waits: they
-        may come to that round only when this rank has joined."""
-        if self.reducer.overlap:
+        """This rank is about to join, or to wait for others. Where a backward of its has failed after gradients had
+        left, the others learn that their round is void: a part of it had been added to those, the rest would be to
+        zeros. Never waits: they may come to that round only when this rank has joined."""
+        if self.reducer.half_sent:
             self.reducer.void_round(self.tag, self.gradients.slots.preserve)
 
     def start_over(self) -> None:
@@ -265,6 +284,14 @@ class Attachment:
         if heir is None:
             for hook in self.step_hooks:
                 hook.remove()
+
+
+def cancel(attachments: Sequence[Attachment]) -> None:
+    """No rank is to have results of these rounds. All ranks do so, in this order."""
+    for each in attachments:
+        each.expected, each.reducing, each.void = {}, False, False
+        each.reducer.void_round(each.tag, each.gradients.slots.preserve)
+        each.gradients.let_go()
 
 
 def attach(optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:

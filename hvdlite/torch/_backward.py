@@ -84,6 +84,11 @@ class Backward:
         if ending is not None and ending.hooks and run > ending.run and outermost_node() is None:
             ending.forget_outside()  # it waits for a node of a run that has failed, or came to its end without that
             self.forget()
+        return self.under_way
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it has neither ended nor failed."""
         return self.ending() is not None
 
     def ends_with(self, run: int) -> bool:

@@ -112,6 +112,52 @@ def check_kept_gradients_outlive_a_failure() -> None:
     restart()
 
 
+def check_optimizers_of_one_backward_after_a_failure() -> None:
+    """One rank's backward raises when gradients of one optimizer have left: the others wait for the other's. All
+    optimizers begin anew on all ranks, whichever was attached first, and also where one is not in every backward."""
+    ways = [(first, fails_at, both) for first in (True, False) for fails_at, both in ((3, True), (1, True), (1, False), (4, False))]
+    for bodys_first, fails_at, both in ways:
+        restart(OVERLAP="1", BUCKET_MB="0.001")
+        params = [torch.nn.Parameter(torch.zeros(300)) for _ in range(6)]
+        body, head = params[:3], params[3:]  # the head's gradients come first
+        optimizers = [attach(part, op=hvd.Sum) for part in ((body, head) if bodys_first else (head, body))]
+
+        def losses(fails: bool) -> list[torch.Tensor]:
+            x, found = torch.ones(300), []
+            for index, p in enumerate(params):  # noqa: B023
+                x = x + p * (hvd.rank() + 1)
+                if fails and index == fails_at:  # noqa: B023
+                    x.register_hook(lambda grad: fail())
+                if not both and index == 2:  # noqa: B023
+                    found.append(x.sum())
+                    x = torch.ones(300)
+            return [*found, x.sum()]
+
+        def backward(fails: bool = False) -> None:
+            for optimizer in optimizers:  # noqa: B023
+                optimizer.zero_grad()
+            for loss in losses(fails):
+                loss.backward()
+
+        want = torch.full((300,), hvd.size() * (hvd.size() + 1) / 2)
+        failed = 0
+        for step in range(6):
+            if step in (2, 4) and last():
+                require_error(KeyError, lambda: backward(fails=True), "in the middle")
+            try:
+                backward()
+            except HvdliteError as error:
+                assert "raised after some of its gradients had left" in str(error), error
+                failed += 1
+                backward()
+            require_grads(params, want)
+            for optimizer in optimizers:
+                optimizer.step()
+        assert failed == (2 if hvd.size() > 1 and (both or not last()) else 0), (bodys_first, fails_at, both, failed)
+        assert all((p == -6 * want).all() for p in params)
+    restart()
+
+
 def check_gradients_before_a_failure_are_forgotten() -> None:
     """Also where the next backward comes to them later than to the others of their bucket, which then is not full."""
     restart(OVERLAP="1", BUCKET_MB="0.0003")

@@ -202,11 +202,11 @@ def check_a_change_of_parameters_says_when_it_can_be() -> None:
         table(torch.tensor([r])).sum().backward()
         sparse.zero_grad()
         require_error(hvd.HorovodInternalError, lambda: table(torch.tensor([r])).sum().backward(), "rank 0 has joined",
-                      "sparse_as_dense=True", "before any rank joins")  # fmt: skip
+                      "sparse_as_dense=True", "a backward of all ranks")  # fmt: skip
         table.weight.grad = None
         dense.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
         require_error(hvd.HorovodInternalError, lambda: train(params, dense, 1), "rank 0 has joined", "add_param_group",
-                      "before any rank joins")  # fmt: skip
+                      "a backward of all ranks")  # fmt: skip
         del dense.param_groups[-1]
         train(params, dense, 1)
         late.requires_grad = True
