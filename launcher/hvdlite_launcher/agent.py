@@ -27,6 +27,7 @@ from typing import Any
 
 from hvdlite_launcher import facts, wire
 from hvdlite_launcher.janitor import is_own, kill_all, mark_of, rank_processes, see_off, segments_of_ranks
+from hvdlite_launcher.keeper import WATCHED
 from hvdlite_launcher.ranks import Farewell, publish, send
 from hvdlite_launcher.watch import appeared, watch
 
@@ -129,6 +130,7 @@ class Agent:
             for path in filter(None, (job["folder"], job["shared"])):
                 os.makedirs(path, 0o700)
                 self._made.append(path)
+            self._publish(WATCHED, b"")
             facts.check_interfaces(job["interfaces"])
             descriptor = watch(job["folder"])
             self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._look(descriptor))

@@ -7,6 +7,7 @@ Wrong use is one line and exit code 2; a command or an MPI that is not there, 12
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pwd
 import resource
@@ -92,8 +93,12 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
         return command
 
     _allow_files()
-    _require_folder(options.output_filename)
-    with Printer(not options.no_prefix, options.timestamps, options.output_filename, wanted.ranks) as printer:
+    with contextlib.ExitStack() as files:
+        printer = Printer(not options.no_prefix, options.timestamps, options.output_filename, wanted.ranks)
+        try:
+            files.enter_context(printer)
+        except OSError as error:
+            raise UsageError(f"--output-filename {error.filename}: {error.strerror or error}") from error
         outcome = run(prepare, wanted, environ, printer=printer, verbose=options.verbose, task=task)
     if options.verbose:
         _show_times(found - begin, outcome)
@@ -108,18 +113,6 @@ def _other_python(program: str) -> str:
     if os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable):
         return ""
     return f". {path} has no hvdlite, which is installed for {sys.executable}: activate its environment, or name it"
-
-
-def _require_folder(folder: str | None) -> None:
-    """Raises UsageError where the ranks' output cannot be kept in it; makes it."""
-    if folder is None:
-        return
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--output-filename {folder}: {error.strerror or error}") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"--output-filename {folder}: no permission to write there")
 
 
 def _allow_files() -> None:

@@ -111,6 +111,8 @@ def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, st
     if settings.several:
         env["HVDLITE_JOB_HOSTS"] = str(len(settings.hosts))
     if settings.step:
+        if "SLURM_STEP_ID" in environ:  # of an interactive step, which has all the cores that ours would wait for
+            env.setdefault("SLURM_OVERLAP", "1")
         start = _step_options(settings, settings.step)
         return Command((*start, *place.keeper, *_spelled(settings)), env, labelled=True)
     options = own_options(settings, {**environ, **env})
@@ -168,14 +170,21 @@ def _host_list(settings: Settings) -> str:
 
 def _open_mpi_options(settings: Settings, env: Mapping[str, str]) -> tuple[str, ...]:
     root = ("--allow-run-as-root",) if settings.root else ()
-    placement = ("--host", _host_list(settings), "--oversubscribe")
-    order = ("--map-by", "slot") if settings.several else ()
-    binding = ("--bind-to", "none", *order) if settings.binding_args is None else settings.binding_args
+    # On several hosts it would have Open MPI put all on the first one, unless told to go by slots.
+    placement = ("--host", _host_list(settings), *(() if settings.several else ("--oversubscribe",)))
     names = sorted(name for name in env if name not in LOGIN) if settings.several else ()
     return (
-        *("-np", str(settings.ranks), *root, *placement, *binding),
+        *("-np", str(settings.ranks), *root, *placement, *_open_mpi_binding(settings)),
         *(word for name in names for word in ("-x", name)),
     )
+
+
+def _open_mpi_binding(settings: Settings) -> tuple[str, ...]:
+    """The user's, or ours but for what is among --mpi-args: Open MPI refuses an option that is given twice."""
+    if settings.binding_args is not None:
+        return settings.binding_args
+    own = {"--bind-to": "none", **({"--map-by": "slot"} if settings.several else {})}
+    return tuple(word for option, value in own.items() if option not in settings.mpi_args for word in (option, value))
 
 
 def _open_mpi_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> dict[str, str]:
@@ -197,8 +206,9 @@ def _open_mpi_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[s
         env |= _open_mpi_ssh(settings, modern)
     if settings.interfaces:
         names = ",".join(settings.interfaces)
-        env |= {"OMPI_MCA_btl_tcp_if_include": names}
-        env["PRTE_MCA_prte_if_include" if modern else "OMPI_MCA_oob_tcp_if_include"] = names
+        env["OMPI_MCA_btl_tcp_if_include"] = names
+        if settings.several:  # daemons need none on one host, and Open MPI 5's none that is the loopback
+            env["PRTE_MCA_prte_if_include" if modern else "OMPI_MCA_oob_tcp_if_include"] = names
     return env
 
 

@@ -119,7 +119,7 @@ def _parse_entry(entry: str, place: str = "") -> Host:
         cure = "write name:slots, as in localhost:4"
         if "@" in entry:
             cure = "leave the user out, and name it for that host in ~/.ssh/config"
-        elif entry.count(":") > 1:
+        elif "::" in entry or entry.count(":") > 6:
             cure = "write an IPv6 address in brackets, as in [::1]:4"
         raise UsageError(f"{place}cannot read the host {entry!r}: {cure}")
     slots = int(match["slots"] or 1)

@@ -2,10 +2,10 @@
 
 Its stdin is a pipe whose other end hvdliterun holds, and whose first line tells it of the job: its folders
 and its mark, with zeros between (an argv is seen by all users). When that closes, be it by a normal end or
-SIGKILL, the janitor kills every process that carries the job's mark in its environment, and removes the
-job's two folders and the segments that MPICH made for it. There is no other code that cleans up: the way
-that must work after a crash is the way of every job. Then it closes its stdout, and gives those a while
-that remove the shared memory of killed processes.
+SIGKILL, the janitor kills every process that carries the job's mark in its environment, and Open MPI's
+daemons that were given the job's folder; and it removes the job's two folders and the segments that MPICH
+made for it. There is no other code that cleans up: the way that must work after a crash is the way of every
+job. Then it closes its stdout, and gives those a while that remove the shared memory of killed processes.
 
 MPICH offers no choice of folder for its segment, and keeps the file for the life of the job. It is
 ours to remove if a process of this job maps it: looked up while the job runs, never by name alone.
@@ -26,9 +26,10 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 
-_SEGMENT = re.compile(r"/dev/shm/mpich_shm_[^/\s]+")
+_SEGMENT = re.compile(r"/dev/shm/(?:mpich_shm_|mpich_shar_tmp|ucx_shm_posix_)[^/\s]+")
 _BATCH = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _BATCHES = tuple(f"{name}=".encode() for name in _BATCH)
+_MPIS_DAEMONS = (b"prted", b"orted")  # which Open MPI starts on other hosts, without the job's variables
 _DAEMONS = (b"slurmstepd", b"pbs_mom", b"sbatchd", b"res")  # of which one starts whatever a batch job consists of
 _PATIENCE = 3.0  # seconds until killed processes must be gone
 _TIDYING = 6.0  # seconds until those must be that tidy up behind them; torch's manager takes 2 to 3
@@ -70,8 +71,17 @@ def marked(mark: bytes) -> Iterator[int]:
             with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as environ:
                 found = environ.read().split(b"\0")
                 others = (each for each in found if each.startswith(_BATCHES) and each not in batch)
-                if job in found and not (any(others) and in_batch(int(entry))):
+                if (job in found and not (any(others) and in_batch(int(entry)))) or is_daemon(int(entry), job):
                     yield int(entry)
+
+
+def is_daemon(pid: int, job: bytes) -> bool:
+    """Whether it is a daemon of the MPI's for this job, whose folder its arguments name. Raises OSError."""
+    with open(f"/proc/{pid}/comm", "rb") as comm:
+        if comm.read().rstrip(b"\n") not in _MPIS_DAEMONS or os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+            return False
+    with open(f"/proc/{pid}/cmdline", "rb") as arguments:
+        return job.partition(b"=")[2] in arguments.read()
 
 
 def in_batch(pid: int) -> bool:

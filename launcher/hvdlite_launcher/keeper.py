@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
+WATCHED = "watched"  # a file in the job's folder, made by hvdliterun or its agent
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
@@ -68,13 +69,15 @@ def main(command: Sequence[str]) -> int:
 
 
 def _own(folder: str) -> str:
-    """The job's folder, or where nothing can be found or made: under a scheduler only the first host has one,
-    and on the others anybody may have made one of that name."""
+    """The job's folder, or where nothing can be found or made: under a scheduler only the first host has one, on the
+    others anybody may have made one of that name; and where the command that hvdliterun shows is started by hand, Open
+    MPI makes one, in which nobody reads."""
     try:
         found = os.lstat(folder)
     except OSError:
         return os.devnull
-    return folder if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else os.devnull
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return folder if ours and os.path.exists(os.path.join(folder, WATCHED)) else os.devnull
 
 
 def _stay() -> None:

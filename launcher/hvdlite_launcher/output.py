@@ -37,8 +37,8 @@ class Printer:
     """Writes whole lines of many sources to stdout and stderr.
 
     prefix: whether lines carry their label; without it each rank's bytes stay as they are. timestamps: whether the
-    time stands before it. folder: where each rank's output is written too, as it is, or None. ranks: how many there
-    are. without_hvdlite: whether any has said that its Python cannot import it.
+    time stands before it. folder: where each rank's output is written too, as it is (FOLDER/rank.07/stdout), or None.
+    ranks: how many there are. without_hvdlite: whether any has said that its Python cannot import it.
     _open: per destination, the source whose line was left unfinished there, so that nobody else's text is glued to it.
     """
 
@@ -47,7 +47,7 @@ class Printer:
     folder: str | None = None
     ranks: int = 1
     without_hvdlite: bool = False
-    _files: dict[bytes, int] = field(default_factory=dict)
+    _files: dict[tuple[int, int], int] = field(default_factory=dict)
     _open: dict[int, Source | None] = field(default_factory=dict)
     _alias: dict[int, int] = field(default_factory=dict)
 
@@ -58,8 +58,8 @@ class Printer:
     def feed(self, source: Source, data: bytes) -> None:
         """Take what a source has written, and print all lines that it completes."""
         self.without_hvdlite = self.without_hvdlite or b"No module named 'hvdlite'" in data
-        if self.folder is not None:
-            self._keep(source, data)
+        if (source.rank, source.destination) in self._files:
+            write_all(self._files[source.rank, source.destination], data)
         source.since = source.since if source.rest else time.monotonic()
         text = source.rest + data
         ends = b"\n" in data or b"\r" in data or source.rest.endswith(b"\r")  # else it is not searched once more
@@ -85,6 +85,14 @@ class Printer:
         self._open.clear()
 
     def __enter__(self) -> Printer:
+        """Make the ranks' own files, empty where an earlier job has left some. Raises OSError."""
+        width = len(str(self.ranks - 1))
+        for rank in range(self.ranks) if self.folder is not None else ():
+            folder = os.path.join(self.folder or "", f"rank.{rank:0{width}d}")
+            os.makedirs(folder, exist_ok=True)
+            for destination, name in ((1, "stdout"), (2, "stderr")):
+                how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                self._files[rank, destination] = os.open(os.path.join(folder, name), how, 0o666)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -93,18 +101,6 @@ class Printer:
 
     def _label(self, source: Source) -> bytes:
         return time.asctime().encode() + source.label if self.timestamps else source.label
-
-    def _keep(self, source: Source, data: bytes) -> None:
-        """Write to the rank's own file: FOLDER/rank.07/stdout."""
-        file = self._files.get(source.label)
-        if file is None:
-            width = len(str(self.ranks - 1))
-            folder = os.path.join(str(self.folder), f"rank.{source.rank:0{width}d}")
-            os.makedirs(folder, exist_ok=True)
-            name = "stdout" if source.destination == 1 else "stderr"
-            how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            file = self._files[source.label] = os.open(os.path.join(folder, name), how, 0o666)
-        write_all(file, data)
 
     def _print(self, source: Source, segments: list[bytes]) -> None:
         if not self.prefix:

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from hvdlite_launcher.command import Place
 from hvdlite_launcher.failures import ABSENT, Failure, parse
 from hvdlite_launcher.janitor import is_own, mark_of
+from hvdlite_launcher.keeper import WATCHED
+from hvdlite_launcher.ranks import publish
 from hvdlite_launcher.usage import UsageError
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -57,6 +59,7 @@ def a_place(several: bool = False) -> Iterator[Place]:
             os.mkdir(folder, 0o700)
         if not is_own(folder):  # an NFS server may give it to nobody
             raise UsageError(f"{folder}, just made, belongs to another user: name another place in TMPDIR", 1)
+        publish(folder, WATCHED, b"")
         if shared and not _made(shared):
             shared = None
         yield Place(name, folder, shared, _script("keeper"))

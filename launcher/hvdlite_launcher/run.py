@@ -158,9 +158,10 @@ def _explain(
     if mpirun.returncode < 0:
         number = -mpirun.returncode
         return 128 + number, f"the MPI's launcher was killed by {_name(number)} (signal {number})"
-    if mpirun.returncode and ending.patience < math.inf and not ending.begun:
-        return mpirun.returncode, f"the MPI's launcher ended with exit code {mpirun.returncode} before any rank started"
-    return mpirun.returncode, None
+    if mpirun.returncode:
+        when = " before any rank started" if ending.patience < math.inf and not ending.begun else ""
+        return mpirun.returncode, f"the MPI's launcher ended with exit code {mpirun.returncode}{when}"
+    return 0, None
 
 
 def _name(number: int) -> str:

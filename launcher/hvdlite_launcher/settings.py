@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from hvdlite_launcher import config_file, tunables
 from hvdlite_launcher.command import Settings, Step
 from hvdlite_launcher.cores import cores
+from hvdlite_launcher.facts import check_interfaces
 from hvdlite_launcher.hosts import Host, located, parse_hostfile, parse_hosts, total_slots, used
 from hvdlite_launcher.options import USAGE
 from hvdlite_launcher.probe import Mpi
@@ -33,7 +34,7 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
     chosen = list(tunables.chosen(options, config))
     tuned = tunables.variables(chosen)
     step = _step(options, given, mpi)
-    return Settings(
+    made = Settings(
         ranks=ranks,
         hosts=_placed(hosts, ranks, step, options),
         command=command,
@@ -47,7 +48,10 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         binding_args=None if options.binding_args is None else tuple(_words("--binding-args", options.binding_args)),
         start_timeout=options.start_timeout + 3,  # ssh gives up before
         step=step,
-    ), tunables.explanations(chosen)
+    )
+    if not made.elsewhere:  # else each host is asked
+        _check_interfaces(made.interfaces)
+    return made, tunables.explanations(chosen)
 
 
 def _allocation(options: argparse.Namespace, environ: Mapping[str, str]) -> Allocation | None:
@@ -140,6 +144,13 @@ def _interfaces(options: argparse.Namespace) -> tuple[str, ...]:
     texts = [options.network_interfaces or "", *options.network_interface]
     names = [name.strip() for text in texts for name in text.split(",")]
     return tuple(dict.fromkeys(filter(None, names)))
+
+
+def _check_interfaces(names: Sequence[str]) -> None:
+    try:
+        check_interfaces(names, several=False)
+    except OSError as error:
+        raise UsageError(f"--network-interfaces: {error}") from error
 
 
 def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -233,10 +234,36 @@ def test_exit_functions_that_take_too_long_do_not_keep_the_job(runner: Runner) -
 
 
 def test_output_that_cannot_be_written(runner: Runner) -> None:
-    (runner.tmpdir / "rank.0" / "stdout").mkdir(parents=True)
+    (runner.tmpdir / "rank.0").mkdir()
+    (runner.tmpdir / "rank.0" / "stdout").symlink_to("/dev/full")
     job = runner.run("-np", "1", "--output-filename", str(runner.tmpdir), "sh", "-c", "echo lost; sleep 30")
     assert job.returncode == 1
-    assert "hvdliterun: the ranks' output cannot be written: Is a directory" in job.stderr
+    assert "hvdliterun: the ranks' output cannot be written: No space left on device" in job.stderr
+
+
+def test_the_command_that_is_shown_runs_without_hvdliterun(runner: Runner) -> None:
+    """And its ranks, which nobody reads the pipes of, write where the MPI has them write."""
+    shown = runner.run("-v", "-np", "2", sys.executable, "-c", "import hvdlite as hvd; hvd.init(); print('rank', hvd.rank())")
+    (command,) = re.findall(r"(?m)^hvdliterun: command: (.*)$", shown.stderr)
+    job = subprocess.run(["sh", "-c", command], env=runner.env(), capture_output=True, text=True, timeout=LIMIT)
+    for folder in re.findall(r"HVDLITE_JOB_DIR=(\S+)", command):
+        shutil.rmtree(folder, ignore_errors=True)  # Open MPI's
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.split()) == ["0", "1", "rank", "rank"]
+
+
+def test_the_loopback_is_a_network_of_one_host(runner: Runner) -> None:
+    code = "import hvdlite as hvd; hvd.init(); print(hvd.size())"
+    job = runner.run("--no-prefix", "-np", "2", "--network-interfaces", "lo", sys.executable, "-c", code)
+    assert (job.returncode, job.stdout) == (0, "2\n2\n"), job.stderr
+
+
+def test_an_end_of_the_mpis_launcher_that_nobody_explains_is_told(runner: Runner, tmp_path: Path) -> None:
+    launcher = tmp_path / Path(runner.mpi.launcher).name
+    launcher.write_text(f'#!/bin/sh\ncase "$*" in *sleep*) exit 213;; esac\nexec {runner.mpi.launcher} "$@"\n')
+    launcher.chmod(0o755)
+    job = runner.run("-np", "1", "--mpi-launcher", str(launcher), "sleep", "1")
+    assert job.returncode == 213 and "launcher ended with exit code 213" in job.stderr.splitlines()[-1]
 
 
 def test_variables_and_threads(runner: Runner) -> None:

@@ -121,8 +121,9 @@ def test_every_flag_of_horovodrun_is_there() -> None:
 
 
 def test_interfaces_add_up() -> None:
-    parsed = options.parse(["--network-interface", "a,b", "--network-interfaces", "b,c", "-np", "1", sys.executable])
-    assert set(settings(parsed, OPEN_MPI, {})[0].interfaces) == {"a", "b", "c"}
+    a, b, c = "10.1.0.0/16", "10.2.0.0/16", "lo"
+    parsed = options.parse(["--network-interface", f"{a},{b}", "--network-interfaces", f"{b},{c}", "-np", "1", sys.executable])
+    assert set(settings(parsed, OPEN_MPI, {})[0].interfaces) == {a, b, c}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,7 @@ def test_interfaces_add_up() -> None:
         (["--start-timeout", "nan"], "nan: must be a number of seconds above 0"),
         (["-x", "=3"], "-x =3: write -x NAME=VALUE"),
         (["--stall-check", "--no-stall-check"], "not allowed with"),
+        (["--network-interfaces", "nope0"], "--network-interfaces: no network interface nope0, but"),
         (["--config-file", "/no/such.yaml"], "/no/such.yaml: No such file"),
     ],
 )
@@ -167,6 +169,15 @@ def test_output_goes_to_a_folder_per_rank_too(runner: Runner, tmp_path: Path) ->
     assert sorted(os.listdir(tmp_path / "logs")) == [f"rank.{rank:02d}" for rank in range(11)]
     assert (tmp_path / "logs" / "rank.07" / "stdout").read_text().startswith("out ")
     assert (tmp_path / "logs" / "rank.07" / "stderr").read_text() == "err"
+
+
+def test_the_folder_holds_this_job_alone(runner: Runner, tmp_path: Path) -> None:
+    """Nothing of an earlier job stays, and a rank that writes nothing has empty files."""
+    logs = tmp_path / "logs"
+    for command in ("echo out; echo err >&2", "true"):
+        assert runner.run("-np", "2", "--output-filename", str(logs), "sh", "-c", command).returncode == 0
+    texts = [(logs / f"rank.{rank}" / name).read_text() for rank in range(2) for name in ("stdout", "stderr")]
+    assert texts == ["", "", "", ""]
 
 
 def test_lines_begin_with_the_time(runner: Runner) -> None:

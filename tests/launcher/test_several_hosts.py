@@ -36,7 +36,7 @@ JOB = {"HVDLITE_JOB_DIR": "/tmp/job", "HVDLITE_JOB_HOSTS": "2", "HVDLITE_JOB_ID"
 def test_open_mpi_5_is_told_hosts_ssh_and_each_variable() -> None:
     environ = {"PATH": "/bin", "HOME": "/root", "GLIBC_TUNABLES": "x"}
     command = compose(SETTINGS, OPEN_MPI_5, PLACE, environ)
-    place = "-np 3 --host a:2,b:1 --oversubscribe --bind-to none --map-by slot"
+    place = "-np 3 --host a:2,b:1 --bind-to none --map-by slot"
     names = sorted({*command.env, "PATH", "GLIBC_TUNABLES"})
     words = [*place.split(), *(word for name in names for word in ("-x", name))]
     assert command.argv == ("/mpi/bin/mpirun", *words, "keep", "python", "train.py")
@@ -90,9 +90,23 @@ def test_interfaces(mpi: Mpi, name: str) -> None:
     assert ("-iface" in command.argv) == (mpi is MPICH)
 
 
+def test_daemons_have_no_network_on_one_host() -> None:
+    """Open MPI 5 ends with an error, or crashes, where theirs is the loopback."""
+    alone = dataclasses.replace(SETTINGS, hosts=(Host("a", 3),), interfaces=("lo",))
+    name = "PRTE_MCA_prte_if_include"
+    assert name not in compose(alone, OPEN_MPI_5, PLACE, {}).env
+    assert compose(dataclasses.replace(SETTINGS, interfaces=("ib0",)), OPEN_MPI_5, PLACE, {}).env[name] == "ib0"
+
+
+@pytest.mark.parametrize(("given", "left"), [("--bind-to", "--map-by"), ("--map-by", "--bind-to")])
+def test_no_option_is_given_twice(given: str, left: str) -> None:
+    argv = compose(dataclasses.replace(SETTINGS, mpi_args=(given, "core")), OPEN_MPI_5, PLACE, {}).argv
+    assert argv.count(given) == argv.count(left) == 1 and argv[argv.index(given) + 1] == "core"
+
+
 def test_binding_args_replace_ours() -> None:
     argv = compose(dataclasses.replace(SETTINGS, binding_args=("--bind-to", "core")), OPEN_MPI_5, PLACE, {}).argv
-    assert "none" not in argv and "--map-by" not in argv and argv[argv.index("--bind-to") + 1] == "core"
+    assert "none" not in argv and "--map-by" not in argv and "--oversubscribe" not in argv and argv[argv.index("--bind-to") + 1] == "core"
 
 
 def test_threads_follow_the_fullest_host() -> None:

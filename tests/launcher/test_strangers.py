@@ -19,7 +19,7 @@ import pytest
 from hvdlite_launcher import cli, cores, janitor, wire
 from hvdlite_launcher.agent import Agent
 from hvdlite_launcher.hosts import parse_hosts
-from hvdlite_launcher.keeper import _own
+from hvdlite_launcher.keeper import WATCHED, _own
 from hvdlite_launcher.options import parse
 from hvdlite_launcher.place import a_place
 from hvdlite_launcher.usage import UsageError
@@ -70,6 +70,8 @@ def test_a_folder_that_somebody_else_may_have_made_is_not_the_jobs(tmp_path: Pat
     link.symlink_to(folder)
     (folder / "pid.0").write_text(str(os.getpid()))
     assert janitor.rank_processes(str(folder)) == [os.getpid()] and janitor.rank_processes(str(link)) == []
+    assert _own(str(folder)) == os.devnull  # in which nobody reads
+    (folder / WATCHED).touch()
     assert _own(str(folder)) == str(folder)
     assert _own(str(link)) == _own(str(tmp_path / "none")) == os.devnull
     if os.geteuid() == 0:

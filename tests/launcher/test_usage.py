@@ -26,7 +26,7 @@ WRONG = [
     (["-np", "2", "--unheard-of", "true"], 2, "--unheard-of"),
     (["-np", "2", "-x", "HVDLITE_NOT_SET", "true"], 2, "the variable is not set"),
     (["-np", "2", "--mpi-args='", "true"], 2, "--mpi-args"),
-    (["-np", "2", "--output-filename", __file__, "true"], 2, f"--output-filename {__file__}: File exists"),
+    (["-np", "2", "--output-filename", __file__, "true"], 2, f"--output-filename {__file__}/rank.0: Not a directory"),
     (["-np", "2", "no-such-command"], 127, "no-such-command: command not found"),
     (["-np", "2", __file__], 127, f"did you mean `python {__file__}`?"),
     (["-np", "2", "--mpi-launcher", "/bin/true", "true"], 127, "/bin/true is not a launcher"),

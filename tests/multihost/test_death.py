@@ -73,6 +73,12 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def daemons() -> list[int]:
+    """Open MPI's on other hosts, which carry no mark, but the name of the job's folder."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in pids if re.match(r"\S*(prted|orted) .*/hvdlite-", command_line(pid))]
+
+
 HVDLITERUN = r"\S*python\S* -m hvdlite_launcher"
 AGENT = r"\S*python\S* -I -S -c .*agent import main"
 
@@ -114,6 +120,7 @@ def test_a_host_is_cut_off(runner: Runner) -> None:
         assert job.returncode == 137 and "hvdliterun: host hostb was lost: no sign of life\n" in err
         assert runner.wait_gone(5.0), "processes are left"
         assert time.monotonic() - begun < 7.0  # the five seconds, and two for a busy machine
+        assert wait_until(lambda: not daemons(), 2.0), "Open MPI's daemon is left"
         assert wait_until(lambda: traces(pair) == before, 2.0), traces(pair)
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hvdlite_launcher.probe import Family
 
 from tests.launcher.conftest import Runner
 from tests.multihost.hosts import Hosts
@@ -30,6 +31,20 @@ def test_hosts_are_filled_in_order(runner: Runner) -> None:
     assert [each["cross"] for each in ranks] == [[0, 2], [1, 2], [0, 1], [0, 1]]
     assert {each["sum"] for each in ranks} == {10.0}
     assert {each["folder"] for each in ranks} == {os.getcwd()}
+
+
+@pytest.mark.parametrize("binding", ["", "--bind-to core"])
+def test_slots_hold_whatever_ranks_are_bound_to(runner: Runner, binding: str) -> None:
+    if runner.mpi.family is not Family.OPEN_MPI:
+        binding = ""
+    ranks = told(runner, "-H", "hosta:1,hostb:1", "--binding-args", binding)
+    assert [each["host"] for each in ranks] == ["hosta", "hostb"]
+
+
+def test_more_ranks_than_cores_on_each_host(runner: Runner) -> None:
+    here = len(os.sched_getaffinity(0)) + 1
+    ranks = told(runner, "-H", f"hosta:{here},hostb:{here}")
+    assert [each["host"] for each in ranks] == ["hosta"] * here + ["hostb"] * here
 
 
 def test_all_ranks_on_another_host(runner: Runner) -> None:

@@ -72,10 +72,14 @@ def test_unreachable_hosts(refused: Runner, strangers: Hosts) -> None:
     assert states["10.99.0.9"].startswith("unreachable: ")
 
 
-def test_a_network_that_is_not_there(refused: Runner, strangers: Hosts) -> None:
+@pytest.mark.parametrize(("names", "why"), [
+    ("ib7", "no network interface ib7, but eth0, lo"),
+    ("eth0,lo", "the network interface lo leads to no other host: name one of eth0"),
+])  # fmt: skip
+def test_a_network_that_is_not_there(refused: Runner, strangers: Hosts, names: str, why: str) -> None:
     key = str(strangers.folder / "key")
-    states = table(refused, "-H", "hosta:1,hostb:1", "-i", key, "--network-interfaces", "ib7")
-    assert states == dict.fromkeys(("hosta", "hostb"), "no network interface ib7, but eth0, lo")
+    states = table(refused, "-H", "hosta:1,hostb:1", "-i", key, "--network-interfaces", names)
+    assert states == dict.fromkeys(("hosta", "hostb"), why)
 
 
 def test_one_machine_under_two_names(refused: Runner, strangers: Hosts) -> None:

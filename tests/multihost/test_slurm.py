@@ -87,6 +87,14 @@ def test_hvdliterun_takes_what_the_allocation_has(runner: Runner) -> None:
     assert sorted(line[:12] for line in job.stdout.splitlines()) == [f"[{rank}]<stdout>:" for rank in range(4)]
 
 
+def test_hvdliterun_within_an_interactive_step(runner: Runner) -> None:
+    """`srun --pty bash` holds the cores that another step would wait for."""
+    command = shlex.join([sys.executable, "-m", "hvdlite_launcher.cli", *TELLS])
+    job = within(runner, "srun", "-N1", "--ntasks-per-node=2", "sh", "-c", f'[ "$SLURM_PROCID" != 0 ] || {command}')
+    assert job.returncode == 0, job.stderr
+    assert len(ranks(job.stdout)) == 2
+
+
 @pytest.mark.parametrize(("how", "code"), [("exit", 7), ("signal9", 137)])
 def test_a_rank_that_fails_on_another_host_is_named(runner: Runner, how: str, code: int) -> None:
     """fails.py fails on rank 1; with one rank per host that is the other one. Under Open MPI rank 0 then loses its
