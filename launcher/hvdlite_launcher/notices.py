@@ -14,7 +14,13 @@ _OPEN_MPI_DEATHS = (
     "detected that one or more processes exited with non-zero",
     "Primary job  terminated normally",
     "noticed that the job aborted, but has no info",
+    "MPI communication peer process has unexpectedly disconnected",
 )
+_CRASH = re.compile(  # of Open MPI 4's mpirun, when it is told to end while it ends a job
+    r"\n?\[\S+:\d+\] \*\*\* Process received signal \*\*\*\n(?:\[\S+:\d+\] .*\n)*?"
+    r"\[\S+:\d+\] \*\*\* End of error message \*\*\*\n"
+)
+_LOST_PEER = re.compile(r"\[\S+:\d+\] \*\*\* An error occurred in Socket closed\n(?:\[\S+:\d+\] \*\*\* .*\n){,5}")
 _RULE = r"-{60,}\n"
 _BLOCK = re.compile(rf"{_RULE}((?:(?!{_RULE}).*\n)*){_RULE}")
 _HYDRA_DEATH = re.compile(
@@ -22,9 +28,10 @@ _HYDRA_DEATH = re.compile(
     r"(?:YOUR APPLICATION TERMINATED.*\n|This typically refers.*\n|Please see the FAQ.*\n)*"
 )
 _LINES = re.compile(
-    r"^(?:Ctrl-C caught.*|\[.*\] (?:Sending Ctrl-C|Press Ctrl-C).*"
+    r"^(?:Ctrl-C caught.*|mpirun\S*: abort is already in progress.*|\[.*\] (?:Sending Ctrl-C|Press Ctrl-C).*"
     r"|\[warn\] Epoll .* failed.*"  # libevent inside prterun, when it closes a dead rank's pipe
     r"|\[[^\]]*\] pmix_ptl_base: send_msg: write failed.*"  # prterun, when it answers a rank that is gone
+    r"|\[[^\]]*\] PMIX ERROR: PMIX_ERR_(?:NOT_FOUND|UNREACH) in file .*"  # or tells other hosts of one
     r"|\[proxy.*|\[mpiexec@.*"
     r"|srun: (?:error: \S+: tasks? \S+: (?:Exited|Terminated|Killed)|launch/slurm: _step_signal|Job step aborted).*"
     r"|(?:\s*\d+: )?slurmstepd\S*: error: \*\*\* STEP .*"
@@ -33,10 +40,19 @@ _LINES = re.compile(
 )
 
 
+_HARMLESS = re.compile(r"^\[.*\] plm:(?:ssh|rsh): Warning: setpgid\(.*\n", re.MULTILINE)  # ssh had a group already
+
+
+def without_harmless(text: str) -> str:
+    """`text` less what is said in jobs that have nothing wrong."""
+    return _HARMLESS.sub("", text)
+
+
 def without_deaths(text: str) -> str:
     """`text` less Open MPI's and Hydra's reports of a rank's end."""
     text = _BLOCK.sub(_keep_block, text)
-    text = _LINES.sub("", _HYDRA_DEATH.sub("", text))
+    for report in (_LOST_PEER, _CRASH, _HYDRA_DEATH, _LINES):
+        text = report.sub("", text)
     return text if text.strip() else ""
 
 

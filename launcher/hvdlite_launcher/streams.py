@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hvdlite_launcher.command import Place
-from hvdlite_launcher.notices import without_deaths
+from hvdlite_launcher.notices import without_deaths, without_harmless
 from hvdlite_launcher.output import PARTIAL_WAIT, Printer, Source, write_all
 
 _CHUNK = 65536
@@ -165,7 +165,7 @@ class Streams:
 
     def _tell_held(self, without_reports: bool = False) -> None:
         text, self._held = self._held.decode(errors="replace"), b""
-        text = text.replace("\0", "")  # Open MPI ends some of its messages so
+        text = without_harmless(text.replace("\0", ""))  # Open MPI ends some of its messages so
         self.printer.end_lines()
         write_all(2, (without_deaths(text) if without_reports else text).encode())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hvdlite_launcher.notices import without_deaths
+from hvdlite_launcher.notices import without_deaths, without_harmless
 from hvdlite_launcher.output import Printer, Source
 from hvdlite_launcher.streams import Streams
 
@@ -130,10 +130,26 @@ HYDRA = (
 )
 
 
+LOST = (
+    "[hostb:00000] *** An error occurred in Socket closed\n[hostb:00000] *** reported by process [4010475521,3]\n"
+    "[hostb:00000] *** on a NULL communicator\n[hostb:00000] *** Unknown error\n"
+    "[hostb:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"
+    "[hostb:00000] ***    and MPI will try to terminate your MPI job as well)\n"
+)
+CRASH = (
+    "\n[hosta:00025] *** Process received signal ***\n[hosta:00025] Signal: Segmentation fault (11)\n"
+    "[hosta:00025] [ 0] /lib/libc.so.6(+0x3c050)[0x7f]\n[hosta:00025] *** End of error message ***\n"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
         (DEATH, ""),
+        (LOST + DEATH + LOST, ""),
+        (LOST.replace("Socket closed", "MPI_Send"), LOST.replace("Socket closed", "MPI_Send")),
+        ("mpirun.openmpi: abort is already in progress...hit ctrl-c again to forcibly terminate\n" + CRASH, ""),
+        ("[hosta:17] PMIX ERROR: PMIX_ERR_UNREACH in file base/x.c at line 1\n", ""),
         (HYDRA, ""),
         (WARNING, WARNING),
         (DEATH + WARNING, WARNING),
@@ -145,3 +161,8 @@ HYDRA = (
 )
 def test_only_reports_of_deaths_are_left_out(text: str, kept: str) -> None:
     assert without_deaths(text) == kept
+
+
+def test_what_good_jobs_say_is_left_out_always() -> None:
+    text = "[hosta:17] plm:ssh: Warning: setpgid(18,18) failed in parent with errno=Permission denied(13)\n"
+    assert without_harmless(text + WARNING) == WARNING
