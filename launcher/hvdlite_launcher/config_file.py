@@ -7,8 +7,9 @@ from typing import Any
 from hvdlite_launcher.usage import UsageError
 
 
-def load(path: str) -> dict[str, Any]:
-    """The file's sections. Raises UsageError on a file that cannot be read, or asks for another controller."""
+def load(path: str, over_mpi: bool = False) -> dict[str, Any]:
+    """The file's sections. Raises UsageError on a file that cannot be read, or asks for another controller than MPI
+    where the command line does not (`over_mpi`)."""
     import yaml
 
     try:
@@ -21,6 +22,6 @@ def load(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(config, dict):
         raise UsageError(f"cannot read the settings in {path}: sections were expected, such as `params:`")
-    if str(config.get("controller", "mpi")).lower() != "mpi":
+    if not over_mpi and str(config.get("controller", "mpi")).lower() != "mpi":
         raise UsageError(f"{path}: controller {config['controller']!r} is not there: hvdlite communicates over MPI")
     return config

@@ -73,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time above 0. Raises ArgumentTypeError."""
     try:
         seconds = float(text)
     except ValueError:
@@ -89,7 +90,8 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     add("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, one host per line")
     add("-p", "--ssh-port", type=int, metavar="PORT", help="the other hosts' SSH port")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the key to log in to other hosts with")
-    add("--start-timeout", type=_seconds, default=10, metavar="SECONDS", help="for all hosts to be ready (10)")
+    add("--start-timeout", type=seconds, metavar="SECONDS",
+        help="for all hosts to be ready (default: HOROVOD_START_TIMEOUT, or 10)")  # fmt: skip
     add("--network-interfaces", metavar="NAME,...", help="networks to use between hosts (default: MPI's choice)")
     add("--network-interface", action="append", default=[], help=argparse.SUPPRESS)
     add("--tcp", action="store_true", help="use no network but TCP")

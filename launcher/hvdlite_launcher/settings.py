@@ -14,7 +14,7 @@ from hvdlite_launcher.command import Settings, Step
 from hvdlite_launcher.cores import cores
 from hvdlite_launcher.facts import check_interfaces
 from hvdlite_launcher.hosts import Host, located, parse_hostfile, parse_hosts, total_slots, used
-from hvdlite_launcher.options import USAGE
+from hvdlite_launcher.options import USAGE, seconds
 from hvdlite_launcher.probe import Mpi
 from hvdlite_launcher.schedulers import Allocation, Starter, allocation, pmi
 from hvdlite_launcher.ssh import SSH_AGENTS, Ssh
@@ -30,10 +30,11 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
     if not command:
         raise UsageError(f"no command given: {USAGE}")
     _check_command(command[0])
-    config = config_file.load(options.config_file) if options.config_file else {}
+    config = config_file.load(options.config_file, options.mpi) if options.config_file else {}
     chosen = list(tunables.chosen(options, config))
     tuned = tunables.variables(chosen)
     step = _step(options, given, mpi)
+    timeout = _start_timeout(options, environ)
     made = Settings(
         ranks=ranks,
         hosts=_placed(hosts, ranks, step, options),
@@ -42,11 +43,11 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         mpi_args=tuple(word for text in options.mpi_args for word in _words("--mpi-args", text)),
         cores=cores(),
         root=os.geteuid() == 0,
-        ssh=_ssh(options, given.shell if given else None, environ),
+        ssh=_ssh(options, given.shell if given else None, timeout, environ),
         interfaces=_interfaces(options),
         tcp=options.tcp,
         binding_args=None if options.binding_args is None else tuple(_words("--binding-args", options.binding_args)),
-        start_timeout=options.start_timeout + 3,  # ssh gives up before
+        start_timeout=timeout + 3,  # ssh gives up before
         step=step,
     )
     if not made.elsewhere:  # else each host is asked
@@ -159,7 +160,15 @@ def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, 
     return {"HVDLITE_LOG_LEVEL": "INFO"} if options.verbose and not told else {}
 
 
-def _ssh(options: argparse.Namespace, shell: str | None, environ: Mapping[str, str]) -> Ssh:
+def _start_timeout(options: argparse.Namespace, environ: Mapping[str, str]) -> float:
+    name = "HOROVOD_START_TIMEOUT"
+    try:
+        return float(options.start_timeout or seconds(environ.get(name) or "10"))
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"the environment variable {name}: {error}") from error
+
+
+def _ssh(options: argparse.Namespace, shell: str | None, timeout: float, environ: Mapping[str, str]) -> Ssh:
     key = options.ssh_identity_file
     if key is not None:
         key = os.path.abspath(key)
@@ -168,4 +177,4 @@ def _ssh(options: argparse.Namespace, shell: str | None, environ: Mapping[str, s
         if any(letter.isspace() for letter in key):  # MPIs take ssh's options as one text, cut at blanks
             raise UsageError(f"--ssh-identity-file {key!r}: the MPI cannot be given a path with blanks")
     agents = [environ[name] for name in SSH_AGENTS if environ.get(name)]
-    return Ssh(options.ssh_port, key, max(1, round(options.start_timeout)), agents[0] if agents else shell)
+    return Ssh(options.ssh_port, key, max(1, round(timeout)), agents[0] if agents else shell)

@@ -91,6 +91,22 @@ def test_a_yaml_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, s
         config_file.load(str(file))
 
 
+def test_the_command_line_chooses_the_controller(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("controller: gloo\nparams: {fusion_threshold_mb: 2}")
+    assert environment("--config-file", str(file), "--mpi")["HVDLITE_FUSION_THRESHOLD"] == str(2 << 20)
+
+
+@pytest.mark.parametrize(("arguments", "environ", "seconds"), [
+    ([], {}, 13), ([], {"HOROVOD_START_TIMEOUT": "30"}, 33), (["--start-timeout", "4"], {"HOROVOD_START_TIMEOUT": "30"}, 7),
+])  # fmt: skip
+def test_how_long_hosts_may_take(arguments: list[str], environ: dict[str, str], seconds: int) -> None:
+    parsed = options.parse([*arguments, "-np", "1", sys.executable])
+    assert settings(parsed, OPEN_MPI, environ)[0].start_timeout == seconds
+    with pytest.raises(UsageError, match="HOROVOD_START_TIMEOUT: soon: must be a number of seconds above 0"):
+        settings(options.parse(["-np", "1", sys.executable]), OPEN_MPI, {"HOROVOD_START_TIMEOUT": "soon"})
+
+
 def test_a_wrong_value_in_yaml_is_named(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("params: {fusion_threshold_mb: -1}")

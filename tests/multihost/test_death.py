@@ -41,8 +41,7 @@ def test_a_rank_on_another_host_fails(runner: Runner, pair: Hosts, how: str, cod
     assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
     assert "[1]<stdout>:last words\n" in job.stdout
     assert job.stderr.count("Traceback") == (how == "exception")
-    if runner.mpi.version >= (5,):  # Open MPI 4's ranks tell of connections that others have lost
-        assert all(line.startswith(("[1]<stderr>:", "hvdliterun: ")) for line in job.stderr.splitlines()), job.stderr
+    assert not re.search(r"(?m)^\[\S*\] \*\*\* An error occurred in Socket closed", job.stderr)
     assert runner.leftovers() == [] and traces(pair) == before
 
 
