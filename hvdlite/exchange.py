@@ -31,7 +31,7 @@ from hvdlite.ops import Average, Sum
 from hvdlite.planning import planned
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.reducer import Reducer, Use
-from hvdlite.requests import Request, Signature
+from hvdlite.requests import END, Request, Signature
 from hvdlite.terms import Terms, passes_of
 from hvdlite.variables import is_one_of
 from hvdlite.weakly import Crowd, weakly
@@ -54,6 +54,8 @@ class Exchange:
 
     reductions = 0
     """How often any exchange has reduced gradients, to prove that a step did."""
+    first: ref[Exchange] | None = None
+    """The one of all ranks that first began a round since this was last set to None."""
 
     def __init__(
         self, lane: Lane, name: str, number: int, specs: Sequence[Spec], mine: Iterable[Use], terms: Terms,
@@ -155,6 +157,8 @@ class Exchange:
         """Start a round; one that was begun and not finished, because its step failed, is forgotten."""
         if self.released:
             raise HvdliteError(f"{self.name}: this graph's variables are no more")
+        if Exchange.first is None and self.process_set in (None, global_process_set):
+            Exchange.first = ref(self)
         self.retries += self.reducer.abandon_round(self.tag)
         if self.held:
             mark(self.held[-1]).wait()
@@ -185,6 +189,12 @@ class Exchange:
         Exchange.reductions += 1
         if self.alike:
             self.alike.look(self.lane, self.name)
+
+    def end_of(self, what: str) -> None:
+        """Agree with all ranks that no round follows before `what`; waits for them. Named like a round's first bucket:
+        where another rank begins a round instead, that is a MismatchError on every rank, not a wait."""
+        if not self.released:
+            self.lane.run(Request(Signature(END, f"{self.name} bucket 0", round=what), lambda lane: None))
 
     def there(self) -> AbstractContextManager[Any]:
         """Where gradients are copied: the GPU's kernels are issued inside."""

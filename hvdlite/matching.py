@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from typing import Any, TypeAlias
 
 from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
-from hvdlite.requests import JOIN, LEAVE, Signature
+from hvdlite.requests import END, JOIN, LEAVE, Signature
 
 CURES = {
     "shape": "Every rank must pass the same shape; pad, or use allgather where sizes differ.",
@@ -110,6 +110,8 @@ def refusal(signature: Signature, joined: Sequence[int]) -> MismatchError:
 def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
     """What each side said, and the cure. signatures: one per member, for one name."""
     first = signatures[0]
+    if END in (kinds := {signature.kind for signature in signatures}) and len(kinds) > 1:
+        return explain_end(signatures, members)
     facts = [{"kind": s.kind, "round": s.round, **dict(s.facts)} for s in signatures]
     named = dict.fromkeys(name for fact in facts for name in fact)  # in order; some ranks may lack some
     what = next((name for name in named if any(f.get(name) != facts[0].get(name) for f in facts)), "arguments")
@@ -125,6 +127,18 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
     if what == "kind" and set(values) == {"plan", "gradients"}:
         cure = "The parameters changed (add_param_group, requires_grad) on some ranks only: change them on every rank."
     return f"{first.kind} '{first.name}': {said}{cure}"
+
+
+def explain_end(signatures: Sequence[Signature], members: Sequence[int]) -> str:
+    """Why ranks that have ended an epoch cannot go on with those that have begun a batch more."""
+    ended = [member for member, s in zip(members, signatures, strict=True) if s.kind == END]
+    others = [member for member in members if member not in ended]
+    what = next(signature.round for signature in signatures if signature.kind == END)
+    return (
+        f"fit(): {ranks(ended)} came to {what}, while {ranks(others)} went on with the next batch. A callback that "
+        "sets model.stop_training within an epoch (TerminateOnNaN) must do so on all ranks after the same batch, and "
+        "all must have as many batches: dataset.take(n), or steps_per_epoch="
+    )
 
 
 def sides(values: Sequence[Any], members: Sequence[int]) -> list[tuple[Any, list[int]]]:

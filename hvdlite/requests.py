@@ -75,6 +75,8 @@ class Signature(NamedTuple):
         return f"{self.kind} '{self.name}'"
 
 
+END = "end"
+"""The kind of what a rank calls in place of a step's first bucket when it has ended an epoch of fit()."""
 LEAVE = Signature("shutdown", "all")
 JOIN = Signature("join", "all")
 """Runs when all ranks have joined; until then a rank whose queue it heads takes part in the others' requests."""

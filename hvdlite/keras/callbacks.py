@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
+from weakref import ref
 
 import keras
 import numpy as np
@@ -34,10 +35,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     Also makes sure that ranks do train together. Where Keras would compile the step with XLA, which cannot exchange
     gradients, it is compiled without; a step compiled before the optimizer was attached is compiled anew. Raises on
-    every rank HvdliteError where the ranks' numbers of epochs or steps differ, or some stop after an epoch (by
-    EarlyStopping, say), so that others would wait for ever; RuntimeError where a step has changed the weights without
-    reducing gradients over the ranks; and HvdliteError where at the end of an epoch trainable weights that a
-    distributed optimizer trains differ between ranks.
+    every rank HvdliteError where the ranks' numbers of epochs or steps differ, or some end an epoch before others
+    (by TerminateOnNaN, say) or stop after one (EarlyStopping), so that others would wait for ever; RuntimeError
+    where a step has changed the weights without reducing gradients over the ranks; and HvdliteError where at the
+    end of an epoch trainable weights that a distributed optimizer trains differ between ranks.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -45,6 +46,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         super().__init__()
         self.root_rank = root_rank
         self.started = self.reduces = False  # the first batch has been broadcast; a step has reduced gradients
+        self.first: ref[Exchange] | None = None  # what a step reduces first
         self.local: list[Any] = []
         if local_variables is not None:
             self.register_local_var(local_variables)
@@ -74,6 +76,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def on_train_begin(self, logs: Any = None) -> None:
         CARING.append(self)
+        self.first = Exchange.first = None
         self.reductions, self.started, self.reduces = Exchange.reductions, False, runtime.size() == 1
         weights = len(self.model.weights)  # of layers that have been built, also where the model says that it has not
         plans = allgather_object((self.params.get("epochs"), self.params.get("steps"), self.model.built, weights))
@@ -115,6 +118,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if runtime.size() == 1:
             return
+        border().wait()
+        if self.first and (exchange := self.first()):
+            exchange.end_of(f"the end of epoch {epoch + 1}")
         everyone = allgather_object(self.digests([*OWN, *IN_SETS]))
         for name in everyone[0]:  # a rank that is no member of a process set does not know that one reduces them
             if all(name in theirs for theirs in everyone) and len({theirs[name] for theirs in everyone}) > 1:
@@ -146,7 +152,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Raise RuntimeError where the steps so far have changed weights, and have reduced no gradients."""
         border().wait()
         if Exchange.reductions != self.reductions:
-            self.reduces = True
+            self.reduces, self.first = True, Exchange.first
         elif self.before is None:
             self.before = self.digests()
         elif self.before != self.digests():

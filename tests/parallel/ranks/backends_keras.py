@@ -116,6 +116,18 @@ def check_callbacks() -> None:
     require_error(RuntimeError, lambda: train(keras.optimizers.SGD(0.05), plain), "trains alone")
 
 
+def check_a_rank_that_ends_an_epoch_early() -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = batch == 2 and last()
+
+    trained, callbacks = model(), [hvd.callbacks.BroadcastGlobalVariablesCallback(0), Stop()]
+    trained.compile(hvd.DistributedOptimizer(OPTIMIZERS["SGD"]()), "mse")
+    kind = Exception if on("jax") else hvdlite.MismatchError  # XLA's own, where a compiled step is under way
+    require_error(kind, lambda: trained.fit(*data(), batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks),
+                  f"rank {hvd.size() - 1} came to the end of epoch 1", "stop_training")  # fmt: skip
+
+
 def check_stateless_apply() -> None:
     """JAX loops of one's own: the state goes in and out."""
     if on("torch"):

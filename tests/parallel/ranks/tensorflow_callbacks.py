@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import hvdlite.tensorflow
 import hvdlite.tensorflow.keras as hvd
-from hvdlite import HvdliteError
+from hvdlite import HvdliteError, MismatchError
 from hvdlite.exchange import IN_SETS
 from tests.parallel.common import last, require_error, require_same_bits
 from tests.parallel.keras_common import BATCH, STEPS, WIDTH, alone, data, fit, model, require_close, share, weights
@@ -120,6 +120,23 @@ def check_a_rank_that_stops_early() -> None:
     trained = model()
     train(trained, [broadcast, Mine(), hvd.callbacks.MetricAverageCallback(), Stop()])
     assert len(trained.history.epoch) == (1 if hvd.size() == 2 else 2)
+
+
+def check_a_rank_that_ends_an_epoch_early() -> None:
+    """As TerminateOnNaN makes it, or with fewer batches of a generator, after which all can train together."""
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = batch == 2 and last()
+
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    trained, ours = model(), MismatchError if last() else tf.errors.OpError  # a step under way tells it in words of its own
+    end = f"rank {hvd.size() - 1} came to the end of epoch 1, while rank 0 went on"
+    require_error(ours, lambda: train(trained, [*callbacks, Stop()]), end, "stop_training", "take(n)")
+    x, y = data()
+    batches = ((x[:3], y[:3]) for _ in range(2 - last()))
+    require_error(ours, lambda: trained.fit(batches, verbose=0, callbacks=callbacks), end)
+    train(trained, callbacks)
+    require_same_bits(weights(trained))
 
 
 def check_weights_that_drift_apart_are_found_out() -> None:
