@@ -6,6 +6,9 @@
 
 So momentum and the like are each rank's own, and the combined step needs no larger learning rate: where ranks' steps
 are orthogonal they add up, where they are equal one is taken. (Horovod does the same in backward, one by one.)
+
+A torch.amp.GradScaler leaves out the steps of a rank whose gradients are not finite, and the others would be combined
+with a later one. So optimizers say that they scale by themselves: such a rank steps, too, with no parameters.
 """
 
 from __future__ import annotations
@@ -34,6 +37,12 @@ class DeltaAttachment:
         self.starts: list[tuple[torch.Tensor, torch.Tensor]] = []
         """What a step may move, and where it was."""
         self.detached = False
+        self.scales = not getattr(optimizer, "_step_supports_amp_scaling", False)
+        """In place of a GradScaler; fused optimizers do anyway."""
+        if self.scales:
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        self.scaler_waits = False
+        """A GradScaler has called step(), and will delete what it has set on the optimizer."""
         self.hooks = [
             optimizer.register_step_pre_hook(self.before_step), optimizer.register_step_post_hook(self.after_step)
         ]  # fmt: skip
@@ -49,12 +58,32 @@ class DeltaAttachment:
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
         return [p for p in params if p.requires_grad or p.grad is not None]
 
-    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Remember the weights. Returns other arguments for the step where it is to move none."""
+        found_inf, scale = self.take_scaling() if self.scales else (None, None)
         runtime.require_attached(self.alive, True, least=1, lost="its steps would not be combined")
         self.starts = [(p, p.detach().clone()) for p in self.parameters()]
+        if found_inf is not None and bool(found_inf):
+            return (without_parameters(optimizer), *args[1:]), kwargs
+        if scale is not None:
+            for p, _ in self.starts:
+                if p.grad is not None:
+                    p.grad.mul_(1 / float(scale))
+        return None
+
+    def take_scaling(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """What a GradScaler has set, which the optimizer's own step refuses: whether gradients are not finite, and the
+        scale, None where `unscale_` has been called."""
+        values = self.optimizer.__dict__
+        self.scaler_waits = "found_inf" in values
+        return values.pop("found_inf", None), values.pop("grad_scale", None)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Combine the steps. Collective; waits for all ranks."""
+        if self.scaler_waits:
+            optimizer.__dict__.update(found_inf=None, grad_scale=None)
         if not self.alive:
             return
         deltas = [p.detach() - start for p, start in self.starts]
@@ -79,10 +108,20 @@ class DeltaAttachment:
     def detach(self) -> None:
         """Take the hooks off."""
         self.detached = True
+        if self.scales:
+            self.optimizer.__dict__.pop("_step_supports_amp_scaling", None)
         self.runtime.renewables.remove(self)
         self.runtime.after_join.remove(self)
         for hook in self.hooks:
             hook.remove()
+
+
+def without_parameters(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same optimizer, whose step does nothing to parameters, gradients and state."""
+    twin = object.__new__(type(optimizer))
+    groups = [{**group, "params": []} for group in optimizer.param_groups]
+    twin.__dict__.update(optimizer.__dict__, param_groups=groups)
+    return twin
 
 
 def skip_synchronize() -> NoReturn:

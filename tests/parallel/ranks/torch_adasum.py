@@ -72,6 +72,58 @@ def check_frozen_ones_that_still_move() -> None:
         require_same_bits(params)
 
 
+def check_grad_scaler() -> None:
+    """Rank r moves element r by -(r+1) in each step, but for the last rank in the second, where that is infinite: the
+    others' steps are combined with nothing, not with its third. Its gradients and momentum stay as they are."""
+    p, r = hvd.size(), hvd.rank()
+    if p & (p - 1):
+        return
+    for unscale in (False, True):
+        w = torch.nn.Parameter(torch.zeros(p))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=hvd.Adasum)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for step in range(1, 5):
+            optimizer.zero_grad()
+            infinite = step == 2 and r == p - 1
+            scaler.scale(w[r] * (float("inf") if infinite else r + 1.0)).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            moved = [step * (i + 1.0) - (p if i == p - 1 and step >= 2 else 0) for i in range(p)]
+            assert w.tolist() == [-each for each in moved], f"step {step}"
+            assert float(w.grad[r]) == (float("inf") if infinite else r + 1)
+            assert scaler.get_scale() == (8 if step >= 2 and r == p - 1 else 16)
+
+
+def check_grad_scaler_after_a_step_that_raises() -> None:
+    """It may go on with the next, and the rank's gradients are there."""
+    if hvd.size() == 1 or hvd.size() & (hvd.size() - 1):
+        return
+
+    def refuse(*_: object) -> None:
+        raise ValueError("as if a hook of the user's had failed")
+
+    for factor in (1.0, float("inf")):
+        w = torch.nn.Parameter(torch.zeros(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam([w], lr=1.0), op=hvd.Adasum)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        hook = optimizer.register_step_pre_hook(refuse)
+        scaler.scale((w * factor).sum()).backward()
+        require_error(ValueError, lambda: scaler.step(optimizer), "as if")  # noqa: B023
+        assert w.grad is not None and bool(w.grad.isfinite().all()) == (factor == 1)
+        hook.remove()
+        for _ in range(2):
+            scaler.update()
+            optimizer.zero_grad()
+            scaler.scale((w * factor).sum()).backward()
+            scaler.step(optimizer)
+        assert bool((w == 0).all()) == (factor != 1)
+        scaler.scale(w.sum()).backward()
+        optimizer.step()
+        require_same_bits(w)
+
+
 def check_rules() -> None:
     p = hvd.size()
     if p & (p - 1):
