@@ -149,14 +149,22 @@ class Exchange:
 
     def release(self) -> None:
         """Let go of the memory, if all lists of variables are over."""
-        if self.gpu is None and self.over and not self.released:
+        if self.over:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of the memory: no round may follow."""
+        if self.gpu is None and not self.released:
             self.released = True
             del self.reducer
 
     def begin(self) -> None:
         """Start a round; one that was begun and not finished, because its step failed, is forgotten."""
         if self.released:
-            raise HvdliteError(f"{self.name}: this graph's variables are no more")
+            raise HvdliteError(
+                f"{self.name}: this graph's variables are no more, or its optimizer has been attached anew since: "
+                "call model.compile() after hvd.DistributedOptimizer, or trace your tf.function again"
+            )
         if Exchange.first is None and self.process_set in (None, global_process_set):
             Exchange.first = ref(self)
         self.retries += self.reducer.abandon_round(self.tag)

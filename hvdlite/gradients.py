@@ -68,6 +68,12 @@ class Gradients:
             finalize(user, weakly(self.end)).atexit = False
         self.enter()
 
+    def replace(self) -> None:
+        """Its user has another: let go of the memory at once, though graphs of before are kept."""
+        for exchange in self.exchanges.values():
+            exchange.let_go()
+        self.end()
+
     def end(self) -> None:
         """Its user is no more."""
         self.runtime.renewables.remove(self)

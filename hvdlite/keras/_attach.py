@@ -146,6 +146,8 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
         raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
     inner = innermost(optimizer)
     attachment = Attachment(inner, settings, sums)
+    if before is not None:
+        before.gradients.replace()
     untouched = attachment.border.untouched
     # Past __setattr__, with which Keras keeps account of an object's parts.
     inner.__dict__.update(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from hvdlite.gradients import MANY
+from tests.parallel.common import require_error
 
 SIZES = (2, 3)
 
@@ -57,6 +58,27 @@ def check_keras_optimizers_that_are_no_more() -> None:
         train()
         gc.collect()
         assert mappings() == before
+
+
+def check_an_optimizer_attached_anew() -> None:
+    """Keras keeps the graphs of before; one that would run is an error."""
+    model = keras.Sequential([keras.layers.Input((30,)), keras.layers.Dense(40), keras.layers.Dense(1)])
+    optimizer, data, found = keras.optimizers.SGD(0.01), np.ones((8, 30), np.float32), []
+
+    def attach_anew() -> None:
+        hvd.shutdown()
+        hvd.init()
+        hvd.DistributedOptimizer(optimizer)
+
+    for _ in range(4):
+        attach_anew()
+        model.compile(optimizer, "mse")
+        model.fit(data, data[:, :1], batch_size=4, verbose=0)
+        gc.collect()
+        found.append(mappings())
+    assert found[0] > 0 and len(set(found[1:])) == 1, found
+    attach_anew()
+    require_error(tf.errors.OpError, lambda: model.fit(data, data[:, :1], batch_size=4, verbose=0), "attached anew")
 
 
 def check_a_graph_that_outlives_its_optimizer() -> None:
