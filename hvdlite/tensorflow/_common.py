@@ -7,13 +7,16 @@ outside of graphs a number.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.eager import record
 
 from hvdlite import runtime
 from hvdlite.process_sets import ProcessSet
@@ -25,6 +28,10 @@ Tensor = Any  # tf.Tensor, or what becomes one
 
 _taken: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 """By graph: how many operations have asked for a name."""
+GRADIENT, KEY = "HvdliteGradient", "_hvdlite_gradient"
+_keys = itertools.count()
+_gradients: WeakValueDictionary[str, Callable[..., list[Any]]] = WeakValueDictionary()
+"""By key: the gradients of operations in graphs that are still there."""
 
 
 def named(kind: str, tensors: Sequence[tf.Tensor], name: str | None, ignore_name_scope: bool) -> str | None:
@@ -52,17 +59,45 @@ def differentiable(
     forward: Callable[..., Sequence[tf.Tensor]], backward: Callable[..., Sequence[Any]], tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """forward(*tensors), whose gradients are backward(*gradients of the results), one per tensor."""
+    forward = untouched(forward)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
     @untouched
-    def run(*inputs: tf.Tensor) -> Any:
-        def gradients(*grads: Any) -> list[Any]:
-            given = [tf.convert_to_tensor(grad) for grad in grads]
-            return list(backward(*given))
+    def gradients(*grads: Any) -> list[Any]:
+        return list(backward(*(tf.convert_to_tensor(grad) for grad in grads)))
 
-        return list(forward(*inputs)), untouched(gradients)
-
+    if not tf.executing_eagerly():
+        return differentiable_in_graph(forward(*tensors), gradients, tensors)
+    run = tf.custom_gradient(lambda *inputs: (list(forward(*inputs)), gradients))
     return list(run(*tensors))
+
+
+def differentiable_in_graph(
+    results: Sequence[tf.Tensor], gradients: Callable[..., list[Any]], tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """The results, whose gradients for the tensors are gradients(*gradients of the results).
+
+    As tf.custom_gradient does it, whose registry keeps each graph's gradients, and with them the graph, for ever. Here
+    one gradient is registered for all; its nodes have a key, by which it finds what the graph keeps.
+    """
+    given, count, graph = [*results, *tensors], len(results), tf.compat.v1.get_default_graph()
+
+    def of_all(*grads: Any) -> list[Any]:
+        return [*[None] * count, *gradients(*grads[:count])]
+
+    key = str(next(_keys))
+    _gradients[key] = of_all
+    setattr(graph, KEY, [*getattr(graph, KEY, ()), of_all])
+    attribute = attr_value_pb2.AttrValue(s=key.encode())
+    with graph.gradient_override_map({"IdentityN": GRADIENT}), graph._attr_scope({KEY: attribute}):
+        outputs = tf.identity_n(given)
+    record.record_operation(GRADIENT, outputs, given, of_all)  # for tapes, which know nothing of the override
+    return list(outputs[:count])
+
+
+@tf.RegisterGradient(GRADIENT)  # type: ignore[untyped-decorator]
+def gradient_of(operation: tf.Operation, *grads: Any) -> list[Any]:
+    """The gradients of what `differentiable_in_graph` has made."""
+    return _gradients[operation.get_attr(KEY).decode()](*grads)
 
 
 def rows_unknown(tensor: tf.Tensor) -> tf.TensorShape:

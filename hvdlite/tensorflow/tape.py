@@ -13,6 +13,7 @@ from hvdlite.exchange import OWN
 from hvdlite.gradients import Settings, settings_of, shared_gradients
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow._common import differentiable
 from hvdlite.tensorflow._gradients import BORDER
 from hvdlite.tensorflow._graph import untouched
 from hvdlite.tensorflow.compression import Compression
@@ -113,17 +114,13 @@ def constant(result: Any, gradient: Any) -> Any:
     if not isinstance(result, tf.Tensor) or not isinstance(gradient, tf.Tensor):
         return result
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
-    def through(_: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        def refuse(*upstream: Any) -> Any:
-            raise NotImplementedError(
-                "the results of hvd.DistributedGradientTape cannot be differentiated again: take the inner gradients "
-                "with a plain tf.GradientTape, and the outer ones with a distributed tape"
-            )
+    def refuse(*upstream: Any) -> Any:
+        raise NotImplementedError(
+            "the results of hvd.DistributedGradientTape cannot be differentiated again: take the inner gradients "
+            "with a plain tf.GradientTape, and the outer ones with a distributed tape"
+        )
 
-        return tf.identity(result), refuse
-
-    return through(gradient)
+    return differentiable(lambda _: [tf.identity(result)], refuse, [gradient])[0]
 
 
 def flattened(structure: Any) -> list[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
+from weakref import ref
 
 import keras
 import numpy as np
@@ -79,6 +81,26 @@ def check_an_optimizer_attached_anew() -> None:
     assert found[0] > 0 and len(set(found[1:])) == 1, found
     attach_anew()
     require_error(tf.errors.OpError, lambda: model.fit(data, data[:, :1], batch_size=4, verbose=0), "attached anew")
+
+
+def check_graphs_that_are_no_more() -> None:
+    """Of functions with collectives, also where these are differentiated, once or by a tape around a distributed one."""
+    def trace(weight: tf.Variable) -> Any:
+        @tf.function  # type: ignore[untyped-decorator]
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape, hvd.DistributedGradientTape(tf.GradientTape()) as inner:
+                everyones = [hvd.allreduce(x * weight), hvd.broadcast(x, 0), hvd.alltoall(hvd.allgather(x))[0]]
+                loss = tf.add_n([tf.reduce_sum(each) for each in everyones])
+            del tape
+            return inner.gradient(loss, weight)
+
+        step(tf.ones(2))
+        return ref(step.get_concrete_function(tf.ones(2)).graph)
+
+    weight = tf.Variable(1.0)
+    graphs = [trace(weight) for _ in range(3)]
+    gc.collect()
+    assert [graph() for graph in graphs] == [None] * 3
 
 
 def check_a_graph_that_outlives_its_optimizer() -> None:
