@@ -18,10 +18,10 @@ from collections.abc import Sequence
 import torch
 
 from hvdlite import runtime
-from hvdlite.errors import HvdliteError, MismatchError
+from hvdlite.errors import HvdliteError
 from hvdlite.planning import planned
 from hvdlite.reducer import Reducer, VoidError
-from hvdlite.torch import _compiled, _cuda, _sharing, _steps
+from hvdlite.torch import _compiled, _cuda, _sharing, _steps, _together
 from hvdlite.torch._alike import alike
 from hvdlite.torch._backward import Backward, current_run
 from hvdlite.torch._gradients import Gradients
@@ -51,6 +51,7 @@ class Attachment:
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.accumulating = self.detached = False
         self.void = False  # a backward under way began while an earlier one's round, which has failed, was half sent
+        self.late = False  # its round begins when it ends, for that or since a plan is to be made
         self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
         self.passes = self.retries = self.steps = 0
         self.backward = Backward(weakly(self.end_backward))
@@ -105,15 +106,17 @@ class Attachment:
 
     # The plan, made anew when the set of parameters changed
 
-    def prepare(self) -> None:
-        """Plan anew if the parameters are not those of the plan, or not what they were. Collective when it plans."""
+    def fits(self) -> bool:
+        """Whether the plan's parameters are those of the optimizer, and what they were."""
         now = self.trainable()
-        if not self.planned.are(now) or any(p.requires_grad for p in self.planned.frozen):
-            self.make_plan(now)
-        elif self.planned.moved(now):
+        if not self.planned.are(now):
+            return False
+        if self.planned.moved(now):
             if self.planned.changed(now):
-                self.make_plan(now)
+                return False
+            self.planned.note_addresses()
             self.hooks.renew(now, self.members() - self.given.keys())
+        return True
 
     def make_plan(self, now: Sequence[Parameter], order: list[int] | None = None) -> None:
         """Plan, allocate and hook; order: of gradients, if known. Collective. If it raises, the plan before stays."""
@@ -168,12 +171,14 @@ class Attachment:
         self.accumulating = self.passes + 1 < self.passes_per_step
         if not self.accumulating:
             self.void, self.reducing = self.reducer.half_sent, True
-            if not self.void:
-                self.begin_round()
+            self.late = self.void or not self.fits()
+            if not self.late:
+                self.begin_round(fits=True)
                 self.expected = self.planned.index
         self.backward.begin(run)
 
-    def begin_round(self) -> None:
+    def begin_round(self, fits: bool = False) -> None:
+        """fits: whether the plan is known to. Otherwise waits for all ranks, where it does not."""
         # A retry on one rank must not be added to what the other ranks have begun: the tag tells them apart.
         _compiled.pass_over()
         self.packing.forget()
@@ -186,37 +191,21 @@ class Attachment:
                 "to be added: call zero_grad(), and backward() again"
             )
         self.tag = f"step {self.steps + 1}, backward {self.gradients.rounds + 1}, attempt {self.retries + 1}"
-        self.prepare()
+        self.void = self.late = False
+        if not fits and not self.fits():
+            self.make_plan(self.trainable())
         self.gradients.note_own()
 
     def end_backward(self) -> None:
-        """Finish its rounds in the order in which the optimizers were attached; that of gradients may differ between
-        ranks, which would wait for each other. For that reason no hook waits for a round that has failed either."""
+        """Finish its rounds. Waits for all ranks."""
         run, self.run = current_run(), -1
         self.passes, self.accumulating = self.passes + self.accumulating, False
-        ending = [each for each in self.runtime.attachments
-                  if each.reducing and (each is self or each.backward.ends_with(run))]  # fmt: skip
-        for each in self.runtime.attachments:
-            if each not in ending and not each.backward.under_way:
-                each.give_up()
-        if len(ending) > 1 and any(each.void for each in ending):
-            cancel(ending)
-            raise VoidError(
-                "a backward of this rank had raised after some of its gradients had left: no rank has results of this "
-                "one. The next begins anew"
-            )
-        while ending:
-            try:
-                ending.pop(0).finish_round()
-            except (VoidError, MismatchError):
-                cancel(ending)
-                raise
+        _together.end(self, run)
 
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.expected, self.reducing = {}, False
-        if self.void:
-            self.void = False
+        if self.late:
             self.begin_round()
         self.gradients.refuse_sparse_results()
         if self.streams:
@@ -284,14 +273,6 @@ class Attachment:
         if heir is None:
             for hook in self.step_hooks:
                 hook.remove()
-
-
-def cancel(attachments: Sequence[Attachment]) -> None:
-    """No rank is to have results of these rounds. All ranks do so, in this order."""
-    for each in attachments:
-        each.expected, each.reducing, each.void = {}, False, False
-        each.reducer.void_round(each.tag, each.gradients.slots.preserve)
-        each.gradients.let_go()
 
 
 def attach(optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:

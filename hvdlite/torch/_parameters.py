@@ -38,7 +38,7 @@ class Planned:
 
     def __init__(self, parameters: Sequence[Parameter], settings: Settings) -> None:
         self.parameters, self.settings = parameters, settings
-        self.addresses = [p.data_ptr() for p in parameters]
+        self.note_addresses()
         self.facts = self.facts_of(parameters)
         self.index = {id(p): i for i, p in enumerate(parameters)}
         self.frozen = [p for p in parameters if not p.requires_grad]
@@ -51,13 +51,16 @@ class Planned:
         return [each for each, _ in self.facts]
 
     def are(self, now: Sequence[Parameter]) -> bool:
-        """Whether these are the same objects."""
-        return len(now) == len(self.parameters) and not any(map(is_not, now, self.parameters))
+        """Whether these are the same objects, and those that were frozen still are."""
+        same = len(now) == len(self.parameters) and not any(map(is_not, now, self.parameters))
+        return same and not any(p.requires_grad for p in self.frozen)
 
     def moved(self, now: Sequence[Parameter]) -> bool:
-        """Whether the same objects' memory is another than when this was last asked: cast, moved, or only copied."""
-        before, self.addresses = self.addresses, [p.data_ptr() for p in now]
-        return before != self.addresses
+        """Whether the same objects' memory is another than when it was last noted: cast, moved, or only copied."""
+        return self.addresses != [p.data_ptr() for p in now]
+
+    def note_addresses(self) -> None:
+        self.addresses = [p.data_ptr() for p in self.parameters]
 
     def changed(self, now: Sequence[Parameter]) -> bool:
         """Whether the plan fits the same objects no more: their dtype, device, shape or strides."""

@@ -1,0 +1,48 @@
+"""Several attached optimizers, whose gradients come in another order on other ranks, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+import hvdlite.torch as hvd
+from tests.parallel.common import restart
+from tests.parallel.ranks.torch_gradients import attach, average, require_grads, weights
+
+
+def in_order(params: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A loss that has gradients of r+1 everywhere, the last one's first."""
+    loss = torch.zeros(())
+    for p in params:
+        loss = (loss + p.sum()) * 1
+    return loss * (hvd.rank() + 1)
+
+
+def turned(parts: Sequence[list[torch.nn.Parameter]], by: int) -> list[torch.nn.Parameter]:
+    """All parameters of these, from another part on for each rank."""
+    first = (hvd.rank() + by) % len(parts)
+    return [p for part in (*parts[first:], *parts[:first]) for p in part]
+
+
+def check_plans_of_several_in_one_backward() -> None:
+    """Parameters come to all optimizers, are unfrozen, or are cast, between two backwards."""
+    for overlap in ("0", "1"):
+        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
+        parts = [weights((3,), (4,)) for _ in range(3)]
+        optimizers = [attach(part) for part in parts]
+        for step in range(8):
+            for part, optimizer in zip(parts, optimizers, strict=True):
+                if step == 2:
+                    part += weights((2,))
+                    optimizer.add_param_group({"params": part[2:]})
+                if step in (4, 5):
+                    part[0].requires_grad_(step == 5)
+                if step == 6:
+                    part[1].data = part[1].data.double()
+                optimizer.zero_grad()
+            in_order(turned(parts, step)).backward()
+            for part, optimizer in zip(parts, optimizers, strict=True):
+                require_grads([p for p in part if p.requires_grad], average())
+                optimizer.step()
+    restart()
