@@ -64,7 +64,7 @@ class Attachment:
         if self.group is not None and not self.paused:
             self.runtime.attachments.disperse()  # models that are no more take memory
             self.lane, self.size = self.group.new_lane(self.name, self), self.group.size
-            self.make_plan([p for p in self.trainable() if p.requires_grad])
+            self.make_plan(self.to_plan())
             _sharing.take_over(self)
             self.runtime.attachments.append(self)
             if self.group is self.runtime.everyone:
@@ -105,6 +105,10 @@ class Attachment:
                 and id(p) not in sparse and id(p) not in given]  # fmt: skip
 
     # The plan, made anew when the set of parameters changed
+
+    def to_plan(self) -> list[Parameter]:
+        """What a first plan is for: whether frozen parameters still have a gradient may differ between ranks."""
+        return [p for p in self.trainable() if p.requires_grad]
 
     def fits(self) -> bool:
         """Whether the plan's parameters are those of the optimizer, and what they were."""

@@ -20,7 +20,8 @@ def overlapping(new: Attachment) -> list[Attachment]:
 
 
 def take_over(new: Attachment) -> None:
-    """Detach earlier optimizers whose parameters are all among the new one's; of others' take those that they share."""
+    """Detach earlier optimizers whose parameters are all among the new one's; of others' take those that they share.
+    Collective."""
     mine = new.members()
     if overlapping(new):
         gc.collect()  # those that were dropped are gone on all ranks then
@@ -30,6 +31,8 @@ def take_over(new: Attachment) -> None:
             other.detach(heir=new.optimizer)
         else:
             other.give_away(other.members() & mine, new)
+            # Now, while all ranks are here: before its next round one may have joined.
+            other.make_plan(other.to_plan())
 
 
 def reducers(attachment: Attachment) -> list[Attachment]:

@@ -46,3 +46,17 @@ def check_plans_of_several_in_one_backward() -> None:
                 require_grads([p for p in part if p.requires_grad], average())
                 optimizer.step()
     restart()
+
+
+def check_a_rank_joins_before_any_round_of_an_optimizer_that_gave_parameters_away() -> None:
+    """Its plan without them is there when the other is attached."""
+    trunk, *heads = weights((3,), (4,), (5,))
+    optimizers = [attach([trunk, head]) for head in heads]
+    if hvd.rank() == 0:
+        in_order([trunk, *heads]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert hvd.join() == 0
+    hvd.broadcast_parameters([trunk, *heads], root_rank=0)
+    for p, steps in ((trunk, 2), *((head, 1) for head in heads)):
+        torch.testing.assert_close(p.detach(), torch.full_like(p, -steps / hvd.size()), rtol=1e-6, atol=0)
