@@ -50,6 +50,7 @@ class Attachment:
         self.shared = False  # some of its parameters are others', too
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.accumulating = self.detached = False
+        self.stepping = False  # a round that is no backward's is under way
         self.void = False  # a backward under way began while an earlier one's round, which has failed, was half sent
         self.late = False  # its round begins when it ends, for that or since a plan is to be made
         self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
@@ -226,6 +227,15 @@ class Attachment:
         if self.reducer.order:
             self.make_plan(self.planned.parameters, self.reducer.order)
         self.alike.look(self.lane, self.name)
+
+    def reduce(self) -> None:
+        """A round for gradients that no backward has reduced. Waits for all ranks."""
+        self.stepping = True
+        try:
+            self.begin_round()
+            self.finish_round()
+        finally:
+            self.stepping = False
 
     def take_again(self) -> None:
         """Take what a hook of the user's has put in the place of a gradient that had been taken. Raises HvdliteError

@@ -104,5 +104,7 @@ class Backward:
         self.ending = lambda: None
 
     def finish(self) -> None:
-        self.forget()
-        self.end()
+        try:
+            self.end()
+        finally:  # until then it is under way, for other threads, too
+            self.forget()

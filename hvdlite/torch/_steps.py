@@ -66,8 +66,7 @@ def complete(attachment: Attachment, reducers: Sequence[Attachment]) -> None:
         by_hand = each.gradients.done == attachment.seen.get(each.name, 0)
         if each.alive and not each.paused and (each.unreduced or by_hand):
             done = each.gradients.done
-            each.begin_round()
-            each.finish_round()
+            each.reduce()
             if each.shared and not each.gradients.once:  # an average may be averaged again: others that share it
                 each.gradients.done = done  # may have set it by hand, too
 

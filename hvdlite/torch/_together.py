@@ -23,7 +23,8 @@ def end(attachment: Attachment, run: int) -> None:
     attachments = attachment.runtime.attachments
     ending = [each for each in attachments if each.reducing and (each is attachment or each.backward.ends_with(run))]
     for each in attachments:
-        if each not in ending and not each.backward.under_way:
+        in_use = each.stepping or (each is not attachment and each.backward.under_way)  # by another thread
+        if each not in ending and not in_use:
             each.give_up()
     if len(ending) > 1 and any(each.void for each in ending):
         cancel(ending)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.reducer import Reducer
+from hvdlite.requests import Handle, Request
 from tests.parallel.common import restart
-from tests.parallel.ranks.torch_gradients import attach, average, require_grads, weights
+from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
 
 def in_order(params: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -60,3 +65,40 @@ def check_a_rank_joins_before_any_round_of_an_optimizer_that_gave_parameters_awa
     hvd.broadcast_parameters([trunk, *heads], root_rank=0)
     for p, steps in ((trunk, 2), *((head, 1) for head in heads)):
         torch.testing.assert_close(p.detach(), torch.full_like(p, -steps / hvd.size()), rtol=1e-6, atol=0)
+
+
+def check_threads_that_train_a_model_each() -> None:
+    """On one rank, one's backward ends while some of the other's buckets have left: at its end, or in step() for what
+    no_sync() has accumulated."""
+    restart(OVERLAP="1", BUCKET_MB="0.00001")
+    models = [weights((3,), (4,), (5,)) for _ in range(2)]
+    optimizers = [attach(params) for params in models]
+    usual, begun, done = Reducer.send, threading.Event(), threading.Event()
+
+    def send(reducer: Reducer, request: Request) -> Handle:
+        if hvd.rank() == 0 and threading.current_thread() is not threading.main_thread() and reducer.sent:
+            begun.set()
+            assert done.wait(30)
+        return usual(reducer, request)
+
+    def train(number: int, local: bool = False) -> None:
+        optimizers[number].zero_grad()
+        with optimizers[number].no_sync() if local else contextlib.nullcontext():  # type: ignore[attr-defined]
+            loss_of(models[number]).backward()
+        optimizers[number].step()
+        require_grads(models[number], average())
+
+    try:
+        Reducer.send = send  # type: ignore[method-assign]
+        for local in (False, True):
+            with ThreadPoolExecutor(1) as other:
+                training = other.submit(train, 1, local)
+                assert hvd.size() == 1 or hvd.rank() or begun.wait(30)
+                train(0)
+                done.set()
+                training.result()
+            begun.clear()
+            done.clear()
+    finally:
+        Reducer.send = usual  # type: ignore[method-assign]
+    restart()
