@@ -119,6 +119,11 @@ class Reducer:
         """Whether buckets of a round have left, and others have not. Between rounds: one that was begun has failed."""
         return self.overlap and 0 < len(self.sent) < len(self.missing)
 
+    @property
+    def unresolved(self) -> bool:
+        """Between rounds: whether one that was begun has failed, and not all ranks have come to its end."""
+        return self.half_sent or any(not handle.done for _, handle in self.sent)
+
     def void_round(self, tag: str, spare: Callable[[list[int]], None] | None = None) -> None:
         """What has not left of a round follows, with word that no rank is to have results of it. spare: called before
         with the parameters that were not marked, in whose views something else may lie."""

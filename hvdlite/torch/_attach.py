@@ -51,7 +51,7 @@ class Attachment:
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.accumulating = self.detached = False
         self.stepping = False  # a round that is no backward's is under way
-        self.void = False  # a backward under way began while an earlier one's round, which has failed, was half sent
+        self.void = False  # a backward under way began before all ranks had come to the end of a round that has failed
         self.late = False  # its round begins when it ends, for that or since a plan is to be made
         self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
         self.passes = self.retries = self.steps = 0
@@ -175,7 +175,7 @@ class Attachment:
         self.run = run
         self.accumulating = self.passes + 1 < self.passes_per_step
         if not self.accumulating:
-            self.void, self.reducing = self.reducer.half_sent, True
+            self.void, self.reducing = self.reducer.unresolved, True
             self.late = self.void or not self.fits()
             if not self.late:
                 self.begin_round(fits=True)

@@ -41,8 +41,11 @@ def end(attachment: Attachment, run: int) -> None:
 
 
 def cancel(attachments: Sequence[Attachment]) -> None:
-    """No rank is to have results of these rounds. All ranks do so, in this order."""
+    """No rank is to have results of these rounds. All ranks do so, in this order; waits for them: in the next backward
+    none is to find these under way, which others do not."""
     for each in attachments:
         each.expected, each.reducing, each.void, each.late = {}, False, False, False
         each.reducer.void_round(each.tag, each.gradients.slots.preserve)
         each.gradients.let_go()
+    for each in attachments:
+        each.retries += each.reducer.forget_round()

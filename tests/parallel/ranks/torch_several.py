@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.errors import HvdliteError
 from hvdlite.reducer import Reducer
 from hvdlite.requests import Handle, Request
-from tests.parallel.common import restart
+from tests.parallel.common import require_error, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
 
@@ -102,3 +103,38 @@ def check_threads_that_train_a_model_each() -> None:
     finally:
         Reducer.send = usual  # type: ignore[method-assign]
     restart()
+
+
+def check_failures_at_different_places_before_a_backward_of_all() -> None:
+    """All ranks' backwards of one optimizer raise, on rank 0 before any gradient is there, on others behind some. They
+    train another one, and then both in one backward: an error on all, and the next is right."""
+    for firsts_first in (True, False):
+        restart(OVERLAP="1", BUCKET_MB="0.00001")
+        parts = [weights((3,), (4,), (5,)) for _ in range(2)]
+        optimizers = [attach(part) for part in parts]
+
+        def step(*numbers: int) -> None:
+            for optimizer in optimizers:  # noqa: B023
+                optimizer.zero_grad()
+            in_order([p for number in numbers for p in parts[number]]).backward()  # noqa: B023
+            for number in numbers:
+                require_grads(parts[number], average())  # noqa: B023
+                optimizers[number].step()  # noqa: B023
+
+        for _ in range(2):
+            step(0)
+            step(1)
+        hook = parts[1][0 if hvd.rank() else 2].register_hook(fail)
+        require_error(KeyError, lambda: step(1), "in the middle")
+        hook.remove()
+        step(0)
+        both = (0, 1) if firsts_first else (1, 0)
+        if hvd.size() > 1:
+            require_error(HvdliteError, lambda: step(*both), "raised after some of its gradients had left")  # noqa: B023
+        for _ in range(2):
+            step(*both)
+    restart()
+
+
+def fail(grad: torch.Tensor) -> None:
+    raise KeyError("in the middle")
