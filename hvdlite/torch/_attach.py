@@ -53,7 +53,7 @@ class Attachment:
         self.stepping = False  # a round that is no backward's is under way
         self.void = False  # a backward under way began before all ranks had come to the end of a round that has failed
         self.late = False  # its round begins when it ends, for that or since a plan is to be made
-        self.unreduced = False  # a backward since the last round or step has left gradients that are this rank's own
+        self.unreduced = False  # since the last round or step a backward may have left gradients that are a rank's own
         self.passes = self.retries = self.steps = 0
         self.backward = Backward(weakly(self.end_backward))
         self.tag = ""  # names the round under way on all ranks

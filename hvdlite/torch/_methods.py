@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 def methods(attachment: Attachment) -> dict[str, Callable[..., Any]]:
     """By name; each becomes an attribute of the optimizer."""
 
-    def no_sync() -> contextlib.AbstractContextManager[None]:
-        """Backward passes inside only accumulate locally; the next one outside reduces the sum."""
-        return with_true("paused", _sharing.reducers(attachment) or [attachment])
+    @contextlib.contextmanager
+    def no_sync() -> Iterator[None]:
+        """Backward passes inside only accumulate locally; the next one outside reduces the sum, or step() does."""
+        reducers = _sharing.reducers(attachment)
+        for each in reducers:  # on all ranks, also where no backward inside reaches it
+            each.unreduced |= not each.gradients.once
+        with with_true("paused", reducers or [attachment]):
+            yield
 
     def skip_synchronize() -> contextlib.AbstractContextManager[None]:
         """step() inside does not synchronize: the user has, with optimizer.synchronize()."""

@@ -138,3 +138,26 @@ def check_failures_at_different_places_before_a_backward_of_all() -> None:
 
 def fail(grad: torch.Tensor) -> None:
     raise KeyError("in the middle")
+
+
+def check_ranks_reach_different_ones_within_no_sync() -> None:
+    """Experts: the ranks' backwards reach different ones within no_sync() of each, also behind one that reached all.
+    step() averages, on all ranks; so it does where a rank has no backward there."""
+    trunk, expert = params = weights((3,), (4,))
+    optimizers = [attach([p]) for p in params]
+    for behind in (0, 1, 0, 2):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for _ in range(behind):
+            loss_of(params).backward()
+        with optimizers[0].no_sync(), optimizers[1].no_sync():  # type: ignore[attr-defined]
+            loss_of([trunk, *[expert] * hvd.rank()], 1).backward()
+            if hvd.rank():
+                loss_of([expert], 1).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        p = hvd.size()
+        of_expert = behind * average() + sum(r + (r > 0) for r in range(p)) / p
+        torch.testing.assert_close(trunk.grad, torch.full((3,), 1 + behind * average()), rtol=1e-6, atol=0)
+        if p > 1 or behind:
+            torch.testing.assert_close(expert.grad, torch.full((4,), of_expert), rtol=1e-6, atol=0)
