@@ -125,7 +125,7 @@ class Attachment:
 
     def make_plan(self, now: Sequence[Parameter], order: list[int] | None = None) -> None:
         """Plan, allocate and hook; order: of gradients, if known. Collective. If it raises, the plan before stays."""
-        to_be = Planned(now, self.settings)
+        to_be = Planned(now, self.settings, self.optimizer.param_groups)
         layout, overlap = planned(to_be.specs, self.runtime.config, self.lane.place, order)
         gpu, how = _cuda.gpu_of(now), self.settings.terms.reduction(self.size)
         self.reducer = Reducer(self.lane, layout, how, self.name, overlap, gpu, learn=order is None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import is_not
 from typing import Any
 
@@ -16,6 +16,7 @@ from hvdlite.variables import naming
 from hvdlite.weakly import weakly
 
 Parameter = torch.nn.Parameter
+Groups = Sequence[Mapping[str, Any]]
 
 
 def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
@@ -33,15 +34,21 @@ def spec(index: int, p: Parameter, settings: Settings) -> Spec:
     return Spec(name, tuple(p.shape), dtype, device, settings.groups.get(id(p)), order)
 
 
-class Planned:
-    """Parameters as they were when a plan was made for them."""
+def total(groups: Groups) -> int:
+    return sum(len(group["params"]) for group in groups)
 
-    def __init__(self, parameters: Sequence[Parameter], settings: Settings) -> None:
+
+class Planned:
+    """Parameters as they were when a plan was made for them. groups: those of the optimizer, all its parameters."""
+
+    def __init__(self, parameters: Sequence[Parameter], settings: Settings, groups: Groups) -> None:
         self.parameters, self.settings = parameters, settings
         self.note_addresses()
         self.facts = self.facts_of(parameters)
         self.index = {id(p): i for i, p in enumerate(parameters)}
         self.frozen = [p for p in parameters if not p.requires_grad]
+        self.total = total(groups)
+        self.all_frozen = [p for group in groups for p in group["params"] if not p.requires_grad]
 
     def facts_of(self, now: Sequence[Parameter]) -> list[tuple[Spec, torch.device]]:
         return [(spec(i, p, self.settings), p.device) for i, p in enumerate(now)]
@@ -49,6 +56,10 @@ class Planned:
     @property
     def specs(self) -> list[Spec]:
         return [each for each, _ in self.facts]
+
+    def may_lack_some(self, groups: Groups) -> bool:
+        """Whether parameters have been added to the optimizer, or unfrozen. Quick: asked at each step."""
+        return self.total != total(groups) or any(p.requires_grad for p in self.all_frozen)
 
     def are(self, now: Sequence[Parameter]) -> bool:
         """Whether these are the same objects, and those that were frozen still are."""

@@ -64,11 +64,31 @@ def complete(attachment: Attachment, reducers: Sequence[Attachment]) -> None:
     """`synchronize`, by those that reduce gradients of this optimizer's parameters."""
     for each in reducers:
         by_hand = each.gradients.done == attachment.seen.get(each.name, 0)
-        if each.alive and not each.paused and (each.unreduced or by_hand):
+        if each.alive and not each.paused and (each.unreduced or by_hand or lacks_some(each)):
             done = each.gradients.done
             each.reduce()
             if each.shared and not each.gradients.once:  # an average may be averaged again: others that share it
                 each.gradients.done = done  # may have set it by hand, too
+
+
+def lacks_some(attachment: Attachment) -> bool:
+    """Whether there are parameters that no plan has yet: a backward that reached only these has told nothing of it.
+    Alike on all ranks. Raises RuntimeError where they have gradients, and others' may not be reduced again."""
+    if not attachment.planned.may_lack_some(attachment.optimizer.param_groups):
+        return False
+    index, now = attachment.planned.index, attachment.trainable()
+    lacking = {i: p for i, p in enumerate(now) if p.requires_grad and id(p) not in index}
+    if not attachment.gradients.once:
+        return bool(lacking)
+    for i, p in lacking.items():
+        if p.grad is not None:
+            name = attachment.settings.names.get(id(p), f"parameter.{i}")
+            raise RuntimeError(
+                f"the gradient of {name} has not been reduced: a backward() reached only parameters that were added or "
+                f"unfrozen after another one before this step, whose results op={attachment.settings.terms.op.name} "
+                "cannot reduce again. Add or unfreeze them between step() and the first backward()"
+            )
+    return False
 
 
 def close(attachment: Attachment, reducers: Sequence[Attachment]) -> None:

@@ -134,6 +134,31 @@ def check_frozen_and_unfrozen() -> None:
     assert (params[0] == -6 * average()).all() and (params[1] == -2 * average()).all()
 
 
+def check_backward_of_new_ones_only() -> None:
+    """Behind one that has been reduced: step() averages. With Sum it would have to sum again: an error."""
+    for unfrozen in (True, False):
+        for op in (hvd.Average, hvd.Sum):
+            old, new = weights((3,), (4,))
+            new.requires_grad_(not unfrozen)
+            optimizer = attach([old, new] if unfrozen else [old], op=op)
+            loss_of([old]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            loss_of([old]).backward()
+            if unfrozen:
+                new.requires_grad_(True)
+            else:
+                optimizer.add_param_group({"params": [new]})
+            loss_of([new]).backward()
+            if op is hvd.Sum and hvd.size() > 1:
+                require_error(RuntimeError, optimizer.step, "parameter.1", "op=Sum")
+                optimizer.zero_grad()
+                loss_of([old, new]).backward()
+            optimizer.step()
+            require_grads([old, new], average() * (1 if op is hvd.Average else hvd.size()))
+            require_same_bits([old.detach(), new.detach()])
+
+
 def check_frozen_ones_with_a_gradient() -> None:
     """A step moves them, so they are reduced: set by hand, or frozen between backwards."""
     p, r = hvd.size(), hvd.rank()
