@@ -60,6 +60,8 @@ def reduce_sparse(p: torch.nn.Parameter, op: Op, process_set: ProcessSet) -> Non
     all_values = to_tensor(ops.allgather(to_array(values.contiguous()), None, process_set, addends=True))
     if all_indices.shape[0] == 0 and p.grad is None:
         return
+    if all_indices.shape[0] == 0:  # torch adds to a gradient without rows by resizing it: in memory of its own only
+        all_indices, all_values = all_indices.clone(), all_values.clone()
     if op is Average:
         all_values /= runtime.group_of(process_set).size
     p.grad = sparse(all_indices, all_values, p)

@@ -396,6 +396,22 @@ def check_sparse_gradients_equal_dense() -> None:
         assert (found - dense).abs().max() <= bound, how
 
 
+def check_sparse_gradients_without_rows_are_added_to() -> None:
+    """No rank has used the table in one of two backwards, after zero_grad(set_to_none=False)."""
+    table, w = embed(sparse=True), torch.nn.Parameter(torch.ones(1))
+    optimizer = attach([table.weight, w])
+    loss_of([w, table(rows_of(0))]).backward()
+    optimizer.step()
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=False)
+        loss_of([w]).backward()
+        loss_of([table(torch.tensor([1, 2, 3]))]).backward()
+        optimizer.step()
+        assert table.weight.grad is not None
+        require_grads([w], average())
+        assert (table.weight.grad.to_dense()[1:4] == average()).all(), table.weight.grad
+
+
 def check_sparse_sum() -> None:
     """op=Sum: row i looked up by rank r adds r+1."""
     p = hvd.size()
