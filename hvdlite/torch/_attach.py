@@ -108,7 +108,7 @@ class Attachment:
     # The plan, made anew when the set of parameters changed
 
     def to_plan(self) -> list[Parameter]:
-        """What a first plan is for: whether frozen parameters still have a gradient may differ between ranks."""
+        """What ranks have alike: whether frozen parameters still have a gradient may differ between ranks."""
         return [p for p in self.trainable() if p.requires_grad]
 
     def fits(self) -> bool:
@@ -198,6 +198,7 @@ class Attachment:
         self.tag = f"step {self.steps + 1}, backward {self.gradients.rounds + 1}, attempt {self.retries + 1}"
         self.void = self.late = False
         if not fits and not self.fits():
+            _sharing.leave_to_others(self)
             self.make_plan(self.trainable())
         self.gradients.note_own()
 

@@ -1,6 +1,7 @@
 """Parameters of several attached optimizers (a trunk with two heads, an optimizer made anew): one reduction serves all.
 
-The newest reduces them, since of an earlier one nobody can tell, alike on all ranks, whether it is still in use.
+The newest reduces them, since of an earlier one nobody can tell, alike on all ranks, whether it is still in use; those
+that come to an optimizer later (`add_param_group`) are left to who has them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,17 @@ def take_over(new: Attachment) -> None:
             other.give_away(other.members() & mine, new)
             # Now, while all ranks are here: before its next round one may have joined.
             other.make_plan(other.to_plan())
+
+
+def leave_to_others(attachment: Attachment) -> None:
+    """Parameters that have come to an optimizer since it was attached may be others' already: they go on to reduce
+    them. All ranks do so, before a plan."""
+    mine = {id(p) for p in attachment.to_plan()}
+    for other in attachment.runtime.attachments:
+        theirs = mine & other.planned.index.keys() if other is not attachment and other.alive else None
+        if theirs:
+            other.shared = True
+            attachment.give_away(theirs, other)
 
 
 def reducers(attachment: Attachment) -> list[Attachment]:

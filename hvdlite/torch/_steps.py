@@ -76,6 +76,7 @@ def lacks_some(attachment: Attachment) -> bool:
     Alike on all ranks. Raises RuntimeError where they have gradients, and others' may not be reduced again."""
     if not attachment.planned.may_lack_some(attachment.optimizer.param_groups):
         return False
+    _sharing.leave_to_others(attachment)
     index, now = attachment.planned.index, attachment.trainable()
     lacking = {i: p for i, p in enumerate(now) if p.requires_grad and id(p) not in index}
     if not attachment.gradients.once:

@@ -13,7 +13,7 @@ import hvdlite.torch as hvd
 from hvdlite.errors import HvdliteError
 from hvdlite.reducer import Reducer
 from hvdlite.requests import Handle, Request
-from tests.parallel.common import require_error, restart
+from tests.parallel.common import last, require_error, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
 
@@ -161,3 +161,33 @@ def check_ranks_reach_different_ones_within_no_sync() -> None:
         torch.testing.assert_close(trunk.grad, torch.full((3,), 1 + behind * average()), rtol=1e-6, atol=0)
         if p > 1 or behind:
             torch.testing.assert_close(expert.grad, torch.full((4,), of_expert), rtol=1e-6, atol=0)
+
+
+def check_an_optimizer_gets_parameters_that_another_has() -> None:
+    """By add_param_group, at one or both: one reduction serves both, and both may step alone."""
+    for overlap in ("0", "1"):
+        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
+        for op, expected in ((hvd.Average, average()), (hvd.Sum, average() * hvd.size())):
+            trunk, late, *heads = params = weights((3,), (4,), (5,), (6,))
+            optimizers = [attach([trunk, heads[0]], op=op), attach([heads[1]], op=op)]
+            for step in range(4):
+                if step == 1:
+                    optimizers[1].add_param_group({"params": [trunk]})
+                if step == 2:
+                    for optimizer in optimizers:
+                        optimizer.add_param_group({"params": [late]})
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                used = params if step >= 2 else [trunk, *heads]
+                in_order(used[:: 1 if last() else -1]).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                require_grads(used, expected)
+            for head, optimizer in zip(heads, optimizers, strict=True):
+                for p in params:
+                    p.grad = None
+                loss_of([trunk, head]).backward()
+                optimizer.step()
+                require_grads([trunk, head], expected)
+            require_same_bits([p.detach() for p in params])
+    restart()
