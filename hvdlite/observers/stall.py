@@ -202,7 +202,7 @@ class StallWatch:
             for lane in self.lanes() for key, request in list(lane.pending.items())
             if not patient(request)
         ]  # fmt: skip
-        oldest = sorted(waits, key=lambda wait: -wait.seconds)[:MOST_WAITS]
+        oldest = sorted(waits, key=lambda wait: wait.called)[:MOST_WAITS]
         joined = frozenset((lane.name, lane.members) for lane in self.lanes() if JOIN.key in lane.pending)
         return Report(main_position(), tuple(oldest), joined, self.stuck and len(waits) <= MOST_WAITS)
 
