@@ -59,7 +59,8 @@ def a_place(several: bool = False) -> Iterator[Place]:
             os.mkdir(folder, 0o700)
         if not is_own(folder):  # an NFS server may give it to nobody
             raise UsageError(f"{folder}, just made, belongs to another user: name another place in TMPDIR", 1)
-        publish(folder, WATCHED, b"")
+        with room(folder):
+            publish(folder, WATCHED, b"")
         if shared and not _made(shared):
             shared = None
         yield Place(name, folder, shared, _script("keeper"))
