@@ -41,7 +41,7 @@ def test_a_rank_on_another_host_fails(runner: Runner, pair: Hosts, how: str, cod
     assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
     assert "[1]<stdout>:last words\n" in job.stdout
     assert job.stderr.count("Traceback") == (how == "exception")
-    assert not re.search(r"(?m)^\[\S*\] \*\*\* An error occurred in Socket closed", job.stderr)
+    assert not re.search(r"(?m)^\[\w+:\d+\] \*\*\* An error occurred in Socket closed", job.stderr)  # a rank may say so
     assert runner.leftovers() == [] and traces(pair) == before
 
 
