@@ -50,9 +50,6 @@ def questions(command: Sequence[str], env: Mapping[str, str]) -> list[str] | Non
     return [program, "-c", NOT_FROM_HERE + _QUESTIONS]
 
 
-LOOPBACK = "lo"
-
-
 def check_interfaces(names: Sequence[str], several: bool = True) -> None:
     """Raises OSError when this host lacks one of these networks, or none leads to other hosts (`several`): some MPIs
     wait for ever then."""
@@ -60,9 +57,9 @@ def check_interfaces(names: Sequence[str], several: bool = True) -> None:
     for name in names:
         if "/" not in name and name not in own:  # Open MPI takes 10.0.0.0/24 too
             raise OSError(f"no network interface {name}, but {', '.join(own)}")
-        if name == LOOPBACK and several:
-            raise OSError(f"the network interface {LOOPBACK} leads to no other host: name one of "
-                          f"{', '.join(each for each in own if each != LOOPBACK)}")  # fmt: skip
+        if name == "lo" and several:
+            others = ", ".join(each for each in own if each != "lo")
+            raise OSError(f"the network interface lo leads to no other host: name one of {others}")
 
 
 def answers(text: str) -> dict[str, str]:

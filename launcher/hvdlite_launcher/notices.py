@@ -38,8 +38,6 @@ _LINES = re.compile(
     r"|srun: (?:cluster configuration lacks support for cpu binding|Terminating).*)\n",
     re.MULTILINE,
 )
-
-
 _HARMLESS = re.compile(r"^\[.*\] plm:(?:ssh|rsh): Warning: setpgid\(.*\n", re.MULTILINE)  # ssh had a group already
 
 
