@@ -243,7 +243,7 @@ def test_output_that_cannot_be_written(runner: Runner) -> None:
 
 def test_the_command_that_is_shown_runs_without_hvdliterun(runner: Runner) -> None:
     """And its ranks, which nobody reads the pipes of, write where the MPI has them write."""
-    shown = runner.run("-v", "-np", "2", sys.executable, "-c", "import hvdlite as hvd; hvd.init(); print('rank', hvd.rank())")
+    shown = runner.run("-v", "-np", "2", sys.executable, "-c", "import hvdlite as hvd; hvd.init(); print(f'rank {hvd.rank()}\\n', end='')")
     (command,) = re.findall(r"(?m)^hvdliterun: command: (.*)$", shown.stderr)
     job = subprocess.run(["sh", "-c", command], env=runner.env(), capture_output=True, text=True, timeout=LIMIT)
     for folder in re.findall(r"HVDLITE_JOB_DIR=(\S+)", command):
