@@ -40,6 +40,7 @@ class Attachment:
         self.reference, self.settings, self.passes_per_step = weakref.ref(optimizer), settings, passes_per_step
         self.runtime = runtime.current()
         self.group = self.runtime.groups.find(settings.process_set)
+        _sharing.refuse_other_ranks(self)
         self.gradients = Gradients(settings)
         self.alike = alike(optimizer, settings.names)
         self.hooks = Hooks(self.on_gradient)

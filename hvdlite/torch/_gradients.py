@@ -33,6 +33,7 @@ class Gradients:
         self.densified: dict[int, Parameter] = {}  # by id(), likewise: sparse ones that travel dense
         self.given: dict[int, torch.Tensor | None] = {}  # results that are no slot's alias, by id() of the parameter
         self.sent: dict[int, int] = {}  # in this round, by index: the version of p.grad that may have left
+        self.applied: dict[int, int] | None = {}  # by id(): the version of what step() has applied; None: told
         self.rounds = 0  # how often results have been handed out since the last step
         self.done = 0  # and ever
 
@@ -107,11 +108,32 @@ class Gradients:
 
     def refuse_result(self, p: Parameter, alias: bool = False) -> None:
         """Raise where p.grad is a result that backward has added to, and reducing it again would be wrong."""
-        if self.rounds and p.grad is not None and (alias or p.grad is self.given.get(id(p))):
+        if p.grad is None or not (alias or p.grad is self.given.get(id(p))):
+            return
+        self.tell_of_applied(p, p.grad)
+        if self.rounds:
             raise RuntimeError(
                 f"a second backward() before step() with op={self.settings.terms.op.name} would reduce the first one's "
                 "result again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between (with "
                 "set_to_none=True), or op=Average."
+            )
+
+    def note_applied(self) -> None:
+        """step() applies what there is. Of averages nobody asks."""
+        if self.once and self.applied is not None:
+            grads = [(p, p.grad) for p in self.parameters]
+            self.applied = {id(p): grad._version for p, grad in grads if grad is not None}
+
+    def tell_of_applied(self, p: torch.Tensor, grad: torch.Tensor) -> None:
+        """Say once where a result that step() has applied is to be reduced again, for at most one backward has changed
+        it since, and no zero_grad()."""
+        if self.applied is not None and grad._version - self.applied.get(id(p), -2) in (0, 1):
+            self.applied = None
+            name, op = self.settings.names.get(id(p), "a parameter"), self.settings.terms.op.name
+            warnings.warn(
+                f"the gradient of {name} is reduced with op={op} a second time: step() has applied it, and nothing has "
+                "zeroed it since. Call zero_grad() after each step() (p.grad.data.zero_() does as well, but cannot be "
+                "told from nothing)", stacklevel=2,
             )
 
     def refuse_sparse_results(self) -> None:

@@ -20,6 +20,33 @@ def overlapping(new: Attachment) -> list[Attachment]:
     return [other for other in new.runtime.attachments if other.alive and not mine.isdisjoint(other.members())]
 
 
+def refuse_other_ranks(new: Attachment) -> None:
+    """Raise ValueError where some, but not all, of an earlier optimizer's parameters would be reduced over other ranks
+    than the rest of them. On all ranks, whether they are among those or not."""
+    if among_other_ranks(new):
+        gc.collect()  # those that were dropped are gone on all ranks then
+    for other in among_other_ranks(new):
+        names = new.settings.names | other.settings.names
+        shared = [names.get(each, "without a name") for each in other.members() & new.members()]
+        raise ValueError(
+            f"{len(shared)} parameters ({shared[0]}, ...) are also those of another {type(other.optimizer).__name__}, "
+            f"attached with process_set={other.settings.process_set.ranks}, not {new.settings.process_set.ranks}: one "
+            "reduction serves all optimizers of a parameter. Give both the same process_set=, or leave these out of "
+            "one; if the other is not used any more, delete it first"
+        )
+
+
+def among_other_ranks(new: Attachment) -> list[Attachment]:
+    """Earlier attachments, in use, that share some but not all of their parameters and have another process set."""
+    mine, process_set = new.members(), new.settings.process_set
+    return [
+        other for other in new.runtime.renewables
+        if isinstance(other, type(new)) and other.alive and other.settings.process_set.process_set_id is not None
+        and other.settings.process_set is not process_set and not mine.isdisjoint(other.members())
+        and not other.members() <= mine
+    ]  # fmt: skip
+
+
 def take_over(new: Attachment) -> None:
     """Detach earlier optimizers whose parameters are all among the new one's; of others' take those that they share.
     Collective."""

@@ -97,6 +97,7 @@ def close(attachment: Attachment, reducers: Sequence[Attachment]) -> None:
     if not attachment.paused:
         for each in reducers:
             attachment.seen[each.name], each.gradients.rounds = each.gradients.done, 0
+            each.gradients.note_applied()
     attachment.unreduced = False
 
 

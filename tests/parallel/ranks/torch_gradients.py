@@ -269,6 +269,32 @@ def check_gradients_in_a_graph_are_told_of() -> None:
     optimizer.step()
 
 
+def check_sums_that_a_step_has_applied_are_told_of() -> None:
+    """Nothing zeroes them before the next backward, or step: they are summed again. Once, and not where something does,
+    or they are averages."""
+    for op in (hvd.Sum, hvd.Average):
+        for after in ("nothing", "a step", "zeros", "None", "another tensor"):
+            params = weights((3, 4), (5,))
+            optimizer = attach(params, op=op)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for _ in range(3):
+                    if after == "another tensor":
+                        for p in params:
+                            p.grad = None if p.grad is None else torch.zeros_like(p)
+                    elif after in ("zeros", "None"):
+                        optimizer.zero_grad(set_to_none=after == "None")
+                    loss_of(params).backward()
+                    optimizer.step()
+                    if after == "a step":
+                        optimizer.step()
+                        optimizer.zero_grad()
+            told = [str(each.message) for each in caught if "has applied it" in str(each.message)]
+            expected = hvd.size() > 1 and op is hvd.Sum and after in ("nothing", "a step")
+            assert len(told) == expected, (op, after, told)
+            assert not told or "parameter" in told[0]
+
+
 def check_gradients_whose_memory_is_given_away() -> None:
     """What is shared with other processes gets another storage."""
     params = weights((3, 4), (5,))

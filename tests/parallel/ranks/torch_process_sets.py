@@ -159,3 +159,29 @@ def check_starting_anew_without_a_set_that_was_removed() -> None:
     ours.step()
     if hvd.rank() < hvd.size() - 1:
         require_error(RuntimeError, theirs.step, "removed")
+
+
+def check_some_parameters_of_an_optimizer_over_other_ranks() -> None:
+    """Refused on all ranks, also on those that are in one of the sets only, in either order; not where the other is
+    no more, or the sets are those of the same optimizer made anew."""
+    s = odd_ones()
+    trunk, *heads = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    for first, then in ((hvd.global_process_set, s), (s, hvd.global_process_set)):
+        one = attached([trunk, heads[0]], first)
+        require_error(ValueError, lambda: attached([trunk, heads[1]], then), "1 parameters", str(then.ranks))  # noqa: B023
+        del one
+        attached([trunk, heads[1]], then)
+        one = attached([trunk, heads[1]], first)
+        one = attached([trunk, *heads], then)
+        sum(p.sum() * (hvd.rank() + 1) for p in (trunk, *heads)).backward()  # type: ignore[union-attr]
+        one.step()
+        expected = sum(r + 1 for r in then.ranks) / len(then.ranks) if hvd.rank() in then.ranks else hvd.rank() + 1
+        assert all((p.grad == expected).all() for p in (trunk, *heads)), (trunk.grad, expected)
+        one.zero_grad()
+        del one
+    hvd.shutdown()
+    hvd.init()
+
+
+def attached(params: list[torch.nn.Parameter], process_set: hvd.ProcessSet) -> torch.optim.Optimizer:
+    return hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.0), process_set=process_set)
