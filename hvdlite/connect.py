@@ -26,7 +26,7 @@ def connect(comm: Any) -> tuple[Communicator, topology.Topology]:
     whole = comm is None or (isinstance(comm, Sequence) and not comm)
     if whole and started is None and not mpi_in_use():
         return alone(), topology.from_leaders(0, [0])
-    with notes.entering():
+    with notes.entering() if whole or not mpi_in_use() else nullcontext():  # others need not come to a part of the job
         return over_mpi(comm, whole, started)
 
 
@@ -102,6 +102,7 @@ def finalize(process: int) -> None:
     from mpi4py import MPI
 
     if os.getpid() == process and not exits.ending and not MPI.Is_finalized():
+        notes.leave()  # now: the MPI may wait there for all
         MPI.Finalize()
 
 

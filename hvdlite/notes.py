@@ -1,6 +1,7 @@
 """What a rank and hvdliterun tell each other through files in the job's folder, on each host its own.
 
     entered.RANK    it has begun to meet the others, which `entering.RANK` says while it waits for them
+    absent.RANK     it comes to no hvd.init() any more
     present.RANK    the others count on it
     failed          the host's first failure: rank, code, signal, time
     ending          hvdliterun is ending the job by a signal, in which ranks have time to save their work
@@ -35,6 +36,13 @@ def entering() -> Iterator[None]:
         for path in paths[1:]:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+def leave() -> None:
+    """This process ends, and comes to no hvd.init() any more: hvdliterun ends the job where others wait for it there."""
+    if FOLDER and RANK:
+        with contextlib.suppress(OSError):
+            open(os.path.join(FOLDER, f"absent.{RANK}"), "x").close()
 
 
 def note_presence(rank: int, present: bool) -> None:

@@ -148,9 +148,11 @@ def test_words_that_mean_something_to_an_mpi_pass(runner: Runner) -> None:
     assert (job.returncode, job.stdout) == (0, f"{words}\n")
 
 
-def test_a_rank_that_ends_before_it_meets_the_others(runner: Runner) -> None:
+@pytest.mark.parametrize("before", ["", "import hvdlite; hvdlite.init(); hvdlite.shutdown(); "])
+def test_a_rank_that_ends_before_it_meets_the_others(runner: Runner, before: str) -> None:
     """Not where all do, as a program without hvdlite."""
-    code = "import os; os.environ['HVDLITE_JOB_RANK'] == '1' and os._exit(0); import hvdlite; hvdlite.init()"
+    leave = "exit()" if before else "os._exit(0)"
+    code = f"import os; {before} os.environ['HVDLITE_JOB_RANK'] == '1' and {leave}; import hvdlite; hvdlite.init()"
     job = runner.run("-np", "2", sys.executable, "-c", code)
     assert job.returncode == 1
     assert job.stderr.splitlines()[-1] == "hvdliterun: rank 1 ended without hvd.init(), in which other ranks wait for it"
