@@ -39,7 +39,7 @@ def entering() -> Iterator[None]:
 
 
 def leave() -> None:
-    """This process ends, and comes to no hvd.init() any more: hvdliterun ends the job where others wait for it there."""
+    """This process ends, and comes to no hvd.init() any more. Where others wait for it, hvdliterun ends the job."""
     if FOLDER and RANK:
         with contextlib.suppress(OSError):
             open(os.path.join(FOLDER, f"absent.{RANK}"), "x").close()

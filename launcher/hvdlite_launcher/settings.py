@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -120,7 +121,8 @@ def _check_command(name: str) -> None:
     if os.path.isfile(name):
         hint = f": did you mean `python {name}`?" if name.endswith(".py") else ""
         raise UsageError(f"{name} is not executable{hint}", 127)
-    raise UsageError(f"{name}: command not found", 127)
+    hint = ": hosts are listed with commas, -H hosta:2,hostb:2" if re.fullmatch(r"[\w.-]+:\d+", name) else ""
+    raise UsageError(f"{name}: command not found{hint}", 127)
 
 
 def _words(flag: str, text: str) -> list[str]:

@@ -28,6 +28,7 @@ WRONG = [
     (["-np", "2", "--mpi-args='", "true"], 2, "--mpi-args"),
     (["-np", "2", "--output-filename", __file__, "true"], 2, f"--output-filename {__file__}/rank.0: Not a directory"),
     (["-np", "2", "no-such-command"], 127, "no-such-command: command not found"),
+    (["-np", "2", "-H", "localhost:2", "b:1", "env"], 127, "hosts are listed with commas"),
     (["-np", "2", __file__], 127, f"did you mean `python {__file__}`?"),
     (["-np", "2", "--mpi-launcher", "/bin/true", "true"], 127, "/bin/true is not a launcher"),
     (["-np", "2", "--mpi-launcher", "/no/such/mpirun", "true"], 127, "/no/such/mpirun is not a launcher"),
