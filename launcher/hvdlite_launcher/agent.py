@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdlite_launcher import facts, wire
+from hvdlite_launcher.entry import SETTLED, entry
 from hvdlite_launcher.janitor import is_own, kill_all, mark_of, rank_processes, see_off, segments_of_ranks
 from hvdlite_launcher.keeper import WATCHED
 from hvdlite_launcher.ranks import Farewell, publish, send
@@ -109,7 +110,8 @@ class Agent:
             while not self._over and (self._paused or time.monotonic() - self._heard < PATIENCE):
                 if time.monotonic() - beaten > BEAT:
                     beaten = time.monotonic()
-                    self._say(beat=1)
+                    ranks = entry(self._job["folder"], SETTLED)
+                    self._say(absent=ranks.absent, waiting=ranks.waiting)
                 self._segments |= segments_of_ranks(self._job["folder"])
                 began = time.monotonic()
                 self._turn(self._pause)

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from hvdlite_launcher.command import Place
+from hvdlite_launcher.entry import SETTLED, deserter, entry
 from hvdlite_launcher.failures import Failures
 from hvdlite_launcher.janitor import rank_processes
-from hvdlite_launcher.place import deserter, first_failure
+from hvdlite_launcher.place import first_failure
 from hvdlite_launcher.ranks import Farewell, publish, send
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team
@@ -106,7 +107,8 @@ class Ending:
         self.failures.add(first_failure(place))
         if time.monotonic() > self._next_roll:
             self._next_roll = time.monotonic() + 1.0
-            self.failures.add(deserter(place, ENTRY_PATIENCE))
+            entries = {"": entry(place.folder, SETTLED), **{remote.name: remote.entry for remote in team.remotes}}
+            self.failures.add(deserter(entries, ENTRY_PATIENCE))
         first = self.failures.first()
         if first and team.remotes and not self._told_ranks:
             self._told_ranks = True

@@ -6,7 +6,6 @@ hvdliterun leaves something behind.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import select
@@ -14,12 +13,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hvdlite_launcher.command import Place
-from hvdlite_launcher.failures import ABSENT, Failure, parse
+from hvdlite_launcher.failures import Failure, parse
 from hvdlite_launcher.janitor import is_own, mark_of
 from hvdlite_launcher.keeper import WATCHED
 from hvdlite_launcher.ranks import publish
@@ -99,18 +97,6 @@ def first_failure(place: Place) -> Failure | None:
             return parse(file.read())
     except (OSError, ValueError):
         return None
-
-
-def deserter(place: Place, patience: float) -> Failure | None:
-    """A rank that has ended without a word of MPI, while others have waited for it in hvd.init() for `patience`
-    seconds."""
-    with contextlib.suppress(OSError):
-        names = os.listdir(place.folder)
-        absent = [int(name.partition(".")[2]) for name in names if name.startswith("absent.")]
-        entering = [os.path.join(place.folder, name) for name in names if name.startswith("entering.")]
-        if absent and entering and time.time() - min(map(os.path.getmtime, entering)) > patience:
-            return Failure(min(absent), 1, ABSENT, time.time())
-    return None
 
 
 def results(place: Place) -> dict[int, bytes]:

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 from hvdlite_launcher.command import Command, Place, Settings
 from hvdlite_launcher.ending import Ending, signals, suspension
+from hvdlite_launcher.entry import deserter, entry
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import ABSENT, DESERTED, Failures, of_scheduler
 from hvdlite_launcher.lending import lending
 from hvdlite_launcher.output import Printer
-from hvdlite_launcher.place import a_place, deserter, first_failure, results, room
+from hvdlite_launcher.place import a_place, first_failure, results, room
 from hvdlite_launcher.ranks import publish
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team, a_team
@@ -89,7 +90,7 @@ def run(
                     spawned = time.monotonic() - started
                     _watch(mpirun, place, team, streams, ending)
             failures.add(first_failure(place))
-            failures.add(deserter(place, 0.0))
+            failures.add(deserter({"": entry(place.folder)}, 0.0))
             found = results(place) | {rank: data for each in team.remotes for rank, data in each.results.items()}
         streams.drain(explained=bool(ending.signal or ending.lost or failures.first(final=True)))
         code, message = _explain(mpirun, ending, streams.broken)

@@ -22,6 +22,7 @@ from typing import Any
 
 from hvdlite_launcher import agent, facts, readiness, wire
 from hvdlite_launcher.command import Place, Settings
+from hvdlite_launcher.entry import Entry
 from hvdlite_launcher.failures import Failures, parse
 from hvdlite_launcher.ssh import Ssh
 from hvdlite_launcher.streams import Streams
@@ -36,8 +37,9 @@ _PATIENCE = 30.0  # seconds; Python may lie on a network's disk
 class Remote:
     """One other host. facts: its answer, once it is there. problem: why it cannot take part.
 
-    heard: when it last gave a sign of life. started, finished: how many ranks have there. ended: its connection is
-    closed. said: what ssh, or an agent in trouble, has written to stderr. results: what its ranks have returned.
+    heard: when it last gave a sign of life. started, finished: how many ranks have there. entry: as it said last.
+    ended: its connection is closed. said: what ssh, or an agent in trouble, has written to stderr. results: what its
+    ranks have returned.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Remote:
     heard: float = field(default_factory=time.monotonic)
     started: int = 0
     finished: int = 0
+    entry: Entry = field(default_factory=Entry)
     ended: bool = False
     said: bytes = b""
     results: dict[int, bytes] = field(default_factory=dict)
@@ -106,6 +109,8 @@ class Remote:
             self.started += 1
         if "ended" in message:
             self.finished += 1
+        if "absent" in message:
+            self.entry = Entry(tuple(message["absent"]), message["waiting"])
         if "failed" in message:
             self.failures.add(parse(message["failed"], self.name, self._offset))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from hvdlite_launcher import facts, readiness, wire
 from hvdlite_launcher.command import Place, Settings, compose
 from hvdlite_launcher.ending import Ending
+from hvdlite_launcher.entry import Entry, deserter, entry
 from hvdlite_launcher.environment import forwarded, is_secret, kept
 from hvdlite_launcher.failures import ABSENT, Failure, Failures, of_scheduler, parse
 from hvdlite_launcher.hosts import Host
@@ -180,6 +182,28 @@ def test_a_rank_that_has_never_come_is_no_reason_beside_a_real_one() -> None:
         failures.add(Failure(2, 1, ABSENT, 2.0))
         found = failures.first()
         assert found and found.rank == first
+
+
+def test_a_rank_that_others_wait_for_in_vain() -> None:
+    """Wherever either is; not where all have come, or nobody has waited for long."""
+    for ours, theirs, expected in (
+        (Entry((2,), 0.0), Entry((1,), 6.0), (1, "b")),
+        (Entry((0,), 6.0), Entry(), (0, "")),
+        (Entry((), 6.0), Entry(), None),
+        (Entry((0,), 4.0), Entry((1,), 3.0), None),
+    ):
+        found = deserter({"": ours, "b": theirs}, 5.0)
+        assert (found and (found.rank, found.host)) == expected
+
+
+def test_who_has_come_is_read_from_the_jobs_folder(tmp_path: Path) -> None:
+    for name, age in (("absent.3", 9.0), ("absent.4", 0.0), ("entering.1", 7.0), ("entering.0", 2.0), ("out.5", 9.0)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, times=(time.time() - age,) * 2)
+    assert set(entry(str(tmp_path)).absent) == {3, 4}
+    settled = entry(str(tmp_path), 2.5)
+    assert settled.absent == (3,) and 7.0 <= settled.waiting < 9.0
+    assert entry(str(tmp_path / "gone")) == Entry()
 
 
 def test_what_srun_says_of_a_failure() -> None:

@@ -53,6 +53,17 @@ def test_ranks_fail_on_all_hosts_and_one_is_told(runner: Runner) -> None:
     assert rank and f"hvdliterun: rank {rank[1]} on {rank[2]} ended the job with exit code 1\n" in job.stderr
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_before_it_meets_those_of_other_hosts(runner: Runner, pair: Hosts, rank: int) -> None:
+    code = f"import os; os.environ['HVDLITE_JOB_RANK'] == '{rank}' and os._exit(0); import hvdlite; hvdlite.init()"
+    before = traces(pair)
+    job = runner.run("-H", "hosta:1,hostb:1", sys.executable, "-c", code)
+    assert job.returncode == 1
+    told = f"rank {rank} on host{'ab'[rank]} ended without hvd.init(), in which other ranks wait for it"
+    assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
+    assert runner.leftovers() == [] and traces(pair) == before
+
+
 def start(runner: Runner, pair: Hosts) -> subprocess.Popen[str]:
     """A job whose ranks sleep, on both hosts."""
     process = runner.start("--no-prefix", "-H", "hosta:2,hostb:2", *SLEEPS)
