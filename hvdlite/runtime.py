@@ -141,7 +141,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if _broken:
         raise HvdliteError(f"this process can no longer communicate, start the job anew: {_broken}") from _broken
     settings = Config.from_env()
-    world, place = connect(comm)
+    with logs.told_of_waiting(settings.stall_check):
+        world, place = connect(comm)
     logs.configure(settings, place.rank)
     live = Runtime(world, place, settings)
     try:

@@ -159,6 +159,16 @@ def test_a_rank_that_ends_before_it_meets_the_others(runner: Runner, before: str
     assert runner.leftovers() == []
 
 
+def test_a_rank_that_comes_late(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the first hvd.init() of the job, and to the second."""
+    late = "os.environ['HVDLITE_JOB_RANK'] == '1' and time.sleep(2); "
+    both = f"{late}hvdlite.init(); hvdlite.shutdown(); {late}hvdlite.init(); {late}hvdlite.shutdown()"
+    monkeypatch.setenv("HVDLITE_STALL_CHECK_TIME_SECONDS", "0.5")
+    job = runner.run("-np", "2", sys.executable, "-c", f"import os, time, hvdlite; {both}")
+    told = "hvd.init() has waited for 0.5 s: every rank of the job must call it, and some have not"
+    assert (job.returncode, job.stderr) == (0, f"[0]<stderr>:{told}\n" * 2)
+
+
 @pytest.mark.parametrize(("who", "how"), [("1", "raise KeyError"), ("1", "sys.exit(3)"), ("01", "sys.exit(3)")])
 def test_what_python_does_at_its_end_is_done_by_ranks_that_fail(runner: Runner, who: str, how: str) -> None:
     code = (
