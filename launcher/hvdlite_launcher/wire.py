@@ -39,7 +39,7 @@ class Decoder:
     """Takes bytes as they come, and gives whole frames. marked: whether they begin only after a MARK."""
 
     marked: bool = False
-    _rest: bytes = field(default=b"", repr=False)
+    _rest: bytearray = field(default_factory=bytearray, repr=False)  # bytes would be copied at every piece of a frame
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
         """The frames (kind, rank, data) that these bytes complete."""
@@ -54,5 +54,6 @@ class Decoder:
             end = _HEADER.size + length
             if len(self._rest) < end:
                 return
-            data, self._rest = self._rest[_HEADER.size : end], self._rest[end:]
-            yield kind, rank, data
+            frame = bytes(self._rest[_HEADER.size : end])
+            del self._rest[:end]
+            yield kind, rank, frame

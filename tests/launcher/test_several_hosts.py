@@ -150,6 +150,13 @@ def test_frames_survive_any_cut() -> None:
         assert found == frames
 
 
+def test_long_frames_take_no_longer_per_byte() -> None:
+    """Of 32 MiB, in the pieces in which they are read: 0.1 s, and 7 s if all that has come were copied with each."""
+    frame, decoder, piece, began = wire.encode(wire.RESULT, 1, bytes(32 << 20)), wire.Decoder(), 1 << 16, time.monotonic()
+    found = [data for start in range(0, len(frame), piece) for _, _, data in decoder.feed(frame[start : start + piece])]
+    assert [len(data) for data in found] == [32 << 20] and time.monotonic() - began < 3.0
+
+
 def test_messages() -> None:
     ((kind, _, data),) = wire.Decoder().feed(wire.message(failed="1 7 0", now=2.5))
     assert kind == wire.MESSAGE and wire.decode(data) == {"failed": "1 7 0", "now": 2.5}
