@@ -26,10 +26,9 @@ class Config:
     algorithm: str = "auto"
     """One of ALGORITHMS; `HVDLITE_ALGORITHM`. `shared` and `hierarchical` are one: in memory within a host, over
     the network between hosts; `ring` instead where ranks share no memory."""
-    bucket_bytes: int = 25 * MB
-    """Gradients are sent in buckets of this size; `HVDLITE_BUCKET_MB`, `HOROVOD_FUSION_THRESHOLD` (bytes)."""
-    bucket_bytes_given: bool = False
-    """Whether the user said so. Else buckets that leave during backward are smaller, for they must fill early."""
+    bucket_bytes: int | None = None
+    """Gradients are sent in buckets of this size; `HVDLITE_BUCKET_MB`, `HOROVOD_FUSION_THRESHOLD` (bytes). None: see
+    `planning`."""
     overlap: str = "auto"
     """`1`: buckets leave during backward; `0`: all at its end; `auto`: where it hides time. `HVDLITE_OVERLAP`."""
     shared_memory: bool = True
@@ -65,14 +64,12 @@ class Config:
         bucket = read(env, "HVDLITE_BUCKET_MB", mebibytes)
         if bucket is None:
             bucket = read_either(env, "FUSION_THRESHOLD", whole)
-        given, bucket = bucket is not None, cls.bucket_bytes if bucket is None else max(bucket, 1)
         stall_check = read_either(env, "STALL_CHECK_TIME_SECONDS", seconds)
         stall_check = cls.stall_check if stall_check is None else stall_check
         stall_shutdown = read_either(env, "STALL_SHUTDOWN_TIME_SECONDS", seconds) or 0.0
         return cls(
             algorithm=read(env, "HVDLITE_ALGORITHM", one_of(*ALGORITHMS)) or cls.algorithm,
-            bucket_bytes=bucket,
-            bucket_bytes_given=given,
+            bucket_bytes=None if bucket is None else max(bucket, 1),
             overlap=read(env, "HVDLITE_OVERLAP", one_of("auto", "0", "1")) or cls.overlap,
             timeline=read_either(env, "TIMELINE", str) or cls.timeline,
             timeline_mark_cycles=read_either(env, "TIMELINE_MARK_CYCLES", truth) or cls.timeline_mark_cycles,

@@ -10,6 +10,7 @@ from hvdlite.algorithms import Place
 from hvdlite.buckets import BucketPlan, Spec, plan
 from hvdlite.config import Config
 
+USUAL_BUCKET = 25 << 20  # bytes
 FIRST_BUCKET = 1 << 20  # bytes; small, so that communication starts early
 SHORTEST_BUCKET = 512 * 1024  # bytes; 4 ms at 1 Gbit/s, where a bucket takes the lane 0.3 ms of a core besides
 
@@ -25,8 +26,8 @@ def planned(
     """
     specs = tuple(specs)
     on_gpu = any(spec.device != "host" for spec in specs)
-    overlap, most = overlap_pays(config.overlap, place, on_gpu), config.bucket_bytes
-    if overlap is not False and not config.bucket_bytes_given:
+    overlap, most = overlap_pays(config.overlap, place, on_gpu), config.bucket_bytes or USUAL_BUCKET
+    if overlap is not False and config.bucket_bytes is None:
         total = sum(spec.length * np.dtype(spec.dtype).itemsize for spec in specs)
         most = min(most, max(total // 16, SHORTEST_BUCKET))
     return plan(specs, most, min(most, FIRST_BUCKET), order), overlap

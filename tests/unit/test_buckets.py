@@ -10,7 +10,7 @@ import pytest
 from hvdlite.algorithms import Place
 from hvdlite.buckets import ALIGN, BucketPlan, Spec, plan
 from hvdlite.config import Config
-from hvdlite.planning import planned
+from hvdlite.planning import USUAL_BUCKET, planned
 
 KB = 1024
 
@@ -156,11 +156,11 @@ def test_buckets_that_leave_during_backward_are_short() -> None:
     assert overlap is None and len(made.buckets) == 16
     made, overlap = planned(layers, Config(), host)
     assert overlap is False and len(made.buckets) == 4
-    made, overlap = planned(layers, Config(bucket_bytes_given=True), network)
+    made, overlap = planned(layers, Config(bucket_bytes=USUAL_BUCKET), network)
     assert overlap is None and len(made.buckets) == 4
     small = [Spec(f"p{i}", (64, 64), "float32") for i in range(64)]  # 16 KB each, 1 MB in all
     assert len(planned(small, Config(), network)[0].buckets) == 2  # no shorter than pays
-    given = Config(bucket_bytes=32 * KB, bucket_bytes_given=True)
+    given = Config(bucket_bytes=32 * KB)
     assert {len(bucket.members) for bucket in planned(small, given, network)[0].buckets} == {2}  # the first, too
     first, *_, last = planned([*small] * 10, Config(), host)[0].buckets
     assert len(first.members) == 64 and len(last.members) == 576

@@ -16,12 +16,15 @@ from hvdlite.config import (
     dynamic_process_sets,
     misspelt,
 )
+from hvdlite.errors import HvdliteError
 from hvdlite.launched import launcher
+from hvdlite.runtime import agree_on
+from hvdlite.transports.threads import run_ranks
 
 
 def test_defaults() -> None:
     made = Config.from_env({})
-    assert made == Config() and not made.bucket_bytes_given and made.bucket_bytes == 25 * MB and made.algorithm == "auto" and made.shared_memory
+    assert made == Config() and made.bucket_bytes is None and made.algorithm == "auto" and made.shared_memory
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.algorithm = "ring"  # type: ignore[misc]
 
@@ -38,6 +41,13 @@ def test_defaults() -> None:
 def test_bucket_size(env: dict[str, str], nbytes: int) -> None:
     made = Config.from_env(env)
     assert made.bucket_bytes == nbytes
+
+
+def test_ranks_that_were_told_different_sizes() -> None:
+    """25 MiB that a user gives are another size than the usual one, of which the planning may make less."""
+    sizes = (25 * MB, None)
+    with pytest.raises(HvdliteError, match=r"HVDLITE_BUCKET_MB \(bytes\) differs: rank 0 has 26214400, rank 1 has None"):
+        run_ranks(2, lambda world: agree_on(world, Config(bucket_bytes=sizes[world.rank])))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
