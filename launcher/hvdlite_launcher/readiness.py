@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 
 _CAUSES = (
-    (r"Permission denied", "refused key: {line}", "`ssh-copy-id {host}`, or -i FILE"),
+    (r"Permission denied \(", "refused key: {line}", "`ssh-copy-id {host}`, or -i FILE"),
     (r"HOST IDENTIFICATION HAS CHANGED|Host key verification failed", "changed host key: {line}",
      "`ssh-keygen -R {host}` if that is right"),
     (r"Could not resolve|Name or service not known", "unknown name: {line}", "check the host list"),
     (r"timed out|No route|refused|unreachable|reset|Broken pipe", "unreachable: {line}",
      "is it up, and its SSH server at this port (-p)?"),
     (r"No module named 'hvdlite_launcher'", "no hvdlite in {package}", "install it in the same place on all hosts"),
-    (r"(No such file|not found|Permission denied).*|exit code 12[67]", "no such interpreter: {line}",
+    (r"No such file|not found|Permission denied|exit code 12[67]", "no such interpreter: {line}",
      "the same Python must be in the same place on all hosts"),
 )  # fmt: skip
 

@@ -270,6 +270,7 @@ def test_differences_are_told_of_the_few() -> None:
         ("ssh: Could not resolve hostname b: Name or service not known", 255, "unknown name: "),
         ("Host key verification failed.", 255, "changed host key: "),
         ("bash: line 1: /venv/bin/python: No such file or directory", 127, "no such interpreter: "),
+        ("bash: line 1: /venv/bin/python: Permission denied", 126, "no such interpreter: "),
         ("ModuleNotFoundError: No module named 'hvdlite_launcher'", 1, "no hvdlite in /pack"),
         ("something else", 3, "something else (exit code 3)"),
     ],
