@@ -33,7 +33,8 @@ import mpi4py
 from hvdlite import launched
 mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
 from mpi4py import MPI
-said = {"library": " ".join(MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\\0 ").split())}
+from hvdlite.transports import mpi
+said = {"library": mpi.library()}
 print(json.dumps(said), flush=True)
 with launched.alone():
     MPI.Init_thread(MPI.THREAD_MULTIPLE)

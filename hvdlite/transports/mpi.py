@@ -240,7 +240,7 @@ class MpiMail:
 
 def library() -> str:
     """The MPI's name and version."""
-    return MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ")
+    return " ".join(MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ").split())
 
 
 def network_piece(comm: MPI.Comm) -> int:
