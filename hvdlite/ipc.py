@@ -50,13 +50,12 @@ class Openings:
         found = self.xp.ndarray(card.nbytes, np.uint8, self.xp.cuda.MemoryPointer(memory, 0))
         return found if found[:16].get().tobytes() == card.token else None
 
-    def close(self, local: Transport | None) -> None:
-        """Close all. local: the ranks who share, who wait here until all have; None: wait for none of them."""
+    def close(self, local: Transport) -> None:
+        """Close all. local: the ranks who share, who wait here until all have."""
         addresses, self.addresses = self.addresses, []
         for address in addresses:
             self.xp.cuda.runtime.ipcCloseMemHandle(address)
-        if local is not None:
-            local.barrier()
+        local.barrier()
 
 
 def allocate(
