@@ -26,7 +26,8 @@ class Post:
         self, transport: Communicator, members: Sequence[int], observers: Sequence[Observer],
         family: Callable[[], Iterable[Lane]],
     ) -> None:
-        self.transport, self.members, self.observers, self.family = transport, members, observers, family
+        self.transport = transport.aside()
+        self.members, self.observers, self.family = members, observers, family
         self.lock = threading.Lock()
         self.lanes: dict[int, Lane] = {}
         """By the peer's place in the set."""
@@ -36,7 +37,7 @@ class Post:
         """The lane with this peer, made at the first call. Not collective."""
         with self.lock:
             if peer not in self.lanes:
-                pair = PairTransport(self.transport.aside(), peer)
+                pair = PairTransport(self.transport, peer)
                 members = [self.members[place] for place in sorted((peer, self.transport.rank))]
                 name = f"messages of ranks {list(self.members)}"  # another set's are others, to whoever looks on
                 self.lanes[peer] = Lane(pair, Place(2, False), members, name, self.observers, self.family)
@@ -52,7 +53,7 @@ class Post:
     def start_leaving(self) -> None:
         """Tell every peer that this rank has talked to, or that calls it now, that no message follows."""
         for peer in range(self.transport.size):
-            known = peer in self.lanes or (peer != self.transport.rank and self.transport.aside().called_by(peer))
+            known = peer in self.lanes or (peer != self.transport.rank and self.transport.called_by(peer))
             if known and self.lane(peer).closed is None:
                 self.lane(peer).start_leaving()
 
