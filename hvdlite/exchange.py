@@ -2,7 +2,8 @@
 
     begin()           a new round
     put(i, array)     copies gradient i into its slot of the arena: the only copy; a full bucket may leave
-    finish()          what is missing is zeros; waits for all ranks; the results lie in `views`
+    finish()          what is missing is zeros; waits for all ranks
+    result(i)         where gradient i, reduced, lies until the next round
 
 An exchange is the reducer seen from such a framework: who wants gradients is known when it is made. Embeddings'
 sparse gradients are gathered, not reduced; a variable that is sparse on one rank is sparse on all.

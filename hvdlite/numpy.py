@@ -1,8 +1,8 @@
 """The collectives for NumPy and CuPy arrays, with Horovod's names and the forms that they have for torch.
 
 Plain: waits, and returns a new array. `_async`: returns a number at once, for `synchronize`. A name that ends in `_`
-changes its argument in place, whatever its layout. Numbers count as 0-dimensional arrays. Results of a gather or a
-message lie on the host.
+changes its argument in place, whatever its layout. Numbers count as 0-dimensional arrays. Results of a scatter or
+a message lie on the host.
 """
 
 from __future__ import annotations
