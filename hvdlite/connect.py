@@ -69,7 +69,8 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
     if own.Get_size() > 1:
         atexit.unregister(name_segments)  # of an earlier init
         atexit.register(name_segments, os.getpid())  # behind what ends MPI, so that it runs before
-        exits.install(base.Abort, base.Get_rank())  # all ranks of this host have met when base or own was made
+        # All ranks of this host have met when base or own was made. Launchers know each by its number in the world.
+        exits.install(base.Abort, MPI.COMM_WORLD.Get_rank())
     place = topology.from_leaders(own.Get_rank(), mpi.host_leaders(own))
     return mpi.MpiTransport(own, mpi.PIECE if place.one_host else mpi.network_piece(own)), place
 

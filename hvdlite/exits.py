@@ -61,7 +61,7 @@ ending = False
 def install(abort: Callable[[int], object], rank: int) -> None:
     """Guard this process, from its main thread or another, until `uninstall()`.
 
-    abort: ends all processes of the job with the given code, e.g. `MPI.COMM_WORLD.Abort`.
+    abort: ends all processes of the job with the given code, e.g. `MPI.COMM_WORLD.Abort`. rank: in MPI.COMM_WORLD.
     Call it when the processes of this host have met after MPI's initialization (a barrier or
     `Dup()` is enough), with more than one process. Installing again replaces the guard.
     """

@@ -169,6 +169,17 @@ def test_a_rank_that_comes_late(runner: Runner, monkeypatch: pytest.MonkeyPatch)
     assert (job.returncode, job.stderr) == (0, f"[0]<stderr>:{told}\n" * 2)
 
 
+def test_a_rank_is_told_by_its_number_in_the_job_whatever_communicator_it_is_in(runner: Runner) -> None:
+    code = (
+        "from mpi4py import MPI; world = MPI.COMM_WORLD; import hvdlite as hvd; hvd.init(world.Split(world.rank % 2)); "
+        "hvd.barrier(); world.rank == 3 and exit(5); hvd.barrier()"
+    )
+    job = runner.run("-np", "4", sys.executable, "-c", code)
+    assert job.returncode == 5
+    assert "hvdlite: rank 3 failed: exit code 5\n" in job.stderr
+    assert "hvdliterun: rank 3 ended the job with exit code 5\n" in job.stderr
+
+
 @pytest.mark.parametrize(("who", "how"), [("1", "raise KeyError"), ("1", "sys.exit(3)"), ("01", "sys.exit(3)")])
 def test_what_python_does_at_its_end_is_done_by_ranks_that_fail(runner: Runner, who: str, how: str) -> None:
     code = (
