@@ -10,6 +10,7 @@ from typing import TypeVar
 from hvdlite import runtime
 from hvdlite.algorithms.ring import bounds
 from hvdlite.arrays import cupy, nccl_of
+from hvdlite.transports.threads import ThreadTransport
 
 T = TypeVar("T")
 
@@ -20,8 +21,8 @@ def mpi_built() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI is in use: after init(), in a job that a launcher started."""
-    return runtime.is_initialized() and runtime.uses_mpi()
+    """Whether MPI is in use: after init(), and not in a job of one without a launcher."""
+    return runtime.is_initialized() and not isinstance(runtime.known().world, ThreadTransport)
 
 
 def mpi_threads_supported() -> bool:

@@ -144,7 +144,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     with logs.told_of_waiting(settings.stall_check):
         world, place = connect(comm)
     logs.configure(settings, place.rank)
-    live = Runtime(world, place, settings)
+    try:
+        live = Runtime(world, place, settings)
+    except HvdliteError:  # on all ranks
+        world.close()
+        exits.uninstall()
+        raise
     try:
         live.groups.add_at_start(live.world, sets)
     except ValueError:
@@ -216,11 +221,6 @@ def known() -> Runtime:
     if (live := _current) is None:  # read once: another thread may shut down meanwhile
         raise NotInitializedError()
     return live
-
-
-def uses_mpi() -> bool:
-    """Whether the job communicates over MPI: not in a job of one without a launcher."""
-    return not isinstance(known().world, ThreadTransport)
 
 
 def rank() -> int:

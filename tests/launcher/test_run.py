@@ -169,6 +169,17 @@ def test_a_rank_that_comes_late(runner: Runner, monkeypatch: pytest.MonkeyPatch)
     assert (job.returncode, job.stderr) == (0, f"[0]<stderr>:{told}\n" * 2)
 
 
+def test_a_script_may_go_on_without_what_init_has_refused(runner: Runner) -> None:
+    """Nobody counts on its ranks then: they end as they like."""
+    code = (
+        "import os; os.environ['HVDLITE_OVERLAP'] = '01'[os.environ['HVDLITE_JOB_RANK'] == '0']; import hvdlite as hvd\n"
+        "try: hvd.init()\nexcept hvd.HvdliteError as error: print(error)"
+    )
+    job = runner.run("-np", "2", "--no-prefix", sys.executable, "-c", code)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert job.stdout.splitlines() == 2 * ["HVDLITE_OVERLAP differs: rank 0 has 1, rank 1 has 0. Set it alike everywhere."]
+
+
 def test_a_rank_is_told_by_its_number_in_the_job_whatever_communicator_it_is_in(runner: Runner) -> None:
     code = (
         "from mpi4py import MPI; world = MPI.COMM_WORLD; import hvdlite as hvd; hvd.init(world.Split(world.rank % 2)); "
