@@ -147,6 +147,7 @@ def scaled_integers(array: Array, factor: float, divisor: int) -> Any:
     xp = module(array)
     if factor != 1.0:
         return xp.trunc(array.astype(np.float64) * factor / divisor)
-    quotient = array // divisor
+    whole = np.min_scalar_type(divisor).type(divisor)  # an int would have to fit array's dtype: 128 is no int8
+    quotient = array // whole
     # Floor division rounds down; what was negative and not divisible goes back up, toward zero.
-    return quotient + ((array < 0) & (quotient * divisor != array))
+    return quotient + ((array < 0) & (quotient * whole != array))

@@ -147,6 +147,16 @@ def test_broadcast_and_allgather(size: int) -> None:
     assert all(run_ranks(size, rank_main))
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.int64, np.uint64])
+@pytest.mark.parametrize("size", [3, 127, 128, 255, 256, 300, 70_000])
+def test_integer_averages_over_more_ranks_than_their_dtype_counts(kind: type, size: int) -> None:
+    least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+    numbers = [least, least // 2, 0, 5, most // 2, most]
+    array = np.array(numbers, kind)
+    Reduction(divisor=size).postscale(array)
+    assert array.tolist() == [abs(number) // size * (1 if number > 0 else -1) for number in numbers]
+
+
 def test_scaled_integers_are_truncated_toward_zero() -> None:
     for how in (Reduction(after=0.5), Reduction(divisor=2), Reduction(after=1.5, divisor=2)):
         array = np.array([-7, -3, 3, 7])
