@@ -1,8 +1,8 @@
 """Variables of Keras and TensorFlow, told from what they can do; and arrays of one rank, given to all.
 
-Ranks' variables are compared by `line`: name, dtype and shape. Keras numbers the names that it invents (dense,
-dense_1, ...) through the life of a process, so one model may be `dense/kernel` here and `dense_3/kernel` there, where
-rank 0 has built another model before. Such numbers are left out of the comparison.
+Ranks' variables are compared by name, dtype, shape, and whether they lie on a GPU. Keras numbers the names that it
+invents (dense, dense_1, ...) through the life of a process, so one model may be `dense/kernel` here and
+`dense_3/kernel` there, where rank 0 has built another model before. Such numbers are left out of the comparison.
 """
 
 from __future__ import annotations
