@@ -105,7 +105,7 @@ class Agent:
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         self._selector.register(0, selectors.EVENT_READ, self._listen)
-        beaten = 0.0
+        beaten = looked = 0.0
         try:
             while not self._over and (self._paused or time.monotonic() - self._heard < PATIENCE):
                 if time.monotonic() - beaten > BEAT:
@@ -113,11 +113,18 @@ class Agent:
                     ranks = entry(self._job["folder"], SETTLED)
                     self._say(absent=ranks.absent, waiting=ranks.waiting)
                 self._segments |= segments_of_ranks(self._job["folder"])
+
+
                 began = time.monotonic()
+                if began - beaten > BEAT:
+                    beaten = began
+                    self._say(beat=1)
+                if began - looked > self._pause:  # not at each line of output: a look takes milliseconds
+                    looked, self._pause = began, min(self._pause * 1.2, BEAT / 2)
+                    self._segments |= segments_of_ranks(self._job["folder"])
                 self._turn(self._pause)
                 if time.monotonic() - began > FROZEN:
                     self._heard = time.monotonic()
-                self._pause = min(self._pause * 1.2, BEAT / 2)
         finally:
             self._clean_up()
         self._say(gone=1)
