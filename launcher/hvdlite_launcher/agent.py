@@ -108,17 +108,10 @@ class Agent:
         beaten = looked = 0.0
         try:
             while not self._over and (self._paused or time.monotonic() - self._heard < PATIENCE):
-                if time.monotonic() - beaten > BEAT:
-                    beaten = time.monotonic()
-                    ranks = entry(self._job["folder"], SETTLED)
-                    self._say(absent=ranks.absent, waiting=ranks.waiting)
-                self._segments |= segments_of_ranks(self._job["folder"])
-
-
                 began = time.monotonic()
                 if began - beaten > BEAT:
-                    beaten = began
-                    self._say(beat=1)
+                    beaten, ranks = began, entry(self._job["folder"], SETTLED)
+                    self._say(absent=ranks.absent, waiting=ranks.waiting)
                 if began - looked > self._pause:  # not at each line of output: a look takes milliseconds
                     looked, self._pause = began, min(self._pause * 1.2, BEAT / 2)
                     self._segments |= segments_of_ranks(self._job["folder"])
