@@ -65,6 +65,7 @@ class Config:
         if bucket is None:
             bucket = read_either(env, "FUSION_THRESHOLD", whole)
         stall_check = read_either(env, "STALL_CHECK_TIME_SECONDS", seconds)
+        read_either(env, DYNAMIC, truth)  # refused now if it cannot be read, and not when it is needed
         stall_check = cls.stall_check if stall_check is None else stall_check
         stall_shutdown = read_either(env, "STALL_SHUTDOWN_TIME_SECONDS", seconds) or 0.0
         return cls(
@@ -85,8 +86,8 @@ class Config:
 
 NAMES = (
     "ALGORITHM", "BUCKET_MB", "CUDA_AWARE", "DYNAMIC_PROCESS_SETS", "FUSION_THRESHOLD", "GPU_OPERATIONS",
-    "LOG_HIDE_TIME", "LOG_LEVEL", "OVERLAP", "SHARED_MEMORY", "STALL_CHECK_DISABLE", "STALL_CHECK_TIME_SECONDS",
-    "STALL_SHUTDOWN_TIME_SECONDS", "TIMELINE", "TIMELINE_MARK_CYCLES",
+    "LOG_HIDE_TIME", "LOG_LEVEL", "MPIEXEC", "OVERLAP", "SHARED_MEMORY", "STALL_CHECK_DISABLE",
+    "STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS", "TIMELINE", "TIMELINE_MARK_CYCLES",
 )  # fmt: skip
 """All settings there are, behind HVDLITE_."""
 
@@ -177,5 +178,7 @@ def dynamic_process_sets() -> bool:
 
 
 def cache_folder() -> Path:
-    """Where to keep what is costly to find out."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hvdlite"
+    """Where to keep what is costly to find out; for a user without a home, as in containers, where nothing can be."""
+    home = os.path.expanduser("~")
+    kept = os.devnull if home == "~" else os.path.join(home, ".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or kept) / "hvdlite"

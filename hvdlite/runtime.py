@@ -40,7 +40,7 @@ class Runtime:
         from hvdlite.observers import stall  # milliseconds that a mere `import hvdlite` need not pay
 
         self.watch = stall.watch(world, self.groups.lanes, settings.stall_check, settings.stall_shutdown)
-        if settings.timeline not in ("", "DYNAMIC"):
+        if settings.timeline.upper() not in ("", "DYNAMIC"):
             self.trace(settings.timeline, settings.timeline_mark_cycles)
         self.attachments = Crowd()
         """Optimizers attached under this runtime; the adapters keep it."""

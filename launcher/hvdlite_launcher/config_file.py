@@ -1,4 +1,4 @@
-"""Horovod's YAML file of settings, section by section. Unknown keys are left alone, as Horovod leaves them."""
+"""Horovod's YAML file of settings, section by section. Unknown keys have no effect, as in Horovod, and are told of."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-v", "--verbose", action="store_true", help="show the command, the MPI and where start-up time goes")
     add("--version", action="version", version=f"hvdliterun {version()}")
     add("-cb", "--check-build", "--check", dest="check", action="store_true", help="tell what is installed here")
-    add("--config-file", metavar="FILE", help="settings in YAML; flags win")
+    add("--config-file", metavar="FILE", help="settings in YAML, with Horovod's sections; flags win")
     add("--mpi-launcher", metavar="PATH", help=argparse.SUPPRESS)
     add("command", nargs=argparse.REMAINDER, help="the command and its arguments")
     _add_hosts(parser.add_argument_group("hosts"))

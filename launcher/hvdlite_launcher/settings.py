@@ -53,7 +53,8 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
     )
     if not made.elsewhere:  # else each host is asked
         _check_interfaces(made.interfaces)
-    return made, tunables.explanations(chosen)
+    unknown = [f"{options.config_file}: {name}: no such setting, no effect" for name in tunables.unknown(config)]
+    return made, [*tunables.explanations(chosen), *unknown]
 
 
 def _allocation(options: argparse.Namespace, environ: Mapping[str, str]) -> Allocation | None:

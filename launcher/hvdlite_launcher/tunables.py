@@ -168,6 +168,18 @@ def chosen(options: argparse.Namespace, config: Mapping[str, Any]) -> Iterator[t
             yield tunable, value
 
 
+def unknown(config: Mapping[str, Any]) -> list[str]:
+    """What the YAML file's `config` has that is no setting: a section, or SECTION.NAME."""
+    known = {tunable.key for tunable in TUNABLES}
+    sections, found = {section for section, _ in known}, []
+    for section, values in config.items():
+        if section in sections:
+            found += [f"{section}.{name}" for name in values or () if (section, name) not in known]
+        elif section != "controller":
+            found.append(str(section))
+    return found
+
+
 def variables(settings: Sequence[tuple[Tunable, str]]) -> dict[str, str]:
     """The environment that carries these settings to the ranks."""
     env: dict[str, str] = {}

@@ -83,6 +83,15 @@ def test_the_yaml_file_says_the_same_and_flags_win(tmp_path: Path) -> None:
     assert environment("--config-file", str(file), "--stall-check")["HVDLITE_STALL_CHECK_DISABLE"] == "0"
 
 
+def test_what_the_yaml_file_says_in_vain_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(YAML + "num-proc: 2\ntimeline: {hide-timestamp: true}\nautotune:\n")
+    parsed = options.parse(["--config-file", str(file), "-np", "1", sys.executable])
+    _, said = settings(parsed, OPEN_MPI, {})
+    told = [line for line in said if "no such setting" in line]
+    assert told == [f"{file}: {name}: no such setting, no effect" for name in ("future", "num-proc", "timeline.hide-timestamp")]
+
+
 @pytest.mark.parametrize(("text", "said"), [("controller: gloo", "gloo"), ("[1", "cannot read"), ("word", "sections")])
 def test_a_yaml_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "config.yaml"

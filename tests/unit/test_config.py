@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
@@ -13,6 +14,7 @@ from hvdlite.config import (
     NAMES,
     Config,
     allow_dynamic_process_sets,
+    cache_folder,
     dynamic_process_sets,
     misspelt,
 )
@@ -81,8 +83,16 @@ def test_all_settings_are_known_by_name() -> None:
             return default
 
     Config.from_env(Recorder())
-    asked.add(f"HVDLITE_{DYNAMIC}")  # read when it is needed
+    asked.add("HVDLITE_MPIEXEC")  # read by hvdliterun
     assert {name for name in asked if name.startswith("HVDLITE_")} == {f"HVDLITE_{name}" for name in NAMES}
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither HOME nor a name, as in containers."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.raises(OSError):
+        cache_folder().mkdir(parents=True)
 
 
 def test_dynamic_process_sets(monkeypatch: pytest.MonkeyPatch) -> None:
