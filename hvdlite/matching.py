@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from typing import Any, TypeAlias
 
 from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
-from hvdlite.requests import END, JOIN, LEAVE, Signature
+from hvdlite.requests import END, JOIN, LEAVE, UNKNOWN, Signature
 
 CURES = {
     "shape": "Every rank must pass the same shape; pad, or use allgather where sizes differ.",
@@ -67,8 +67,15 @@ def verdict(found: Sequence[Signature | None], members: Sequence[int]) -> Verdic
     signatures = [signature for signature in found if signature is not None]
     if len(signatures) < len(found):
         return {}
-    error = None if len(set(signatures)) == 1 else MismatchError(explain(signatures, members))
+    error = None if agree(signatures) else MismatchError(explain(signatures, members))
     return {signature.key: error for signature in signatures}
+
+
+def agree(signatures: Sequence[Signature]) -> bool:
+    """Whether they are one and the same, but for values that some do not know."""
+    names = {signature._replace(facts=tuple((what, None) for what, _ in signature.facts)) for signature in signatures}
+    return len(names) == 1 and all(len({*facts} - {(facts[0][0], UNKNOWN)}) <= 1
+                                   for facts in zip(*(signature.facts for signature in signatures), strict=True))
 
 
 def clashes(queues: Sequence[Sequence[Signature]], members: Sequence[int]) -> Verdicts:

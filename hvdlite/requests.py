@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Facts: TypeAlias = tuple[tuple[str, Any], ...]
 """Pairs of what and its value, in a fixed order."""
+UNKNOWN = "unknown"
+"""The value of a fact that a rank cannot tell: it agrees with the others', whatever they know."""
 BITS = (1 << 62) - 1
 
 

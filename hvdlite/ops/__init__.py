@@ -5,7 +5,7 @@ framework's tensors into arrays that share their memory. What one rank alone can
 member, a name in flight) is a ValueError there, at once; where ranks differ, a MismatchError on all of them.
 """
 
-from hvdlite.ops.common import Adasum, Average, Max, Min, Op, Product, Sum, op_of, reduction, resolve_op
+from hvdlite.ops.common import Adasum, Average, Max, Min, Op, Product, Sum, op_of, reduction, resolve_op, sparse_facts
 from hvdlite.ops.messages import letter_from, letter_to
 from hvdlite.ops.movement import allgather, alltoall, barrier, broadcast_, gather, grouped_allgather, scatter
 from hvdlite.ops.reductions import allreduce_, grouped_allreduce_, grouped_reducescatter, reduce, reducescatter
@@ -13,5 +13,5 @@ from hvdlite.ops.reductions import allreduce_, grouped_allreduce_, grouped_reduc
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Op", "Product", "Sum", "allgather", "allreduce_", "alltoall", "barrier",
     "broadcast_", "gather", "grouped_allgather", "grouped_allreduce_", "grouped_reducescatter", "letter_from",
-    "letter_to", "op_of", "reduce", "reducescatter", "reduction", "resolve_op", "scatter",
+    "letter_to", "op_of", "reduce", "reducescatter", "reduction", "resolve_op", "scatter", "sparse_facts",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,7 @@ from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu import on_gpu
 from hvdlite.groups import Group
-from hvdlite.requests import Facts, Request, Signature
+from hvdlite.requests import UNKNOWN, Facts, Request, Signature
 
 
 class Op(IntEnum):
@@ -111,6 +111,13 @@ def facts_of_array(dtype: np.dtype[Any], shape: tuple[int, ...], host: bool, ski
     what = "shape" if skip == 0 else "shape after the first dimension"
     rest = shape[skip:] if len(shape) >= skip else "no dimension"
     return (("dtype", dtype_name(dtype)), (what, rest), ("device", "host" if host else "device"))
+
+
+def sparse_facts(op: Op, shape: Sequence[int] | None) -> Facts:
+    """What ranks must agree on, besides the parts that are gathered, to add up sparse tensors of this dense shape (None
+    where it is not known)."""
+    whole = UNKNOWN if shape is None else tuple(int(length) for length in shape)
+    return (("operation", op.name), ("shape of the dense tensor", whole))
 
 
 @lru_cache(maxsize=256)

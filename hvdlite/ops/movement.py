@@ -17,7 +17,7 @@ from hvdlite.errors import ScalarError
 from hvdlite.groups import Group
 from hvdlite.ops.common import array_facts, even_rows, grouped_facts, root_of, submit
 from hvdlite.process_sets import ProcessSet
-from hvdlite.requests import digest
+from hvdlite.requests import Facts, digest
 from hvdlite.transports import Transport
 from hvdlite.zeros import StandIn
 
@@ -38,16 +38,16 @@ def broadcast_(
 
 def allgather(
     array: Array, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True,
-    addends: bool = False,
+    addends: bool = False, facts: Facts = (),
 ) -> Any:
     """All ranks' arrays, concatenated along the first dimension in rank order, on every rank.
 
     The first dimension may differ between ranks (0 is allowed); the others and the dtype must agree. Raises
     ScalarError where all ranks gave scalars. addends: what is gathered will be added up, so that ranks that have
-    joined may be left out; otherwise they are an error.
+    joined may be left out; otherwise they are an error. facts: what else ranks must agree on.
     """
     group = runtime.group_of(process_set)
-    facts, count = array_facts(array, skip=1), count_of([array])
+    facts, count = (*array_facts(array, skip=1), *facts), count_of([array])
     stand_in = (lambda: NoRows(not is_host(array), array.shape[1:], array.dtype)) if addends else None
 
     def work(lane: Lane) -> Array:

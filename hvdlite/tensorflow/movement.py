@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from hvdlite import ops, runtime
-from hvdlite.arrays import Array
-from hvdlite.ops import Average
+from hvdlite.arrays import Array, on_host
+from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow._common import Tensor, differentiable, named, rows_unknown, size_of
 from hvdlite.tensorflow._graph import aligned_copy, call, tensorflow_errors, untouched
 
 Everyone = global_process_set
+
+
+@dataclass(frozen=True)
+class Addend:
+    """A tf.IndexedSlices: how it is added to others, and its dense shape, where that is known."""
+
+    op: Op
+    shape: Any
 
 
 def averaged(grad: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
@@ -34,21 +43,27 @@ def allgather(
 
 @untouched
 def gathered(
-    tensor: Tensor, name: str | None, ignore_name_scope: bool, process_set: ProcessSet, addends: bool = False
+    tensor: Tensor, name: str | None, ignore_name_scope: bool, process_set: ProcessSet, addend: Addend | None = None
 ) -> tf.Tensor:
-    """`allgather`. addends: what is gathered will be added up, so that ranks that have joined add nothing."""
+    """`allgather`. addend: what is gathered will be added up, so that ranks that have joined add nothing."""
     tensor = tf.convert_to_tensor(tensor)
     name = named("Allgather", [tensor], name, ignore_name_scope)
+    shape = None if addend is None or addend.shape is None else tf.cast(addend.shape, tf.int64)
+    known = None if shape is None else tf.get_static_value(shape)
+    later = [shape] if known is None and shape is not None else []
 
-    def work(array: Array) -> list[Array]:
-        return [ops.allgather(array, name, process_set, addends=addends)]
+    def work(array: Array, *shapes: Array) -> list[Array]:
+        whole = on_host(shapes[0]) if shapes else known
+        facts = () if addend is None else ops.sparse_facts(addend.op, whole)
+        return [ops.allgather(array, name, process_set, addends=addend is not None, facts=facts)]
+
+    def forward(given: tf.Tensor) -> list[tf.Tensor]:
+        return call(work, [given, *later], [given.dtype], [rows_unknown(given)], name)
 
     def backward(grad: tf.Tensor) -> list[tf.Tensor]:
         return [own_rows(grad, tf.shape(tensor)[:1], process_set)]
 
-    return differentiable(
-        lambda given: call(work, [given], [given.dtype], [rows_unknown(given)], name), backward, [tensor]
-    )[0]
+    return differentiable(forward, backward, [tensor])[0]
 
 
 def own_rows(grad: tf.Tensor, rows: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:

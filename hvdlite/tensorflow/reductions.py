@@ -110,7 +110,8 @@ def sparse_allreduce(slices: tf.IndexedSlices, how: How, name: str | None) -> tf
     if (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError(f"tf.IndexedSlices with prescale_factor or postscale_factor: {MAKE_DENSE}")
     names = [name and f"{name}.{part}" for part in ("values", "indices")]
-    values, indices = (movement.gathered(part, each, False, how.process_set, addends=True)
+    addend = movement.Addend(how.op, slices.dense_shape)
+    values, indices = (movement.gathered(part, each, False, how.process_set, addend)
                        for part, each in zip((slices.values, slices.indices), names, strict=True))  # fmt: skip
     if how.op is Average:
         values = values / size_of(how.process_set)

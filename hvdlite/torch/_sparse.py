@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite import ops, runtime
-from hvdlite.ops import Average, Op, Sum, op_of
+from hvdlite.ops import Average, Op, Sum, op_of, sparse_facts
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._tensors import to_array, to_tensor
 
@@ -19,21 +19,24 @@ def sparse_allreduce_async(
     """Start to add up (or average) all ranks' sparse tensors; returns a function that waits and returns the result,
     sparse and not coalesced, of the same shape. Raises NotImplementedError for operations other than these two.
 
-    Raises ValueError for tensors that are not sparse.
+    Raises ValueError for tensors that are not sparse; the function, MismatchError on every rank where shapes, dtypes or
+    operations differ.
     """
-    require_sum(op_of(op))
+    op = op_of(op)
+    require_sum(op)
     if tensor.layout is not torch.sparse_coo:
         cure = "call hvd.allreduce" if tensor.layout is torch.strided else "give its .to_sparse_coo()"
         raise ValueError(f"sparse_allreduce_async takes sparse COO tensors, not {tensor.layout} ones: {cure}")
     coalesced: Any = tensor.coalesce()
     indices, values = coalesced.indices().t().contiguous(), coalesced.values().contiguous()
     names = [None if name is None else f"{name}.{part}" for part in ("indices", "values")]
-    handles = [ops.allgather(to_array(part), each, process_set, wait=False, addends=True)
+    facts = sparse_facts(op, tensor.shape)
+    handles = [ops.allgather(to_array(part), each, process_set, wait=False, addends=True, facts=facts)
                for part, each in zip((indices, values), names, strict=True)]  # fmt: skip
 
     def finish() -> torch.Tensor:
         all_indices, all_values = (to_tensor(handle.wait()) for handle in handles)
-        if op_of(op) is Average:
+        if op is Average:
             all_values = all_values / runtime.group_of(process_set).size
         return sparse(all_indices, all_values, tensor)
 
@@ -56,8 +59,11 @@ def reduce_sparse(p: torch.nn.Parameter, op: Op, process_set: ProcessSet) -> Non
     """
     indices, values = coordinates(p)
     require_sum(op)
-    all_indices = to_tensor(ops.allgather(to_array(indices.t().contiguous()), None, process_set, addends=True))
-    all_values = to_tensor(ops.allgather(to_array(values.contiguous()), None, process_set, addends=True))
+    facts = sparse_facts(op, p.shape)
+    all_indices, all_values = (
+        to_tensor(ops.allgather(to_array(part.contiguous()), None, process_set, addends=True, facts=facts))
+        for part in (indices.t(), values)
+    )
     if all_indices.shape[0] == 0 and p.grad is None:
         return
     if all_indices.shape[0] == 0:  # torch adds to a gradient without rows by resizing it: in memory of its own only

@@ -10,7 +10,7 @@ from hvdlite import matching
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.errors import MismatchError, ShutdownError
 from hvdlite.matching import LONGEST_DIFF, Verdicts, ranks
-from hvdlite.requests import LEAVE, Signature
+from hvdlite.requests import LEAVE, UNKNOWN, Signature
 
 
 def match(everyone: Sequence[Sequence[Signature]]) -> Verdicts:
@@ -43,6 +43,15 @@ def test_what_one_lacks_waits() -> None:
     assert list(match([[A, B], [B], [A, B]])) == [B.key]
     assert match([[A], [B], []]) == {}
     assert match([[], [], []]) == {}
+
+
+def test_what_a_rank_does_not_know_agrees_with_what_others_do() -> None:
+    one, other, none = (allreduce("x", (3,), shape_of_all=shape) for shape in ((4, 2), (9, 2), UNKNOWN))
+    assert match([[one], [none], [one]]) == match([[none], [none], [one]]) == {one.key: None}
+    error = match([[none], [one], [other]])[one.key]
+    assert error and "shape_of_all" in str(error) and "(4, 2)" in str(error) and "(9, 2)" in str(error)
+    assert match([[none], [allreduce("x", (4,), shape_of_all=(4, 2))]])[one.key]
+    assert match([[one], [allreduce("x")]])[one.key]
 
 
 def test_one_name_for_two_kinds() -> None:

@@ -185,6 +185,26 @@ def check_indexed_slices() -> None:
         raise AssertionError(wrong)
 
 
+def check_indexed_slices_that_differ() -> None:
+    """Shapes, also known when the graph runs only, and operations; a shape that one rank does not know is none."""
+    def total(rows: Any, op: hvd.Op = hvd.Sum) -> Any:
+        shape = None if rows is None else tf.stack([rows, 2])
+        return hvd.allreduce(tf.IndexedSlices(tf.ones((1, 2)), [2], shape), op=op, name="slices")
+
+    compiled = tf.function(total)
+    for call in (total, compiled):
+        found = call(None if last() else tf.constant(3))
+        np.testing.assert_array_equal(found.indices, [2] * hvd.size())
+        for different in (lambda c=call: c(tf.constant(4 if last() else 3)),
+                          lambda c=call: c(3, hvd.Average if last() else hvd.Sum)):
+            try:
+                different()
+                assert hvd.size() == 1
+            except tf.errors.FailedPreconditionError as error:
+                text = str(error)
+                assert "slices" in text and (("(4, 2)" in text and "(3, 2)" in text) or "Average" in text), text
+
+
 def check_compression() -> None:
     """float16 carries these whole numbers exactly, and not 1/3."""
     third = np.full(3, 1 / 3, np.float32)

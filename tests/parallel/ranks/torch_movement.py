@@ -188,6 +188,21 @@ def check_sparse() -> None:
     require_error(NotImplementedError, lambda: hvd.sparse_allreduce_async(mine, "x", hvd.Max), "Average and Sum")
 
 
+def check_sparse_tensors_that_differ() -> None:
+    """Row numbers of a longer tensor would lie outside a shorter one's."""
+    if hvd.size() == 1:
+        return
+    rows, op = (9, hvd.Sum) if last() else (4, hvd.Average)
+
+    def total(rows: int, columns: int = 2, op: hvd.Op = hvd.Sum) -> torch.Tensor:
+        mine = torch.sparse_coo_tensor([[rows - 1]], torch.ones(1, columns), (rows, columns), check_invariants=True)
+        return hvd.sparse_allreduce_async(mine, "embedding", op)()
+
+    require_mismatch(lambda: total(rows), "'embedding.indices'", "shape of the dense tensor", "(9, 2)", "(4, 2)")
+    require_mismatch(lambda: total(9, rows), "shape of the dense tensor", "(9, 9)", "(9, 4)")
+    require_mismatch(lambda: total(9, op=op), "'embedding.indices'", "operation differs", "Sum", "Average")
+
+
 def check_adasum() -> None:
     """Orthogonal tensors add up, equal ones average; each tensor of a group on its own; one rank changes nothing."""
     p, r = hvd.size(), hvd.rank()
