@@ -15,7 +15,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -61,6 +61,18 @@ def as_bytes(array: Array) -> Array:
 def split_rows(array: Array, rows: Sequence[int]) -> list[Array]:
     """Views of the array's first rows[0] rows, the next rows[1], ..."""
     return [array[stop - count : stop] for count, stop in zip(rows, accumulate(rows), strict=True)]
+
+
+def overlapping(arrays: Sequence[Array]) -> tuple[int, int] | None:
+    """The places of two of these contiguous arrays that share memory; None where each has its own."""
+    if len({*map(id, arrays)}) == len(arrays) and all(is_host(array) and array.flags.owndata for array in arrays):
+        return None  # an address takes 1 us
+    starts = {index: array.ctypes.data if is_host(array) else array.data.ptr
+              for index, array in enumerate(arrays) if array.nbytes}  # fmt: skip
+    for first, second in pairwise(sorted(starts, key=starts.__getitem__)):
+        if starts[first] + arrays[first].nbytes > starts[second]:
+            return first, second
+    return None
 
 
 @cache

@@ -12,7 +12,7 @@ from hvdlite.algorithms.pipeline import chunk_length, scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import reduce_scatter
 from hvdlite.algorithms.tree import only_sends, reduce_to_root
-from hvdlite.arrays import Array, split_rows
+from hvdlite.arrays import Array, overlapping, split_rows
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.groups import Group
@@ -58,10 +58,16 @@ def grouped_allreduce_(
     arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
     process_set: ProcessSet | None = None, wait: bool = True,
 ) -> Any:
-    """All-reduce several arrays in place as one operation, short ones together. Result: the list of arrays."""
+    """All-reduce several arrays in place as one operation, short ones together. Result: the list of arrays. Raises
+    ValueError for arrays that share memory."""
     group = runtime.group_of(process_set)
     if not arrays:
         raise ValueError("grouped_allreduce needs at least one tensor")
+    if shared := overlapping(arrays):
+        raise ValueError(
+            f"grouped_allreduce_: tensors {min(shared)} and {max(shared)} share memory, where each needs its own for "
+            "its result: give each once, or use grouped_allreduce, which returns new ones"
+        )
     how = reduction(op, group.size, prescale, postscale)
     for array in arrays:
         check(group, op, array)

@@ -165,6 +165,18 @@ def check_grouped() -> None:
     assert all((a == p * (p - 1) // 2).all() for a in arrays) and len(result) == 3
 
 
+def check_grouped_in_shared_memory() -> None:
+    """Each result in place needs memory of its own; new ones have it."""
+    for size in (4, MIB):  # short ones travel together
+        whole = np.ones(2 * size)
+        a, b = whole[:size], whole[size:]
+        for wrong in ([a, a], [b, a, whole], [a, whole[size - 1 :]]):
+            require_error(ValueError, lambda: hvd.grouped_allreduce_(wrong, op=hvd.Sum), "tensors", "share memory")  # noqa: B023
+        both = hvd.grouped_allreduce([a, a], op=hvd.Sum)
+        hvd.grouped_allreduce_([b, a, a[:0], a[:0]], op=hvd.Sum)
+        assert all((result == hvd.size()).all() for result in (*both, whole))
+
+
 def check_root_of_any_kind() -> None:
     """A root is a number, whatever holds it, on each rank something else."""
     p, r = hvd.size(), hvd.rank()

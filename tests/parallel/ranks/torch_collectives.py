@@ -88,6 +88,10 @@ def check_grouped() -> None:
     again = [torch.ones(2), torch.ones(3)]
     assert all((t == hvd.size()).all() for t in hvd.synchronize(hvd.grouped_allreduce_async_(again, op=hvd.Sum)))
     require_error(ValueError, lambda: hvd.grouped_allreduce([]), "at least one")
+    twice = [torch.ones(2)] * 2
+    for call in (hvd.grouped_allreduce_, hvd.grouped_allreduce_async_):
+        require_error(ValueError, lambda: call(twice), "tensors 0 and 1 share memory", "grouped_allreduce,")  # noqa: B023
+    assert all((t == hvd.size()).all() for t in hvd.grouped_allreduce(twice, op=hvd.Sum))
 
 
 def check_compression() -> None:
