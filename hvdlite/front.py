@@ -102,9 +102,13 @@ def other_form(name: str) -> Callable[..., Any]:
     def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return function_of(tensor, name)(tensor, *args, **kwargs)
 
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"As {name.rstrip('_').removesuffix('_async')}(), in the form that the name's ending tells."
-    return call
+    def call_grouped(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return function_of(tensors, name)(tensors, *args, **kwargs)
+
+    form = call_grouped if name.startswith("grouped_") else call
+    form.__name__ = form.__qualname__ = name
+    form.__doc__ = f"As {name.rstrip('_').removesuffix('_async')}(), in the form that the name's ending tells."
+    return form
 
 
 allreduce_, allreduce_async, allreduce_async_ = map(other_form, ("allreduce_", "allreduce_async", "allreduce_async_"))

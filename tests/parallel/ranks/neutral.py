@@ -6,6 +6,7 @@ import itertools
 
 import ml_dtypes
 import numpy as np
+import torch
 
 import hvdlite as hvd
 from tests.parallel.common import last, require_error, require_mismatch
@@ -46,6 +47,16 @@ def check_reductions_in_every_form() -> None:
                    hvd.grouped_reducescatter([mine], op=hvd.Sum)[0],
                    hvd.synchronize(hvd.grouped_reducescatter_async([mine, mine], op=hvd.Sum))[1]):
         assert result.tolist() == [[r * p + total] * 2]
+
+
+def check_tensors_by_name() -> None:
+    """Every form takes its tensors by the name that the plain one gives them."""
+    for tensor in (np.ones(hvd.size()), torch.ones(hvd.size())):
+        for name in (name for name in hvd.__all__ if name.startswith("grouped_")):
+            result = getattr(hvd, name)(tensors=[tensor])
+            (result,) = hvd.synchronize(result) if "_async" in name else result
+            assert type(result) is type(tensor) and (result == 1).all()
+        assert (hvd.synchronize(hvd.allreduce_async_(tensor=tensor)) == 1).all()
 
 
 def check_movement_of_every_dtype_in_every_form() -> None:
