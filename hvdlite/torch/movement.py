@@ -111,13 +111,19 @@ def gathered(
 
 # all-to-all
 
+def tensor_of_splits(kind: str, splits: Any) -> torch.Tensor:
+    """Splits as a tensor. Raises TypeError for what cannot be one."""
+    try:
+        return torch.as_tensor(splits)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{kind}: splits must be a tensor or a list of whole numbers, not {splits!r}") from None
+
+
 def checked_splits(splits: Any) -> torch.Tensor | None:
-    """As a tensor. Raises ValueError for tensors of another dtype than int32, and for what are no whole numbers."""
-    if splits is None:
-        return None
-    found = splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits)
-    if found.dtype != torch.int32 and (isinstance(splits, torch.Tensor) or found.dtype != torch.int64):
-        raise ValueError(f"alltoall: splits must be int32, not {found.dtype}")
+    """The same, or None. Raises ValueError for another dtype than int32 and int64."""
+    found = None if splits is None else tensor_of_splits("alltoall", splits)
+    if found is not None and found.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"alltoall: splits must be int32 or int64, not {found.dtype}")
     return found
 
 
@@ -148,8 +154,9 @@ def alltoall(
 ) -> Any:
     """Send the first splits[0] rows to rank 0 of the set, the next splits[1] to rank 1, ...; differentiable.
 
-    Returns what all ranks sent here, in rank order; with splits also how many rows each sent (int32). Without splits
-    all get equally many rows. Raises ValueError for splits that do not fit.
+    splits: a tensor of int32 or int64, or a list of whole numbers; without, all get equally many rows. Returns what all
+    ranks sent here, in rank order; with splits also how many rows each sent (int32). Raises ValueError for splits that
+    do not fit, TypeError for what are none.
     """
     rows: list[int] = []  # of the tensor
     counts: list[torch.Tensor] = []  # of the rows that each rank has sent here

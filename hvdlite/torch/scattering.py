@@ -17,7 +17,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._differentiable import differentiable
 from hvdlite.torch._tensors import readable, to_tensor
 from hvdlite.torch.compression import Compression
-from hvdlite.torch.movement import allgather, grouped_allgather
+from hvdlite.torch.movement import allgather, grouped_allgather, tensor_of_splits
 
 Everyone = global_process_set
 
@@ -108,7 +108,7 @@ def _scatter(
     Elsewhere than at the root, tensor and splits are ignored and may be None.
     """
     array = None if tensor is None else readable(tensor)
-    counts = None if splits is None else torch.as_tensor(splits).cpu().numpy()
+    counts = None if splits is None else tensor_of_splits("scatter", splits).cpu().numpy()
     return Call(partial(ops.scatter, array, root_rank, counts, name, process_set), to_tensor)
 
 

@@ -18,7 +18,7 @@ def check_alltoall_with_splits() -> None:
     for dtype in (*DTYPES, torch.bool):
         rows = torch.tensor([10 * r + d for d in range(p) for _ in range(r + 1)]).to(dtype)
         wanted = torch.tensor([10 * o + r for o in range(p) for _ in range(o + 1)]).to(dtype)
-        for splits in (torch.tensor([r + 1] * p, dtype=torch.int32), [r + 1] * p, (r + 1,) * p):
+        for splits in (torch.tensor([r + 1] * p, dtype=torch.int32), torch.tensor([r + 1] * p), [r + 1] * p, (r + 1,) * p):
             output, received = hvd.alltoall(rows, splits)
             assert torch.equal(output, wanted) and received.tolist() == [o + 1 for o in range(p)]
             assert received.dtype == torch.int32
@@ -49,9 +49,11 @@ def check_splits_that_would_wrap() -> None:
 
 def check_alltoall_refusals() -> None:
     p = hvd.size()
-    for bad, words in ((torch.ones(p, dtype=torch.int64), "int32"), ([1.5] * p, "int32"), ([1] * (p + 1), f"{p} whole"),
+    for bad, words in ((torch.ones(p), "int32 or int64, not"), ([1.5] * p, "int64"), ([1] * (p + 1), f"{p} whole"),
                        ([[1] * p], "whole numbers"), ([3 * p] * p, "add up"), ([-1] + [1] * (p - 1), "whole numbers")):
         require_error(ValueError, lambda: hvd.alltoall(torch.ones(2 * p), bad), words)  # noqa: B023
+    for call in (lambda: hvd.alltoall(torch.ones(2 * p), "ab"), lambda: hvd.scatter(torch.ones(2 * p), hvd.rank(), "ab")):
+        require_error(TypeError, call, "splits must be", "whole numbers, not 'ab'")
     if p > 1:
         require_error(ValueError, lambda: hvd.alltoall(torch.ones(p + 1)), "divisible")
         mine = torch.ones(p, 2 + last())
