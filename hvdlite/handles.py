@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
 from itertools import count
+from numbers import Integral
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from hvdlite.requests import Handle
@@ -31,7 +32,9 @@ def remember(handle: Handle, deliver: Callable[[Any], Any] = lambda result: resu
 
 
 def poll(handle: int) -> bool:
-    """Whether synchronize(handle) would return at once. Raises ValueError for a handle that is not pending."""
+    """Whether synchronize(handle) would return at once. Raises ValueError for a handle that is not pending, TypeError
+    for what is none."""
+    require_handle(handle)
     if handle not in _awaited:
         raise ValueError(f"{handle} is not a pending handle: unknown, or already synchronized")
     return _awaited[handle].handle.poll()
@@ -39,9 +42,10 @@ def poll(handle: int) -> bool:
 
 def synchronize(handle: int | Callable[[], Any]) -> Any:
     """Wait for an asynchronous operation; its output. None for a handle already synchronized, as in Horovod. What waits
-    itself, as `sparse_allreduce_async` returns it, is called."""
+    itself, as `sparse_allreduce_async` returns it, is called. Raises TypeError for what is no handle."""
     if callable(handle):
         return handle()
+    require_handle(handle)
     awaited = _awaited.get(handle)
     if awaited is None:
         return None
@@ -51,6 +55,11 @@ def synchronize(handle: int | Callable[[], Any]) -> Any:
         if awaited.handle.done:  # else a signal's handler has raised: it can be awaited again
             _awaited.pop(handle, None)
     return awaited.deliver(result)
+
+
+def require_handle(handle: Any) -> None:
+    if not isinstance(handle, Integral):
+        raise TypeError(f"a handle is what an asynchronous function (_async) returned, not {type(handle).__name__}")
 
 
 P = ParamSpec("P")

@@ -59,6 +59,14 @@ def check_tensors_by_name() -> None:
         assert (hvd.synchronize(hvd.allreduce_async_(tensor=tensor)) == 1).all()
 
 
+def check_what_is_no_handle() -> None:
+    for wrong in ("loss", None, [1], np.ones(1), torch.ones(1)):
+        for call in (hvd.synchronize, hvd.poll):
+            require_error(TypeError, lambda: call(wrong), "_async", f"not {type(wrong).__name__}")  # noqa: B023
+    handle = hvd.allreduce_async(np.ones(2))
+    assert (hvd.synchronize(np.int64(handle)) == 1).all() and hvd.synchronize(handle) is None
+
+
 def check_movement_of_every_dtype_in_every_form() -> None:
     p, r = hvd.size(), hvd.rank()
     for name in (*MOVED, "bfloat16"):
