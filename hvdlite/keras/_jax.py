@@ -6,7 +6,7 @@ gradients at once when the last is computed, so nothing overlaps. Copied per gra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +17,15 @@ from hvdlite.compression import NoneCompressor, caster
 from hvdlite.elastic import retell
 from hvdlite.errors import HvdliteError
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
-from hvdlite.keras._plain import divided, in_order, refuse_compiled, untouched, use_of, using
+from hvdlite.keras._plain import divided, in_order, refuse_compiled, use_of, using
 from hvdlite.reducer import Use
 
 __all__ = ["divided", "in_order", "refuse_compiled", "untouched", "use_of", "using"]
 compiles_with_xla = False  # it does, but XLA for JAX calls back to the host
+
+
+def untouched(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 def is_floating(tensor: Any) -> bool:

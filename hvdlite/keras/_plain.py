@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext as using
 from typing import Any
 
 from hvdlite.reducer import Use
 
-__all__ = ["divided", "in_order", "refuse_compiled", "untouched", "use_of", "using"]
+__all__ = ["divided", "in_order", "refuse_compiled", "use_of", "using"]
 
 
 def use_of(gradient: Any) -> Use:
@@ -23,9 +22,5 @@ def in_order() -> bool:
     return True  # JAX: its callbacks are ordered
 
 
-def untouched(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
 def refuse_compiled() -> None:
-    """Nothing to refuse: on PyTorch apply runs outside of compiled code, and XLA for JAX calls back to the host."""
+    """Nothing to refuse: torch.compile leaves apply as it is (`untouched`), and XLA for JAX calls back to the host."""

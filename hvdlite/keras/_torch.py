@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
 from hvdlite.gpu import Gpu
-from hvdlite.keras._plain import divided, in_order, refuse_compiled, untouched, use_of, using
+from hvdlite.keras._plain import divided, in_order, refuse_compiled, use_of, using
 from hvdlite.torch import _cuda, _tensors
 from hvdlite.torch._alike import checksum
 from hvdlite.torch._tensors import dtype_name as dtype_of
 from hvdlite.torch._tensors import to_array, to_tensor
 from hvdlite.torch.compression import Compression
 
-__all__ = [
-    "Compression", "divided", "dtype_of", "in_order", "refuse_compiled", "untouched", "use_of", "using",
-]  # fmt: skip
+__all__ = ["Compression", "divided", "dtype_of", "in_order", "refuse_compiled", "untouched", "use_of", "using"]
 compiles_with_xla = False
+
+
+def untouched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, not to be compiled by torch.compile, which would trace it and all that it calls."""
+    return torch.compiler.disable(function)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def densified(gradient: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
+import unittest.mock
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,19 @@ def check_options_see_averaged_gradients() -> None:
 
 def scaled() -> Any:
     return keras.optimizers.LossScaleOptimizer(OPTIMIZERS["momentum"](), initial_scale=4.0)
+
+
+def check_compiled_by_torch() -> None:
+    """The gradients are reduced beside the compiled code. (Dynamo alone: inductor would compile C++ for half a minute.)"""
+    if not on("torch"):
+        return
+    import torch
+
+    expected = alone(lambda: weights(fit(OPTIMIZERS["SGD"]())))
+    with unittest.mock.patch.object(torch, "compile", functools.partial(torch.compile, backend="eager")):
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["SGD"]())
+        together = fit(optimizer, share(), BATCH // hvd.size(), jit_compile=True)
+    require_close(weights(together), expected, "jit_compile")
 
 
 def check_several_passes_per_step() -> None:
