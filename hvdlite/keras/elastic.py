@@ -4,13 +4,14 @@
 
     @hvd.elastic.run
     def train(state):
-        model.fit(data, epochs=90 - state.epoch, callbacks=[
+        model.fit(data, initial_epoch=state.epoch, epochs=90, callbacks=[
             hvd.elastic.UpdateEpochStateCallback(state),
             hvd.elastic.UpdateBatchStateCallback(state),
             hvd.elastic.CommitStateCallback(state)])
 
-The commit comes last: earlier in the list, it would save numbers of the batch or epoch before, which would be done
-again. What fit has compiled goes on working after a restart. See `hvdlite.elastic`.
+With initial_epoch schedules go on where they were; Horovod's `epochs=90 - state.epoch` begins them anew. The commit
+comes last: earlier in the list, it would save numbers of the batch or epoch before, which would be done again. What fit
+has compiled goes on working after a restart. See `hvdlite.elastic`.
 """
 
 from __future__ import annotations
@@ -87,37 +88,47 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps `state.batch`: the number, from 0, of the batch that was done last, and 0 at the end of an epoch. To go on
-    within an epoch, leave that many batches out of the data that fit is given, or one more so as not to repeat that
-    one; its bar then counts those to come."""
+    """Keeps `state.batch`: the number within its epoch, from 0, of the batch that was done last; 0 also between epochs.
+
+    left_out: how many batches the data lack at fit's first epoch. To go on within one, fit the rest of it alone:
+
+        done = state.batch + 1 if state.batch else 0  # an epoch's first batch is done again where none followed
+        if done:
+            model.fit(data.skip(done), initial_epoch=state.epoch, epochs=state.epoch + 1, callbacks=[
+                UpdateBatchStateCallback(state, left_out=done), ...])
+        model.fit(data, initial_epoch=state.epoch, epochs=90, callbacks=[UpdateBatchStateCallback(state), ...])
+    """
+
+    def __init__(self, state: Any, left_out: int = 0) -> None:
+        super().__init__()
+        self.state, self.left_out, self.before = state, left_out, 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.before = self.left_out
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.state.batch = self.before + batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.batch = self.before = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps `state.epoch`: how many epochs are done, those before a restart included, whether fit is given
+    `initial_epoch=state.epoch, epochs=90` or `epochs=90 - state.epoch`."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
+        self.before: int | None = None  # how many more were done at fit's begin than the number of its first epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.steps = self.params.get("steps")
+        self.before = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if self.steps:
-            self.params["steps"] = self.steps - self.state.batch
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.state.batch = batch
+        if self.before is None:
+            self.before = self.state.epoch - epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.state.batch = 0
-
-
-class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps `state.epoch`: how many epochs are done, those before a restart included."""
-
-    def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state, self.before = state, 0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.before = self.state.epoch
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        assert self.before is not None
         self.state.epoch = self.before + epoch + 1
