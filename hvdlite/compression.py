@@ -68,10 +68,11 @@ def compressor(given: Any) -> Any:
 
 
 def wire_dtype(compression: Any) -> str | None:
-    """The wire dtype of a compressor. Raises ValueError for one that does more than cast."""
+    """The wire dtype of a compressor. Raises ValueError for what is none, and for one that does more than cast."""
     wire: str | None = getattr(compression, "wire", None)
     if wire is None and compression is not NoneCompressor and not isinstance(compression, NoneCompressor):
         raise ValueError(
-            f"DistributedOptimizer: {compression!r} has no `wire` dtype. Use Compression.none, .fp16 or .bf16."
+            f"DistributedOptimizer: {compressor(compression)!r} has no `wire` dtype. Use Compression.none, .fp16 or "
+            ".bf16."
         )
     return wire

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.torch.compression import Compressor
 from tests.parallel.common import require_error, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
@@ -61,7 +62,8 @@ def check_compression() -> None:
             loss_of(params).backward()
             require_grads(params, average())
             optimizer.step()
-    require_error(ValueError, lambda: attach(weights(), compression=object), "Compression")
+    require_error(ValueError, lambda: attach(weights(), compression="fp16"), "(hvd.Compression.fp16, ...), not 'fp16'")
+    require_error(ValueError, lambda: attach(weights(), compression=Compressor), "no `wire` dtype", "Compression.none")
 
 
 def check_mixed_precisions() -> None:
