@@ -55,11 +55,12 @@ def broadcast_optimizer_state(
 
     The ranks that have no state yet get it from the root: no step is taken to create it, so parameters do not move.
     Large tensors travel by themselves, so that others need memory for one copy of the state. model: accepted for
-    Horovod's sake. Raises ValueError for LBFGS, whose state is not tensors by parameter.
+    Horovod's sake. Raises ValueError for LBFGS, whose state is not tensors by parameter, TypeError for what is no
+    optimizer: a module, a scheduler.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state cannot serve torch.optim.LBFGS")
-    if not hasattr(optimizer, "load_state_dict"):
+    if not all(hasattr(optimizer, name) for name in ("param_groups", "state_dict", "load_state_dict")):
         raise TypeError(f"broadcast_optimizer_state takes a torch optimizer, not {type(optimizer).__name__}")
     mine, large = runtime.rank() == root_rank, list[torch.Tensor]()
 

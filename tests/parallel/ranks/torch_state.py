@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -135,6 +136,8 @@ def check_state_of_another_kind() -> None:
     """Wrappers of optimizers may keep what they like."""
 
     class Wrapper:
+        param_groups: Sequence[Any] = ()
+
         def __init__(self, held: Any) -> None:
             self.held = held
 
@@ -185,6 +188,14 @@ def check_state_is_no_longer_shared_with_the_root() -> None:
     loss_of(list(net.parameters())).backward()
     optimizer.step()
     assert digest(list(net.parameters())) != before
+
+
+def check_what_is_no_optimizer_is_refused() -> None:
+    net, optimizer = trained(hvd.rank(), 0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, hvd.rank() + 1)
+    for wrong in (net, schedule):
+        require_error(TypeError, lambda: hvd.broadcast_optimizer_state(wrong, 0), f"not {type(wrong).__name__}")  # noqa: B023
+    assert schedule.step_size == hvd.rank() + 1
 
 
 def check_lbfgs_is_refused() -> None:
