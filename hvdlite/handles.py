@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
+from inspect import cleandoc, signature
 from itertools import count
 from numbers import Integral
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -91,7 +91,7 @@ def later(prepare: Callable[P, Call[R]]) -> Callable[P, int]:
         prepared = prepare(*args, **kwargs)
         return remember(prepared.start(wait=False), prepared.deliver)
 
-    text = prepare.__doc__ or ""  # none under python -OO
+    text = cleandoc(prepare.__doc__ or "")  # none under python -OO
     call.__doc__ = f"{text}\n\nAsynchronous: returns a number, for which `synchronize` gives the result."
     return presented(call, prepare, "_async", "int")
 

@@ -69,7 +69,8 @@ def _allreduce(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Call[Array]:
     """The reduction of all ranks' arrays (Average by default), of the same shape and dtype. Sums of integers wrap
-    around in their dtype, also those that Average divides, truncating."""
+    around in their dtype, also those that Average divides, truncating. Of booleans Sum and Max are the logical or, Min
+    and Product the and; they have no Average."""
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.allreduce_, contiguous_copy(value), *how))
 

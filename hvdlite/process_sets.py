@@ -60,7 +60,7 @@ class ProcessSet:
             raise TypeError("a process set made of a communicator has no ranks before hvd.init(): it cannot be pickled")
         return ProcessSet if self.process_set_id is None else _of, (self.ranks,)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
 

@@ -66,7 +66,8 @@ def allreduce(
     postscale_factor: float = 1.0, op: Op | int | None = None, compression: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The reduction of all ranks' values (Average by default). compression: `Compression.none`, `.fp16` or `.bf16`."""
+    """The reduction of all ranks' values (Average by default); of booleans Sum is the logical or. compression:
+    `Compression.none`, `.fp16` or `.bf16`."""
     return collective(
         "allreduce", value, compression, op=resolve_op(op, average), name=name, prescale_factor=prescale_factor,
         postscale_factor=postscale_factor, process_set=process_set,

@@ -41,10 +41,10 @@ def allreduce(
 ) -> Any:
     """The reduction of all ranks' tensors (Average by default), as a new tensor; differentiable.
 
-    tensor: same shape and dtype on every rank. tf.IndexedSlices are gathered instead: Average and Sum, without
-    factors, else NotImplementedError. device_dense, device_sparse: accepted for Horovod's sake.
-    Raises FailedPreconditionError on every rank where the ranks' arguments differ; the job can go on. ValueError
-    before init().
+    tensor: same shape and dtype on every rank; of booleans Sum and Max are the logical or, Min and Product the and.
+    tf.IndexedSlices are gathered instead: Average and Sum, without factors, else NotImplementedError. device_dense,
+    device_sparse: accepted for Horovod's sake. Raises FailedPreconditionError on every rank where the ranks' arguments
+    differ; the job can go on. ValueError before init().
     """
     runtime.current()
     how = How(ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)

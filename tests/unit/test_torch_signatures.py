@@ -81,6 +81,9 @@ def test_functions_know_what_they_are_called(module: Any) -> None:
     for function in filter(inspect.isfunction, (getattr(module, name, None) for name in mpi_ops.__all__)):
         assert getattr(module, function.__name__) is function and function.__doc__
         assert pickle.loads(pickle.dumps(function)) is function
+    for function in (module.reduce_async, module.scatter_async):
+        assert function.__doc__ == inspect.cleandoc(function.__doc__)  # else help() shifts lines
+    assert " = ProcessSet(process_set_id=" in str(inspect.signature(hvd.allreduce))
     assert "Asynchronous" in module.allreduce_async_.__doc__ and "Asynchronous" not in module.allreduce_.__doc__
     assert inspect.signature(module.allreduce_async_).return_annotation == "int"
 

@@ -313,7 +313,7 @@ def check_copies_of_a_set() -> None:
 
 def check_words_of_a_set() -> None:
     s = hvd.ProcessSet([2, 0])
-    assert str(s) == "ProcessSet(process_set_id=None, ranks=[0, 2], mpi_comm=None)"
+    assert str(s) == repr(s) == "ProcessSet(process_set_id=None, ranks=[0, 2], mpi_comm=None)"
     assert s.included() == (hvd.rank() in (0, 2)) and s.size() is None and s.rank() is None
 
 
