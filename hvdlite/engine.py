@@ -84,21 +84,19 @@ class Lane:
         with self.changed.lock:
             self.admit(request)
             self.queue.append(request)
-            self.wake()
         return request.handle
 
     def run(self, request: Request) -> Any:
         """Queue a request and wait for its result."""
         self.require_no_lender(request.signature)
         with self.changed.lock:
-            self.admit(request)
             inline = not self.busy and not self.queue
+            self.admit(request, waking=not inline)
             if inline:
                 self.lender = threading.get_ident()  # first: `require_no_lender` looks without the lock
                 self.busy = self.lent = True
             else:
                 self.queue.append(request)
-                self.wake()
         if inline:
             self.run_here(request)
         return request.handle.wait()
@@ -108,16 +106,17 @@ class Lane:
         if self.lent and self.lender == threading.get_ident():
             raise in_the_middle(signature.key)
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: Request, waking: bool = True) -> None:
+        """Make a request pending. waking: the lane's thread, which goes on once it can have the lock."""
         if self.closed:
             raise self.closed
         request.digest = request.signature.digest()
         caller = threading.get_ident()
         key = request.key = request.signature.key
         if key in self.pending:
-            raise ValueError(
-                f"{key} is in flight already: wait for it (synchronize), or give this one another name."
-            )
+            raise ValueError(f"{key} is in flight already: wait for it (synchronize), or give this one another name.")
+        if waking:  # first: where no thread can be started, nothing has happened
+            self.wake()
         self.pending[key] = request
         self.callers[caller] = THREADS.get(caller)
         self.calls += 1
@@ -274,7 +273,7 @@ class Lane:
         with self.changed.lock:
             if self.departure is None:
                 request = Request(LEAVE, lambda lane: None)
-                self.admit(request)
+                self.admit(request, waking=False)
                 self.queue.append(request)
                 with contextlib.suppress(RuntimeError):  # Python may start no thread at its end: see `serve`
                     self.wake()

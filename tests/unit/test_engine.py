@@ -358,7 +358,8 @@ def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(RuntimeError, match="new thread"):
         lane.submit(total("x"))
     monkeypatch.setattr(threading.Thread, "start", start)
-    assert lane.submit(total("y")).wait() == 1
+    assert not lane.pending and not lane.queue
+    assert [lane.submit(total(name)).wait() for name in "xy"] == [1, 1]
 
 
 @pytest.mark.parametrize("waits", [False, True])
