@@ -8,10 +8,18 @@ member, a name in flight) is a ValueError there, at once; where ranks differ, a 
 from hvdlite.ops.common import Adasum, Average, Max, Min, Op, Product, Sum, op_of, reduction, resolve_op, sparse_facts
 from hvdlite.ops.messages import letter_from, letter_to
 from hvdlite.ops.movement import allgather, alltoall, barrier, broadcast_, gather, grouped_allgather, scatter
-from hvdlite.ops.reductions import allreduce_, grouped_allreduce_, grouped_reducescatter, reduce, reducescatter
+from hvdlite.ops.reductions import (
+    allreduce_,
+    grouped_allreduce_,
+    grouped_or_none_,
+    grouped_reducescatter,
+    reduce,
+    reducescatter,
+)
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Op", "Product", "Sum", "allgather", "allreduce_", "alltoall", "barrier",
-    "broadcast_", "gather", "grouped_allgather", "grouped_allreduce_", "grouped_reducescatter", "letter_from",
-    "letter_to", "op_of", "reduce", "reducescatter", "reduction", "resolve_op", "scatter", "sparse_facts",
+    "broadcast_", "gather", "grouped_allgather", "grouped_allreduce_", "grouped_or_none_", "grouped_reducescatter",
+    "letter_from", "letter_to", "op_of", "reduce", "reducescatter", "reduction", "resolve_op", "scatter",
+    "sparse_facts",
 ]  # fmt: skip

@@ -59,10 +59,18 @@ def grouped_allreduce_(
     process_set: ProcessSet | None = None, wait: bool = True,
 ) -> Any:
     """All-reduce several arrays in place as one operation, short ones together. Result: the list of arrays. Raises
-    ValueError for arrays that share memory."""
-    group = runtime.group_of(process_set)
+    ValueError for none, and for arrays that share memory."""
     if not arrays:
         raise ValueError("grouped_allreduce needs at least one tensor")
+    return grouped_or_none_(arrays, op, name, prescale, postscale, process_set, wait)
+
+
+def grouped_or_none_(
+    arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
+    process_set: ProcessSet | None = None, wait: bool = True,
+) -> Any:
+    """The same, or ranks' agreement that none of them gives an array. MismatchError where some do."""
+    group = runtime.group_of(process_set)
     if shared := overlapping(arrays):
         raise ValueError(
             f"grouped_allreduce_: tensors {min(shared)} and {max(shared)} share memory, where each needs its own for "
@@ -77,7 +85,8 @@ def grouped_allreduce_(
         allreduce_all(lane.transport, lane.workspace, lane.place, arrays, how)
         return list(arrays)
 
-    return submit(group, "grouped_allreduce", name, facts, work, arrays[0], wait, lambda: Zeros.like(arrays, how))
+    first = arrays[0] if arrays else None
+    return submit(group, "grouped_allreduce", name, facts, work, first, wait, lambda: Zeros.like(arrays, how))
 
 
 def check(group: Group, op: Op, array: Array) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from hvdlite import runtime
-from hvdlite.ops import Adasum
+from hvdlite.ops import Adasum, grouped_or_none_
 from hvdlite.torch._alike import alike
 from hvdlite.torch.reductions import grouped_allreduce
 
@@ -87,9 +87,12 @@ class DeltaAttachment:
         if not self.alive:
             return
         deltas = [p.detach() - start for p, start in self.starts]
-        combined = grouped_allreduce(deltas, name=self.name, compression=self.compression, op=Adasum)
-        for (p, start), delta in zip(self.starts, combined, strict=True):
-            p.data.copy_(start + delta)
+        if deltas:
+            combined = grouped_allreduce(deltas, name=self.name, compression=self.compression, op=Adasum)
+            for (p, start), delta in zip(self.starts, combined, strict=True):
+                p.data.copy_(start + delta)
+        else:  # the others have none either, or all are told
+            grouped_or_none_([], Adasum, self.name)
         self.starts = []
         self.alike.look(self.group.eager, self.name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import hvdlite.torch as hvd
-from tests.parallel.common import require_error, require_same_bits
+from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
 
 
 def check_steps_are_combined() -> None:
@@ -122,6 +122,22 @@ def check_grad_scaler_after_a_step_that_raises() -> None:
         scaler.scale(w.sum()).backward()
         optimizer.step()
         require_same_bits(w)
+
+
+def check_nothing_to_move() -> None:
+    """On no rank, also while some have joined, is nothing to do; on some only, an error on all."""
+    p, r = hvd.size(), hvd.rank()
+    if p & (p - 1):
+        return
+    w = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=hvd.Adasum)
+    for _ in range(r + 1):
+        optimizer.step()
+    hvd.join()
+    assert (w == 1).all()
+    if p > 1:
+        w.grad = torch.ones(2) if last() else None
+        require_mismatch(optimizer.step, "number of tensors differs", f"rank {p - 1} has 1", "0")
 
 
 def check_rules() -> None:
