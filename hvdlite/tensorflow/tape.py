@@ -46,7 +46,13 @@ def DistributedGradientTape(
     NotImplementedError: for second derivatives take the inner gradients with a plain tape.
 
     Collective when gradient() is first called; differing variables raise MismatchError with a diff on every rank.
+    TypeError for what is no tf.GradientTape.
     """
+    if not isinstance(gradtape, tf.GradientTape):
+        raise TypeError(
+            f"DistributedGradientTape takes a tf.GradientTape first, not a {type(gradtape).__name__}: "
+            "DistributedGradientTape(tape)"
+        )
     settings = settings_of(
         op, gradient_predivide_factor, compression, sparse_as_dense, num_groups, groups, scale_local_gradients,
         process_set,

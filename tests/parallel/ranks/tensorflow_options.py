@@ -50,6 +50,8 @@ def check_arguments() -> None:
     summed = keras.optimizers.SGD(0.01 / hvd.size())
     together = fit(hvd.DistributedOptimizer(summed, op=hvd.Sum), share(), BATCH // hvd.size())
     require_close(weights(together), expected, "Sum")
+    for given in (None, keras.optimizers.SGD(0.01)):
+        require_error(TypeError, lambda: hvd.DistributedGradientTape(given), "takes a tf.GradientTape", type(given).__name__)  # noqa: B023
 
 
 def check_several_passes_per_step() -> None:
