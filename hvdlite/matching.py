@@ -12,13 +12,16 @@ from typing import Any, TypeAlias
 from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
 from hvdlite.requests import END, JOIN, LEAVE, UNKNOWN, Signature
 
+CHANGES = "add_param_group or requires_grad in torch, trainable in Keras, a tape's sources"
+"""How an attached optimizer's or tape's list of parameters changes."""
 CURES = {
     "shape": "Every rank must pass the same shape; pad, or use allgather where sizes differ.",
     "dtype": "Every rank must pass the same dtype; cast before the call.",
     "number": "Every rank must pass as many tensors.",
     "operation": "Every rank must ask for the same reduction.",
     "root rank": "Every rank must name the same root_rank.",
-    "parameters": "Build the same model with the same optimizer groups, and the same compression=, on every rank.",
+    "parameters": "Build the same model on every rank; optimizers attached to it must have the same parameter groups "
+                  "and compression=.",
     "reduction": "Give the same op= and gradient_predivide_factor= on every rank.",
     "terms": "Give the same op= and gradient_predivide_factor= on every rank.",
     "buckets": "Give the same groups= on every rank.",
@@ -28,9 +31,8 @@ CURES = {
     "kind": "Every rank must call the same function under one name; give different operations different names.",
 }  # fmt: skip
 CURES_WHILE_JOINED = {
-    "plan": "Parameters may change (add_param_group, requires_grad) where a backward of all ranks follows before any "
-            "joins, or after all have; so may the first sparse gradient come, unless the optimizer was attached with "
-            "sparse_as_dense=True.",
+    "plan": f"Parameters may change ({CHANGES}) where a backward of all ranks follows before any joins, or after all "
+            "have; so may the first sparse gradient come, unless the optimizer was attached with sparse_as_dense=True.",
     "new lane": "Attach optimizers (hvd.DistributedOptimizer) before any rank joins, or after all have.",
 }  # fmt: skip
 LONGEST_DIFF = 20
@@ -132,7 +134,7 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
         said = f"{what} {'differ' if several else 'differs'}: {said_by(values, members)}. "
     cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
     if what == "kind" and set(values) == {"plan", "gradients"}:
-        cure = "The parameters changed (add_param_group, requires_grad) on some ranks only: change them on every rank."
+        cure = f"The parameters changed ({CHANGES}) on some ranks only: change them on every rank."
     return f"{first.kind} '{first.name}': {said}{cure}"
 
 

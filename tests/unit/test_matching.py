@@ -129,7 +129,14 @@ def test_arithmetic_and_groups_differ() -> None:
 
 def test_a_plan_against_a_round() -> None:
     text = message(plan("w"), Signature("gradients", "optimizer.1", round="step 2, backward 1, attempt 1"))
-    assert "rank 0 has plan, rank 1 has gradients" in text and "requires_grad" in text
+    assert "rank 0 has plan, rank 1 has gradients" in text
+    assert all(words in text for words in ("requires_grad in torch", "trainable in Keras", "a tape's sources"))
+
+
+def test_variables_of_a_broadcast_need_no_optimizer() -> None:
+    """The cure is for whoever has given different lists: broadcasts, optimizers, tapes."""
+    lists = [Signature("broadcast", "variables.1", (("parameters", lines),)) for lines in (("w: f[3]",), ("w: f[2]",))]
+    assert "Build the same model on every rank; optimizers attached to it" in message(*lists)
 
 
 def test_leaving_alone_is_agreed_on() -> None:
