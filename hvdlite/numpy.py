@@ -7,7 +7,7 @@ a message lie on the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -223,12 +223,17 @@ def alltoall(
 
 def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet | None = None) -> None:
     """Overwrite arrays with root_rank's, in place. variables: an array, or a dict or sequence of arrays. Waits for all
-    ranks. Raises MismatchError with a diff, on every rank, where names, shapes or dtypes differ."""
+    ranks. Raises MismatchError with a diff, on every rank, where names, shapes or dtypes differ; TypeError for what is
+    no array."""
     if isinstance(variables, Mapping):
         named = sorted(((str(name), array) for name, array in variables.items()), key=itemgetter(0))
     else:
-        several = [variables] if hasattr(variables, "dtype") else variables
+        several = [variables] if hasattr(variables, "dtype") or not isinstance(variables, Iterable) else variables
         named = [(f"array {index}", array) for index, array in enumerate(several)]
+    for name, array in named:
+        if not hasattr(array, "dtype"):
+            said = f"{name} is of type {type(array).__name__}"
+            raise TypeError(f"broadcast_variables takes an array, or a dict or sequence of arrays: {said}")
     memories = [in_place(array) for _, array in named]
     broadcast_arrays([memory for memory, _ in memories], [name for name, _ in named], root_rank, process_set)
     for _, deliver in memories:

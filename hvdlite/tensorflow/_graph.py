@@ -35,8 +35,9 @@ ALIGN = 64  # bytes: TensorFlow takes arrays that start on such a boundary witho
 
 
 def aligned_copy(array: Array) -> Array:
-    """A contiguous copy, on the host one that TensorFlow can take as a tensor as it is."""
-    if not is_host(array):
+    """A contiguous copy, on the host one that TensorFlow can take as a tensor as it is. (Of strings, which are Python
+    objects, any: they are about to be refused.)"""
+    if not is_host(array) or array.dtype.hasobject:
         return array.copy()
     memory = np.empty(array.nbytes + ALIGN, np.uint8)
     start = -memory.ctypes.data % ALIGN

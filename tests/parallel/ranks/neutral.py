@@ -125,6 +125,8 @@ def check_what_nobody_can_send() -> None:
     """It is told before anything moves, and the job goes on."""
     held = {"w": np.ones(2), "names": np.array([None, "a"])}
     require_error(TypeError, lambda: hvd.broadcast_variables(held, 0), "names: an array of Python objects")
+    for given, what in ((3, "array 0 is of type int"), ({"w": held["w"], "x": [1.0]}, "x is of type list")):
+        require_error(TypeError, lambda: hvd.broadcast_variables(given, 0), "a dict or sequence of arrays", what)  # noqa: B023
     require_error(TypeError, lambda: hvd.DistributedOptimizer(5), "hvdlite.numpy has no DistributedOptimizer()")
     assert hvd.allreduce(np.ones(1), op=hvd.Sum) == hvd.size()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import tensorflow as tf
 
 import hvdlite as neutral
 import hvdlite.tensorflow as hvd
-from tests.parallel.common import last
+import hvdlite.tensorflow.keras as hvd_keras
+from tests.parallel.common import last, require_error
 
 SIZES = (1, 2, 3)
 v1 = tf.compat.v1
@@ -337,6 +339,20 @@ def check_bad_arguments() -> None:
     require_failure(tf.errors.InvalidArgumentError, eager, lambda x: [hvd.broadcast(x, 99)], [np.ones(3)], "99")
     require_failure(ValueError, eager, lambda x: [hvd.allreduce(x, average=True, op=hvd.Sum)], [np.ones(3)])
     require_failure(RuntimeError, eager, lambda: [hvd.broadcast_global_variables(0)], [], "broadcast_variables")
+
+
+def check_strings_are_refused() -> None:
+    """With one sentence, by all collectives, and before anything moves."""
+    text, several = tf.constant(["a"] * hvd.size()), [tf.constant(["a"])]
+    calls = [hvd.allreduce, hvd_keras.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, partial(hvd.broadcast, root_rank=0)]
+    grouped = [hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter]
+    given = [(calls, text), (grouped, several), ([hvd.broadcast_variables], [tf.Variable(["a"])])]
+    for call, what in ((call, what) for calls, what in given for call in calls):
+        require_error(TypeError, lambda: call(what), "an array of Python objects cannot be sent")  # noqa: B023
+        if call is not hvd.broadcast_variables:
+            graph = tf.function(lambda: call(what), autograph=False)  # noqa: B023
+            require_error(tf.errors.InvalidArgumentError, graph, "an array of Python objects cannot be sent")
+    assert hvd.allreduce(tf.ones(1), op=hvd.Sum).numpy() == hvd.size()
 
 
 def check_xla_is_refused() -> None:
