@@ -148,7 +148,7 @@ class ObjectState(State):
 class VariablesState(ObjectState):
     """A framework's variables, and attributes.
 
-    variables: those there are, in an order that does not change. read: a variable's value as an array, a copy.
+    variables: those there are, the same objects each time; more may come. read: a variable's value as an array, a copy.
     broadcast: gives rank 0's values to all ranks, collectively.
     """
 
@@ -158,21 +158,29 @@ class VariablesState(ObjectState):
     ) -> None:
         self._variables, self._read, self._broadcast = variables, read, broadcast
         super().__init__(broadcast_object, runtime.rank, **kwargs)
-        self._values = [read(variable) for variable in variables()]
+        self._saved = self._read_all()
 
     def save(self) -> None:
-        self._values = [self._read(variable) for variable in self._variables()]
+        self._saved = self._read_all()
         super().save()
 
     def restore(self) -> None:
-        for variable, value in zip(self._variables(), self._values, strict=False):  # new ones have nothing saved
+        """Return to what was saved last. Variables that are new since then stay as they are, unless all are (a model
+        built anew), which get the old ones' values in their order."""
+        now, values = self._variables(), {id(variable): value for variable, value in self._saved}
+        same = [(variable, values[id(variable)]) for variable in now if id(variable) in values]
+        for variable, value in same or zip(now, [value for _, value in self._saved], strict=False):
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
         self._broadcast(self._variables())
-        self._values = [self._read(variable) for variable in self._variables()]
+        self._saved = self._read_all()
         super().sync()
+
+    def _read_all(self) -> list[tuple[Any, Any]]:
+        """Each variable, kept so that no other takes its place in memory, and its value."""
+        return [(variable, self._read(variable)) for variable in self._variables()]
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:

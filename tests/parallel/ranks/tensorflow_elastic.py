@@ -244,6 +244,20 @@ def check_keras_state() -> None:
     require_error(ValueError, lambda: hvd_keras.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)])), "build")
 
 
+def check_a_layer_that_comes_after_the_commit() -> None:
+    """It stays as it is; the others go back, and the optimizer's state, which is no longer where it was in the list."""
+    trained = compiled()
+    state = hvd.elastic.TensorFlowKerasState(trained)
+    kept = [(variable, variable.numpy()) for variable in state.variables()]
+    trained.add(keras.layers.Dense(3))
+    for variable in state.variables():
+        variable.assign(variable + tf.ones_like(variable))
+    late = [weight.numpy() for weight in trained.layers[-1].weights]
+    state.restore()
+    assert all((variable.numpy() == value).all() for variable, value in kept)
+    assert all((w.numpy() == value).all() for w, value in zip(trained.layers[-1].weights, late, strict=True))
+
+
 def check_callbacks_commit() -> None:
     """Every second batch and at the ends of epochs."""
     commits: list[tuple[int, int]] = []
