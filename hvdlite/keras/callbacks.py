@@ -42,8 +42,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
-        """local_variables: a variable or several that keep this rank's values. device: for Horovod's sake."""
+        """local_variables: a variable or several that keep this rank's values. device: for Horovod's sake. Raises
+        ValueError for a root_rank that can be none in any job."""
         super().__init__()
+        if not hasattr(root_rank, "__index__") or root_rank < 0:
+            raise ValueError(f"BroadcastGlobalVariablesCallback: root_rank={root_rank!r} is no rank, from 0 on")
         self.root_rank = root_rank
         self.started = self.reduces = False  # the first batch has been broadcast; a step has reduced gradients
         self.first: ref[Exchange] | None = None  # what a step reduces first

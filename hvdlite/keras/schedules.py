@@ -84,7 +84,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """From the learning rate of one rank, initial_lr / size, to initial_lr, in equal steps per batch.
 
-    warmup_epochs: how long. verbose: whether rank 0 says when it is done.
+    warmup_epochs: how long; 0: not at all. verbose: whether rank 0 says when it is done. Raises ValueError for fewer.
     """
 
     def __init__(
@@ -95,6 +95,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
+        if warmup_epochs < 0:
+            raise ValueError(f"LearningRateWarmupCallback: warmup_epochs={warmup_epochs!r} must be 0 or more")
+
         def multiplier(epoch: float) -> float:
             assert self.steps_per_epoch is not None
             done = epoch + 1.0 / self.steps_per_epoch  # ends exactly at initial_lr

@@ -390,6 +390,9 @@ def check_wrong_arguments() -> None:
         (lambda: hvd.DistributedOptimizer(sgd, gradient_predivide_factor=0), ValueError, "above 0"),
         (lambda: hvd.DistributedOptimizer(sgd, process_set=3), TypeError, "hvd.ProcessSet"),
         (lambda: hvd.DistributedOptimizer(sgd).register_local_var("bias"), ValueError, "str"),
+        (lambda: hvd.callbacks.BroadcastGlobalVariablesCallback("x"), ValueError, "root_rank='x' is no rank"),
+        (lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(-1), ValueError, "root_rank=-1 is no rank"),
+        (lambda: hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=-2), ValueError, "warmup_epochs=-2"),
     ):
         require_error(kind, call, words)
 
