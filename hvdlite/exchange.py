@@ -43,7 +43,8 @@ BEGIN = 100  # Horovod's scripts broadcast after the first batch, which may be s
 OWN, IN_SETS = Crowd(), Crowd()
 """Variables that users want to differ between ranks; those whose gradients are reduced within a process set."""
 CARING = Crowd()
-"""Callbacks under which a model trains, which compare weights themselves."""
+"""Callbacks under which a model trains, which compare weights themselves. One whose fit has raised, of which it is not
+told, stays among them until it is dropped, or comes to the end of another fit."""
 
 
 class Exchange:
