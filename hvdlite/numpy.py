@@ -98,7 +98,8 @@ def _grouped_allreduce_(
     arrays: Sequence[Array], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Call[tuple[Array, ...]]:
-    """Several all-reduces in place as one operation; the tuple of the arguments."""
+    """Several all-reduces in place as one operation; the tuple of the arguments. Raises ValueError where arrays
+    share memory."""
     memories = [in_place(array) for array in arrays]
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     start = partial(ops.grouped_allreduce_, [memory for memory, _ in memories], *how)

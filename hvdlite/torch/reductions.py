@@ -84,7 +84,8 @@ def _grouped_allreduce_(
     tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
 ) -> Call[tuple[torch.Tensor, ...]]:
-    """All-reduce several tensors in place as one operation; the result is the tuple of them."""
+    """All-reduce several tensors in place as one operation; the result is the tuple of them. Raises ValueError for
+    tensors that share memory."""
     memories = [in_place(tensor) for tensor in tensors]
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     start = partial(ops.grouped_allreduce_, [array for array, _ in memories], *how)
