@@ -30,8 +30,8 @@ from hvdlite import runtime
 from hvdlite.errors import HostsUpdatedInterrupt, HvdliteError
 from hvdlite.objects import allgather_object, broadcast_object
 
-MOST_REPETITIONS = 3
-"""The same error this often, without a commit in between, is no accident."""
+MOST_REPETITIONS, MOST_RESTARTS = 3, 100
+"""The same error this often, or any errors, without a commit in between, are no accident."""
 
 
 RETELLERS = ("tensorflow", "jax", "jaxlib")
@@ -135,10 +135,10 @@ class ObjectState(State):
         self._saved_state = copy.deepcopy(self._saved_state)
 
     def sync(self) -> None:
-        """Give what rank 0 has saved to all ranks; what it has not is lost. Collective."""
-        if self._saved_state:
-            self._saved_state = self._bcast_object(self._saved_state)
-            self.restore()
+        """Give rank 0's present attributes to all ranks, and save them; what it has not is lost. Collective."""
+        self._saved_state = self._bcast_object({name: getattr(self, name) for name in self._saved_state})
+        self._set_attributes()
+        self._saved_state = copy.deepcopy(self._saved_state)
 
     def _set_attributes(self) -> None:
         for name, value in self._saved_state.items():
@@ -188,7 +188,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        skip_sync, before, repetitions = False, "", 0
+        skip_sync, before, repetitions, restarts = False, "", 0, 0
         while True:
             commits = getattr(state, "_commits", 0)
             try:
@@ -203,9 +203,10 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
             except Exception as error:
                 if (origin := origin_of(error)) is None:
                     raise
-                again = str(origin) == before and getattr(state, "_commits", 0) == commits
-                repetitions = repetitions + 1 if again else 1
-                if repetitions >= MOST_REPETITIONS:
+                stuck = getattr(state, "_commits", 0) == commits
+                repetitions = repetitions + 1 if stuck and str(origin) == before else 1
+                restarts = restarts + 1 if stuck else 1
+                if repetitions >= MOST_REPETITIONS or restarts >= MOST_RESTARTS or beyond_repair():
                     raise
                 logging.getLogger("hvdlite").warning("back to the last commit, after: %s", origin)
                 before, skip_sync = str(origin), False
@@ -217,12 +218,18 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     return wrapper
 
 
+def beyond_repair() -> bool:
+    """Whether communication is broken for good."""
+    return runtime.is_initialized() and runtime.known().broken is not None
+
+
 def run(func: Callable[Concatenate[StateT, P], R]) -> Callable[Concatenate[StateT, P], R]:
     """Decorate the training function; its first argument is a `State`. Collective, and at its end waits for all ranks,
     whom one that fails there takes back; see the head of this module.
 
     Nothing may communicate before its first call but what every rank does. Raises what the function raises, but for
-    the two errors that it handles; the same HvdliteError three times without a commit in between is raised, too.
+    the two errors that it handles; an HvdliteError is raised, too, where communication is broken for good, and without
+    a commit in between the same one the third time, and any the hundredth.
     """
     return run_fn(func, start_anew)
 
@@ -233,6 +240,7 @@ def start_anew() -> None:
     if not runtime.is_initialized():
         runtime.init()
         return
+    _retold.clear()
     before = runtime.current()
     named = [list(same) for number, same in sorted(before.groups.registered.items()) if number]
     runtime.shutdown()
@@ -253,12 +261,13 @@ def everywhere(renewables: Iterable[Any]) -> list[Any]:
             if name is None or all(name in everyones[rank] for rank in name[0])]  # fmt: skip
 
 
-_retold: deque[HvdliteError] = deque(maxlen=1)
+_retold: deque[str] = deque(maxlen=64)
+"""The texts of the last ones: several nodes of a graph may fail at once, and one of them is told."""
 
 
 def retell(error: HvdliteError) -> None:
     """Note an error that a framework is about to tell as one of its own, as graphs do: `run` wants to know it."""
-    _retold.append(error)
+    _retold.append(str(error))
 
 
 def origin_of(error: BaseException) -> HvdliteError | None:
@@ -266,7 +275,8 @@ def origin_of(error: BaseException) -> HvdliteError | None:
     found: BaseException | None = error
     while found is not None and not isinstance(found, HvdliteError):
         found = found.__cause__
-    if found is None and type(error).__module__.partition(".")[0] in RETELLERS and _retold:
-        beginning = str(_retold[0]).partition("/")[0][:80]  # what even a graph's error quotes as it is
-        found = _retold[0] if beginning in str(error) else None
+    if found is None and type(error).__module__.partition(".")[0] in RETELLERS:
+        told = str(error)
+        quoted = (text for text in _retold if text.partition("/")[0][:80] in told)  # so far graphs quote it as it is
+        found = next((HvdliteError(text) for text in quoted), None)
     return found

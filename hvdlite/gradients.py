@@ -63,6 +63,7 @@ class Gradients:
         self.name = name
         self.exchanges: dict[Any, Exchange] = {}
         self.made = 0  # exchanges, so far
+        self.renewed = False
         self.user = ref(self if user is None else user)
         if user is not None:
             finalize(user, weakly(self.end)).atexit = False
@@ -97,10 +98,15 @@ class Gradients:
             return
         if self.sums:
             self.sums.clear()
-        before = self.name
+        before, self.renewed = self.name, True
         self.enter()
         for exchange in self.exchanges.values():
             exchange.connect(self.lane, self.name + exchange.name.removeprefix(before), exchange.uses)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether no other may take its place. Where `elastic.run` has renewed it, what that calls may attach again."""
+        return self.alive and not self.renewed and bool(self.settings.process_set.included())
 
     @property
     def alive(self) -> bool:

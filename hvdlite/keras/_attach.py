@@ -142,7 +142,7 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
     """Attach to the optimizer (to the one inside a LossScaleOptimizer). Collective. Raises RuntimeError where it is
     attached already."""
     before = attachment_of(optimizer)
-    if before is not None and before.gradients.alive and before.settings.process_set.included():
+    if before is not None and before.gradients.in_use:
         raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
     inner = innermost(optimizer)
     attachment = Attachment(inner, settings, sums)

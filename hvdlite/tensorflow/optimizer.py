@@ -69,7 +69,7 @@ def DistributedOptimizer(
 def attach(optimizer: Any, settings: Settings, passes: int, average: bool) -> None:
     """Replace the optimizer's methods on the instance. Raises RuntimeError where it is attached already."""
     before: Attachment | None = vars(optimizer).get("_hvdlite")
-    if before is not None and before.gradients.alive and before.settings.process_set.included():
+    if before is not None and before.gradients.in_use:
         raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
     attachment = Attachment(optimizer, settings, passes, average)
     optimizer.__dict__.update(

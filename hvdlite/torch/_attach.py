@@ -51,6 +51,7 @@ class Attachment:
         self.shared = False  # some of its parameters are others', too
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.accumulating = self.detached = False
+        self.renewed = False  # it was made in another one's place
         self.stepping = False  # a round that is no backward's is under way
         self.void = False  # a backward under way began before all ranks had come to the end of a round that has failed
         self.late = False  # its round begins when it ends, for that or since a plan is to be made
@@ -261,6 +262,7 @@ class Attachment:
             return
         self.detach()
         attach(self.optimizer, self.settings, self.passes_per_step)
+        self.optimizer.__dict__["_hvdlite"].renewed = True
 
     def give_up(self) -> None:
         """This rank is about to join, or to wait for others. Where a backward of its has failed after gradients had

@@ -36,7 +36,7 @@ class DeltaAttachment:
         self.alike = alike(optimizer, names, state=False)
         self.starts: list[tuple[torch.Tensor, torch.Tensor]] = []
         """What a step may move, and where it was."""
-        self.detached = False
+        self.detached = self.renewed = False
         self.scales = not getattr(optimizer, "_step_supports_amp_scaling", False)
         """In place of a GradScaler; fused optimizers do anyway."""
         if self.scales:
@@ -100,6 +100,7 @@ class DeltaAttachment:
         """Attach the same optimizer again, in the same way, under the present runtime."""
         self.detach()
         attach_delta(self.optimizer, self.names, self.compression)
+        self.optimizer.__dict__["_hvdlite"].renewed = True
 
     def give_up(self) -> None:
         """This rank is about to join. Nothing is under way between steps."""

@@ -78,7 +78,8 @@ def DistributedOptimizer(
 
 
 def require_unattached(optimizer: Any) -> None:
-    """Raises TypeError for what is no optimizer, RuntimeError for one that is attached. Forgets older attachments."""
+    """Raises TypeError for what is no optimizer, RuntimeError for one that is attached, unless by `elastic.run`: what
+    that calls again may attach, too. Forgets older attachments."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"DistributedOptimizer takes a torch optimizer first, not a {type(optimizer).__name__}: "
@@ -90,7 +91,7 @@ def require_unattached(optimizer: Any) -> None:
             "not have: attach that one, and wrap it then"
         )
     attached: Attachment | DeltaAttachment | None = optimizer.__dict__.get("_hvdlite")
-    if attached is not None and attached.alive and attached.group is not None:
+    if attached is not None and attached.alive and attached.group is not None and not attached.renewed:
         raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
     if attached is not None:
         attached.detach()

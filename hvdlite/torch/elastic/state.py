@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,14 +41,22 @@ class StateHandler:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=0))
 
 
-class ModelStateHandler(StateHandler):
+class TrainedStateHandler(StateHandler):
+    """One with gradients, which belong to the step that is taken back."""
+
+    def restore(self) -> None:
+        super().restore()
+        self.value.zero_grad(set_to_none=True)
+
+
+class ModelStateHandler(TrainedStateHandler):
     """A module's parameters and buffers."""
 
     def broadcast(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
 
 
-class OptimizerStateHandler(StateHandler):
+class OptimizerStateHandler(TrainedStateHandler):
     """An optimizer's state and options."""
 
     def broadcast(self) -> None:
@@ -84,19 +93,33 @@ def handler_for(value: Any) -> type[StateHandler] | None:
     return next((how for kind, how in _registry if isinstance(value, kind)), usual)
 
 
+def refuse_containers(given: Mapping[str, Any]) -> None:
+    """Raise ValueError for models and optimizers in lists and dictionaries, which would be copied and not restored."""
+    for name, value in given.items():
+        several = value.values() if isinstance(value, Mapping) else value
+        members = several if isinstance(value, Mapping | list | tuple | set) else ()
+        if any(isinstance(member, torch.nn.Module | torch.optim.Optimizer) for member in members):
+            raise ValueError(
+                f"{name}= is a {type(value).__name__} with models or optimizers in it, which would be copied and not "
+                "taken back: give each by a name of its own, TorchState(generator=g, critic=c)"
+            )
+
+
 class TorchState(ObjectState):
     """A model, an optimizer, and whatever else is given by name: `TorchState(model, optimizer, epoch=0, batch=0)`.
 
     What has a `state_dict` and a `load_state_dict` (modules, optimizers, ElasticSamplers, learning-rate schedulers,
     GradScalers) stays the same object: it is saved by a deep copy of its state, at construction, `save` and `sync`, and
-    whenever the attribute is set to another object; `sync` gives rank 0's present ones to all ranks. Anything else is
-    an attribute of an `ObjectState`.
+    whenever the attribute is set to another object; `sync` gives rank 0's present ones to all ranks, and `restore` lets
+    go of gradients. Anything else is an attribute of an `ObjectState`. Raises ValueError for models and optimizers in a
+    list or a dictionary.
     """
 
     _handlers: dict[str, StateHandler]
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         given = {"model": model, "optimizer": optimizer, **kwargs}
+        refuse_containers(given)
         kinds = {name: handler_for(value) for name, value in given.items()}
         object.__setattr__(self, "_handlers", {name: how(given[name]) for name, how in kinds.items() if how})
         for name, handler in self._handlers.items():

@@ -109,6 +109,49 @@ def check_the_same_error_again_and_again_is_raised() -> None:
     assert total() == hvd.size()
 
 
+def check_errors_of_any_kind_without_end_are_raised() -> None:
+    usual, elastic.MOST_RESTARTS = elastic.MOST_RESTARTS, 5
+    seen: list[int] = []
+
+    @elastic.run
+    def train(state: ObjectState) -> None:
+        seen.append(1)
+        raise HorovodInternalError(f"number {len(seen)}")
+
+    try:
+        require_error(HorovodInternalError, lambda: train(state_of(x=1)), "number 5")
+    finally:
+        elastic.MOST_RESTARTS = usual
+
+
+def check_a_graph_may_tell_any_of_several_errors() -> None:
+    told = type("UnknownError", (Exception,), {"__module__": "tensorflow.python"})
+    for number in range(3):
+        elastic.retell(HorovodInternalError(f"allreduce 's{number}': rank 1 left"))
+    for number in range(3):
+        assert str(elastic.origin_of(told(f"in a graph: allreduce 's{number}': rank 1 left"))).startswith(f"allreduce 's{number}'")
+    assert elastic.origin_of(told("something else")) is None
+
+
+def check_present_attributes_are_given_to_all() -> None:
+    """What has been set since the last commit, or before the first call; also where a rank has none."""
+    state, seen = state_of(x=0, **({} if hvd.rank() else {"y": 1})), []
+
+    @elastic.run
+    def train(state: ObjectState) -> None:
+        seen.append(state.x)
+        if len(seen) == 1:
+            state.x += 2
+            raise HostsUpdatedInterrupt(skip_sync=False)
+
+    state.x = 5 + hvd.rank()
+    train(state)
+    assert seen == [5, 7] and state.y == 1
+    empty = state_of(**({"z": 3} if hvd.rank() else {}))
+    empty.sync()
+    assert hvd.broadcast_object(hvd.rank(), 0) == 0
+
+
 def check_the_same_error_with_commits_in_between_is_survived() -> None:
     @elastic.run
     def train(state: ObjectState) -> int:

@@ -9,7 +9,7 @@ import torch
 import hvdlite.torch as hvd
 from hvdlite import elastic
 from hvdlite.torch.elastic import state as states
-from tests.parallel.common import last, require_same_bits
+from tests.parallel.common import last, require_error, require_same_bits
 
 
 def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -57,6 +57,67 @@ def check_training_through_an_error_is_training_without_one() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         require_same_bits(found)
         require_same_bits([optimizer.state[p]["momentum_buffer"] for p in model.parameters()])
+
+
+def check_gradients_of_a_step_that_is_taken_back_are_gone() -> None:
+    """In loops that zero them behind the step, also where several backwards make one; so is what spoiled them."""
+    for passes in (1, 2):
+        found = []
+        for fails in (False, True):
+            model = torch.nn.Linear(4, 1)
+            torch.nn.init.ones_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            hvd.DistributedOptimizer(optimizer, model.named_parameters(), backward_passes_per_step=passes)
+            failed: list[int] = []
+
+            @hvd.elastic.run
+            def train(state: hvd.elastic.TorchState, fails: bool = fails, failed: list[int] = failed) -> None:
+                while state.number < 4:
+                    for number in range(passes):  # noqa: B023
+                        bad = fails and state.number == 2 and not failed
+                        (model(torch.ones(2, 4) * (hvd.rank() + number)) * (float("nan") if bad else 1)).sum().backward()  # noqa: B023
+                        if bad:
+                            failed.append(1)
+                            raise hvd.HorovodInternalError("the loss is not finite")
+                    state.optimizer.step()
+                    state.optimizer.zero_grad()
+                    state.number += 1
+                    state.commit()
+
+            train(hvd.elastic.TorchState(model, optimizer, number=0))
+            assert bool(failed) == fails
+            found.append(model.weight.detach())
+        assert torch.equal(*found), found
+
+
+def check_an_optimizer_attached_by_the_function_itself() -> None:
+    """It calls DistributedOptimizer again after an error; twice in one call is a mistake, as ever."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    calls: list[int] = []
+
+    @hvd.elastic.run
+    def train(state: hvd.elastic.TorchState) -> None:
+        calls.append(1)
+        hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        if hvd.size() > 1:
+            require_error(RuntimeError, lambda: hvd.DistributedOptimizer(optimizer), "attached already")
+        for number in range(3):
+            step(model, optimizer, number)
+            if len(calls) < 3 and number == 1:
+                raise hvd.HorovodInternalError(f"once {len(calls)}")
+
+    train(hvd.elastic.TorchState(model, optimizer))
+    assert len(calls) == 3
+    require_same_bits([p.detach() for p in model.parameters()])
+
+
+def check_models_in_containers_are_refused() -> None:
+    net = torch.nn.Linear(1, 1)
+    for given in ({"g": net}, [net], (torch.optim.SGD(net.parameters(), lr=0.1),)):
+        require_error(ValueError, lambda: hvd.elastic.TorchState(nets=given), "nets=", "TorchState(generator=g")  # noqa: B023
+    assert hvd.elastic.TorchState(nets={"g": 1}, more=torch.nn.ModuleList([net])).nets == {"g": 1}
 
 
 def check_a_set_of_one_goes_on_through_an_error() -> None:
