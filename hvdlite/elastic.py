@@ -276,7 +276,7 @@ def origin_of(error: BaseException) -> HvdliteError | None:
     while found is not None and not isinstance(found, HvdliteError):
         found = found.__cause__
     if found is None and type(error).__module__.partition(".")[0] in RETELLERS:
-        told = str(error)
-        quoted = (text for text in _retold if text.partition("/")[0][:80] in told)  # so far graphs quote it as it is
+        told = str(error)  # a graph's quotes an error's beginning as it is
+        quoted = (text for text in reversed([*_retold]) if text.partition("/")[0][:80] in told)
         found = next((HvdliteError(text) for text in quoted), None)
     return found
