@@ -129,8 +129,17 @@ class TorchState(ObjectState):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._handlers:
-            self._handlers[name].set_value(value)
+            if handler_for(value):
+                self._handlers[name].set_value(value)
+            else:  # None: from now on it is an object like others
+                del self._handlers[name]
+                self._saved_state[name] = value
         super().__setattr__(name, value)
+
+    def _set_attributes(self) -> None:
+        """But for what has a handler here: rank 0 may have None in its place."""
+        self._saved_state = {name: value for name, value in self._saved_state.items() if name not in self._handlers}
+        super()._set_attributes()
 
     def save(self) -> None:
         for handler in self._handlers.values():

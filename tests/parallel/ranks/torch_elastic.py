@@ -113,6 +113,21 @@ def check_an_optimizer_attached_by_the_function_itself() -> None:
     require_same_bits([p.detach() for p in model.parameters()])
 
 
+def check_what_some_ranks_have_none_of() -> None:
+    """Theirs stays None, the others' is theirs; and what is set to None is let go of."""
+    for lacking in (0, hvd.size() - 1):
+        model, optimizer = model_and_optimizer()
+        optimizer.param_groups[0]["lr"] = 0.5
+        mine = None if hvd.rank() == lacking else optimizer
+        state = hvd.elastic.TorchState(model, mine, number=hvd.rank())
+        state.sync()
+        assert state.optimizer is mine and state.number == 0
+    state.model = None
+    state.restore()
+    assert state.model is None
+    state.sync()
+
+
 def check_models_in_containers_are_refused() -> None:
     net = torch.nn.Linear(1, 1)
     for given in ({"g": net}, [net], (torch.optim.SGD(net.parameters(), lr=0.1),)):
