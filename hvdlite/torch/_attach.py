@@ -48,6 +48,7 @@ class Attachment:
         self.given: dict[int, Attachment] = {}  # who reduces those of some parameters instead, by id()
         self.kept: list[torch.optim.Optimizer] = []  # whose these are
         self.seen: dict[str, int] = {}  # by name: how many rounds this one, and those, had completed at the last step
+        self.synchronized: dict[str, int] = {}  # likewise at the user's last synchronize(), of those that average
         self.shared = False  # some of its parameters are others', too
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.accumulating = self.detached = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import partial, wraps
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,43 +28,69 @@ def hooks(attachment: Attachment) -> list[Any]:
 
 def before(
     attachment: Attachment, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Complete a round for gradients that no backward has reduced; a closure's backward will do its own."""
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Complete a round for gradients that no backward has reduced: now, or behind the closure, whose backward may do
+    its own. Returns other arguments for the step where there is one."""
     reducers = _sharing.reducers(attachment)
     if not reducers:
         require_no_successor(attachment)
-        return
+        return None
     _sharing.refuse_other_terms(attachment, reducers)
-    if not attachment.skipping and not has_closure(args, kwargs):
-        complete(attachment, reducers)
     if not attachment.paused:
         attachment.steps += 1
-    close(attachment, reducers)
     attachment.backward.forget()
+    if has_closure(args, kwargs):
+        wrap = partial(completing, attachment)
+        return (args[0], *map(wrap, args[1:])), {name: wrap(value) for name, value in kwargs.items()}
+    if not attachment.skipping:
+        complete(attachment, reducers)
+    close(attachment, reducers)
+    return None
+
+
+def completing(attachment: Attachment, closure: Any) -> Any:
+    """The closure, behind which gradients are reduced; anything else as it is."""
+    if not callable(closure):
+        return closure
+
+    @wraps(closure)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = closure(*args, **kwargs)
+        if not attachment.skipping:
+            complete(attachment, _sharing.reducers(attachment))
+        return result
+
+    return call
 
 
 def after(
     attachment: Attachment, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """What a closure's backward reduced was for this step."""
+    """What was reduced behind a closure was for this step."""
     if has_closure(args, kwargs):
         close(attachment, _sharing.reducers(attachment))
 
 
 def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether step() was called with one."""
-    return any(map(callable, (*args, *kwargs.values())))
+    """Whether step() was called with one. The first argument is the optimizer."""
+    return any(map(callable, (*args[1:], *kwargs.values())))
 
 
 def synchronize(attachment: Attachment) -> None:
-    """Complete the round under way, if gradients are still unreduced. Waits for all ranks."""
-    complete(attachment, _sharing.reducers(attachment))
+    """Complete the round under way, if gradients are still unreduced: also by hand, since the last time. Waits for all
+    ranks."""
+    reducers = _sharing.reducers(attachment)
+    complete(attachment, reducers, attachment.synchronized)
+    attachment.synchronized = {each.name: each.gradients.done for each in reducers if not each.gradients.once}
 
 
-def complete(attachment: Attachment, reducers: Sequence[Attachment]) -> None:
-    """`synchronize`, by those that reduce gradients of this optimizer's parameters."""
+def complete(
+    attachment: Attachment, reducers: Sequence[Attachment], synchronized: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    """Reduce what no backward has, by those that reduce gradients of this optimizer's parameters. synchronized: how
+    many rounds each of them, by name, had completed when the user last called `synchronize`."""
     for each in reducers:
-        by_hand = each.gradients.done == attachment.seen.get(each.name, 0)
+        by_hand = each.gradients.done in (attachment.seen.get(each.name, 0), synchronized.get(each.name))
         if each.alive and not each.paused and (each.unreduced or by_hand or lacks_some(each)):
             done = each.gradients.done
             each.reduce()

@@ -51,7 +51,8 @@ def named_values(params: Any) -> list[tuple[str, Any]]:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Give every rank root_rank's optimizer state and options (learning rates, ...), through `load_state_dict`.
+    """Give every rank root_rank's optimizer state and options (learning rates, ...), through `load_state_dict`, in the
+    groups and the state that there are.
 
     The ranks that have no state yet get it from the root: no step is taken to create it, so parameters do not move.
     Large tensors travel by themselves, so that others need memory for one copy of the state. model: accepted for
@@ -82,7 +83,41 @@ def broadcast_optimizer_state(
     state = state if mine else with_values(state, put_in)
     broadcast_parameters(large, root_rank, process_set)
     if not mine:
+        load_in_place(optimizer, state)
+
+
+@torch.no_grad()
+def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """`load_state_dict`, but into the groups, the state and the tensors among options that there are, to which users,
+    schedulers and wrappers hold on, and in the root's dtypes, where that function casts to the parameters'."""
+    if not isinstance(optimizer, torch.optim.Optimizer):  # what is like one: it knows what it holds
         optimizer.load_state_dict(state)
+        return
+    groups, values = optimizer.param_groups, optimizer.state
+    optimizer.load_state_dict(state)
+    given = state.get("state")
+    for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        its = given.get(index) if isinstance(given, dict) else None
+        for name, value in its.items() if isinstance(its, dict) else ():
+            loaded = optimizer.state[p].get(name)
+            if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
+                optimizer.state[p][name] = value.to(loaded.device)
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        replace(group, loaded)
+    replace(values, optimizer.state)
+    optimizer.param_groups, optimizer.state = groups, values
+
+
+def replace(old: Any, new: Mapping[Any, Any]) -> None:
+    """Give one mapping what is in the other. A tensor in the place of one like it is copied there."""
+    for key in old.keys() - new.keys():
+        del old[key]
+    for key, value in new.items():
+        kept = old.get(key)
+        if isinstance(value, torch.Tensor) and isinstance(kept, torch.Tensor) and kept.shape == value.shape:
+            kept.copy_(value)
+        elif value is not kept:
+            old[key] = value
 
 
 def is_large(value: Any) -> bool:

@@ -208,3 +208,19 @@ def check_objects() -> None:
     assert hvd.broadcast_object({"epoch": r, "best": torch.tensor(r)}, root_rank=p - 1) == {"epoch": p - 1, "best": p - 1}
     assert [item["rank"] for item in hvd.allgather_object({"rank": r, "pad": "x" * 100 * r})] == list(range(p))
     assert hvd.broadcast_object("named" if r == 0 else None, root_rank=0, name="thing") == "named"
+
+
+def check_what_holds_on_to_an_optimizers_insides_goes_on() -> None:
+    """Its groups, its state, a learning rate that is a tensor; and state is float32 where the root's is."""
+    r = hvd.rank()
+    p, rate = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)), torch.tensor(0.5 + r)
+    optimizer = torch.optim.SGD([p], lr=rate)
+    groups, group, state = optimizer.param_groups, optimizer.param_groups[0], optimizer.state
+    if r == 0:
+        state[p]["master"] = torch.full((3,), 1 / 3)
+    group["weight_decay"], group[f"of rank {r}"] = float(r), 1
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups is groups and groups[0] is group and optimizer.state is state
+    assert group["lr"] is rate and rate == 0.5 and group["weight_decay"] == 0.0
+    assert [key for key in group if key.startswith("of rank")] == ["of rank 0"] and group["params"][0] is p
+    assert state[p]["master"].dtype == torch.float32 and (state[p]["master"] == torch.full((3,), 1 / 3)).all()

@@ -287,3 +287,48 @@ def check_grad_scaler_the_horovod_way() -> None:
             scaler.step(optimizer)
         scaler.update()
         assert all((p == -step * average()).all() for p in params)
+
+
+def check_a_closure_without_a_backward_leaves_no_gradient_local() -> None:
+    """Set by hand, of a backward that only accumulated, within no_sync(), or made by the closures of other ranks."""
+    for how in ("by hand", "accumulated", "no_sync", "some ranks"):
+        w = torch.zeros(3, requires_grad=True)
+        passes = 2 if how == "accumulated" else 1
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), backward_passes_per_step=passes)
+        for step in range(1, 4):
+            optimizer.zero_grad()
+            loss = (w * (hvd.rank() + 1)).sum()
+            if how == "by hand":
+                w.grad = torch.full((3,), hvd.rank() + 1.0)
+            elif how == "accumulated":
+                loss.backward()
+            elif how == "no_sync":
+                with optimizer.no_sync():  # type: ignore[attr-defined]
+                    loss.backward()
+
+            def closure(loss: torch.Tensor = loss, how: str = how) -> torch.Tensor:
+                if how == "some ranks" and hvd.rank():
+                    loss.backward()
+                return loss
+
+            assert optimizer.step(closure) is loss
+            total = sum(range(1, hvd.size() + 1)) - (how == "some ranks")
+            torch.testing.assert_close(w.detach(), torch.full((3,), -step * total / hvd.size()))
+
+
+def check_synchronize_reduces_what_has_been_set_since_it_was_called() -> None:
+    """Also where the step between was left out, as those that overflow are; and nothing twice within a step."""
+    w = torch.zeros(3, requires_grad=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0))
+    expected = (hvd.size() + 1) / 2
+    for _ in range(3):
+        for skipped in (False, True, True):
+            w.grad = torch.full((3,), hvd.rank() + 1.0)
+            optimizer.synchronize()  # type: ignore[attr-defined]
+            assert (w.grad == expected).all(), w.grad
+            optimizer.synchronize()  # type: ignore[attr-defined]
+            assert (w.grad == expected).all(), w.grad
+            if not skipped:
+                with optimizer.skip_synchronize():  # type: ignore[attr-defined]
+                    optimizer.step()
+    assert (w == -3 * expected).all()
