@@ -8,10 +8,12 @@ importing mpi4py.MPI initializes MPI.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from hvdlite import exits, launched, notes, topology
@@ -20,14 +22,30 @@ from hvdlite.transports import Communicator
 from hvdlite.transports.threads import alone
 
 
-def connect(comm: Any) -> tuple[Communicator, topology.Topology]:
-    """This job's transport and topology: MPI's where a launcher is there or a communicator was given."""
+def connect(comm: Any, patience: float) -> tuple[Communicator, topology.Topology]:
+    """This job's transport and topology: MPI's where a launcher is there or a communicator was given. patience: seconds
+    after which waiting for the others is told of; 0: never."""
     started = launched.launcher()
     whole = comm is None or (isinstance(comm, Sequence) and not comm)
     if whole and started is None and not mpi_in_use():
         return alone(), topology.from_leaders(0, [0])
-    with notes.entering() if whole or not mpi_in_use() else nullcontext():  # others need not come to a part of the job
+    all_come = whole or not mpi_in_use()  # to a part of the job others need not
+    with told_of(patience), notes.entering() if all_come else nullcontext():
         return over_mpi(comm, whole, started)
+
+
+@contextmanager
+def told_of(seconds: float) -> Iterator[None]:
+    """Inside, this process waits for all others of its job: said once, where it takes that long."""
+    words = "hvd.init() has waited for %g s: every rank of the job must call it, and some have not"
+    timer = threading.Timer(seconds, logging.getLogger("hvdlite").warning, (words, seconds))
+    timer.daemon = True
+    if seconds:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def mpi_in_use() -> bool:

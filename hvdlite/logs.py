@@ -7,9 +7,7 @@ warnings. With it, lines go to stderr with time and rank, so that they can be to
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -37,20 +35,6 @@ def configure(settings: Config, rank: int) -> None:
     LOG.addHandler(_handler)
     LOG.propagate = False
     LOG.setLevel(LEVELS.get(settings.log_level) or settings.log_level.upper())
-
-
-@contextmanager
-def told_of_waiting(seconds: float) -> Iterator[None]:
-    """Inside, this process waits for all others of its job: said once, where it takes that long. 0: never."""
-    words = "hvd.init() has waited for %g s: every rank of the job must call it, and some have not"
-    timer = threading.Timer(seconds, LOG.warning, (words, seconds))
-    timer.daemon = True
-    if seconds:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def tell_choice(place: Place, topology: Topology) -> None:

@@ -141,8 +141,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if _broken:
         raise HvdliteError(f"this process can no longer communicate, start the job anew: {_broken}") from _broken
     settings = Config.from_env()
-    with logs.told_of_waiting(settings.stall_check):
-        world, place = connect(comm)
+    world, place = connect(comm, settings.stall_check)
     logs.configure(settings, place.rank)
     try:
         live = Runtime(world, place, settings)
