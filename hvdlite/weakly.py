@@ -5,21 +5,21 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
-from typing import Any, TypeVarTuple
-from weakref import WeakValueDictionary, ref
+from typing import Any, TypeVar, TypeVarTuple
+from weakref import ref
 
 ArgumentTs = TypeVarTuple("ArgumentTs")
+R = TypeVar("R")
 
 
-def weakly(method: Callable[[*ArgumentTs], None]) -> Callable[[*ArgumentTs], None]:
-    """The same (a bound method), as long as its object lives; then it does nothing."""
+def weakly(method: Callable[[*ArgumentTs], R]) -> Callable[[*ArgumentTs], R | None]:
+    """The same (a bound method), as long as its object lives; then it does nothing, and returns None."""
     assert isinstance(method, MethodType)
     reference, function = ref(method.__self__), method.__func__
 
-    def call(*arguments: *ArgumentTs) -> None:
+    def call(*arguments: *ArgumentTs) -> R | None:
         alive = reference()
-        if alive is not None:
-            function(alive, *arguments)
+        return None if alive is None else function(alive, *arguments)
 
     return call
 
@@ -28,7 +28,7 @@ class Crowd:
     """Objects as long as they live, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self.members: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self.members: dict[int, ref[Any]] = {}  # quicker to go through than a WeakValueDictionary, which guards itself
         self.many = 8
 
     def disperse(self) -> None:
@@ -39,7 +39,8 @@ class Crowd:
             self.many = 2 * len(self) + 8
 
     def append(self, member: Any) -> None:
-        self.members[id(member)] = member
+        leave, number = self.members.pop, id(member)
+        self.members.setdefault(number, ref(member, lambda _: leave(number, None)))
 
     def extend(self, members: Iterable[Any]) -> None:
         for member in members:
@@ -53,5 +54,4 @@ class Crowd:
         return len(self.members)
 
     def __iter__(self) -> Iterator[Any]:
-        # Not values(), whose guard against changes takes 30 us where the caches are cold.
-        return iter([member for each in self.members.valuerefs() if (member := each()) is not None])
+        return iter([member for each in list(self.members.values()) if (member := each()) is not None])

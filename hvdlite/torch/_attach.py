@@ -43,7 +43,7 @@ class Attachment:
         _sharing.refuse_other_ranks(self)
         self.gradients = Gradients(settings)
         self.alike = alike(optimizer, settings.names)
-        self.hooks = Hooks(self.on_gradient)
+        self.hooks = Hooks(self.on_gradient, settings.names)
         self.heir: torch.optim.Optimizer | None = None  # whose attachment reduces the parameters' gradients instead
         self.given: dict[int, Attachment] = {}  # who reduces those of some parameters instead, by id()
         self.kept: list[torch.optim.Optimizer] = []  # whose these are
@@ -52,7 +52,7 @@ class Attachment:
         self.shared = False  # some of its parameters are others', too
         self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.accumulating = self.detached = False
-        self.renewed = False  # it was made in another one's place
+        self.taking = self.renewed = False  # gradients, as they come; and whether it was made in another one's place
         self.stepping = False  # a round that is no backward's is under way
         self.void = False  # a backward under way began before all ranks had come to the end of a round that has failed
         self.late = False  # its round begins when it ends, for that or since a plan is to be made
@@ -62,7 +62,6 @@ class Attachment:
         self.tag = ""  # names the round under way on all ranks
         self.lock = threading.RLock()  # of `on_gradient`
         self.run = -1  # the number of autograd's run that had the last gradient
-        self.expected: dict[int, int] = {}  # the index, by id(), of each parameter whose gradient it will reduce
         self.number = self.group.serial("optimizer") if self.group else 0
         self.name = f"optimizer.{self.number}"
         if self.group is not None and not self.paused:
@@ -137,7 +136,8 @@ class Attachment:
         self.gradients.plan(now, self.reducer.views)
         last = {bucket.members[-1] for bucket in layout.buckets if self.reducer.overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
-        self.packing = Packing(now, self.gradients.slots, self.gradients.take, weakly(self.mark_ready), last, singly)
+        slots, ways = self.gradients.slots, (self.gradients.take, weakly(self.mark_ready), weakly(self.is_settled))
+        self.packing = Packing(now, slots, *ways, last, singly)
         self.hooks.renew(now, self.members() - self.given.keys())
 
     # One backward
@@ -145,18 +145,19 @@ class Attachment:
     def on_gradient(self, p: torch.Tensor) -> None:
         """Autograd has accumulated into p.grad. Runs cold, once per parameter: every line here costs microseconds. From
         two threads at once where some parameters lie on the host and some on a GPU."""
-        with self.lock:
-            if self.run != (run := current_run()):
+        if self.run != (run := current_run()):
+            with self.lock:
                 self.begin_run(run)
-            index = self.expected.get(id(p))
-            if index is None:
-                return
-            if len(p._post_accumulate_grad_hooks) == 1 or self.hooks.are_last(p):
-                if self.streams:
-                    self.streams.join(self.packing.pack)
-                self.packing.add(index)
-            elif self.reducer.overlap:  # it waits for the end
-                self.hooks.tell_of_later_ones(self.planned.specs[index].name)
+        if self.taking and not self.streams:
+            self.packing.add(p)
+        elif self.taking and self.streams:
+            with self.lock:
+                self.streams.join(self.packing.pack)
+                self.packing.add(p)
+
+    def is_settled(self, p: torch.Tensor) -> bool:
+        """Whether no hook behind ours may still change its gradient; otherwise that is taken when backward ends."""
+        return self.hooks.are_last(p, tell=self.reducer.overlap)
 
     def mark_ready(self, indices: Sequence[int]) -> None:
         self.reducer.mark_ready(indices, self.tag)
@@ -169,21 +170,21 @@ class Attachment:
             self.run = run
             return
         # A backward that raised left marks behind: forget them.
-        self.expected, self.reducing, self.accumulating = {}, False, False
+        self.taking = self.reducing = self.accumulating = False
         if not self.alive:
             return
         self.unreduced = True
         if self.paused:
             return
-        self.run = run
         self.accumulating = self.passes + 1 < self.passes_per_step
         if not self.accumulating:
             self.void, self.reducing = self.reducer.unresolved, True
             self.late = self.void or not self.fits()
             if not self.late:
                 self.begin_round(fits=True)
-                self.expected = self.planned.index
+                self.taking = True
         self.backward.begin(run)
+        self.run = run  # last: another thread looks at it without the lock
 
     def begin_round(self, fits: bool = False) -> None:
         """fits: whether the plan is known to. Otherwise waits for all ranks, where it does not."""
@@ -213,7 +214,7 @@ class Attachment:
 
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
-        self.expected, self.reducing = {}, False
+        self.taking = self.reducing = False
         if self.late:
             self.begin_round()
         self.gradients.refuse_sparse_results()
@@ -276,7 +277,7 @@ class Attachment:
         """All ranks have joined: count steps from 0, since some have made more."""
         if self.reducer.forget_round():
             self.gradients.let_go()
-        self.expected, self.reducing, self.accumulating, self.unreduced = {}, False, False, False
+        self.taking = self.reducing = self.accumulating = self.unreduced = False
         self.passes = self.gradients.rounds = self.retries = self.steps = 0
         self.seen = {each.name: each.gradients.done for each in _sharing.reducers(self)}
         self.alike.expect()

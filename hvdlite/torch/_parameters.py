@@ -80,10 +80,10 @@ class Planned:
 
 class Hooks:
     """On parameters: call is told of each gradient, as long as its object lives. The collector of cycles does not see
-    the hooks of tensors, which would keep all that they refer to."""
+    the hooks of tensors, which would keep all that they refer to. names: the parameters', by id()."""
 
-    def __init__(self, call: Callable[[torch.Tensor], None]) -> None:
-        self.call = weakly(call)
+    def __init__(self, call: Callable[[torch.Tensor], None], names: Mapping[int, str]) -> None:
+        self.call, self.names = weakly(call), names
         self.handles: dict[int, tuple[Parameter, Any]] = {}  # by id() of the parameter
         self.told = False
 
@@ -99,19 +99,18 @@ class Hooks:
                 handle = p.register_post_accumulate_grad_hook(self.call)  # type: ignore[no-untyped-call]
                 self.handles[id(p)] = p, handle
 
-    def are_last(self, p: torch.Tensor) -> bool:
-        """Whether no hook on this one is called after ours."""
-        there: dict[int, Any] = p._post_accumulate_grad_hooks
-        return bool(next(reversed(there)) == self.handles[id(p)][1].id)
-
-    def tell_of_later_ones(self, name: str) -> None:
-        """Say once what they cost."""
-        if not self.told:
+    def are_last(self, p: torch.Tensor, tell: bool) -> bool:
+        """Whether no hook on this one is called after ours. tell: what that costs, once."""
+        there, known = p._post_accumulate_grad_hooks or {}, self.handles.get(id(p))
+        last = not there or (known is not None and next(reversed(there)) == known[1].id)
+        if tell and not last and not self.told:
             self.told = True
             logging.getLogger("hvdlite").info(
                 "the gradient of %s, and with it its bucket, leaves at the end of backward only, since a hook that was "
-                "registered after hvd.DistributedOptimizer() may still change it: register hooks before that", name
+                "registered after hvd.DistributedOptimizer() may still change it: register hooks before that",
+                self.names.get(id(p), "a parameter"),
             )
+        return last
 
     def remove(self) -> None:
         for _, handle in self.handles.values():

@@ -79,8 +79,12 @@ def reducers(attachment: Attachment) -> list[Attachment]:
     that share some, in the order in which they were attached; none where communication has started anew since."""
     while not attachment.alive and attachment.heir is not None:
         attachment = attachment.heir.__dict__["_hvdlite"]
+    if not attachment.alive:
+        return []
+    if not attachment.given:
+        return [attachment]
     found = {each.number: each for each in (attachment, *attachment.given.values())}
-    return [found[number] for number in sorted(found)] if attachment.alive else []  # the same order on all ranks
+    return [found[number] for number in sorted(found)]  # the same order on all ranks
 
 
 def refuse_other_terms(attachment: Attachment, reducers: Sequence[Attachment]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def end(attachment: Attachment, run: int) -> None:
     """The run in which this one's backward ends has ended: finish the rounds of all that end with it. Waits for all
     ranks. Raises VoidError on all ranks where a rank has begun anew."""
-    attachments = attachment.runtime.attachments
+    attachments = list(attachment.runtime.attachments)
     ending = [each for each in attachments if each.reducing and (each is attachment or each.backward.ends_with(run))]
     for each in attachments:
         in_use = each.stepping or (each is not attachment and each.backward.under_way)  # by another thread
@@ -44,7 +44,7 @@ def cancel(attachments: Sequence[Attachment]) -> None:
     """No rank is to have results of these rounds. All ranks do so, in this order; waits for them: in the next backward
     none is to find these under way, which others do not."""
     for each in attachments:
-        each.expected, each.reducing, each.void, each.late = {}, False, False, False
+        each.taking = each.reducing = each.void = each.late = False
         each.reducer.void_round(each.tag, each.gradients.slots.preserve)
         each.gradients.let_go()
     for each in attachments:

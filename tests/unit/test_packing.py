@@ -39,7 +39,7 @@ class Computed:
             parameter.grad = torch.full_like(parameter, i + 1.0)
         self.views = [torch.zeros(length) for length in lengths]
         self.ready: list[int] = []
-        kwargs = {"urgent": (), "singly": False} | kwargs
+        kwargs = {"settled": lambda p: True, "urgent": (), "singly": False} | kwargs
         self.slots = Slots([view.numpy() for view in self.views], [view.stride() for view in self.views])
         self.packing = Packing(self.parameters, self.slots, take or self.refuse, self.ready.extend, **kwargs)
 
@@ -48,7 +48,7 @@ class Computed:
 
     def add(self, *indices: int) -> None:
         for index in indices:
-            self.packing.add(index)
+            self.packing.add(self.parameters[index])
 
     def require(self, *indices: int) -> None:
         """Exactly these have been packed."""

@@ -44,7 +44,7 @@ def test_gradients_of_two_devices_come_one_at_a_time() -> None:
     """Autograd has a thread for those of the host and one for those of a GPU."""
     inside, most = 0, 0
 
-    def add(index: int) -> None:
+    def add(p: torch.Tensor) -> None:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
@@ -56,9 +56,9 @@ def test_gradients_of_two_devices_come_one_at_a_time() -> None:
     attachment = hvd.DistributedOptimizer(torch.optim.SGD(parameters))._hvdlite
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(lambda p: None)  # as there is where `on_gradient` is called
-    attachment.expected = {id(p): index for index, p in enumerate(parameters)}
-    attachment.packing = SimpleNamespace(add=add)
-    attachment.streams, attachment.hooks = None, SimpleNamespace()
+    attachment.taking = True
+    attachment.packing = SimpleNamespace(add=add, pack=None)
+    attachment.streams, attachment.hooks = SimpleNamespace(join=lambda pack: None), SimpleNamespace()
     threads = [threading.Thread(target=attachment.on_gradient, args=[p]) for p in parameters]
     for thread in threads:
         thread.start()
@@ -113,11 +113,12 @@ def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: p
         parameter.grad = torch.ones(10)
     ready: list[int] = []
     views = [torch.zeros(10) for _ in parameters]
-    packing = Packing(parameters, Slots([view.numpy() for view in views], [(1,)] * 6), lambda index: Use.DENSE, ready.extend, {2}, singly=False)
+    slots = Slots([view.numpy() for view in views], [(1,)] * 6)
+    packing = Packing(parameters, slots, lambda index: Use.DENSE, ready.extend, lambda p: True, {2}, singly=False)
     streams = _cuda.Streams(0)
     for current, index in ((a, 5), (a, 4), (b, 3), (b, 2), (a, 1)):  # noqa: B007
         streams.join(packing.pack)
-        packing.add(index)
+        packing.add(parameters[index])
     current = b
     streams.join(packing.pack)
     assert log == [
