@@ -16,7 +16,6 @@ from hvdlite import runtime
 from hvdlite.border import Border
 from hvdlite.buckets import Spec
 from hvdlite.compression import compressor
-from hvdlite.deprecation import deprecated
 from hvdlite.engine import Lane
 from hvdlite.errors import RemovedError
 from hvdlite.exchange import Accumulator, Exchange
@@ -27,6 +26,7 @@ from hvdlite.reducer import Use
 from hvdlite.requests import Request, Signature
 from hvdlite.terms import Terms
 from hvdlite.variables import common_name, is_one_of, name_of
+from hvdlite.warned import deprecated
 from hvdlite.weakly import weakly
 
 MANY = 4  # exchanges, from which on those that are over are looked for when another is made

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from hvdlite.observers import Observer
 from hvdlite.process_sets import ProcessSet, global_process_set, sets_of
 from hvdlite.transports import Communicator
 from hvdlite.transports.threads import ThreadTransport
+from hvdlite.warned import warn
 from hvdlite.weakly import Crowd
 
 
@@ -275,7 +275,7 @@ def require_attached(alive: bool, shared: bool, least: int = 2, lost: str = "gra
     ForkedError in a forked child. Warns where it was `shared` with other ranks, and there is no runtime."""
     require_not_forked()
     if _current is None and shared:
-        warnings.warn("after hvd.shutdown() each rank trains by itself", RuntimeWarning, stacklevel=2)
+        warn("after hvd.shutdown() each rank trains by itself", RuntimeWarning)
     if not alive and is_initialized() and size() >= least:
         again = "call hvd.DistributedOptimizer(optimizer) again after hvd.init()"
         raise RuntimeError(f"this optimizer was attached before hvd.shutdown(): {again}, or {lost}.")

@@ -12,12 +12,12 @@ import numpy as np
 from hvdlite import runtime
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, bfloat16, dtype_name, is_host
-from hvdlite.deprecation import deprecated
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu import on_gpu
 from hvdlite.groups import Group
 from hvdlite.requests import UNKNOWN, Facts, Request, Signature
+from hvdlite.warned import deprecated
 
 
 class Op(IntEnum):

@@ -60,8 +60,7 @@ class Attachment:
         self.passes = self.retries = self.steps = 0
         self.backward = Backward(weakly(self.end_backward))
         self.tag = ""  # names the round under way on all ranks
-        self.lock = threading.RLock()  # of `on_gradient`
-        self.run = -1  # the number of autograd's run that had the last gradient
+        self.run, self.lock = -1, threading.RLock()  # the number of autograd's run that had the last gradient
         self.number = self.group.serial("optimizer") if self.group else 0
         self.name = f"optimizer.{self.number}"
         if self.group is not None and not self.paused:
@@ -148,15 +147,15 @@ class Attachment:
         if self.run != (run := current_run()):
             with self.lock:
                 self.begin_run(run)
-        if self.taking and not self.streams:
-            self.packing.add(p)
-        elif self.taking and self.streams:
+        if self.taking and self.streams:
             with self.lock:
                 self.streams.join(self.packing.pack)
                 self.packing.add(p)
+        elif self.taking:
+            self.packing.add(p)
 
     def is_settled(self, p: torch.Tensor) -> bool:
-        """Whether no hook behind ours may still change its gradient; otherwise that is taken when backward ends."""
+        """Whether no hook behind ours may change its gradient; otherwise that is taken when backward ends."""
         return self.hooks.are_last(p, tell=self.reducer.overlap)
 
     def mark_ready(self, indices: Sequence[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
@@ -14,6 +13,7 @@ from hvdlite.torch._packing import Slots
 from hvdlite.torch._parameters import Parameter, strides_of_gradient
 from hvdlite.torch._settings import Settings
 from hvdlite.torch._sparse import reduce_sparse
+from hvdlite.warned import warn
 
 NO_GRAPH = (
     "backward(create_graph=True) with hvd.DistributedOptimizer: p.grad becomes the average over the ranks, which is no "
@@ -60,7 +60,7 @@ class Gradients:
         if not self.slots.holds(index, grad):
             self.slots.preserve((index,))
             if grad.requires_grad:
-                warnings.warn(NO_GRAPH, stacklevel=2)
+                warn(NO_GRAPH)
             view.copy_(grad.detach())
             found = self.slots.handed_over(index, grad)
             if index not in self.cast:
@@ -130,10 +130,10 @@ class Gradients:
         if self.applied is not None and grad._version - self.applied.get(id(p), -2) in (0, 1):
             self.applied = None
             name, op = self.settings.names.get(id(p), "a parameter"), self.settings.terms.op.name
-            warnings.warn(
+            warn(
                 f"the gradient of {name} is reduced with op={op} a second time: step() has applied it, and nothing has "
                 "zeroed it since. Call zero_grad() after each step() (p.grad.data.zero_() does as well, but cannot be "
-                "told from nothing)", stacklevel=2,
+                "told from nothing)"
             )
 
     def refuse_sparse_results(self) -> None:

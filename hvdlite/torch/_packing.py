@@ -10,7 +10,6 @@ there, too.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import gt
 from sys import getrefcount
@@ -20,6 +19,7 @@ import torch
 from hvdlite.arrays import Array
 from hvdlite.reducer import Use
 from hvdlite.torch._tensors import to_tensor
+from hvdlite.warned import warn
 
 PACK_BYTES = 1 << 20
 OVERLAP = 1  # at::MemOverlap::Yes
@@ -123,8 +123,7 @@ def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:
     if alias.data_ptr() == before and alias.numel():
         alias.data = alias.clone()  # which graphs that have saved it take for the same tensor
         if shared:
-            warnings.warn("the values of a gradient that was kept (p.grad.detach()) are lost, this once: clone it",
-                          stacklevel=2)  # fmt: skip
+            warn("the values of a gradient that was kept (p.grad.detach()) are lost, this once: clone it")
 
 
 class Packing:

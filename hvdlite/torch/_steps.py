@@ -12,6 +12,7 @@ import torch
 from hvdlite import runtime
 from hvdlite.errors import RemovedError
 from hvdlite.torch import _sharing
+from hvdlite.warned import warn
 
 if TYPE_CHECKING:
     from hvdlite.torch._attach import Attachment
@@ -38,6 +39,11 @@ def before(
     _sharing.refuse_other_terms(attachment, reducers)
     if not attachment.paused:
         attachment.steps += 1
+    elif attachment.group is not None and attachment.group.size > 1:
+        warn(
+            "step() inside no_sync() moves this rank's weights by this rank's gradients alone: they come apart from "
+            "the others'. Call it outside, where it reduces what has been accumulated", RuntimeWarning,
+        )  # fmt: skip
     attachment.backward.forget()
     if has_closure(args, kwargs):
         wrap = partial(completing, attachment)

@@ -114,7 +114,7 @@ def gathered(
 def tensor_of_splits(kind: str, splits: Any) -> torch.Tensor:
     """Splits as a tensor. Raises TypeError for what cannot be one."""
     try:
-        return torch.as_tensor(splits)
+        return splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{kind}: splits must be a tensor or a list of whole numbers, not {splits!r}") from None
 

@@ -10,7 +10,6 @@ import torch
 
 from hvdlite import runtime
 from hvdlite.compression import wire_dtype
-from hvdlite.deprecation import deprecated
 from hvdlite.ops import Adasum, Average, Op, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.terms import Terms, passes_of
@@ -18,6 +17,7 @@ from hvdlite.torch._attach import Attachment, attach
 from hvdlite.torch._delta import DeltaAttachment, attach_delta
 from hvdlite.torch._settings import Settings
 from hvdlite.torch.compression import Compression
+from hvdlite.warned import deprecated
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 

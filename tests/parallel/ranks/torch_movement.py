@@ -41,11 +41,19 @@ def check_alltoall_evenly_and_not_at_all() -> None:
     assert output.shape == (0, 4)
 
 
+def check_splits_where_another_device_is_the_default() -> None:
+    p = hvd.size()
+    rows = torch.arange(p)
+    with torch.device("meta"):
+        output, received = hvd.alltoall(rows, [1] * p)
+    assert output.tolist() == [hvd.rank()] * p and received.tolist() == [1] * p
+
 
 def check_splits_that_would_wrap() -> None:
     """Counts are not cut to 32 bits."""
     wrong = [2**32 + 1, *[1] * (hvd.size() - 1)]
     require_error(ValueError, lambda: hvd.alltoall(torch.ones(hvd.size()), wrong), "splits add up to 42949")
+
 
 def check_alltoall_refusals() -> None:
     p = hvd.size()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 import hvdlite.torch as hvd
@@ -45,6 +47,24 @@ def check_no_sync() -> None:
         loss_of(params).backward()
         require_grads(params, 3 * average())
         optimizer.step()
+
+
+def check_a_step_in_no_sync() -> None:
+    """It is told of, at the line that calls it; outside of no_sync() nothing is."""
+    params = weights()
+    optimizer = attach(params)
+    loss_of(params).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        loss_of(params).backward()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            optimizer.step()
+    assert all((p == -average() - (hvd.rank() + 1)).all() for p in params)
+    assert [each.filename for each in told] == ([] if hvd.size() == 1 else [__file__])
 
 
 def check_backward_passes_per_step() -> None:
