@@ -32,6 +32,7 @@ class Gradients:
         self.sparse: dict[int, Parameter] = {}  # by id(); all ranks know of them, and no plan has them
         self.densified: dict[int, Parameter] = {}  # by id(), likewise: sparse ones that travel dense
         self.given: dict[int, torch.Tensor | None] = {}  # results that are no slot's alias, by id() of the parameter
+        self.taken: set[int] = set()  # in this round, by index, where results must not be taken again
         self.sent: dict[int, int] = {}  # in this round, by index: the version of p.grad that may have left
         self.applied: dict[int, int] | None = {}  # by id(): the version of what step() has applied; None: told
         self.rounds = 0  # how often results have been handed out since the last step
@@ -53,8 +54,9 @@ class Gradients:
             self.slots.preserve((index,))
             view.zero_()
             return Use.UNUSED
-        if self.once:
+        if self.once and index not in self.taken:  # reentrant checkpointing computes it once for each segment
             self.refuse_result(p, self.is_alias(index))
+            self.taken.add(index)
         if grad.layout is not torch.strided:
             return self.take_sparse(p, grad, view)
         if not self.slots.holds(index, grad):
@@ -77,6 +79,7 @@ class Gradients:
 
     def note_own(self) -> None:
         """A backward begins."""
+        self.taken.clear()
         self.slots.note_own(self.parameters)
 
     def is_alias(self, index: int) -> bool:

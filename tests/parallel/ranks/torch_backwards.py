@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -255,6 +256,21 @@ def check_reentrant_checkpoint() -> None:
                 optimizer.step()
         assert len(found[True]) == 16
         assert all(torch.equal(a, b) for a, b in zip(found[True], found[False], strict=True)), how
+
+
+def check_sums_of_what_segments_share() -> None:
+    """A weight that reentrant segments share is taken once for each: no sum is summed again, and nothing is told."""
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]
+    optimizer = attach(params, op=hvd.Sum)
+    optimizer.param_groups[0]["lr"] = 0.0
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the gradient of")
+        for stepping in (True, True, False, False, True):
+            optimizer.zero_grad()
+            segments(params, reentrant=True).backward()
+            require_grads(params[2:3], 3 * average() * hvd.size())
+            if stepping:
+                optimizer.step()
 
 
 def check_nested_run_whose_outer_one_tells_nothing() -> None:
