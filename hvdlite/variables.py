@@ -2,7 +2,8 @@
 
 Ranks' variables are compared by name, dtype, shape, and whether they lie on a GPU. Keras numbers the names that it
 invents (dense, dense_1, ...) through the life of a process, so one model may be `dense/kernel` here and
-`dense_3/kernel` there, where rank 0 has built another model before. Such numbers are left out of the comparison.
+`dense_3/kernel` there, where rank 0 has built another model before. Such numbers are left out of the comparison; so is
+`sequential/` before the layer's name, which a model has that was built, and one that was loaded from a file has not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hvdlite.ops.common import array_facts, root_of, submit
 from hvdlite.process_sets import ProcessSet
 
 NUMBERED = re.compile(r"_\d+(?=[/:_]|$)")
+SEQUENTIAL = re.compile(r"(?<![^/])sequential[/_]")  # `_` in an optimizer's state: adam/sequential_dense_bias_velocity
 
 
 def is_variable(found: Any) -> bool:
@@ -42,7 +44,7 @@ def variables_of(found: Any) -> list[Any]:
         found = found.weights
     elif hasattr(found, "variables"):
         found = found.variables() if callable(found.variables) else found.variables
-    if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
+    if not isinstance(found, Iterable) or isinstance(found, (str, bytes)) or hasattr(found, "shape"):
         raise TypeError(f"{type(found).__name__} is no model, optimizer or variable")
     return [variable for each in found for variable in variables_of(each)]
 
@@ -53,8 +55,8 @@ def name_of(variable: Any) -> str:
 
 
 def common_name(variable: Any) -> str:
-    """The name without what may differ between ranks that have the same model."""
-    return unnumbered(name_of(variable))
+    """A variable's or layer's name without what may differ between ranks that have the same model."""
+    return SEQUENTIAL.sub("", unnumbered(name_of(variable)))
 
 
 def unnumbered(name: str) -> str:

@@ -89,7 +89,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
                     f"fit() has other numbers of {what} on other ranks (by rank: {', '.join(map(str, numbers))}), and "
                     "some would wait for ever. Drop the remainder of the data, or give steps_per_epoch= and epochs="
                 )
-        if all(built for *_, built, _ in plans) or len({weights for *_, weights in plans}) == 1:
+        if all(built and weights for *_, built, weights in plans) or len({weights for *_, weights in plans}) == 1:
             broadcast_variables(self.common(self.model.weights), self.root_rank)
         self.before = self.digests() if self.model.built else None
 

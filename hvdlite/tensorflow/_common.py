@@ -100,6 +100,16 @@ def gradient_of(operation: tf.Operation, *grads: Any) -> list[Any]:
     return _gradients[operation.get_attr(KEY).decode()](*grads)
 
 
+def to_tensor(value: Any) -> tf.Tensor:
+    """The value as a tensor. Raises TypeError for tensors of several parts."""
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(
+            f"a tf.{type(value).__name__} cannot be sent: send its parts (flat_values and row_lengths(); indices and "
+            "values), or a dense tensor (to_tensor(); tf.sparse.to_dense)"
+        )
+    return tf.convert_to_tensor(value)
+
+
 def rows_unknown(tensor: tf.Tensor) -> tf.TensorShape:
     """The shape of what has other rows than tensor."""
     return tf.TensorShape([None]).concatenate(tensor.shape[1:])

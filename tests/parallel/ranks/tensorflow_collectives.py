@@ -339,6 +339,11 @@ def check_bad_arguments() -> None:
     require_failure(tf.errors.InvalidArgumentError, eager, lambda x: [hvd.broadcast(x, 99)], [np.ones(3)], "99")
     require_failure(ValueError, eager, lambda x: [hvd.allreduce(x, average=True, op=hvd.Sum)], [np.ones(3)])
     require_failure(RuntimeError, eager, lambda: [hvd.broadcast_global_variables(0)], [], "broadcast_variables")
+    require_error(TypeError, lambda: hvd.broadcast_variables([tf.ones(1)]), "EagerTensor is no model, optimizer or variable")
+    for parts in (tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense(tf.ones((1, 2)))):
+        for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, partial(hvd.broadcast, root_rank=0)):
+            require_error(TypeError, lambda: call(parts), "cannot be sent: send its parts")  # noqa: B023
+        require_error(TypeError, lambda: hvd.grouped_allgather([parts]), "cannot be sent: send its parts")  # noqa: B023
 
 
 def check_strings_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
+import hvdlite.tensorflow.keras as hvd_keras
 from tests.parallel.common import last, require_error, require_same_bits
 from tests.parallel.keras_common import (
     BATCH,
@@ -151,6 +153,52 @@ def check_names_that_keras_invents_do_not_matter() -> None:
         model()
     hvd.broadcast_variables(model(), 0)
     both(OPTIMIZERS["SGD"])
+
+
+def check_a_model_that_one_rank_loaded() -> None:
+    """A file's model has other names than one that was built. Weights and the optimizer's state come from rank 0; a
+    batch norm over all ranks, too, is the same layer."""
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(4), hvd.SyncBatchNormalization(), keras.layers.Dense(2)]
+        return keras.Sequential([keras.layers.Input((WIDTH,)), *layers])
+
+    x, y = data()
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/model.keras"
+        saved = build()
+        saved.compile(keras.optimizers.Adam(0.01), "mse")
+        saved.optimizer.build(saved.trainable_variables)
+        saved.optimizer.iterations.assign(7)
+        saved.save(path)
+        trained = keras.models.load_model(path) if hvd.rank() == 0 else build()
+    optimizer = trained.optimizer if hvd.rank() == 0 else keras.optimizers.Adam(0.01)
+    trained.compile(hvd.DistributedOptimizer(optimizer), "mse")
+    callback = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    trained.fit(x[share()], y[share()], batch_size=BATCH // hvd.size(), callbacks=[callback], verbose=0)
+    assert int(trained.optimizer.iterations) == 7 + STEPS, trained.optimizer.iterations
+    require_same_bits([np.array(v) for v in (*trained.weights, *trained.optimizer.variables)])
+
+
+def check_a_model_that_one_rank_alone_has_built() -> None:
+    """Keras says of a model of one's own that it is built, where build() could not make its layers' weights."""
+    class Mine(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = keras.layers.Dense(2)
+
+        def call(self, inputs: Any) -> Any:
+            return self.layer(inputs)
+
+    x, y = data()
+    trained = Mine()
+    trained.built = True
+    if hvd.rank() == 0:
+        trained(x[:1])
+    trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+    callback = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    trained.fit(x[share()], y[share()], batch_size=BATCH // hvd.size(), callbacks=[callback], verbose=0)
+    require_same_bits(weights(trained))
 
 
 def check_xla_is_refused() -> None:
