@@ -100,7 +100,7 @@ def gradient_of(operation: tf.Operation, *grads: Any) -> list[Any]:
     return _gradients[operation.get_attr(KEY).decode()](*grads)
 
 
-def to_tensor(value: Any) -> tf.Tensor:
+def dense_tensor(value: Any) -> tf.Tensor:
     """The value as a tensor. Raises TypeError for tensors of several parts."""
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(

@@ -12,7 +12,7 @@ from hvdlite import ops, runtime
 from hvdlite.arrays import Array, on_host
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow._common import Tensor, differentiable, named, rows_unknown, size_of, to_tensor
+from hvdlite.tensorflow._common import Tensor, dense_tensor, differentiable, named, rows_unknown, size_of
 from hvdlite.tensorflow._graph import aligned_copy, call, tensorflow_errors, untouched
 
 Everyone = global_process_set
@@ -46,7 +46,7 @@ def gathered(
     tensor: Tensor, name: str | None, ignore_name_scope: bool, process_set: ProcessSet, addend: Addend | None = None
 ) -> tf.Tensor:
     """`allgather`. addend: what is gathered will be added up, so that ranks that have joined add nothing."""
-    tensor = to_tensor(tensor)
+    tensor = dense_tensor(tensor)
     name = named("Allgather", [tensor], name, ignore_name_scope)
     shape = None if addend is None or addend.shape is None else tf.cast(addend.shape, tf.int64)
     known = None if shape is None else tf.get_static_value(shape)
@@ -81,7 +81,7 @@ def grouped_allgather(
     """All-gathers of several tensors as one operation; differentiable."""
     if not tensors:
         return list(tensors)
-    given = [to_tensor(tensor) for tensor in tensors]
+    given = [dense_tensor(tensor) for tensor in tensors]
     name = named("GroupedAllgather", given, name, ignore_name_scope)
 
     def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
@@ -103,7 +103,7 @@ def broadcast(
 ) -> tf.Tensor:
     """root_rank's tensor on every rank, as a new tensor; differentiable: the root receives the average of all ranks'
     gradients, the others zeros."""
-    tensor = to_tensor(tensor)
+    tensor = dense_tensor(tensor)
     name = named("Broadcast", [tensor], name, ignore_name_scope)
 
     def work(array: Array) -> list[Array]:
@@ -129,7 +129,7 @@ def alltoall(
     Returns what all ranks sent here, in rank order; with splits, also how many rows each did. Differentiable. Raises
     InvalidArgumentError for splits that do not fit.
     """
-    tensor = to_tensor(tensor)
+    tensor = dense_tensor(tensor)
     given = [tensor] if splits is None else [tensor, tf.convert_to_tensor(splits, tf.int32)]
     name = named("Alltoall", [tensor], name, ignore_name_scope)
     counts: list[tf.Tensor] = []

@@ -14,7 +14,7 @@ from hvdlite.compression import compressor
 from hvdlite.ops import Average, Op, Sum, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import movement
-from hvdlite.tensorflow._common import Tensor, differentiable, named, rows_unknown, size_of, to_tensor
+from hvdlite.tensorflow._common import Tensor, dense_tensor, differentiable, named, rows_unknown, size_of
 from hvdlite.tensorflow._graph import aligned_copy, call, untouched
 from hvdlite.tensorflow.compression import Compression
 
@@ -50,7 +50,7 @@ def allreduce(
     how = How(ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         return sparse_allreduce(tensor, how, name)
-    small, context = compressor(compression).compress(to_tensor(tensor))
+    small, context = compressor(compression).compress(dense_tensor(tensor))
     name = named("Allreduce", [small], name, ignore_name_scope)
     (result,) = reduced([small], how, lambda arrays: [ops.allreduce_(arrays[0], name=name, **vars(how))], name)
     return compression.decompress(result, context)
@@ -72,7 +72,7 @@ def grouped_allreduce(
         results[i] = sparse_allreduce(tensors[i], how, name and f"{name}.{i}")
     if not dense:
         return results
-    packed = [compressor(compression).compress(to_tensor(tensors[i])) for i in dense]
+    packed = [compressor(compression).compress(dense_tensor(tensors[i])) for i in dense]
     small = [tensor for tensor, _ in packed]
     label = named("GroupedAllreduce", small, name, ignore_name_scope)
     summed = reduced(
@@ -167,7 +167,7 @@ def summing(op: Op | int, prescale: float, postscale: float, process_set: Proces
 
 def with_rows(value: Tensor) -> tf.Tensor:
     """The value as a tensor. Raises InvalidArgumentError for one without rows."""
-    tensor = to_tensor(value)
+    tensor = dense_tensor(value)
     if tensor.shape.rank == 0:
         raise tf.errors.InvalidArgumentError(None, None, "reducescatter needs a tensor of at least one dimension")
     return tensor
