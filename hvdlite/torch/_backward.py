@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 APPLY = {
-    id(vars(torch.autograd.function.BackwardCFunction)[name].__code__)
+    id(code := vars(torch.autograd.function.BackwardCFunction)[name].__code__): code
     for name in ("apply", "apply_boxed") if name in vars(torch.autograd.function.BackwardCFunction)
 }  # fmt: skip
-"""The id() of code that runs a Python function's backward (code's own hash takes longer); its `self` is the node."""
+"""By id(), since to hash code takes longer: what runs a Python function's backward; its `self` is the node."""
 
 current_run = torch._C._current_graph_task_id
 queue_callback = torch.autograd.Variable._execution_engine.queue_callback
