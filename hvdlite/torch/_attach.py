@@ -43,24 +43,24 @@ class Attachment:
         _sharing.refuse_other_ranks(self)
         self.gradients = Gradients(settings)
         self.alike = alike(optimizer, settings.names)
-        self.hooks = Hooks(self.on_gradient, settings.names)
+        self.hooks = Hooks(self.on_gradient)
         self.heir: torch.optim.Optimizer | None = None  # whose attachment reduces the parameters' gradients instead
         self.given: dict[int, Attachment] = {}  # who reduces those of some parameters instead, by id()
         self.kept: list[torch.optim.Optimizer] = []  # whose these are
         self.seen: dict[str, int] = {}  # by name: how many rounds this one, and those, had completed at the last step
         self.synchronized: dict[str, int] = {}  # likewise at the user's last synchronize(), of those that average
         self.shared = False  # some of its parameters are others', too
-        self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
-        self.skipping = self.reducing = self.accumulating = self.detached = False
-        self.taking = self.renewed = False  # gradients, as they come; and whether it was made in another one's place
+        self.alone = self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
+        self.skipping = self.reducing = self.taking = self.accumulating = self.detached = False
+        self.renewed = False  # it was made in another one's place
         self.stepping = False  # a round that is no backward's is under way
         self.void = False  # a backward under way began before all ranks had come to the end of a round that has failed
         self.late = False  # its round begins when it ends, for that or since a plan is to be made
         self.unreduced = False  # since the last round or step a backward may have left gradients that are a rank's own
         self.passes = self.retries = self.steps = 0
-        self.backward = Backward(weakly(self.end_backward))
+        self.backward, self.lock = Backward(weakly(self.end_backward)), threading.RLock()  # for autograd's threads
         self.tag = ""  # names the round under way on all ranks
-        self.run, self.lock = -1, threading.RLock()  # the number of autograd's run that had the last gradient
+        self.run = -1  # the number of autograd's run that had the last gradient
         self.number = self.group.serial("optimizer") if self.group else 0
         self.name = f"optimizer.{self.number}"
         if self.group is not None and not self.paused:
@@ -135,8 +135,8 @@ class Attachment:
         self.gradients.plan(now, self.reducer.views)
         last = {bucket.members[-1] for bucket in layout.buckets if self.reducer.overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
-        slots, ways = self.gradients.slots, (self.gradients.take, weakly(self.mark_ready), weakly(self.is_settled))
-        self.packing = Packing(now, slots, *ways, last, singly)
+        take, done, settled = self.gradients.take, weakly(self.mark_ready), weakly(self.is_settled)
+        self.packing = Packing(now, self.gradients.slots, take, done, settled, last, singly)
         self.hooks.renew(now, self.members() - self.given.keys())
 
     # One backward
@@ -156,7 +156,7 @@ class Attachment:
 
     def is_settled(self, p: torch.Tensor) -> bool:
         """Whether no hook behind ours may change its gradient; otherwise that is taken when backward ends."""
-        return self.hooks.are_last(p, tell=self.reducer.overlap)
+        return self.hooks.are_last(p, self.planned.name if self.reducer.overlap else None)
 
     def mark_ready(self, indices: Sequence[int]) -> None:
         self.reducer.mark_ready(indices, self.tag)

@@ -57,6 +57,10 @@ class Planned:
     def specs(self) -> list[Spec]:
         return [each for each, _ in self.facts]
 
+    def name(self, p: torch.Tensor) -> str:
+        """One of these parameters', for messages."""
+        return self.specs[self.index[id(p)]].name
+
     def may_lack_some(self, groups: Groups) -> bool:
         """Whether parameters have been added to the optimizer, or unfrozen. Quick: asked at each step."""
         return self.total != total(groups) or any(p.requires_grad for p in self.all_frozen)
@@ -80,10 +84,10 @@ class Planned:
 
 class Hooks:
     """On parameters: call is told of each gradient, as long as its object lives. The collector of cycles does not see
-    the hooks of tensors, which would keep all that they refer to. names: the parameters', by id()."""
+    the hooks of tensors, which would keep all that they refer to."""
 
-    def __init__(self, call: Callable[[torch.Tensor], None], names: Mapping[int, str]) -> None:
-        self.call, self.names = weakly(call), names
+    def __init__(self, call: Callable[[torch.Tensor], None]) -> None:
+        self.call = weakly(call)
         self.handles: dict[int, tuple[Parameter, Any]] = {}  # by id() of the parameter
         self.told = False
 
@@ -99,16 +103,17 @@ class Hooks:
                 handle = p.register_post_accumulate_grad_hook(self.call)  # type: ignore[no-untyped-call]
                 self.handles[id(p)] = p, handle
 
-    def are_last(self, p: torch.Tensor, tell: bool) -> bool:
-        """Whether no hook on this one is called after ours. tell: what that costs, once."""
+    def are_last(self, p: torch.Tensor, name: Callable[[torch.Tensor], str] | None) -> bool:
+        """Whether no hook on this one is called after ours. name: of a parameter, where one behind ours costs time,
+        which is said once."""
         there, known = p._post_accumulate_grad_hooks or {}, self.handles.get(id(p))
         last = not there or (known is not None and next(reversed(there)) == known[1].id)
-        if tell and not last and not self.told:
+        if name and not last and not self.told:
             self.told = True
             logging.getLogger("hvdlite").info(
                 "the gradient of %s, and with it its bucket, leaves at the end of backward only, since a hook that was "
                 "registered after hvd.DistributedOptimizer() may still change it: register hooks before that",
-                self.names.get(id(p), "a parameter"),
+                name(p),
             )
         return last
 

@@ -39,7 +39,7 @@ def before(
     _sharing.refuse_other_terms(attachment, reducers)
     if not attachment.paused:
         attachment.steps += 1
-    elif attachment.group is not None and attachment.group.size > 1:
+    elif not attachment.alone:
         warn(
             "step() inside no_sync() moves this rank's weights by this rank's gradients alone: they come apart from "
             "the others'. Call it outside, where it reduces what has been accumulated", RuntimeWarning,
@@ -139,4 +139,4 @@ def require_no_successor(attachment: Attachment) -> None:
     group = attachment.group
     if group is not None and group.removed:
         raise RemovedError(group.ranks)
-    runtime.require_attached(attachment.alive, shared=group is not None and group.size > 1)
+    runtime.require_attached(attachment.alive, shared=not attachment.alone)
