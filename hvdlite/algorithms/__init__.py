@@ -2,7 +2,7 @@
 
 An algorithm is a function `(transport, buffer, scratch, reduction) -> None`, in place, for a flat contiguous buffer
 of any length and any number of ranks; `shared.prepared` and `hierarchical` take the buffers of all ranks of the host
-instead.
+instead. What is called again and again with the same buffer is prepared once: then it is a function of nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from hvdlite.algorithms import shared
+from hvdlite.algorithms import ring, shared
 from hvdlite.algorithms.adasum import adasum
 from hvdlite.algorithms.choice import Place, across, choose
 from hvdlite.algorithms.halving_doubling import doubling, halving_doubling
@@ -18,20 +18,19 @@ from hvdlite.algorithms.hierarchical import hierarchical
 from hvdlite.algorithms.native import native
 from hvdlite.algorithms.pipeline import scratch_length
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.algorithms.ring import ring
 from hvdlite.arrays import Array
 from hvdlite.memory import Workspace
 from hvdlite.transports import Transport
 
 __all__ = ["MESSAGES", "Place", "allreduce", "choose", "prepared"]
 
-MESSAGES: dict[str, Callable[[Transport, Array, Array, Reduction], None]] = {
-    "ring": ring,
-    "halving_doubling": halving_doubling,
-    "doubling": doubling,
-    "native": native,
-    "nccl": native,  # what the transport's own all-reduce is on a GPU
-    "adasum": adasum,
+MESSAGES: dict[str, Callable[[Transport, Array, Array, Reduction], Callable[[], None]]] = {
+    "ring": ring.prepared,
+    "halving_doubling": partial(partial, halving_doubling),  # nothing to prepare: the function with its arguments
+    "doubling": partial(partial, doubling),
+    "native": partial(partial, native),
+    "nccl": partial(partial, native),  # what the transport's own all-reduce is on a GPU
+    "adasum": partial(partial, adasum),
 }
 WHOLE_SCRATCH = frozenset(("halving_doubling", "doubling", "adasum"))  # the others need a part of it per rank
 
@@ -65,7 +64,7 @@ def prepared(
     elif name == "native" and reduction.operation in ("min", "max") and buffer.dtype.kind == "f":
         name = "ring"  # MPIs lose NaN there
     if name in MESSAGES:
-        return partial(by_messages, name, transport, workspace, buffer, reduction)
+        return by_messages(name, transport, workspace, buffer, reduction)
     if peers is None:
         return partial(staged, transport, workspace, place, buffer, reduction)
     return in_memory(transport, workspace, place, peers, reduction)
@@ -79,10 +78,11 @@ def alone(buffer: Array, reduction: Reduction) -> None:
 
 def by_messages(
     name: str, transport: Transport, workspace: Workspace, buffer: Array, reduction: Reduction
-) -> None:
+) -> Callable[[], None]:
+    """What reduces the buffer by messages."""
     part = scratch_length(-(-buffer.size // transport.size), buffer)
     length = buffer.size if name in WHOLE_SCRATCH else part
-    MESSAGES[name](transport, buffer, workspace.scratch(buffer, length), reduction)
+    return MESSAGES[name](transport, buffer, workspace.scratch(buffer, length), reduction)
 
 
 def in_memory(
@@ -93,7 +93,7 @@ def in_memory(
         return shared.prepared(transport, peers, reduction)
 
     def between(cross: Transport, part: Array, how: Reduction) -> None:
-        by_messages(across(cross.size, part.nbytes), cross, workspace, part, how)
+        by_messages(across(cross.size, part.nbytes), cross, workspace, part, how)()
 
     return lambda: hierarchical(workspace.levels(transport, place.hosts), peers, reduction, between)
 
@@ -105,7 +105,7 @@ def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Arr
     """
     arena = workspace.staging(transport, place.hosts)
     if arena.peers is None:
-        by_messages("ring", transport, workspace, buffer, reduction)
+        by_messages("ring", transport, workspace, buffer, reduction)()
         return
     local = workspace.levels(transport, place.hosts).local
     step = arena.own.size // buffer.itemsize

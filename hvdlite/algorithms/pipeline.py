@@ -11,9 +11,10 @@ messages on while the GPU adds. On the host marks are nothing, and chunks are ad
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from hvdlite.algorithms.reduction import Reduction
+from hvdlite.algorithms.reduction import Combiner, Reduction
 from hvdlite.arrays import Array, is_host, issued
 from hvdlite.transports import Exchange, Transport
 
@@ -27,42 +28,53 @@ Step = tuple[Array, Array]
 """What is sent, and what is combined with what is received: flat, as long as the other rank's counterparts."""
 
 
-def exchange_and_combine(
+def prepared_steps(
     transport: Transport, steps: Sequence[Step], dest: int, source: int, scratch: Array, reduction: Reduction
-) -> None:
-    """In each step (outgoing, mine): send outgoing to dest, receive from source, and combine that with mine, in place.
+) -> Callable[[], None]:
+    """What does, in each step (outgoing, mine): send outgoing to dest, receive from source, and combine that with mine,
+    in place. To be called many times: between short messages Python would take as long as they do.
 
     1 message each way per step and chunk. What a step sends may be what the step before combined, but no earlier one.
     The longest array among the steps is equally long on all ranks. scratch: `scratch_length` of it, same dtype; on a
     GPU it may be used when the current stream has come to where it is now, and so may the results.
     """
     longest = max((max(outgoing.size, mine.size) for outgoing, mine in steps), default=0)
-    length = chunk_length(longest, scratch)
-    if length == longest:
-        for outgoing, mine in steps:
-            incoming = scratch[: mine.size]
+    length, combine = chunk_length(longest, scratch), reduction.combiner(scratch)
+    if length < longest:
+        chunks = in_chunks(steps, longest, length)
+        slots = [scratch[start : start + length] for start in range(0, min(longest, SLOTS * length), length)]
+        return partial(exchange_chunks, transport, chunks, dest, source, slots, combine)
+    arriving = [scratch[: mine.size] for _, mine in steps]
+
+    def exchange_whole() -> None:
+        for (outgoing, mine), incoming in zip(steps, arriving, strict=True):
             transport.exchange(outgoing, dest, incoming, source)
-            reduction.combine(mine, incoming)
-        return
-    chunks = in_chunks(steps, longest, length)
-    slots = [scratch[start : start + length] for start in range(0, min(longest, SLOTS * length), length)]
-    added = [issued(scratch)] * len(slots)  # by slot: behind what read it last
+            combine(mine, incoming)
+
+    return exchange_whole
+
+
+def exchange_chunks(
+    transport: Transport, chunks: Sequence[Step], dest: int, source: int, slots: Sequence[Array], combine: Combiner
+) -> None:
+    """The picture above. slots: of scratch, each as long as the longest chunk."""
+    added = [issued(slots[0])] * len(slots)  # by slot: behind what read it last
     messages: deque[Exchange] = deque()
 
     def arriving(number: int) -> Array:
         return slots[number % len(slots)][: chunks[number][1].size]
 
-    def combine(number: int) -> None:
+    def add(number: int) -> None:
         messages.popleft().wait()
-        reduction.combine(chunks[number][1], arriving(number))
-        added[number % len(slots)] = issued(scratch)
+        combine(chunks[number][1], arriving(number))
+        added[number % len(slots)] = issued(slots[0])
 
     for number, (outgoing, _) in enumerate(chunks):
         before = added[number % len(slots)]
         messages.append(transport.start_exchange(outgoing, dest, arriving(number), source, before))
         if number > 0:
-            combine(number - 1)
-    combine(len(chunks) - 1)
+            add(number - 1)
+    add(len(chunks) - 1)
 
 
 def chunk_length(longest: int, like: Array) -> int:

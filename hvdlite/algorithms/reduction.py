@@ -21,6 +21,8 @@ WIDE_ELEMENTS = 64 * 1024
 
 Scaler: TypeAlias = Callable[[Array], None]
 """Scales an array in place."""
+Combiner: TypeAlias = Callable[[Array, Array], None]
+"""Combines the first array with the second, in place."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +47,23 @@ class Reduction:
 
     def combine(self, total: Array, other: Array) -> None:
         """total = total (op) other, in place; small floats in float32. NaN on either side gives NaN."""
-        if is_small_float(total.dtype) and fused.possible([total], self.operation):
-            fused.add_up([total, other], targets=1)
-            return
-        function = self.function(total)
-        if is_small_float(total.dtype):
+        self.combiner(total)(total, other)
+
+    def combiner(self, like: Array) -> Combiner:
+        """`combine` for arrays of this kind."""
+        function = self.function(like)
+        if not is_small_float(like.dtype):
+            return lambda total, other: function(total, other, out=total)
+        if fused.possible([like], self.operation):
+            return lambda total, other: fused.add_up([total, other], targets=1)
+
+        def combine(total: Array, other: Array) -> None:
             for mine, theirs in in_cache(total, other):
                 wide = widened(mine)
                 function(wide, widened(theirs), out=wide)
                 assign(mine, wide)
-        else:
-            function(total, other, out=total)
+
+        return combine
 
     def prescale(self, array: Array) -> None:
         """Apply `before`, in place."""

@@ -8,11 +8,11 @@ Bandwidth-optimal on any number of ranks; its p-1 steps per half make it slow fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from hvdlite.algorithms.movement import allgather
-from hvdlite.algorithms.pipeline import exchange_and_combine
+from hvdlite.algorithms.pipeline import prepared_steps
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
 from hvdlite.transports import Transport
@@ -39,19 +39,22 @@ def same_part(buffers: Sequence[Array], count: int, index: int) -> list[Array]:
     return [buffer[start:stop] for buffer in buffers]
 
 
-def reduce_scatter(transport: Transport, pieces: list[Array], scratch: Array, reduction: Reduction) -> None:
-    """Afterwards rank r's piece r+1 (mod p) holds the reduction of all ranks' pieces r+1.
+def prepared_reduce_scatter(
+    transport: Transport, pieces: list[Array], scratch: Array, reduction: Reduction
+) -> Callable[[], None]:
+    """What leaves in rank r's piece r+1 (mod p) the reduction of all ranks' pieces r+1; to be called many times.
 
     p-1 steps, n(p-1)/p elements sent per rank. pieces: p flat arrays, changed in place (the others hold partial
     sums afterwards); scratch: `pipeline.scratch_length` of the longest piece, same dtype.
     """
     rank, size = transport.rank, transport.size
     steps = [(pieces[(rank - step) % size], pieces[(rank - step - 1) % size]) for step in range(size - 1)]
-    exchange_and_combine(transport, steps, (rank + 1) % size, (rank - 1) % size, scratch, reduction)
+    return prepared_steps(transport, steps, (rank + 1) % size, (rank - 1) % size, scratch, reduction)
 
 
-def ring(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> None:
-    """Ring all-reduce. 2(p-1) steps, 2n(p-1)/p elements sent per rank, 2(p-1) MPI calls (Patarasuk & Yuan 2009).
+def prepared(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> Callable[[], None]:
+    """The ring all-reduce of this very buffer, to be called many times: to cut it in parts takes as long as to send
+    some kilobytes. Each call: 2(p-1) steps, 2n(p-1)/p elements sent per rank, 2(p-1) MPI calls (Patarasuk & Yuan 2009).
 
     buffer: flat, contiguous, any length n, changed in place. scratch: flat, same dtype, `pipeline.scratch_length` of
     ceil(n/p). Long parts are sent and added in chunks; the all-gather, which adds nothing, sends them whole.
@@ -59,8 +62,15 @@ def ring(transport: Transport, buffer: Array, scratch: Array, reduction: Reducti
     16-bit floats are added in float32 and rounded at each of the p-1 steps: an error of at most (p-1)/2 units in
     the last place of the largest partial sum.
     """
-    reduction.prescale(buffer)
     pieces = parts(buffer, transport.size)
-    reduce_scatter(transport, pieces, scratch, reduction)
-    reduction.postscale(pieces[(transport.rank + 1) % transport.size])
-    allgather(transport, pieces, first=1)
+    finished = pieces[(transport.rank + 1) % transport.size]
+    reduce_scatter = prepared_reduce_scatter(transport, pieces, scratch, reduction)
+    prescale, postscale = reduction.prescaler(buffer), reduction.postscaler(buffer)
+
+    def ring() -> None:
+        prescale(buffer)
+        reduce_scatter()
+        postscale(finished)
+        allgather(transport, pieces, first=1)
+
+    return ring

@@ -10,7 +10,7 @@ from hvdlite.algorithms import allreduce as reduce_over_ranks
 from hvdlite.algorithms.grouped import allreduce_all
 from hvdlite.algorithms.pipeline import chunk_length, scratch_length
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.algorithms.ring import reduce_scatter
+from hvdlite.algorithms.ring import prepared_reduce_scatter
 from hvdlite.algorithms.tree import only_sends, reduce_to_root
 from hvdlite.arrays import Array, overlapping, split_rows
 from hvdlite.engine import Lane
@@ -178,7 +178,7 @@ def own_rows(lane: Lane, array: Array, how: Reduction) -> Array:
     blocks = split_rows(buffer, even_rows(array.shape[0], size))
     flat = [block.reshape(-1) for block in (blocks[-1], *blocks[:-1])]  # the ring leaves piece r+1 to rank r
     scratch = lane.workspace.scratch(buffer, scratch_length(max(map(len, flat)), buffer))
-    reduce_scatter(lane.transport, flat, scratch, how)
+    prepared_reduce_scatter(lane.transport, flat, scratch, how)()
     how.postscale(blocks[rank].reshape(-1))
     result = lane.workspace.new(array, blocks[rank].shape)
     result[...] = blocks[rank]

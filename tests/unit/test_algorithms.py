@@ -31,7 +31,7 @@ def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.nd
             prepared(transport, buffers, reduction)()
         else:
             buffer = buffers[transport.rank]
-            MESSAGES[name](transport, buffer, np.empty_like(buffer), reduction)
+            MESSAGES[name](transport, buffer, np.empty_like(buffer), reduction)()
 
     run_ranks(len(arrays), rank_main)
     return buffers

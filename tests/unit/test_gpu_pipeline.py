@@ -13,7 +13,7 @@ from hvdlite import gpu
 from hvdlite.algorithms import pipeline
 from hvdlite.algorithms.pipeline import SLOTS, chunk_length, in_chunks, scratch_length
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.algorithms.ring import parts, reduce_scatter
+from hvdlite.algorithms.ring import parts, prepared_reduce_scatter
 from hvdlite.engine import Lane
 from hvdlite.requests import Request, Signature
 from hvdlite.transports import device
@@ -32,7 +32,7 @@ def scattered(lane: Lane) -> Any:
         pieces = parts(array, lane.transport.size)
         scratch = lane.workspace.scratch(array, scratch_length(pieces[0].size, array))
         cupy.LOG.append(("begin", lane.transport.rank))
-        reduce_scatter(lane.transport, pieces, scratch, Reduction())
+        prepared_reduce_scatter(lane.transport, pieces, scratch, Reduction())()
         cupy.LOG.append(("end", lane.transport.rank))
 
     request = Request(Signature("test", "x"), work)
