@@ -26,6 +26,7 @@ from hvdlite.errors import HvdliteError
 
 Array: TypeAlias = Any  # np.ndarray or cupy.ndarray
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
+LINE = 64  # bytes of a cache line: what is written across two of them, or in one by two cores, takes longer
 
 
 def module(array: Array) -> ModuleType:
@@ -51,6 +52,18 @@ def nccl_of(xp: ModuleType) -> Any:
 
 def is_host(array: Array) -> bool:
     return isinstance(array, np.ndarray)
+
+
+def per_line(like: Array) -> int:
+    """How many elements of like's dtype a cache line has."""
+    return max(LINE // int(like.itemsize), 1)
+
+
+def on_boundary(nbytes: int, boundary: int = LINE) -> Array:
+    """Bytes on the host, of any contents, whose address is a multiple of `boundary`."""
+    memory = np.empty(nbytes + boundary, np.uint8)
+    start = -memory.ctypes.data % boundary
+    return memory[start : start + nbytes]
 
 
 def as_bytes(array: Array) -> Array:

@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (registers bfloat16 with np.dtype)
 import numpy as np
 
-ALIGN = 64  # bytes: each gradient starts on a cache line, so that neighbours are never written by two ranks at once
+from hvdlite.arrays import LINE
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def units(specs: Sequence[Spec], indices: Sequence[int]) -> list[list[int]]:
 
 
 def padded(spec: Spec) -> int:
-    """Bytes of a parameter's slot."""
-    return -(-spec.length * np.dtype(spec.dtype).itemsize // ALIGN) * ALIGN
+    """Bytes of a parameter's slot: in whole lines, so that no two ranks ever write neighbours in one at once."""
+    return -(-spec.length * np.dtype(spec.dtype).itemsize // LINE) * LINE
 
 
 def lay_out(specs: Sequence[Spec], filled: Sequence[Sequence[int]]) -> BucketPlan:

@@ -23,13 +23,16 @@ from typing import Any
 import numpy as np
 
 from hvdlite import levels
-from hvdlite.arrays import Array, module
+from hvdlite.arrays import LINE, Array, is_host, module, on_boundary
 from hvdlite.levels import Levels
 from hvdlite.transports import Transport
 
 HEADER = 64  # bytes: the token, padded so that what follows is aligned
 STAGING_BYTES = 1 << 20
 NETWORK_STAGING_BYTES = 8 << 20
+LONG, HUGE_PAGE = 256 * 1024, 2 << 20
+"""Bytes. Long scratch lies in cache lines as what it is added to: else that takes an eighth more. NumPy asks for huge
+pages for arrays of two of them; 2 MiB arrive there in 0.9 of the time."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +156,11 @@ class Workspace:
     def scratch(self, like: Array, length: int) -> Array:
         """A flat array of `length` elements with like's dtype, on like's device; its contents are anything."""
         nbytes = length * like.dtype.itemsize
-        if self.buffer is None or self.buffer.size < nbytes:
-            self.buffer = module(like).empty(nbytes, np.uint8)
-        return self.buffer[:nbytes].view(like.dtype)
+        start = like.ctypes.data % LINE if nbytes >= LONG and is_host(like) else 0
+        if self.buffer is None or self.buffer.size < start + nbytes:
+            room, boundary = nbytes + LINE, HUGE_PAGE if nbytes >= HUGE_PAGE else LINE
+            self.buffer = on_boundary(room, boundary) if is_host(like) else module(like).empty(room, np.uint8)
+        return self.buffer[start : start + nbytes].view(like.dtype)
 
     def new(self, like: Array, shape: Sequence[int]) -> Array:
         """An array for the caller, with like's dtype, on like's device; its contents are anything."""

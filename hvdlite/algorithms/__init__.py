@@ -80,7 +80,7 @@ def by_messages(
     name: str, transport: Transport, workspace: Workspace, buffer: Array, reduction: Reduction
 ) -> Callable[[], None]:
     """What reduces the buffer by messages."""
-    part = scratch_length(-(-buffer.size // transport.size), buffer)
+    part = scratch_length(ring.longest_part(buffer, transport.size), buffer)
     length = buffer.size if name in WHOLE_SCRATCH else part
     return MESSAGES[name](transport, buffer, workspace.scratch(buffer, length), reduction)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from hvdlite.algorithms.reduction import Combiner, Reduction
-from hvdlite.arrays import Array, is_host, issued
+from hvdlite.arrays import Array, is_host, issued, per_line
 from hvdlite.transports import Exchange, Transport
 
 WHOLE, CHUNK, GPU_CHUNK = 4 << 20, 1 << 20, 4 << 20
@@ -78,11 +78,13 @@ def exchange_chunks(
 
 
 def chunk_length(longest: int, like: Array) -> int:
-    """How many elements of like's dtype travel at a time: an equal part of the longest array, or all of it."""
+    """How many elements of like's dtype travel at a time: an equal part of the longest array, in whole cache lines, or
+    all of it."""
     nbytes: int = longest * like.itemsize
     if nbytes <= WHOLE:
         return longest
-    return -(-longest // -(-nbytes // (CHUNK if is_host(like) else GPU_CHUNK)))
+    count, line = -(-nbytes // (CHUNK if is_host(like) else GPU_CHUNK)), per_line(like)
+    return -(-longest // (count * line)) * line
 
 
 def scratch_length(longest: int, like: Array) -> int:

@@ -14,29 +14,33 @@ from itertools import pairwise
 from hvdlite.algorithms.movement import allgather
 from hvdlite.algorithms.pipeline import prepared_steps
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array
+from hvdlite.arrays import Array, per_line
 from hvdlite.transports import Transport
 
 
-def bounds(total: int, count: int) -> list[int]:
-    """Where `count` parts of nearly equal length begin, the first ones longer by one; and where the last one ends."""
-    return [bound(total, count, index) for index in range(count + 1)]
-
-
-def bound(total: int, count: int, index: int) -> int:
-    length, longer = divmod(total, count)
-    return index * length + min(index, longer)
+def bounds(total: int, count: int, unit: int = 1) -> list[int]:
+    """Where `count` parts of nearly equal length begin, in whole units, the first ones longer by one; and where the
+    last one ends."""
+    length, longer = divmod(-(-total // unit), count)
+    return [min(total, unit * (index * length + min(index, longer))) for index in range(count + 1)]
 
 
 def parts(buffer: Array, count: int) -> list[Array]:
-    """The flat buffer in `count` contiguous parts of nearly equal length; the first ones are longer by one."""
-    return [buffer[start:stop] for start, stop in pairwise(bounds(buffer.size, count))]
+    """The flat buffer in `count` contiguous parts of nearly equal length, in whole cache lines counted from its start;
+    of a short buffer the last ones are empty."""
+    return [buffer[start:stop] for start, stop in pairwise(bounds(buffer.size, count, per_line(buffer)))]
 
 
 def same_part(buffers: Sequence[Array], count: int, index: int) -> list[Array]:
-    """Of each of these equally long buffers the part of this index; as `parts`, without the others."""
-    start, stop = bound(buffers[0].size, count, index), bound(buffers[0].size, count, index + 1)
+    """Of each of these equally long buffers the part of this index, as `parts` cuts them."""
+    first = buffers[0]
+    start, stop = bounds(first.size, count, per_line(first))[index : index + 2]
     return [buffer[start:stop] for buffer in buffers]
+
+
+def longest_part(buffer: Array, count: int) -> int:
+    """Elements of the first of `parts`."""
+    return bounds(buffer.size, count, per_line(buffer))[1]
 
 
 def prepared_reduce_scatter(
@@ -57,7 +61,7 @@ def prepared(transport: Transport, buffer: Array, scratch: Array, reduction: Red
     some kilobytes. Each call: 2(p-1) steps, 2n(p-1)/p elements sent per rank, 2(p-1) MPI calls (Patarasuk & Yuan 2009).
 
     buffer: flat, contiguous, any length n, changed in place. scratch: flat, same dtype, `pipeline.scratch_length` of
-    ceil(n/p). Long parts are sent and added in chunks; the all-gather, which adds nothing, sends them whole.
+    `longest_part`. Long parts are sent and added in chunks; the all-gather, which adds nothing, sends them whole.
     Each element's sum is finished and scaled by one rank and copied by the others: all end with the same bits.
     16-bit floats are added in float32 and rounded at each of the p-1 steps: an error of at most (p-1)/2 units in
     the last place of the largest partial sum.

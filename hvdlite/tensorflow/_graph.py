@@ -24,14 +24,13 @@ import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from hvdlite.arrays import Array, bfloat16, is_host
+from hvdlite.arrays import LINE, Array, bfloat16, is_host, on_boundary
 from hvdlite.elastic import retell
 from hvdlite.errors import HvdliteError, ShutdownError
 from hvdlite.tensorflow import _gpu
 from hvdlite.tensorflow._session import apart
 
 LONGEST_TEXT = 3000  # bytes; a path may have 4095
-ALIGN = 64  # bytes: TensorFlow takes arrays that start on such a boundary without copying them
 
 
 def aligned_copy(array: Array) -> Array:
@@ -39,16 +38,14 @@ def aligned_copy(array: Array) -> Array:
     objects, any: they are about to be refused.)"""
     if not is_host(array) or array.dtype.hasobject:
         return array.copy()
-    memory = np.empty(array.nbytes + ALIGN, np.uint8)
-    start = -memory.ctypes.data % ALIGN
-    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy = on_boundary(array.nbytes).view(array.dtype).reshape(array.shape)
     np.copyto(copy, array)
     return copy
 
 
 def to_tensor(array: Array) -> tf.Tensor:
-    """A fresh array on the host as an eager tensor, which takes its memory over where it can."""
-    if array.dtype == bfloat16 or array.ctypes.data % ALIGN or not array.flags.writeable:
+    """A fresh array on the host as an eager tensor, which takes its memory over where it starts a cache line."""
+    if array.dtype == bfloat16 or array.ctypes.data % LINE or not array.flags.writeable:
         return tf.convert_to_tensor(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 

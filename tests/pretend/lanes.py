@@ -26,7 +26,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(device, "CHUNK", 256)  # several pieces per message
     for name in ("WHOLE", "CHUNK", "GPU_CHUNK"):
-        monkeypatch.setattr(pipeline, name, 400)  # and several messages per step
+        monkeypatch.setattr(pipeline, name, 384)  # and several messages per step
     cupy.LOG.clear()
     yield
 

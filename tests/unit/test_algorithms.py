@@ -6,9 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hvdlite.algorithms import MESSAGES, movement, pipeline, tree
+from hvdlite.algorithms import MESSAGES, movement, pipeline, reduction, tree
 from hvdlite.algorithms.reduction import Reduction, scaler
+from hvdlite.algorithms.ring import longest_part, parts
 from hvdlite.algorithms.shared import prepared
+from hvdlite.arrays import LINE, on_boundary
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 SIZES = range(1, 10)
@@ -18,7 +20,8 @@ EPSILON = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloa
 
 
 def lengths(size: int) -> list[int]:
-    return sorted({0, 1, size - 1, size, size + 1, 1000})
+    """Also such as leave ranks without a part, and parts of a line more or less. (64 bytes are 16 float32.)"""
+    return sorted({0, 1, size - 1, size, size + 1, 16 * size - 1, 16 * size, 16 * size + 1, 32 * size + 15, 1000})
 
 
 def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.ndarray]:
@@ -184,3 +187,33 @@ def test_reduce_to_a_root_in_chunks(size: int, length: int, monkeypatch: pytest.
         return True
 
     assert all(run_ranks(size, rank_main))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "complex128"])
+def test_parts_are_in_whole_cache_lines(dtype: str) -> None:
+    """Equal but for one of them, the first ones longer; together they are the buffer."""
+    for size in (1, 2, 3, 7):
+        for length in (*lengths(size), 100 * size):
+            buffer = np.arange(length).astype(dtype)
+            cut = parts(buffer, size)
+            np.testing.assert_array_equal(np.concatenate(cut), buffer)
+            lines = [-(-part.nbytes // LINE) for part in cut]
+            assert len(cut) == size and lines == sorted(lines, reverse=True) and lines[0] - lines[-1] <= 1
+            starts = np.cumsum([0, *(part.nbytes for part in cut)])[:-1]
+            assert all(start % LINE == 0 for start, part in zip(starts, cut, strict=True) if part.size)
+            assert longest_part(buffer, size) == max(part.size for part in cut)
+
+
+@pytest.mark.parametrize("operation", ["sum", "max"])
+def test_long_arrays_are_combined_wherever_they_lie(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every place of a cache line; what lies before and behind stays as it is."""
+    monkeypatch.setattr(reduction, "LONG", 100)
+    for ahead in range(17):
+        for length in (24, 25, 30, 31, 100):
+            memory = on_boundary(4 * (length + 40)).view(np.float32)
+            memory[:] = np.arange(memory.size)
+            other, wanted = np.arange(length, dtype=np.float32)[::-1].copy(), memory.copy()
+            mine = wanted[ahead : ahead + length]
+            mine[:] = mine + other if operation == "sum" else np.maximum(mine, other)
+            Reduction(operation).combine(memory[ahead : ahead + length], other)
+            np.testing.assert_array_equal(memory, wanted)

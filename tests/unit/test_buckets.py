@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hvdlite.algorithms import Place
-from hvdlite.buckets import ALIGN, BucketPlan, Spec, plan
+from hvdlite.arrays import LINE
+from hvdlite.buckets import BucketPlan, Spec, plan
 from hvdlite.config import Config
 from hvdlite.planning import USUAL_BUCKET, planned
 
@@ -59,10 +60,10 @@ def test_buckets_follow_a_given_order() -> None:
 def test_slots_are_aligned_and_do_not_overlap(seed: int, groups: bool, devices: bool) -> None:
     made = plan(specs(seed, groups=groups, devices=devices), 8 * KB, 1 * KB)
     for bucket in made.buckets:
-        assert bucket.start % ALIGN == 0
+        assert bucket.start % LINE == 0
         end = 0
         for slot in sorted((made.slots[i] for i in bucket.members), key=lambda slot: (slot.offset, slot.length)):
-            assert slot.offset >= end and slot.offset * bucket.dtype.itemsize % ALIGN == 0
+            assert slot.offset >= end and slot.offset * bucket.dtype.itemsize % LINE == 0
             end = slot.offset + slot.length
         assert end <= bucket.length
     for device in made.devices:

@@ -13,7 +13,8 @@ from hvdlite import gpu
 from hvdlite.algorithms import pipeline
 from hvdlite.algorithms.pipeline import SLOTS, chunk_length, in_chunks, scratch_length
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.algorithms.ring import parts, prepared_reduce_scatter
+from hvdlite.algorithms.ring import longest_part, parts, prepared_reduce_scatter
+from hvdlite.arrays import LINE
 from hvdlite.engine import Lane
 from hvdlite.requests import Request, Signature
 from hvdlite.transports import device
@@ -21,7 +22,7 @@ from tests.pretend import cupy
 from tests.pretend.lanes import expected, on_lanes, produced, stand_in, summed  # noqa: F401
 
 HERE = np.empty(0, np.float32)
-LENGTH = 1600  # float32: 8 chunks of 400 bytes in each of 2 parts
+LENGTH = 1536  # float32: 8 chunks of 384 bytes in each of 2 parts
 
 
 def scattered(lane: Lane) -> Any:
@@ -68,8 +69,9 @@ def test_a_message_starts_when_the_add_three_chunks_before_is_done(size: int) ->
     """Not when its stream has come to its end: the add of chunk k-2 is issued and nobody has waited for it."""
     results = on_lanes(size, "ring", True, scattered)
     assert all(right for right, _ in results)
-    count = (size - 1) * len(in_chunks([(np.empty(-(-LENGTH // size)),) * 2], -(-LENGTH // size), chunk_length(-(-LENGTH // size), HERE)))
-    nbytes = 4 * chunk_length(-(-LENGTH // size), HERE)
+    longest = longest_part(np.empty(LENGTH, np.float32), size)
+    count = (size - 1) * len(in_chunks([(np.empty(longest),) * 2], longest, chunk_length(longest, HERE)))
+    nbytes = 4 * chunk_length(longest, HERE)
     for rank, (_, stream) in enumerate(results):
         wanted: list[tuple[str, Any]] = []
         for k in range(count):
@@ -86,7 +88,7 @@ def test_a_message_starts_when_the_add_three_chunks_before_is_done(size: int) ->
 def test_staged_pieces_are_fetched_behind_the_add_three_chunks_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream that copies to the host waits for it, on the GPU; and the next piece's copy begins before this one's
     message."""
-    monkeypatch.setattr(device, "CHUNK", 400)
+    monkeypatch.setattr(device, "CHUNK", 384)
     results = on_lanes(2, "ring", False, scattered)
     assert all(right for right, _ in results)
     for rank, (_, stream) in enumerate(results):
@@ -96,7 +98,7 @@ def test_staged_pieces_are_fetched_behind_the_add_three_chunks_before(monkeypatc
         wanted = [("fetch", 0)]
         for k in range(8):
             wanted += [("fetch", max(k + 1 - SLOTS + 1, 0))] if k < 7 else []
-            wanted += [("message", 400), ("add", k + 1)]
+            wanted += [("message", 384), ("add", k + 1)]
         assert order == wanted
 
 
@@ -117,11 +119,11 @@ def test_without_the_wait_for_the_add_sums_are_wrong(size: int, monkeypatch: pyt
     assert not right_sums(size, True)
 
 
-@pytest.mark.parametrize(("what", "length"), [("follow", 600), ("copied", 900), ("emptied", 900)])
+@pytest.mark.parametrize(("what", "length"), [("follow", 576), ("copied", 864), ("emptied", 864)])
 def test_without_the_waits_of_staging_sums_are_wrong(what: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """For what computed a piece; for its copy to the host; for the copy to the GPU of what lay in the buffer before. With
     2 or 3 chunks per step, of a piece each: with others, one of these waits would be one for another, too."""
-    monkeypatch.setattr(device, "CHUNK", 400)
+    monkeypatch.setattr(device, "CHUNK", 384)
     assert right_sums(3, False, length)
     if what == "follow":
         monkeypatch.setattr(device.Staging, "follow", lambda self, after: None)
@@ -142,11 +144,11 @@ def test_without_the_waits_of_staging_sums_are_wrong(what: str, length: int, mon
 def test_chunks_cover_each_array_and_are_no_fewer_than_slots(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "WHOLE", nbytes)
     monkeypatch.setattr(pipeline, "CHUNK", nbytes)
-    for longest in (0, 1, 2, 3, 5, 25, 26, 1000):
+    for longest in (0, 1, 2, 3, 15, 16, 17, 25, 26, 1000):
         length = chunk_length(longest, HERE)
         arrays = [np.arange(longest), np.arange(max(longest - 1, 0)), np.arange(0)]
         steps = [(array, array) for array in arrays]
-        assert length * 4 <= max(nbytes, 4) and scratch_length(longest, HERE) <= min(longest, SLOTS * length)
+        assert length * 4 < max(nbytes, 4) + LINE and scratch_length(longest, HERE) <= min(longest, SLOTS * length)
         if longest:
             chunks = in_chunks(steps, longest, length)
             each = len(chunks) // len(steps)

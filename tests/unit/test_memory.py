@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from hvdlite import memory
+from hvdlite.arrays import LINE, on_boundary
 from hvdlite.memory import SharedFile, Workspace, attach
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
@@ -58,3 +61,17 @@ def test_hosts_share_memory_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None
         return Workspace().allocate("a", transport, 64, True, hosts).peers is None
 
     assert run_ranks(4, main) == [True] * 4
+
+
+@pytest.mark.parametrize("nbytes", [64, memory.LONG, memory.HUGE_PAGE, 3 * memory.HUGE_PAGE])
+def test_long_scratch_lies_in_cache_lines_as_what_it_is_for(nbytes: int) -> None:
+    """Wherever that is; and scratch that is long enough is used again."""
+    workspace, bytes_ = Workspace(), on_boundary(nbytes + 2 * LINE)
+    workspace.scratch(bytes_, nbytes)
+    kept = workspace.buffer
+    for start in (60, 0, 4, 16):
+        array = bytes_[start : start + nbytes].view(np.float32)
+        scratch = workspace.scratch(array, array.size)
+        assert scratch.shape == array.shape and scratch.dtype == array.dtype and workspace.buffer is kept
+        assert nbytes < memory.LONG or (scratch.ctypes.data - array.ctypes.data) % LINE == 0
+        scratch[:] = 1
