@@ -26,6 +26,7 @@ from hvdlite.arithmetic import quiet_runner
 from hvdlite.arrays import adopt_gpu
 from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by, in_the_middle
 from hvdlite.memory import Workspace
+from hvdlite.promptly import promptly
 from hvdlite.requests import LEAVE, Changed, Handle, Request, Signature
 from hvdlite.rollcall import RollCall
 from hvdlite.rounds import rounds
@@ -128,7 +129,7 @@ class Lane:
     def wake(self) -> None:
         if self.thread is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
-            thread = threading.Thread(target=self.main, name="hvdlite-lane", daemon=True)
+            thread = threading.Thread(target=promptly, args=(self.main,), name="hvdlite-lane", daemon=True)
             thread.start()
             self.thread = thread
         self.changed.called.notify()
