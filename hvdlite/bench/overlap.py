@@ -1,16 +1,16 @@
 """The overlap benchmark: how much of the communication hides behind a backward pass that is long enough for it.
 
-Three copies of each model take turns: 'none' without communication, 'end' whose buckets all leave at the end of
-backward, and 'hvdlite' as users have it, once it has tried which is faster. end - none is the communication,
-end - hvdlite what is hidden of it.
+Three copies of each model take turns: 'local', whose gradients are brought to their buckets and no bucket leaves,
+'end' whose buckets all leave at the end of backward, and 'hvdlite' as users have it, once it has tried which is faster.
+end - local is the communication, end - hvdlite what is hidden of it.
 
-What could hide is what the best schedule hides (see `schedule`), given when backward has each gradient (measured in
-'none'): it does not depend on buckets. The batch is enlarged until backward takes a multiple of it.
+What could hide is what the best schedule hides (see `schedule`), given when backward has each gradient (measured
+apart): it does not depend on buckets. The batch is enlarged until backward takes a multiple of it.
 
 Both take CPU time. What communication takes of it on a machine whose cores all compute cannot hide: it is measured,
-too ('end' - 'none'; that of the kernel for packets that arrive is not in it). Where a machine stands for several hosts,
-its cores are few; so each model has two rows more: in one only rank 0 computes, so that it has a core to spare, and the
-others' backward sleeps as long (see `elsewhere`); in the other so does that of all ranks.
+too ('end' - 'local'; that of the kernel for packets that arrive is not in it). Where a machine stands for several
+hosts, its cores are few; so each model has two rows more: in one only rank 0 computes, so that it has a core to spare,
+and the others' backward sleeps as long (see `elsewhere`); in the other so does that of all ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hvdlite.reducer import Reducer
 
 WARM_UP, TRIAL = 2, 3  # steps
 TRIALS, NEAR = 3, 1.25
-COPIES = ("none", "end", "hvdlite")
+COPIES = ("local", "end", "hvdlite")
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Result:
 
     @property
     def backward(self) -> float:
-        return self.seconds["none"] - self.seconds["forward"]
+        return self.seconds["local"] - self.seconds["forward"]
 
     @property
     def communication(self) -> float:
-        return self.seconds["end"] - self.seconds["none"]
+        return self.seconds["end"] - self.seconds["local"]
 
     @property
     def hidden(self) -> float:
@@ -76,17 +76,20 @@ class Subject:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.copies = {key: copy_of(task) for key in COPIES}
-        self.optimizers = {key: torch.optim.SGD(self.copies[key].parameters(), LEARNING_RATE) for key in COPIES}
+        rates = dict.fromkeys(COPIES, LEARNING_RATE) | {"local": 0.0}  # ranks' weights are compared now and then
+        self.optimizers = {key: torch.optim.SGD(self.copies[key].parameters(), rates[key]) for key in COPIES}
         self.cpu = dict.fromkeys(COPIES, 0.0)
         hvd.DistributedOptimizer(self.optimizers["hvdlite"])
         with without_overlap():
             hvd.DistributedOptimizer(self.optimizers["end"])
-        if not self.reducer.overlap:
+            hvd.DistributedOptimizer(self.optimizers["local"])
+        vars(self.reducer("local"))["send_rest"] = lambda tag, flag: None
+        if not self.reducer().overlap:
             raise HvdliteError("on one host no bucket leaves during backward: run on several, or set HVDLITE_OVERLAP=1")
 
     def timed(self, comm: MPI.Comm, batch: Sequence[torch.Tensor], steps: int) -> Timing:
         """Steps and forward passes in turns, after some that do not count. Collective."""
-        actions: dict[str, Callable[[], Any]] = {"forward": lambda: self.copies["none"](batch[0])}
+        actions: dict[str, Callable[[], Any]] = {"forward": lambda: self.copies["local"](batch[0])}
         for key in COPIES:
             actions[key] = self.metered(key, stepper(self.copies[key], self.optimizers[key], batch))
         interleaved(actions, comm, WARM_UP, warm=False)
@@ -97,12 +100,11 @@ class Subject:
         """Steps until it is decided, by trying, whether buckets leave during backward. Collective."""
         step = stepper(self.copies["hvdlite"], self.optimizers["hvdlite"], batch)
         step()  # learns the order of gradients, for another reducer
-        while self.reducer.trial:
+        while self.reducer().trial:
             step()
 
-    @property
-    def reducer(self) -> Reducer:
-        return self.optimizers["hvdlite"]._hvdlite.reducer  # type: ignore[attr-defined, no-any-return]
+    def reducer(self, key: str = "hvdlite") -> Reducer:
+        return self.optimizers[key]._hvdlite.reducer  # type: ignore[attr-defined, no-any-return]
 
     def metered(self, key: str, step: Callable[[], None]) -> Callable[[], None]:
         """The step, whose CPU time, of all threads, is added up."""
@@ -161,13 +163,13 @@ def measure(task: Task, comm: MPI.Comm, steps: int, multiple: float) -> Result:
     subject = Subject(task)  # whose trial was at another batch
     subject.settle(batch)
     timing = subject.timed(comm, batch, steps)
-    communication = timing.seconds["end"] - timing.seconds["none"]
-    model = subject.copies["none"]
+    communication = timing.seconds["end"] - timing.seconds["local"]
+    model = copy_of(task)
     nbytes = [p.numel() * p.element_size() for p in model.parameters()]
     could = communication - least_exposed(nbytes, arrivals(model, comm, batch, TRIAL), communication)
     hidden = (timing.rounds["end"] - timing.rounds["hvdlite"]) / could
     low, middle, high = np.percentile(hidden, (25, 50, 75)).tolist()
-    cpu = (subject.cpu["end"] - subject.cpu["none"]) / steps
+    cpu = (subject.cpu["end"] - subject.cpu["local"]) / steps
     parameters = sum(p.numel() for p in model.parameters())
     return Result(task.name, parameters, len(batch[0]), timing.seconds, cpu, could, (low, middle, high), timing.crowded)
 
@@ -179,7 +181,7 @@ def long_enough(subject: Subject, comm: MPI.Comm, multiple: float) -> Sequence[t
         if longer < NEAR:
             break
         trial = subject.timed(comm, subject.task.batch(count), TRIAL).seconds
-        longer = multiple * (trial["end"] - trial["none"]) / (trial["none"] - trial["forward"])
+        longer = multiple * (trial["end"] - trial["local"]) / (trial["local"] - trial["forward"])
         count = ceil(count * max(1.0, longer))
     return subject.task.batch(count)
 
