@@ -21,8 +21,12 @@ from hvdlite.transports import Transport
 def bounds(total: int, count: int, unit: int = 1) -> list[int]:
     """Where `count` parts of nearly equal length begin, in whole units, the first ones longer by one; and where the
     last one ends."""
+    return [bound(total, count, index, unit) for index in range(count + 1)]
+
+
+def bound(total: int, count: int, index: int, unit: int = 1) -> int:
     length, longer = divmod(-(-total // unit), count)
-    return [min(total, unit * (index * length + min(index, longer))) for index in range(count + 1)]
+    return min(total, unit * (index * length + min(index, longer)))
 
 
 def parts(buffer: Array, count: int) -> list[Array]:
@@ -33,14 +37,14 @@ def parts(buffer: Array, count: int) -> list[Array]:
 
 def same_part(buffers: Sequence[Array], count: int, index: int) -> list[Array]:
     """Of each of these equally long buffers the part of this index, as `parts` cuts them."""
-    first = buffers[0]
-    start, stop = bounds(first.size, count, per_line(first))[index : index + 2]
+    total, line = buffers[0].size, per_line(buffers[0])
+    start, stop = bound(total, count, index, line), bound(total, count, index + 1, line)
     return [buffer[start:stop] for buffer in buffers]
 
 
 def longest_part(buffer: Array, count: int) -> int:
     """Elements of the first of `parts`."""
-    return bounds(buffer.size, count, per_line(buffer))[1]
+    return bound(buffer.size, count, 1, per_line(buffer))
 
 
 def prepared_reduce_scatter(
