@@ -27,6 +27,7 @@ from hvdlite.errors import HvdliteError
 Array: TypeAlias = Any  # np.ndarray or cupy.ndarray
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 LINE = 64  # bytes of a cache line: what is written across two of them, or in one by two cores, takes longer
+LONG = 256 * 1024  # bytes; of shorter arrays it is not worth asking where they lie (1 us)
 
 
 def module(array: Array) -> ModuleType:

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from hvdlite import levels
-from hvdlite.arrays import LINE, Array, is_host, module, on_boundary
+from hvdlite.arrays import LINE, LONG, Array, is_host, module, on_boundary
 from hvdlite.levels import Levels
 from hvdlite.transports import Transport
 
 HEADER = 64  # bytes: the token, padded so that what follows is aligned
 STAGING_BYTES = 1 << 20
 NETWORK_STAGING_BYTES = 8 << 20
-LONG, HUGE_PAGE = 256 * 1024, 2 << 20
+HUGE_PAGE = 2 << 20
 """Bytes. Long scratch lies in cache lines as what it is added to: else that takes an eighth more. NumPy asks for huge
 pages for arrays of two of them; 2 MiB arrive there in 0.9 of the time."""
 

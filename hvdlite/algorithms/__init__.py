@@ -2,13 +2,14 @@
 
 An algorithm is a function `(transport, buffer, scratch, reduction) -> None`, in place, for a flat contiguous buffer
 of any length and any number of ranks; `shared.prepared` and `hierarchical` take the buffers of all ranks of the host
-instead. What is called again and again with the same buffer is prepared once: then it is a function of nothing.
+instead. In MESSAGES they are prepared: given all that, each gives a function of nothing, to be called many times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from hvdlite.algorithms import ring, shared
 from hvdlite.algorithms.adasum import adasum
@@ -24,13 +25,21 @@ from hvdlite.transports import Transport
 
 __all__ = ["MESSAGES", "Place", "allreduce", "choose", "prepared"]
 
-MESSAGES: dict[str, Callable[[Transport, Array, Array, Reduction], Callable[[], None]]] = {
+Prepare: TypeAlias = Callable[[Transport, Array, Array, Reduction], Callable[[], None]]
+
+
+def as_it_is(algorithm: Callable[[Transport, Array, Array, Reduction], None]) -> Prepare:
+    """For one that has nothing to prepare."""
+    return lambda *arguments: partial(algorithm, *arguments)
+
+
+MESSAGES: dict[str, Prepare] = {
     "ring": ring.prepared,
-    "halving_doubling": partial(partial, halving_doubling),  # nothing to prepare: the function with its arguments
-    "doubling": partial(partial, doubling),
-    "native": partial(partial, native),
-    "nccl": partial(partial, native),  # what the transport's own all-reduce is on a GPU
-    "adasum": partial(partial, adasum),
+    "halving_doubling": as_it_is(halving_doubling),
+    "doubling": as_it_is(doubling),
+    "native": as_it_is(native),
+    "nccl": as_it_is(native),  # what the transport's own all-reduce is on a GPU
+    "adasum": as_it_is(adasum),
 }
 WHOLE_SCRATCH = frozenset(("halving_doubling", "doubling", "adasum"))  # the others need a part of it per rank
 

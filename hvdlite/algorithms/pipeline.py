@@ -36,7 +36,7 @@ def prepared_steps(
 
     1 message each way per step and chunk. What a step sends may be what the step before combined, but no earlier one.
     The longest array among the steps is equally long on all ranks. scratch: `scratch_length` of it, same dtype; on a
-    GPU it may be used when the current stream has come to where it is now, and so may the results.
+    GPU it may be used, at each call, when the current stream has come to where it is then, and so may the results.
     """
     longest = max((max(outgoing.size, mine.size) for outgoing, mine in steps), default=0)
     length, combine = chunk_length(longest, scratch), reduction.combiner(scratch)
@@ -57,7 +57,7 @@ def prepared_steps(
 def exchange_chunks(
     transport: Transport, chunks: Sequence[Step], dest: int, source: int, slots: Sequence[Array], combine: Combiner
 ) -> None:
-    """The picture above. slots: of scratch, each as long as the longest chunk."""
+    """The picture above. slots: of scratch, each as long as the longest chunk that arrives there."""
     added = [issued(slots[0])] * len(slots)  # by slot: behind what read it last
     messages: deque[Exchange] = deque()
 

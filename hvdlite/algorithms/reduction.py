@@ -14,12 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hvdlite.algorithms import fused, half
-from hvdlite.arrays import LINE, Array, accumulator, is_float, is_host, is_small_float, module
+from hvdlite.arrays import LINE, LONG, Array, accumulator, is_float, is_host, is_small_float, module
 
 FUNCTIONS = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multiply"}
 BOOLEAN_FUNCTIONS = {"sum": "logical_or", "min": "logical_and", "max": "logical_or", "product": "logical_and"}
 WIDE_ELEMENTS = 64 * 1024
-LONG = 256 * 1024  # bytes
 
 Scaler: TypeAlias = Callable[[Array], None]
 """Scales an array in place."""
