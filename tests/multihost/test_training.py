@@ -51,5 +51,5 @@ def test_the_overlap_benchmark_runs(runner: Runner) -> None:
     here, alone, elsewhere = json.loads(path.read_text())["rows"]
     assert here["batch"] >= 16 and "alone" in alone["name"] and "elsewhere" in elsewhere["name"]
     for row in (here, alone, elsewhere):
-        assert row["seconds"].keys() == {"forward", "none", "end", "hvdlite"} and min(row["seconds"].values()) > 0
+        assert row["seconds"].keys() == {"forward", "local", "end", "hvdlite"} and min(row["seconds"].values()) > 0
         assert row["parameters"] == here["parameters"] and len(row["quartiles"]) == 3
