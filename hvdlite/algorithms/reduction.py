@@ -90,7 +90,7 @@ def combine_whole(function: Any, total: Array, other: Array) -> None:
 
 def combine_along_lines(function: Any, total: Array, other: Array) -> None:
     """Long arrays from where total has a whole cache line: NumPy writes whole vectors, which would else lie across two
-    lines each. In phases in which this machine's cores exchanged lines slowly (2 MiB took 0.5 ms), and a peer had read
+    lines each. In phases in which a machine's cores exchanged lines slowly (2 MiB took 0.5 ms), and a peer had read
     these, that was 0.6 of the time; else it was no more."""
     if total.nbytes >= LONG and (ahead := -total.ctypes.data % LINE // total.itemsize):
         combine_whole(function, total[:ahead], other[:ahead])

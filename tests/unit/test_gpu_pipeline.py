@@ -148,7 +148,7 @@ def test_chunks_cover_each_array_and_are_no_fewer_than_slots(nbytes: int, monkey
         length = chunk_length(longest, HERE)
         arrays = [np.arange(longest), np.arange(max(longest - 1, 0)), np.arange(0)]
         steps = [(array, array) for array in arrays]
-        assert length * 4 < max(nbytes, 4) + LINE and scratch_length(longest, HERE) <= min(longest, SLOTS * length)
+        assert length * 4 <= -(-nbytes // LINE) * LINE and scratch_length(longest, HERE) <= min(longest, SLOTS * length)
         if longest:
             chunks = in_chunks(steps, longest, length)
             each = len(chunks) // len(steps)
