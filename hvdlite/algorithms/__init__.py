@@ -1,8 +1,8 @@
 """All-reduce algorithms, by name, and the one function that runs whichever is chosen.
 
 An algorithm is a function `(transport, buffer, scratch, reduction) -> None`, in place, for a flat contiguous buffer
-of any length and any number of ranks; `shared.prepared` and `hierarchical` take the buffers of all ranks of the host
-instead. In MESSAGES they are prepared: given all that, each gives a function of nothing, to be called many times.
+of any length and any number of ranks; `shared` and `hierarchical` take the buffers of all ranks of the host instead.
+Here they are prepared: given all that, each gives a function of nothing, to be called many times.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from hvdlite.algorithms import ring, shared
+from hvdlite.algorithms import hierarchical, ring, shared
 from hvdlite.algorithms.adasum import adasum
 from hvdlite.algorithms.choice import Place, across, choose
 from hvdlite.algorithms.halving_doubling import doubling, halving_doubling
-from hvdlite.algorithms.hierarchical import hierarchical
 from hvdlite.algorithms.native import native
 from hvdlite.algorithms.pipeline import scratch_length
 from hvdlite.algorithms.reduction import Reduction
@@ -101,10 +100,10 @@ def in_memory(
     if place.one_host:
         return shared.prepared(transport, peers, reduction)
 
-    def between(cross: Transport, part: Array, how: Reduction) -> None:
-        by_messages(across(cross.size, part.nbytes), cross, workspace, part, how)()
+    def between(cross: Transport, part: Array, how: Reduction) -> Callable[[], None]:
+        return by_messages(across(cross.size, part.nbytes), cross, workspace, part, how)
 
-    return lambda: hierarchical(workspace.levels(transport, place.hosts), peers, reduction, between)
+    return hierarchical.prepared(workspace.levels(transport, place.hosts), peers, reduction, between)
 
 
 def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction) -> None:

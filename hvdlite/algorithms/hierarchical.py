@@ -21,29 +21,40 @@ from hvdlite.arrays import Array
 from hvdlite.levels import Levels
 from hvdlite.transports import Transport
 
-Between = Callable[[Transport, Array, Reduction], None]
-"""An all-reduce in place of a flat array over a transport's ranks."""
+Between = Callable[[Transport, Array, Reduction], Callable[[], None]]
+"""What prepares an all-reduce in place of a flat array over a transport's ranks, to be called many times."""
 
 
-def hierarchical(levels: Levels, buffers: Sequence[Array], reduction: Reduction, between: Between) -> None:
-    """Reduce-scatter in shared memory, `between` drivers of h hosts on a d-th of the buffer each, all-gather in memory.
+def prepared(
+    levels: Levels, buffers: Sequence[Array], reduction: Reduction, between: Between
+) -> Callable[[], None]:
+    """Reduce-scatter in shared memory, `between` drivers of h hosts on a d-th of the buffer each, all-gather in memory:
+    for these very buffers, to be called many times.
 
-    2S(h-1)/h bytes sent per host (S bytes, d drivers per host), in the steps of `between` at h ranks; 1 local barrier.
+    Each call: 2S(h-1)/h bytes sent per host (S bytes, d drivers per host), in the steps of `between` at h ranks; 1
+    local barrier.
 
     buffers: this host's flat buffers, in local rank order, changed in place; every rank of the job has finished
     writing its own before any calls this. The sum of each element takes one way and is copied: the same bits on all
     ranks. 16-bit floats are rounded once per host besides what `between` does.
     """
-    if levels.cross is not None:
-        rank = levels.local.rank
-        pieces = same_part(buffers, levels.drivers, rank)
-        mine = pieces.pop(rank)
-        within = replace(reduction, after=1.0, divisor=1)
-        blocks, add_up = list(in_blocks([mine, *pieces], within)), adder([mine, *pieces], within)
+    barrier = levels.local.barrier  # as in the two-shot: nobody looks before all have written
+    if levels.cross is None:
+        return barrier
+    rank = levels.local.rank
+    pieces = same_part(buffers, levels.drivers, rank)
+    mine = pieces.pop(rank)
+    within = replace(reduction, after=1.0, divisor=1)
+    blocks, add_up = list(in_blocks([mine, *pieces], within)), adder([mine, *pieces], within)
+    allreduce = between(levels.cross, mine, replace(reduction, before=1.0))
+
+    def hierarchical() -> None:
         for block in blocks:
             add_up(block, 1)
-        between(levels.cross, mine, replace(reduction, before=1.0))
+        allreduce()
         for total, *targets in blocks:
             for target in targets:
                 target[...] = total
-    levels.local.barrier()  # as in the two-shot: nobody looks before all have written
+        barrier()
+
+    return hierarchical

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -80,6 +81,9 @@ class ThreadTransport:
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         self.send(send, dest)
         self.receive(receive, source)
+
+    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
+        return partial(self.exchange, send, dest, receive, source)
 
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING
