@@ -88,8 +88,9 @@ def by_messages(
     name: str, transport: Transport, workspace: Workspace, buffer: Array, reduction: Reduction
 ) -> Callable[[], None]:
     """What reduces the buffer by messages."""
-    part = scratch_length(ring.longest_part(buffer, transport.size), buffer)
-    length = buffer.size if name in WHOLE_SCRATCH else part
+    length = buffer.size
+    if name not in WHOLE_SCRATCH:
+        length = scratch_length(ring.longest_part(buffer, transport.size), buffer)
     return MESSAGES[name](transport, buffer, workspace.scratch(buffer, length), reduction)
 
 
