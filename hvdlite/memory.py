@@ -27,7 +27,7 @@ from hvdlite.arrays import LINE, LONG, Array, is_host, module, on_boundary
 from hvdlite.levels import Levels
 from hvdlite.transports import Transport
 
-HEADER = 64  # bytes: the token, padded so that what follows is aligned
+HEADER = LINE  # bytes: the token, padded so that what follows is aligned
 STAGING_BYTES = 1 << 20
 NETWORK_STAGING_BYTES = 8 << 20
 HUGE_PAGE = 2 << 20
