@@ -37,7 +37,7 @@ def poll(handle: int) -> bool:
     require_handle(handle)
     if handle not in _awaited:
         raise ValueError(f"{handle} is not a pending handle: unknown, or already synchronized")
-    return _awaited[handle].handle.poll()
+    return _awaited[handle].handle.done
 
 
 def synchronize(handle: int | Callable[[], Any]) -> Any:

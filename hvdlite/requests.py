@@ -90,14 +90,11 @@ class Handle:
     def __init__(self, changed: Changed) -> None:
         self.changed = changed
         self.done = False
+        """Whether `wait` would return (or raise) at once."""
         self.result: Any = None
         self.error: BaseException | None = None
         self.ending = NOTHING_PENDING
         """Behind the request's work on the GPU."""
-
-    def poll(self) -> bool:
-        """Whether `wait` would return (or raise) at once."""
-        return self.done
 
     def wait(self) -> Any:
         """Block until done; on a GPU until all is issued, behind which the caller's streams then go on. Returns the

@@ -278,7 +278,7 @@ def test_the_lane_hurries_while_somebody_waits() -> None:
         waiting.set()
         if lane.transport.rank == 0:
             second.wait()
-        while not (first.poll() and second.poll()):
+        while not (first.done and second.done):
             time.sleep(0.001)
         seen.append(lane.hurried())
         return [*seen, lane.run(Request(Signature("look", "3"), lambda lane: lane.hurried()))]
@@ -397,13 +397,13 @@ def test_a_handle_whose_wait_was_interrupted_can_be_awaited_again() -> None:
     assert synchronize(number) == "result" and synchronize(number) is None
 
 
-def test_handles_poll() -> None:
+def test_a_handle_is_done_once_it_has_a_result() -> None:
     changed = Changed()
     handle = Handle(changed)
-    assert not handle.poll()
+    assert not handle.done
     with changed:
         handle.finish("result")
-    assert handle.poll() and handle.wait() == "result"
+    assert handle.done and handle.wait() == "result"
 
 
 @pytest.mark.parametrize("waits", [True, False])
