@@ -61,7 +61,7 @@ class Exchange:
 
     def __init__(
         self, lane: Lane, name: str, number: int, specs: Sequence[Spec], mine: Iterable[Use], terms: Terms,
-        process_set: ProcessSet | None = None, gpu: Gpu | None = None, owner: Any = None,
+        process_set: ProcessSet, gpu: Gpu | None, owner: Any,
     ) -> None:
         """lane: of process_set. name, number: of this exchange on its lane. Where ranks are at different numbers of
         one name, that is a mismatch, not a wait. gpu: where the specs' device is one. owner: who connects it anew, kept
@@ -112,7 +112,7 @@ class Exchange:
     @property
     def joins(self) -> bool:
         """Whether ranks that join stand in for it."""
-        return not self.released and self.process_set in (None, global_process_set)
+        return not self.released and self.process_set is global_process_set
 
     def watch(self, variables: Sequence[Any], values_of: Callable[[Sequence[Any]], Sequence[Any] | None]) -> None:
         """See to it that these variables are the same on all ranks, from the round BEGIN on, unless a callback sees to
@@ -122,7 +122,7 @@ class Exchange:
         if not self.alike:
             self.alike = Alike(lambda: self.values(values_of), CALLS, begin=BEGIN)
             self.variables = [ref(variable) for variable in variables]
-            if self.process_set not in (None, global_process_set):
+            if self.process_set is not global_process_set:
                 IN_SETS.extend(variables)
         elif any(known() is not variable for known, variable in zip(self.variables, variables, strict=False)):
             self.variables = []
@@ -167,7 +167,7 @@ class Exchange:
                 f"{self.name}: this graph's variables are no more, or its optimizer has been attached anew since: "
                 "call model.compile() after hvd.DistributedOptimizer, or trace your tf.function again"
             )
-        if Exchange.first is None and self.process_set in (None, global_process_set):
+        if Exchange.first is None and self.process_set is global_process_set:
             Exchange.first = ref(self)
         self.retries += self.reducer.abandon_round(self.tag)
         if self.held:
