@@ -103,10 +103,11 @@ class Gradients:
         for exchange in self.exchanges.values():
             exchange.connect(self.lane, self.name + exchange.name.removeprefix(before), exchange.uses)
 
-    @property
-    def in_use(self) -> bool:
-        """Whether no other may take its place. Where `elastic.run` has renewed it, what that calls may attach again."""
-        return self.alive and not self.renewed and bool(self.settings.process_set.included())
+    def require_replaceable(self) -> None:
+        """Raises RuntimeError while no other may take its place. Where `elastic.run` has renewed it, what that calls
+        may attach again."""
+        if self.alive and not self.renewed and self.settings.process_set.included():
+            raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
 
     @property
     def alive(self) -> bool:

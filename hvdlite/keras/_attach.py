@@ -142,8 +142,8 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
     """Attach to the optimizer (to the one inside a LossScaleOptimizer). Collective. Raises RuntimeError where it is
     attached already."""
     before = attachment_of(optimizer)
-    if before is not None and before.gradients.in_use:
-        raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
+    if before is not None:
+        before.gradients.require_replaceable()
     inner = innermost(optimizer)
     attachment = Attachment(inner, settings, sums)
     if before is not None:

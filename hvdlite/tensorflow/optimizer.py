@@ -69,8 +69,8 @@ def DistributedOptimizer(
 def attach(optimizer: Any, settings: Settings, passes: int, average: bool) -> None:
     """Replace the optimizer's methods on the instance. Raises RuntimeError where it is attached already."""
     before: Attachment | None = vars(optimizer).get("_hvdlite")
-    if before is not None and before.gradients.in_use:
-        raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
+    if before is not None:
+        before.gradients.require_replaceable()
     attachment = Attachment(optimizer, settings, passes, average)
     optimizer.__dict__.update(
         _hvdlite=attachment,
