@@ -76,7 +76,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
     def __init__(self, root_rank: int, device: str = "") -> None:
         """device: accepted for Horovod's sake."""
         super().__init__()
-        self.root_rank, self.device = root_rank, device
+        self.root_rank = root_rank
         self.operation: Any = None
 
     def begin(self) -> None:

@@ -84,7 +84,7 @@ class Attachment:
     """One TF1 optimizer's gradients, reduced."""
 
     def __init__(self, optimizer: Any, settings: Settings, passes: int, average: bool) -> None:
-        self.optimizer, self.settings = optimizer, settings
+        self.optimizer = optimizer
         self.passes = LocalGradientAggregationHelper(passes, self.reduced, settings.sparse_as_dense, average)
         self.gradients = Gradients(settings, _gradients.BORDER, "optimizer", self.passes.sums)
         self.local: list[Any] = []
