@@ -10,6 +10,7 @@ from hvdlite.ops.messages import letter_from, letter_to
 from hvdlite.ops.movement import allgather, alltoall, barrier, broadcast_, gather, grouped_allgather, scatter
 from hvdlite.ops.reductions import (
     allreduce_,
+    amplification,
     grouped_allreduce_,
     grouped_or_none_,
     grouped_reducescatter,
@@ -18,8 +19,8 @@ from hvdlite.ops.reductions import (
 )
 
 __all__ = [
-    "Adasum", "Average", "Max", "Min", "Op", "Product", "Sum", "allgather", "allreduce_", "alltoall", "barrier",
-    "broadcast_", "gather", "grouped_allgather", "grouped_allreduce_", "grouped_or_none_", "grouped_reducescatter",
-    "letter_from", "letter_to", "op_of", "reduce", "reducescatter", "reduction", "resolve_op", "scatter",
-    "sparse_facts",
+    "Adasum", "Average", "Max", "Min", "Op", "Product", "Sum", "allgather", "allreduce_", "alltoall",
+    "amplification", "barrier", "broadcast_", "gather", "grouped_allgather", "grouped_allreduce_", "grouped_or_none_",
+    "grouped_reducescatter", "letter_from", "letter_to", "op_of", "reduce", "reducescatter", "reduction", "resolve_op",
+    "scatter", "sparse_facts",
 ]  # fmt: skip

@@ -170,6 +170,11 @@ def scatterable(
     return group, reduction(op, group.size, prescale, postscale)
 
 
+def amplification(op: Op, prescale: float, postscale: float, process_set: ProcessSet | None) -> float:
+    """By how much the gradient of a reduce-scatter is larger than the gathered gradients."""
+    return (runtime.group_of(process_set).size if op is Sum else 1) * prescale * postscale
+
+
 def own_rows(lane: Lane, array: Array, how: Reduction) -> Array:
     """This rank's rows of the reduction. Ring, n(p-1)/p elements sent per rank. Runs on the lane."""
     rank, size = lane.transport.rank, lane.transport.size

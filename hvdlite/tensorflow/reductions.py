@@ -185,7 +185,7 @@ def scattered(
         )  # fmt: skip
 
     def backward(*grads: tf.Tensor) -> list[tf.Tensor]:
-        factor = (size_of(how.process_set) if how.op is Sum else 1) * how.prescale * how.postscale
+        factor = ops.amplification(**vars(how))
         scaled = [tf.cast(grad, t.dtype) * tf.cast(factor, t.dtype) for grad, t in zip(grads, tensors, strict=True)]
         return movement.grouped_allgather(scaled, process_set=how.process_set)  # type: ignore[no-any-return]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hvdlite import ops, runtime
+from hvdlite import ops
 from hvdlite.compression import compressor
 from hvdlite.handles import Call, later, remember, waiting
 from hvdlite.ops import Average, Op, op_of
@@ -43,11 +43,6 @@ def grouped_reducescatter_async(
     return remember(handle, lambda arrays: tuple(map(to_tensor, arrays)))
 
 
-def amplification(op: Op, prescale: float, postscale: float, process_set: ProcessSet) -> float:
-    """By how much the gradient of a reduce-scatter is larger than the gathered gradients."""
-    return (runtime.group_of(process_set).size if op is ops.Sum else 1) * prescale * postscale
-
-
 def reducescatter(
     tensor: torch.Tensor, name: str | None = None, compression: Any = Compression.none, op: Op | int = Average,
     process_set: ProcessSet = Everyone, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
@@ -57,7 +52,7 @@ def reducescatter(
     The rows are dealt out in rank order, as evenly as possible, the first ranks one more. Same shape on every rank.
     """
     small, context = compressor(compression).compress(tensor)
-    factor = amplification(op_of(op), prescale_factor, postscale_factor, process_set)
+    factor = ops.amplification(op_of(op), prescale_factor, postscale_factor, process_set)
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     (result,) = differentiable(
         lambda given: (to_tensor(ops.reducescatter(readable(given), *how)),),
@@ -73,7 +68,7 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """This rank's rows of the reductions of several tensors, as one operation; differentiable."""
     small = [compressor(compression).compress(tensor) for tensor in tensors]
-    factor = amplification(op_of(op), prescale_factor, postscale_factor, process_set)
+    factor = ops.amplification(op_of(op), prescale_factor, postscale_factor, process_set)
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
 
     def make(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
