@@ -16,11 +16,12 @@ from hvdlite.ops.reductions import (
     grouped_reducescatter,
     reduce,
     reducescatter,
+    require_adasum,
 )
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Op", "Product", "Sum", "allgather", "allreduce_", "alltoall",
     "amplification", "barrier", "broadcast_", "gather", "grouped_allgather", "grouped_allreduce_", "grouped_or_none_",
-    "grouped_reducescatter", "letter_from", "letter_to", "op_of", "reduce", "reducescatter", "reduction", "resolve_op",
-    "scatter", "sparse_facts",
+    "grouped_reducescatter", "letter_from", "letter_to", "op_of", "reduce", "reducescatter", "reduction",
+    "require_adasum", "resolve_op", "scatter", "sparse_facts",
 ]  # fmt: skip

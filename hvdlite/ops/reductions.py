@@ -93,10 +93,16 @@ def check(group: Group, op: Op, array: Array) -> None:
     """Raises ValueError for what cannot be averaged, NotImplementedError where Adasum is not defined."""
     if op == Average and array.dtype.kind == "b":
         raise ValueError("booleans have no average: use op=hvd.Max (any) or op=hvd.Min (all), or cast them first")
-    if op == Adasum and group.size & (group.size - 1):
-        raise NotImplementedError(f"op=Adasum needs a power of two of ranks, not {group.size}; use op=Average")
-    if op == Adasum and group.size < runtime.size():
+    if op == Adasum:
+        require_adasum(group.size, group.size == runtime.size())
+
+
+def require_adasum(size: int, everyone: bool) -> None:
+    """Raises NotImplementedError where Adasum over so many ranks, all of the job's or not, is not defined."""
+    if not everyone:
         raise NotImplementedError("op=Adasum is for the global process set only; use op=Average")
+    if size & (size - 1):
+        raise NotImplementedError(f"op=Adasum needs a power of two of ranks, not {size}; use op=Average")
 
 
 def reduce(

@@ -10,7 +10,7 @@ import torch
 
 from hvdlite import runtime
 from hvdlite.compression import wire_dtype
-from hvdlite.ops import Adasum, Average, Op, op_of
+from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.terms import Terms, passes_of
 from hvdlite.torch._attach import Attachment, attach
@@ -55,8 +55,9 @@ def DistributedOptimizer(
     already.
     """
     require_unattached(optimizer)
-    op, passes = op_of(op), passes_of(backward_passes_per_step)
-    require_possible(op, process_set)
+    op, passes, size = op_of(op), passes_of(backward_passes_per_step), runtime.size()
+    if op is Adasum:
+        require_adasum(size, process_set is global_process_set)
     if num_groups:
         deprecated("num_groups is deprecated: use groups")
         groups = num_groups if groups is None else groups
@@ -70,7 +71,7 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
-    if op is Adasum and runtime.size() > 1:
+    if op is Adasum and size > 1:
         attach_delta(optimizer, settings.names, compression)
     else:
         attach(optimizer, settings, passes)
@@ -95,14 +96,6 @@ def require_unattached(optimizer: Any) -> None:
         raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
     if attached is not None:
         attached.detach()
-
-
-def require_possible(op: Op, process_set: ProcessSet) -> None:
-    size = runtime.size()
-    if op is Adasum and process_set is not global_process_set:
-        raise NotImplementedError("op=Adasum is for the global process set only; use op=Average")
-    if op is Adasum and size & (size - 1):
-        raise NotImplementedError(f"op=Adasum needs a power of two of ranks, not {size}; use op=Average")
 
 
 def names_of(
