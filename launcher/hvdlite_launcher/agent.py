@@ -27,9 +27,9 @@ from typing import Any
 
 from hvdlite_launcher import facts, wire
 from hvdlite_launcher.entry import SETTLED, entry
-from hvdlite_launcher.janitor import is_own, kill_all, mark_of, rank_processes, see_off, segments_of_ranks
+from hvdlite_launcher.janitor import is_own, kill_all, mark_of, rank_processes, see_off, segments_of_ranks, send
 from hvdlite_launcher.keeper import WATCHED
-from hvdlite_launcher.ranks import Farewell, publish, send
+from hvdlite_launcher.ranks import Farewell, publish
 from hvdlite_launcher.watch import appeared, watch
 
 BEAT = 1.0  # seconds between signs of life

@@ -23,9 +23,9 @@ from types import FrameType
 from hvdlite_launcher.command import Place
 from hvdlite_launcher.entry import SETTLED, deserter, entry
 from hvdlite_launcher.failures import Failures
-from hvdlite_launcher.janitor import rank_processes
+from hvdlite_launcher.janitor import rank_processes, send
 from hvdlite_launcher.place import first_failure
-from hvdlite_launcher.ranks import Farewell, publish, send
+from hvdlite_launcher.ranks import Farewell, publish
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team
 

@@ -24,7 +24,7 @@ import shutil
 import signal
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 _SEGMENT = re.compile(r"/dev/shm/(?:mpich_shm_|mpich_shar_tmp|ucx_shm_posix_)[^/\s]+")
 _BATCH = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
@@ -105,9 +105,7 @@ def kill_all(mark: bytes) -> None:
         found = [pid for pid in marked(mark) if not tidies(pid)]
         if not found:
             return
-        for pid in found:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        send(found, signal.SIGKILL)
         time.sleep(0.01)
 
 
@@ -116,9 +114,14 @@ def see_off(mark: bytes) -> None:
     deadline = time.monotonic() + _TIDYING
     while (found := list(marked(mark))) and time.monotonic() < deadline:
         time.sleep(0.1)
-    for pid in found:
+    send(found, signal.SIGKILL)
+
+
+def send(processes: Iterable[int], number: int) -> None:
+    """Send a signal to those of the processes that are still there."""
+    for process in processes:
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(process, number)
 
 
 def tidies(pid: int) -> bool:

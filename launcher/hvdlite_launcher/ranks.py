@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable
 
-from hvdlite_launcher.janitor import rank_processes
+from hvdlite_launcher.janitor import rank_processes, send
 
 
 class Farewell:
@@ -21,13 +19,6 @@ class Farewell:
         send([rank for rank in ranks if rank not in self._told], number)
         self._told.update(ranks)
         return bool(ranks)
-
-
-def send(processes: Iterable[int], number: int) -> None:
-    """Send a signal to those of the processes that are still there."""
-    for process in processes:
-        with contextlib.suppress(OSError):
-            os.kill(process, number)
 
 
 def publish(folder: str, name: str, data: bytes) -> None:
