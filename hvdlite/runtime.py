@@ -16,7 +16,6 @@ from hvdlite import config, exits, logs, notes, topology
 from hvdlite.algorithms import Place
 from hvdlite.config import Config
 from hvdlite.connect import connect
-from hvdlite.engine import Lane
 from hvdlite.errors import ForkedError, HvdliteError, NotInitializedError, ShutdownError
 from hvdlite.groups import Group, Groups
 from hvdlite.matching import said_by
@@ -51,11 +50,6 @@ class Runtime:
         self.after_join = Crowd()
         """What `give_up`s before this rank joins, and `start_over`s when all have: counts of steps must be alike."""
 
-    @property
-    def eager(self) -> Lane:
-        """The lane of calls that concern all ranks."""
-        return self.everyone.eager
-
     def place_of(self, ranks: Sequence[int]) -> Place:
         """What choosing an algorithm among these ranks depends on: a pure function of what all ranks agree on."""
         hosts = [[ranks.index(rank) for rank in host if rank in ranks] for host in self.topology.hosts]
@@ -65,10 +59,6 @@ class Runtime:
             len(ranks), shares, self.config.algorithm, () if len(mine) == 1 else mine,
             forced_on_gpu=self.config.algorithm_on_gpu, cuda_aware=self.config.cuda_aware,
         )  # fmt: skip
-
-    def new_lane(self, name: str) -> Lane:
-        """A lane of its own over all ranks. Collective."""
-        return self.everyone.new_lane(name, self)
 
     def trace(self, path: str | None, mark_cycles: bool = False) -> None:
         """Begin a timeline in this file, or end the one there is (None). Does nothing but on rank 0."""
@@ -157,7 +147,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     _current, live.comm = live, comm
     global_process_set.mpi_comm = given_comm
     atexit.register(end)
-    logs.tell_choice(live.eager.place, live.topology)
+    logs.tell_choice(live.everyone.eager.place, live.topology)
     logs.tell_misspelt(place.rank, config.misspelt())
     for prepare in when_started:
         prepare(live.topology.local_rank)

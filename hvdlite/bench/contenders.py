@@ -68,7 +68,8 @@ class Contender:
 def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contender]:
     """The contenders named, for arrays up to most_bytes. Collective. gloo is left out where torch is missing."""
     buffer, other = np.zeros(most_bytes // ITEM.itemsize, ITEM), np.ones(most_bytes // ITEM.itemsize, ITEM)
-    lane = runtime.current().new_lane("bench")
+    everyone = runtime.current().everyone
+    lane = everyone.new_lane("bench", everyone)
     made: dict[str, Callable[[], Callable[[int], Trial]]] = {
         "arena": lambda: in_arena(lane, most_bytes),
         "tensor": lambda: forced(lane, buffer, "shared"),

@@ -40,7 +40,8 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     xp = cupy()
     xp.cuda.Device(runtime.local_rank() % xp.cuda.runtime.getDeviceCount()).use()
     buffer = xp.zeros(most_bytes // ITEM.itemsize, ITEM)
-    lane, by_host = runtime.current().new_lane("bench"), runtime.current().new_lane("bench staged")
+    everyone = runtime.current().everyone
+    lane, by_host = everyone.new_lane("bench", everyone), everyone.new_lane("bench staged", everyone)
     by_host.place = replace(by_host.place, cuda_aware=False)
     direct = lane.run(Request(Signature("bench", "messages"), lambda lane: takes_pointers(lane, buffer)))
     arena = arena_of(lane, buffer, most_bytes) if "ipc" in keys else None

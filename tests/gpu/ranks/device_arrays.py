@@ -46,7 +46,7 @@ def check_peers_reach_each_others_memory() -> None:
     """Where CUDA IPC is refused all checks pass as well, by messages: so this is asked for by itself."""
     restart(ALGORITHM="shared", CUDA_AWARE="0")
     hvd.allreduce(cupy.zeros(1000, np.float32), op=hvd.Sum)
-    side = runtime.current().eager.gpu
+    side = runtime.current().everyone.eager.gpu
     assert isinstance(side, gpu.Side) and side.workspace.stage is not None
     assert side.workspace.stage.peers is not None, "CUDA IPC is refused here: the two-shot has not run"
     restart()
@@ -144,7 +144,8 @@ def check_rounds_of_a_reducer() -> None:
     p, r = hvd.size(), hvd.rank()
     for way in (*WAYS[:2], WAYS[-1]):
         restart(**way)
-        lane = runtime.current().new_lane("test")
+        everyone = runtime.current().everyone
+        lane = everyone.new_lane("test", everyone)
         for count in (3, 12):
             specs = [Spec(f"p{i}", (1000, i + 1), "float32", "cuda" if i % 3 else "host") for i in range(count)]
             layout = plan(specs, 40_000, 8_000)

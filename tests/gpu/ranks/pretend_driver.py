@@ -42,7 +42,7 @@ def check_the_verdict() -> None:
     restart()
     aware = "WITHOUT_CUDA_SUPPORT" not in os.environ
     summed()
-    side = runtime.current().eager.gpu
+    side = runtime.current().everyone.eager.gpu
     assert isinstance(side, gpu.Side)
     if hvd.size() > 1:
         assert isinstance(side.transport, device.StagedTransport) != aware
@@ -54,7 +54,7 @@ def check_refused_handles() -> None:
     """Where handles cannot be opened, the same sums by messages."""
     restart(ALGORITHM="shared", CUDA_AWARE="1")
     summed()
-    side = runtime.current().eager.gpu
+    side = runtime.current().everyone.eager.gpu
     assert isinstance(side, gpu.Side)
     if hvd.size() > 1:
         assert side.workspace.stage is not None and side.workspace.stage.peers is None

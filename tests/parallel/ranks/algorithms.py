@@ -49,7 +49,7 @@ def require_right_sums() -> None:
 def check_every_algorithm() -> None:
     for name in ALGORITHMS:
         restart(ALGORITHM=name)
-        assert runtime.current().eager.place.forced == name
+        assert runtime.current().everyone.eager.place.forced == name
         require_right_sums()
     restart()
 
@@ -160,7 +160,7 @@ def noted_runs() -> Iterator[list[str]]:
 
 def check_without_shared_memory() -> None:
     restart(SHARED_MEMORY="0")
-    assert not runtime.current().eager.place.shares_memory
+    assert not runtime.current().everyone.eager.place.shares_memory
     require_right_sums()
     restart(SHARED_MEMORY="0", ALGORITHM="shared")  # falls back to the ring
     require_right_sums()
@@ -170,7 +170,7 @@ def check_without_shared_memory() -> None:
 def check_shared_memory_turned_off_on_one_rank() -> None:
     """Sharing needs all: one that does not want it makes none."""
     restart(SHARED_MEMORY="0" if hvd.rank() == hvd.size() - 1 else "1")
-    assert not runtime.current().eager.place.shares_memory
+    assert not runtime.current().everyone.eager.place.shares_memory
     require_right_sums()
     restart()
 
@@ -185,12 +185,12 @@ def check_shared_memory_refused_on_one_rank() -> None:
         if hvd.rank() == hvd.size() - 1 and what == "create":
             memory.SharedFile.create = classmethod(lambda cls, nbytes: None)
         require_right_sums()
-        stage = runtime.current().eager.workspace.stage
+        stage = runtime.current().everyone.eager.workspace.stage
         assert hvd.size() == 1 or stage.peers is None
         memory.attach, memory.SharedFile.create = attach, create
     restart()
     require_right_sums()
-    assert hvd.size() == 1 or len(runtime.current().eager.workspace.stage.peers) == hvd.size()
+    assert hvd.size() == 1 or len(runtime.current().everyone.eager.workspace.stage.peers) == hvd.size()
 
 
 def check_setting_that_differs_between_ranks() -> None:

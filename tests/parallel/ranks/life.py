@@ -77,7 +77,7 @@ def check_rank_that_shuts_down_early_with_more_lanes() -> None:
     p, r = hvd.size(), hvd.rank()
     for wanted in range(3 if p > 1 else 0):
         live = runtime.current()
-        lane = [live.eager, live.new_lane("one"), live.new_lane("two")][wanted]
+        lane = [live.everyone.eager, live.everyone.new_lane("one", live), live.everyone.new_lane("two", live)][wanted]
         if r != 0:
             call = partial(lane.run, Request(Signature("test", "loss"), lambda lane: None))
             require_error(hvd.ShutdownError, call, "rank 0 shut down")
@@ -108,7 +108,7 @@ def check_error_in_one_rank_of_a_set_of_arguments() -> None:
 def check_memory_outlives_shutdown() -> None:
     """Views on an arena, own and peers', are ordinary memory for as long as somebody looks at them."""
     p, r = hvd.size(), hvd.rank()
-    lane = runtime.current().eager
+    lane = runtime.current().everyone.eager
     arena = lane.run(Request(Signature("test", "arena"), lambda lane: memory.allocate(
         lane.transport, 1 << 16, lane.place.shares_memory)))  # fmt: skip
     mine, peers = arena.view(128, 100, np.int32), arena.peer_views(128, 100, np.int32) or []
@@ -128,7 +128,7 @@ def check_shared_memory_leaves_no_file_and_no_descriptor() -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    lane = runtime.current().eager
+    lane = runtime.current().everyone.eager
     before = descriptors()
     for i in range(5):
         arena = lane.run(Request(Signature("test", f"arena {i}"), lambda lane: memory.allocate(
@@ -178,7 +178,7 @@ def check_forked_child_waits_for_nothing_of_its_parents() -> None:
     """Fork while requests are pending and a thread holds the lane's lock: their handles are errors in the child, and go
     on in the parent."""
     p, r = hvd.size(), hvd.rank()
-    lane, held, release = runtime.current().eager, threading.Event(), threading.Event()
+    lane, held, release = runtime.current().everyone.eager, threading.Event(), threading.Event()
 
     def submit() -> list[Handle]:
         return [ops.allreduce_(np.ones(3), ops.Sum, f"late {i}", wait=False) for i in range(2)]

@@ -156,8 +156,8 @@ def check_long_messages_go_in_pieces() -> None:
     from hvdlite import runtime
 
     p, r = hvd.size(), hvd.rank()
-    before, hvd_transport = runtime.current().eager.transport.piece, runtime.current().eager.transport
-    hvd_transport.piece = 1000
+    hvd_transport = runtime.current().everyone.eager.transport
+    before, hvd_transport.piece = hvd_transport.piece, 1000
     try:
         hvd.barrier()
         assert (hvd.broadcast(np.full(5001, r, np.int8), p - 1) == p - 1).all()
