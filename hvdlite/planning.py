@@ -33,7 +33,7 @@ def planned(
     return plan(specs, most, min(most, FIRST_BUCKET), order), overlap
 
 
-def overlap_pays(setting: str, place: Place, on_gpu: bool = False) -> bool | None:
+def overlap_pays(setting: str, place: Place, on_gpu: bool) -> bool | None:
     """Whether buckets leave during backward; None: to be tried. setting: '0', '1', or 'auto': from GPUs, whose cores
     the lane does not take, but not among the CPUs of one host; over a network what is faster."""
     if setting != "auto":

@@ -89,7 +89,7 @@ def naming(name: str) -> Iterator[None]:
 
 
 def broadcast_arrays(
-    arrays: Sequence[Array], names: Sequence[str], root_rank: int, process_set: ProcessSet | None = None
+    arrays: Sequence[Array], names: Sequence[str], root_rank: int, process_set: ProcessSet | None
 ) -> None:
     """Overwrite contiguous arrays with root_rank's, in place, as one operation (those on a GPU as a second). Waits for
     all ranks.

@@ -24,7 +24,7 @@ def bounds(total: int, count: int, unit: int = 1) -> list[int]:
     return [bound(total, count, index, unit) for index in range(count + 1)]
 
 
-def bound(total: int, count: int, index: int, unit: int = 1) -> int:
+def bound(total: int, count: int, index: int, unit: int) -> int:
     length, longer = divmod(-(-total // unit), count)
     return min(total, unit * (index * length + min(index, longer)))
 

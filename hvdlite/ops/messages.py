@@ -49,7 +49,7 @@ class Letter:
         return lane.run(request) if wait else lane.submit(request)
 
 
-def letter_to(dest: int, name: str | None = None, process_set: ProcessSet | None = None) -> Letter:
+def letter_to(dest: int, name: str | None, process_set: ProcessSet | None) -> Letter:
     """A message to another rank.
 
     dest: a global rank. name: equal on both sides; without one, messages each way are numbered. Raises ValueError for
@@ -60,7 +60,7 @@ def letter_to(dest: int, name: str | None = None, process_set: ProcessSet | None
     return Letter(group, group.rank, place, group.post.name(group.rank, place, name))
 
 
-def letter_from(source: int, name: str | None = None, process_set: ProcessSet | None = None) -> Letter:
+def letter_from(source: int, name: str | None, process_set: ProcessSet | None) -> Letter:
     """A message from another rank. Arguments as for `letter_to`."""
     group = runtime.group_of(process_set)
     place = other(group, "recv", source)

@@ -66,7 +66,7 @@ def grouped_allreduce_(
 
 
 def grouped_or_none_(
-    arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
+    arrays: Sequence[Array], op: Op, name: str | None, prescale: float = 1.0, postscale: float = 1.0,
     process_set: ProcessSet | None = None, wait: bool = True,
 ) -> Any:
     """The same, or ranks' agreement that none of them gives an array. MismatchError where some do."""
