@@ -29,11 +29,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`elastic` is loaded when it is asked for: it needs hvdlite.keras, which needs this module."""
+    """These two are loaded when they are asked for: they need hvdlite.keras, which needs this module."""
     if name == "SyncBatchNormalization":
-        from hvdlite.keras.sync_batch_norm import SyncBatchNormalization
-
-        return SyncBatchNormalization
+        return importlib.import_module("hvdlite.keras.sync_batch_norm").SyncBatchNormalization
     if name == "elastic":
         return importlib.import_module("hvdlite.tensorflow.elastic")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
