@@ -46,16 +46,16 @@ def _count(text: str) -> str:
 
 
 def _amount(text: str) -> str:
-    return _between(text, 0, float("inf"), "must be a number, 0 or more")
+    return _at_most(text, float("inf"), "must be a number, 0 or more")
 
 
 def _fraction(text: str) -> str:
-    return _between(text, 0, 1, "must be a number between 0 and 1")
+    return _at_most(text, 1, "must be a number between 0 and 1")
 
 
-def _between(text: str, least: float, most: float, rule: str) -> str:
+def _at_most(text: str, most: float, rule: str) -> str:
     try:
-        fine = least <= float(text) <= most
+        fine = 0 <= float(text) <= most
     except ValueError:
         fine = False
     if not fine:
