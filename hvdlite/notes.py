@@ -26,31 +26,30 @@ SEVERAL_HOSTS = "HVDLITE_JOB_HOSTS" in os.environ
 def entering() -> Iterator[None]:
     """Inside, this process waits for all others of its job: hvdliterun ends the job where one has ended before it came
     so far."""
-    paths = [os.path.join(FOLDER, f"{word}.{RANK}") for word in ("entered", "entering")] if FOLDER and RANK else []
-    for path in paths:
-        with contextlib.suppress(OSError):  # the folder is on another host
-            open(path, "x").close()
+    note("entered")
+    note("entering")
     try:
         yield
     finally:
-        for path in paths[1:]:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        note("entering", there=False)
 
 
 def leave() -> None:
     """This process ends, and comes to no hvd.init() any more. Where others wait for it, hvdliterun ends the job."""
-    if FOLDER and RANK:
-        with contextlib.suppress(OSError):
-            open(os.path.join(FOLDER, f"absent.{RANK}"), "x").close()
+    note("absent")
 
 
 def note_presence(rank: int, present: bool) -> None:
     """The others count on this rank from now on, or no more."""
-    if FOLDER:
-        path = os.path.join(FOLDER, f"present.{rank}")
+    note("present", str(rank), present)
+
+
+def note(word: str, rank: str | None = RANK, there: bool = True) -> None:
+    """Make the file of this name, or remove it."""
+    if FOLDER and rank:
+        path = os.path.join(FOLDER, f"{word}.{rank}")
         with contextlib.suppress(OSError):  # the folder is on another host
-            if present:
+            if there:
                 open(path, "x").close()
             else:
                 os.unlink(path)
