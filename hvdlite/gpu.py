@@ -22,10 +22,11 @@ from hvdlite import ipc
 from hvdlite.arrays import Array, Mark, cupy, device_of, mark, module, recorded, send_from
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
-from hvdlite.memory import Arena, Workspace, say_once
+from hvdlite.memory import Arena, Workspace
 from hvdlite.requests import Request
 from hvdlite.transports import Transport
 from hvdlite.transports.device import DirectTransport, StagedTransport
+from hvdlite.warned import say_once
 
 STAGING_BYTES = 32 << 20  # what travels at a time through memory that the GPUs of a host share
 

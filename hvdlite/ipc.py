@@ -17,8 +17,9 @@ import numpy as np
 
 from hvdlite.arrays import RELIEF, Array, finish, module
 from hvdlite.errors import HvdliteError
-from hvdlite.memory import HEADER, Arena, say_once
+from hvdlite.memory import HEADER, Arena
 from hvdlite.transports import Transport
+from hvdlite.warned import say_once
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,12 @@ it is the right file (process numbers mean something else in another container).
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from hvdlite import levels
 from hvdlite.arrays import LINE, LONG, Array, is_host, module, on_boundary
 from hvdlite.levels import Levels
 from hvdlite.transports import Transport
+from hvdlite.warned import say_once
 
 HEADER = LINE  # bytes: the token, padded so that what follows is aligned
 STAGING_BYTES = 1 << 20
@@ -79,11 +78,6 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport | 
         return Arena(np.zeros(nbytes, np.uint8), None)
     peers = tuple(np.frombuffer(found, np.uint8)[HEADER:] for found in maps if found is not None)
     return Arena(peers[local.rank], peers)
-
-
-@cache
-def say_once(message: str) -> None:
-    logging.getLogger("hvdlite").warning(message)
 
 
 @dataclass(frozen=True)

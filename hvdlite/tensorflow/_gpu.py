@@ -29,7 +29,7 @@ from hvdlite import arrays
 from hvdlite.arrays import Array, mark
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu import Gpu
-from hvdlite.memory import say_once
+from hvdlite.warned import say_once
 
 DTYPES = frozenset((
     tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int64, tf.uint8, tf.bool,

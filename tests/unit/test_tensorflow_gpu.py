@@ -14,8 +14,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from hvdlite.memory import say_once  # noqa: E402
 from hvdlite.tensorflow import _gpu  # noqa: E402
+from hvdlite.warned import say_once  # noqa: E402
 from tests.pretend import cupy  # noqa: E402
 
 GPU, OTHER, CPU = (f"/job:localhost/replica:0/task:0/device:{name}" for name in ("GPU:0", "GPU:1", "CPU:0"))
