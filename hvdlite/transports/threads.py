@@ -74,8 +74,8 @@ class ThreadTransport:
 
     library = ""
 
-    def __init__(self, board: Board, rank: int, size: int) -> None:
-        self.board, self.rank, self.size = board, rank, size
+    def __init__(self, board: Board, rank: int) -> None:
+        self.board, self.rank, self.size = board, rank, len(board.slots)
         self.serial = 0
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
@@ -131,19 +131,19 @@ class ThreadTransport:
 
     def duplicate(self) -> ThreadTransport:
         boards = self.allgather_object(Board(self.size))
-        return ThreadTransport(boards[0], self.rank, self.size)
+        return ThreadTransport(boards[0], self.rank)
 
     def split(self, color: int | None) -> ThreadTransport | None:
         colors = self.allgather_object(color)
         members = [rank for rank, other in enumerate(colors) if other == color]
         boards = self.allgather_object(Board(len(members)))
-        return None if color is None else ThreadTransport(boards[members[0]], members.index(self.rank), len(members))
+        return None if color is None else ThreadTransport(boards[members[0]], members.index(self.rank))
 
     def aside(self) -> ThreadTransport:
         with self.board.lock:
             if self.board.beside is None:
                 self.board.beside = Board(self.size)
-        return ThreadTransport(self.board.beside, self.rank, self.size)
+        return ThreadTransport(self.board.beside, self.rank)
 
     def called_by(self, peer: int) -> bool:
         return not self.board.mail[peer, self.rank].empty()
@@ -176,7 +176,7 @@ class ThreadMail:
 
 def alone() -> ThreadTransport:
     """The transport of a job of one process."""
-    return ThreadTransport(Board(1), 0, 1)
+    return ThreadTransport(Board(1), 0)
 
 
 def run_ranks(size: int, function: Callable[[ThreadTransport], T]) -> list[T]:
@@ -187,7 +187,7 @@ def run_ranks(size: int, function: Callable[[ThreadTransport], T]) -> list[T]:
 
     def main(rank: int) -> None:
         try:
-            results[rank] = function(ThreadTransport(board, rank, size))
+            results[rank] = function(ThreadTransport(board, rank))
         except BaseException as error:
             errors.append(error)
             board.gate.abort()

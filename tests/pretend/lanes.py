@@ -48,7 +48,7 @@ class Impatient(ThreadTransport):
 
     def split(self, color: int | None) -> Any:
         part = super().split(color)
-        return part and Impatient(part.board, part.rank, part.size)
+        return part and Impatient(part.board, part.rank)
 
 
 def on_lanes(size: int, way: str, aware: bool, function: Callable[[Lane], Any], hosts: Any = ()) -> list[Any]:
@@ -56,7 +56,7 @@ def on_lanes(size: int, way: str, aware: bool, function: Callable[[Lane], Any], 
 
     def rank_main(transport: ThreadTransport) -> Any:
         place = Place(size, way in ("shared", "hierarchical"), forced_on_gpu=way, cuda_aware=aware, hosts=hosts)
-        lane = Lane(Impatient(transport.board, transport.rank, size), place)
+        lane = Lane(Impatient(transport.board, transport.rank), place)
         with cupy.Stream():
             result = function(lane)
         lane.leave()

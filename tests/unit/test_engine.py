@@ -313,7 +313,7 @@ def test_an_interrupted_wait_closes_the_lane() -> None:
             raise KeyboardInterrupt
 
     def rank_main(transport: ThreadTransport) -> None:
-        lane = Lane(Interrupted(transport.board, transport.rank, transport.size), Place(2, False))
+        lane = Lane(Interrupted(transport.board, transport.rank), Place(2, False))
         with pytest.raises(KeyboardInterrupt):
             lane.run(total("x"))
         with pytest.raises(HvdliteError, match="interrupted"):

@@ -83,7 +83,7 @@ class Counting(ThreadTransport):
 @pytest.mark.parametrize("equal", [True, False])
 def test_rows_that_are_equal_everywhere_need_no_messages(size: int, equal: bool) -> None:
     def rank_main(transport: ThreadTransport) -> None:
-        counting = Counting(transport.board, transport.rank, size)
+        counting = Counting(transport.board, transport.rank)
         lane, rows = Lane(counting, Place(size, False)), 2 if equal else transport.rank
         array = np.full(rows, transport.rank)
         work = Request(Signature("allgather", "x"), lambda lane: movement_ops.gathered(lane, array),
