@@ -28,7 +28,7 @@ from hvdlite.transports import Transport
 from hvdlite.transports.device import DirectTransport, StagedTransport
 from hvdlite.warned import say_once
 
-STAGING_BYTES = 32 << 20  # what travels at a time through memory that the GPUs of a host share
+GPU_STAGING_BYTES = 32 << 20  # what travels at a time through memory that the GPUs of a host share
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class GpuWorkspace(Workspace):
         return array
 
     def staging_bytes(self, hosts: Sequence[Sequence[int]]) -> int:
-        return STAGING_BYTES
+        return GPU_STAGING_BYTES
 
     def allocate(
         self, name: str, transport: Transport, nbytes: int, share: bool, hosts: Sequence[Sequence[int]]
