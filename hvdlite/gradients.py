@@ -18,14 +18,14 @@ from hvdlite.buckets import Spec
 from hvdlite.compression import compressor
 from hvdlite.engine import Lane
 from hvdlite.errors import RemovedError
-from hvdlite.exchange import Accumulator, Exchange
+from hvdlite.exchange import OWN, Accumulator, Exchange
 from hvdlite.groups import Group
 from hvdlite.ops import Adasum, Op, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.reducer import Use
 from hvdlite.requests import Request, Signature
 from hvdlite.terms import Terms
-from hvdlite.variables import common_name, is_one_of, name_of
+from hvdlite.variables import add_to, common_name, is_one_of, name_of
 from hvdlite.warned import deprecated
 from hvdlite.weakly import weakly
 
@@ -213,6 +213,12 @@ def around_local(
     for i, grad in zip(common, reduced, strict=True):
         results[i] = grad
     return results
+
+
+def keep_own(chosen: list[Any], variable: Any) -> None:
+    """Put a variable, or several, among those that stay this rank's own. Raises ValueError for what is none."""
+    add_to(chosen, variable)
+    OWN.extend(chosen)
 
 
 def dense(sparse_as_dense: bool, border: Border, gradient: Any, variable: Any) -> Any:

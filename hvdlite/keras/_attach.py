@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import keras
 
-from hvdlite.exchange import OWN, Accumulator
-from hvdlite.gradients import Gradients, Settings, dense
+from hvdlite.exchange import Accumulator
+from hvdlite.gradients import Gradients, Settings, dense, keep_own
 from hvdlite.keras._backends import border
-from hvdlite.variables import add_to
 
 Optimizer = Any
 Apply = Callable[[list[Any], Sequence[Any] | None], Any]
@@ -43,11 +43,6 @@ class Attachment:
         and it cannot be done."""
         self.gradients.require_alive()
         return self.gradients.alive and (self.gradients.group is not None or self.sums.passes > 1)
-
-    def register_local(self, variable: Any) -> None:
-        """Keep this variable's gradient, or those of several, out of the reduction. Raises ValueError for others."""
-        add_to(self.local, variable)
-        OWN.extend(self.local)
 
     # What the optimizer's methods become
 
@@ -156,7 +151,7 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
         _backend_update_step=untouched(attachment.update_step),
     )
     for each in (inner, optimizer):
-        each.__dict__.update(register_local_var=attachment.register_local)
+        each.__dict__.update(register_local_var=partial(keep_own, attachment.local))
     reduce_before_scaling()
 
 

@@ -13,12 +13,13 @@ import numpy as np
 from hvdlite import runtime
 from hvdlite.errors import HvdliteError
 from hvdlite.exchange import CARING, IN_SETS, OWN, Exchange
+from hvdlite.gradients import keep_own
 from hvdlite.keras._attach import Attachment, attachment_of
 from hvdlite.keras._backends import border
 from hvdlite.keras.functions import broadcast_variables
 from hvdlite.keras.schedules import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvdlite.objects import allgather_object
-from hvdlite.variables import add_to, common_name, is_one_of
+from hvdlite.variables import common_name, is_one_of
 
 __all__ = [
     "BestModelCheckpoint",
@@ -56,8 +57,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def register_local_var(self, var: Any) -> None:
         """Keep this rank's own value of a variable, or of several. Raises ValueError for what is none."""
-        add_to(self.local, var)
-        OWN.extend(self.local)
+        keep_own(self.local, var)
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)

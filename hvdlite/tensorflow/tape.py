@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
-from hvdlite.exchange import OWN
-from hvdlite.gradients import Settings, settings_of, shared_gradients
+from hvdlite.gradients import Settings, keep_own, settings_of, shared_gradients
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow._common import differentiable
 from hvdlite.tensorflow._gradients import BORDER
 from hvdlite.tensorflow._graph import untouched
 from hvdlite.tensorflow.compression import Compression
-from hvdlite.variables import add_to, is_one_of, is_variable
+from hvdlite.variables import is_one_of, is_variable
 
 TapeT = TypeVar("TapeT", bound=tf.GradientTape)
 
@@ -60,7 +60,7 @@ def DistributedGradientTape(
     attachment = Attachment(gradtape, settings)
     vars(gradtape).update(
         gradient=untouched(attachment.gradient),
-        register_local_source=attachment.register_local,
+        register_local_source=partial(keep_own, attachment.local),
         get_local_and_global_gradients=untouched(attachment.local_and_global),
     )
     return gradtape
@@ -72,11 +72,6 @@ class Attachment:
     def __init__(self, tape: Any, settings: Settings) -> None:
         self.tape, self.settings = weakref.ref(tape), settings  # which has this: together they would outlive the step
         self.local: list[Any] = []
-
-    def register_local(self, variable: Any) -> None:
-        """Keep the gradient of a variable, or of several, out of the reduction. Raises ValueError for what is none."""
-        add_to(self.local, variable)
-        OWN.extend(self.local)
 
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None,
