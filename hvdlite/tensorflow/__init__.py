@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from hvdlite.build import check_num_rank_power_of_2, split_list
+from hvdlite.names import *  # noqa: F403  (mpi_ops has them; type checkers see them here)
 from hvdlite.tensorflow import mpi_ops
 from hvdlite.tensorflow.aggregation import LocalGradientAggregationHelper
 from hvdlite.tensorflow.compression import Compression

@@ -1,6 +1,7 @@
 """Horovod's names for PyTorch: `import hvdlite.torch as hvd`."""
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.names import *  # noqa: F403  (mpi_ops has them; type checkers see them here)
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.runtime import is_initialized, local_rank, when_started
 from hvdlite.torch import elastic, mpi_ops

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hvdlite import names
+
 ROOT = Path(__file__).resolve().parents[2]
 ADAPTERS = ("torch", "tensorflow", "keras", "numpy")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy")
@@ -160,6 +162,21 @@ def test_import_for_tensorflow_is_quick() -> None:
     """A fifth of a second of computing beyond TensorFlow's own import, however busy the machine is."""
     code = "import tensorflow, time; t = time.process_time(); import hvdlite.tensorflow; print(time.process_time() - t)"
     assert float(python(code)) < 0.2
+
+
+def test_type_checkers_see_all_names(tmp_path: Path) -> None:
+    """Those of jobs and ranks, and those that a module has of its own: mypy reads no `*names.__all__` in a list."""
+    skipped = "[mypy-torch.*,tensorflow.*,keras.*,numpy.*,mpi4py.*]\nfollow_imports = skip\n"
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nstrict = True\nfollow_imports = silent\nmypy_path = {ROOT}\n{skipped}")
+    script = []
+    for module in ("hvdlite", *(f"hvdlite.{name}" for name in ("torch", "tensorflow", "keras", "tensorflow.keras"))):
+        alias = module.replace(".", "_")
+        script += [f"import {module} as {alias}", f"{alias}.DistributedOptimizer, {alias}.broadcast_object"]
+        script += [f"{alias}.{name}" for name in names.__all__]
+    (tmp_path / "script.py").write_text("\n".join(script))
+    mypy = [sys.executable, "-m", "mypy", "--config-file=mypy.ini", "--cache-dir=cache", "script.py"]
+    found = subprocess.run(mypy, capture_output=True, text=True, cwd=tmp_path)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_a_job_of_one_needs_no_mpi() -> None:
