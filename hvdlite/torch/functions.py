@@ -7,11 +7,16 @@ from typing import Any
 
 import torch
 
-from hvdlite import objects, runtime
+from hvdlite import runtime
+from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._cuda import on_cpu
 from hvdlite.torch._tensors import DTYPES, in_place
 from hvdlite.variables import broadcast_arrays, naming
+
+__all__ = [
+    "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "broadcast_variables",
+]  # fmt: skip
 
 LARGE_BYTES = 64 * 1024
 """From which size on a tensor of an optimizer's state is not pickled with the rest."""
@@ -79,7 +84,7 @@ def broadcast_optimizer_state(
         return large[-1]
 
     state = with_values(on_cpu(optimizer.state_dict()), take_out) if mine else None
-    state = objects.broadcast_object(state, root_rank, process_set=process_set)
+    state = broadcast_object(state, root_rank, process_set=process_set)
     state = state if mine else with_values(state, put_in)
     broadcast_parameters(large, root_rank, process_set)
     if not mine:

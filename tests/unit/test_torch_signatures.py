@@ -11,6 +11,7 @@ import pytest
 import hvdlite
 import hvdlite.numpy
 import hvdlite.torch as hvd
+import hvdlite.torch.functions as functions
 import hvdlite.torch.mpi_ops as mpi_ops
 
 REDUCE = "average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=G"
@@ -110,3 +111,8 @@ def test_the_neutral_front_has_all_that_torch_has() -> None:
     assert collectives <= set(hvdlite.__all__), collectives - set(hvdlite.__all__)
     assert {"init", "rank", "local_size", "ProcessSet", "mpi_built", "start_timeline"} <= collectives
     assert all(hasattr(hvdlite, name) for name in hvdlite.__all__)
+
+
+def test_functions_has_those_of_objects_too() -> None:
+    """As `horovod.torch.functions`, from which scripts import them."""
+    assert functions.broadcast_object is hvd.broadcast_object and functions.allgather_object is hvd.allgather_object
