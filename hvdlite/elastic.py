@@ -213,6 +213,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 del origin  # and with it what its traceback holds: models, batches
                 state.restore()
             reset()
+            if runtime.is_initialized():  # an interrupt on some ranks was an error on the others, who wait in sync
+                skip_sync = all(allgather_object(skip_sync, name="the restart of elastic.run"))
             state.on_reset()
 
     return wrapper

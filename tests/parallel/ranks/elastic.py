@@ -199,6 +199,23 @@ def check_changed_hosts_interrupt_all_ranks_at_the_same_commit() -> None:
         state.check_host_updates()  # once is enough
 
 
+def check_an_interrupt_of_one_rank_alone() -> None:
+    """The others get an error in what they are at, go back, and wait for it in sync."""
+    for who in (0, hvd.size() - 1):
+        calls: list[int] = []
+
+        @elastic.run
+        def train(state: ObjectState, who: int = who, calls: list[int] = calls) -> int:
+            calls.append(1)
+            while state.step < 4:
+                if len(calls) == 1 and state.step == 2 and hvd.rank() == who:
+                    raise HostsUpdatedInterrupt(skip_sync=True)
+                state.step += total() // hvd.size()
+            return state.step
+
+        assert train(state_of(step=0)) == 4 and len(calls) == 2
+
+
 def check_an_error_after_a_removal_gives_all_rank_0s_state() -> None:
     calls: list[int] = []
 
