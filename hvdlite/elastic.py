@@ -129,6 +129,7 @@ class ObjectState(State):
 
     def save(self) -> None:
         self._saved_state = copy.deepcopy({name: getattr(self, name) for name in self._saved_state})
+        self._commits += 1  # also where a subclass commits in its own way
 
     def restore(self) -> None:
         self._set_attributes()

@@ -164,6 +164,25 @@ def check_the_same_error_with_commits_in_between_is_survived() -> None:
     assert train(state_of(step=0)) == 2 * elastic.MOST_REPETITIONS + 1
 
 
+def check_a_commit_of_ones_own() -> None:
+    """What a subclass saves is a commit, too, for the count of repetitions."""
+
+    class Checked(ObjectState):
+        def commit(self) -> None:
+            self.save()
+            self.check_host_updates()
+
+    @elastic.run
+    def train(state: ObjectState) -> int:
+        state.step += 1
+        state.commit()
+        if state.step <= 2 * elastic.MOST_REPETITIONS:
+            raise HorovodInternalError("now and then")
+        return state.step
+
+    assert train(Checked(hvd.broadcast_object, hvd.rank, step=0)) == 2 * elastic.MOST_REPETITIONS + 1
+
+
 def check_other_errors_pass() -> None:
     @elastic.run
     def train(state: ObjectState) -> None:
