@@ -245,10 +245,14 @@ def start_anew() -> None:
         return
     _retold.clear()
     before = runtime.current()
-    named = [list(same) for number, same in sorted(before.groups.registered.items()) if number]
+    sets = sorted(before.groups.ranks.items())
+    named = [process_set for same in before.groups.registered.values() for process_set in same]
     runtime.shutdown()
-    runtime.init(before.comm, [same[0] for same in named])
-    runtime.current().groups.find_again([process_set for same in named for process_set in same])
+    runtime.init(before.comm)
+    now = runtime.current()
+    for _, ranks in sets[1:]:  # also those that have no object here; the first one is everyone
+        now.groups.open(ranks, now.world)
+    now.groups.find_again(named)
     gc.collect()
     for each in everywhere(before.renewables):
         each.renew()

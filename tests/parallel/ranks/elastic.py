@@ -281,6 +281,27 @@ def check_process_sets_are_there_again() -> None:
     hvd.init()
 
 
+def check_sets_of_communicators_are_there_again() -> None:
+    """Also where a rank is in none, or in others than the first."""
+    p, r = hvd.size(), hvd.rank()
+    if p < 3:
+        return
+    from mpi4py import MPI
+
+    hvd.shutdown()
+    world = MPI.COMM_WORLD
+    pair, parity = world.Split(0 if r < 2 else MPI.UNDEFINED), world.Split(r % 2)
+    sets = [hvd.ProcessSet(pair), hvd.ProcessSet(parity)]
+    hvd.init(comm=world, process_sets=sets)
+    for _ in range(2):
+        elastic.start_anew()
+        if r < 2:
+            assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=sets[0])[0] == 2
+        assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=sets[1])[0] == len(range(r % 2, p, 2))
+    hvd.shutdown()
+    hvd.init()
+
+
 def check_names() -> None:
     assert HorovodInternalError is hvd.HvdliteError and issubclass(HorovodInternalError, RuntimeError)
     assert HostsUpdatedInterrupt(True).skip_sync and not HostsUpdatedInterrupt().skip_sync
