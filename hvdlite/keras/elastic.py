@@ -22,6 +22,7 @@ import keras
 import numpy as np
 
 from hvdlite.elastic import ObjectState, State, VariablesState, run
+from hvdlite.keras._attach import attachment_of
 from hvdlite.keras.functions import broadcast_variables
 from hvdlite.variables import variables_of
 
@@ -51,6 +52,11 @@ class KerasState(VariablesState):
         if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
         super().__init__(self.variables, value_of, broadcast_variables, **kwargs)
+
+    def restore(self) -> None:
+        super().restore()
+        if attached := self.optimizer and attachment_of(self.optimizer):
+            attached.sums.clear()  # of passes that belong to the step that is taken back
 
     def variables(self) -> list[Any]:
         """The model's weights, then the optimizer's variables."""

@@ -11,6 +11,7 @@ import torch
 from hvdlite import runtime
 from hvdlite.elastic import ObjectState
 from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.torch._attach import Attachment
 from hvdlite.torch.elastic.sampler import ElasticSampler
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
@@ -58,6 +59,11 @@ class ModelStateHandler(TrainedStateHandler):
 
 class OptimizerStateHandler(TrainedStateHandler):
     """An optimizer's state and options."""
+
+    def restore(self) -> None:
+        super().restore()
+        if isinstance(attached := vars(self.value).get("_hvdlite"), Attachment):
+            attached.passes = 0  # whose gradients are gone
 
     def broadcast(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)

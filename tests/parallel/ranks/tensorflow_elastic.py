@@ -73,14 +73,18 @@ def check_fit_through_an_error_is_fit_without_one() -> None:
         require_same_bits(found)
 
 
-def check_passes_before_a_restart_do_not_count() -> None:
-    w = keras.Variable([0.0])
+def check_passes_before_a_restart_or_a_restore_do_not_count() -> None:
+    trained = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
-    optimizer.apply([tf.constant([8.0])], [w])
-    start_anew()
-    for expected in (0.0, -2.0):
-        optimizer.apply([tf.constant([1.0])], [w])
-        assert float(w.numpy()[0]) == expected
+    state = hvd_keras.elastic.KerasState(trained, optimizer)
+    w = trained.weights[0]
+    for forget in (start_anew, state.restore):
+        w.assign([[0.0]])
+        optimizer.apply([tf.constant([[8.0]])], [w])
+        forget()
+        for expected in (0.0, -2.0):
+            optimizer.apply([tf.constant([[1.0]])], [w])
+            assert float(w.numpy()[0, 0]) == expected
 
 
 def check_a_traced_tape_goes_on() -> None:

@@ -90,6 +90,20 @@ def check_gradients_of_a_step_that_is_taken_back_are_gone() -> None:
         assert torch.equal(*found), found
 
 
+def check_passes_before_a_restore_by_hand_do_not_count() -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum, backward_passes_per_step=2)
+    state = hvd.elastic.TorchState(model, optimizer)
+    for number in (8.0, 1.0, 3.0):
+        model(torch.tensor([[number]])).sum().backward()
+        if number == 8:
+            state.restore()
+    optimizer.step()
+    assert model.weight.item() == -4 * hvd.size()
+
+
 def check_an_optimizer_attached_by_the_function_itself() -> None:
     """It calls DistributedOptimizer again after an error; twice in one call is a mistake, as ever."""
     model = torch.nn.Linear(4, 1)
