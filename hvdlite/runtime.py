@@ -62,7 +62,7 @@ class Runtime:
 
     def trace(self, path: str | None, mark_cycles: bool = False) -> None:
         """Begin a timeline in this file, or end the one there is (None). Does nothing but on rank 0."""
-        if self.topology.rank == 0:
+        if self.topology.rank == 0 and (path or self.observers):
             from hvdlite.observers import timeline
 
             timeline.switch(self.observers, path, mark_cycles, self.topology.size)

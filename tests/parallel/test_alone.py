@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.parallel import jobs
@@ -19,3 +21,9 @@ def test_a_check_that_fails_or_is_missing_is_no_success() -> None:
     """The harness itself: nothing that did not run counts as passed."""
     result = jobs.run(0, ["-m", "tests.parallel.runner", "collectives.check_nothing_of_this_name"])
     assert not result.ended_well() and not result.passed()
+
+
+def test_ctrl_c_ends_a_script_as_if_hvdlite_were_not_there() -> None:
+    """By the signal, by which a shell's loop ends, too."""
+    result = jobs.run(0, ["-c", "import hvdlite; hvdlite.init(); raise KeyboardInterrupt"])
+    assert result.code == -signal.SIGINT, result.output
