@@ -180,19 +180,19 @@ def close(ending: Runtime) -> None:
 def end() -> None:
     """At the process' exit: shut down; where communication broke, MPI cannot be finalized, and the job is aborted.
     While hvdliterun ends the job, others may have gone, and nothing is waited for."""
-    exits.ending |= notes.job_is_ending()
-    if not exits.ending:
-        exits.tell_of_uncaught()
     reason: BaseException | None = None
     try:
+        exits.ending |= notes.job_is_ending()
+        if not exits.ending:
+            exits.tell_of_uncaught()
         shutdown()
-    except Exception as error:
+    except BaseException as error:  # Ctrl-C, too
         if not exits.guarded():  # nobody waits for this process
             raise
         reason = error
-    reason = _broken or reason
-    if reason and not _forked and not exits.ending:
-        exits.give_up(f"ended after communication broke: {reason}", at_exit=True)
+        exits.ending |= notes.job_is_ending()
+    if (reason := _broken or reason) and not _forked and not exits.ending:
+        exits.give_up(f"ended after communication broke: {str(reason) or type(reason).__name__}", at_exit=True)
 
 
 def is_initialized() -> bool:

@@ -212,21 +212,25 @@ def test_what_python_does_at_its_end_is_done_by_ranks_that_fail(runner: Runner, 
         assert not list(runner.tmpdir.glob(f"folder.{rank}.*"))
 
 
-def test_a_shutdown_that_is_interrupted(runner: Runner) -> None:
-    """The others wait for what does not come any more, so the job ends, though the script takes the error."""
+@pytest.mark.parametrize(("error", "how"), [
+    ("TimeoutError", "with contextlib.suppress(TimeoutError): hvdlite.shutdown()"), ("KeyboardInterrupt", ""),
+])  # fmt: skip
+def test_a_shutdown_that_is_interrupted(runner: Runner, error: str, how: str) -> None:
+    """The others wait for what does not come any more, so the job ends, though the script takes the error, or Python
+    does, at its end."""
     script = runner.tmpdir / "script.py"
     script.write_text(
         "import contextlib, signal, time, hvdlite\n"
-        "def ring(*how): raise TimeoutError('alarm')\n"
+        f"def ring(*how): raise {error}('alarm')\n"
         "signal.signal(signal.SIGALRM, ring)\n"
         "hvdlite.init(); hvdlite.barrier()\n"
-        "if hvdlite.rank() == 1: signal.setitimer(signal.ITIMER_REAL, 0.3)\n"
-        "else: time.sleep(1)\n"
-        "with contextlib.suppress(TimeoutError): hvdlite.shutdown()\n"
+        "if hvdlite.rank() == 1: signal.setitimer(signal.ITIMER_REAL, 0.5)\n"
+        "else: time.sleep(1.5)\n"
+        f"{how}\n"
     )
     job = runner.run("-np", "2", "--no-prefix", sys.executable, str(script))
     assert job.returncode == 1, job.stderr
-    assert "rank 1 failed: ended after communication broke: hvd.shutdown() was interrupted (TimeoutError: alarm)" in job.stderr
+    assert f"rank 1 failed: ended after communication broke: hvd.shutdown() was interrupted ({error}: alarm)" in job.stderr
 
 
 @pytest.mark.parametrize(("how", "code", "told"), [
