@@ -89,6 +89,8 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         atexit.register(name_segments, os.getpid())  # behind what ends MPI, so that it runs before
         # All ranks of this host have met when base or own was made. Launchers know each by its number in the world.
         exits.install(base.Abort, MPI.COMM_WORLD.Get_rank())
+    elif MPI.COMM_WORLD.Get_size() == 1:
+        exits.unlink_segments()  # nobody else is to find them
     place = topology.from_leaders(own.Get_rank(), host_leaders(own))
     return mpi.MpiTransport(own, mpi.PIECE if place.one_host else mpi.network_piece(own)), place
 

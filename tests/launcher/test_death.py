@@ -200,6 +200,18 @@ def test_nobody_reads_our_output(runner: Runner) -> None:
     assert runner.wait_gone()
 
 
+def test_a_rank_alone_is_killed(runner: Runner) -> None:
+    """Nobody is there to find the MPI's shared memory by its name, which is gone, then."""
+    code = (
+        "import os, hvdlite; hvdlite.init(); maps = open('/proc/self/maps').read()\n"
+        "print(*(line.split()[5] for line in maps.splitlines() if '/dev/shm/' in line), flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    job = runner.plain(1, sys.executable, "-c", code)
+    assert job.returncode
+    assert not [word for word in job.stdout.split() if word.startswith("/dev/shm/") and os.path.exists(word)]
+
+
 def test_plain_mpirun_is_killed_and_guarded_ranks_die(runner: Runner) -> None:
     """The guard's own work: the ranks die with mpirun, and the segments' names are gone before."""
     argv, env = runner.plain_command(2, sys.executable, str(SCRIPTS / "fails.py"), "wait")
