@@ -100,7 +100,7 @@ def check_long_parts_travel_in_chunks() -> None:
 def check_a_prepared_ring_runs_many_times() -> None:
     """In the caller's thread and in the lane's; its messages whole, in a few pieces, in many. From the second time on
     they are MPI's persistent requests, if they are few; which go with it."""
-    lane, p, r = runtime.current().everyone.eager, hvd.size(), hvd.rank()
+    lane, p, r = runtime.current().eager, hvd.size(), hvd.rank()
     if p == 1:
         return
     place = replace(lane.place, forced="ring")
