@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -72,7 +72,7 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         initialize(started, library)
     launched.mark_rank()
     mine = not whole and not isinstance(comm, MPI.Comm)  # then it is freed in the end
-    base = some_of_the_world(comm) if mine else MPI.COMM_WORLD if whole else comm
+    base = mpi.some_of_the_world(comm) if mine else MPI.COMM_WORLD if whole else comm
     if whole and started and started.size not in (None, base.Get_size()):
         exits.unlink_segments()  # the launcher will end us before that library tidies up
         seen = f" (it announces {started.size} processes, the library sees {base.Get_size()})"
@@ -91,41 +91,8 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         exits.install(base.Abort, MPI.COMM_WORLD.Get_rank())
     elif MPI.COMM_WORLD.Get_size() == 1:
         exits.unlink_segments()  # nobody else is to find them
-    place = topology.from_leaders(own.Get_rank(), host_leaders(own))
+    place = topology.from_leaders(own.Get_rank(), mpi.host_leaders(own))
     return mpi.MpiTransport(own, mpi.PIECE if place.one_host else mpi.network_piece(own)), place
-
-
-def host_leaders(comm: Any) -> list[int]:
-    """For each rank, the lowest rank that shares memory with it. Collective."""
-    from mpi4py import MPI
-
-    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    leader = host.bcast(comm.Get_rank(), root=0)
-    host.Free()
-    return list(comm.allgather(leader))
-
-
-def some_of_the_world(ranks: Any) -> Any:
-    """A communicator of these ranks of MPI_COMM_WORLD, in this order. Collective over them alone.
-
-    Raises ValueError where they are no ranks, repeated, or not this process'.
-    """
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    wanted = list(ranks) if isinstance(ranks, Iterable) else [ranks]
-    fine = all(isinstance(rank, int) and 0 <= rank < world.size for rank in wanted)
-    if not fine or len(set(wanted)) < len(wanted):
-        raise ValueError(f"init(comm=...) takes an mpi4py communicator or some of the ranks 0-{world.size - 1}, each "
-                         f"once, not {ranks!r}")
-    if world.rank not in wanted:
-        raise ValueError(f"world rank {world.rank} is not in init(comm={wanted}): only the ranks listed may call it")
-    everyone = world.Get_group()
-    members = everyone.Incl(wanted)
-    made = world.Create_group(members)
-    members.Free()
-    everyone.Free()
-    return made
 
 
 def initialize(started: launched.Launched | None, library: str) -> None:

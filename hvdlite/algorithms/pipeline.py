@@ -44,15 +44,11 @@ def prepared_steps(
         chunks = in_chunks(steps, longest, length)
         slots = [scratch[start : start + length] for start in range(0, min(longest, SLOTS * length), length)]
         return partial(exchange_chunks, transport, chunks, dest, source, slots, combine)
-    arriving = [(mine, scratch[: mine.size]) for _, mine in steps]
-    exchanges = [
-        transport.prepared_exchange(outgoing, dest, incoming, source)
-        for (outgoing, _), (_, incoming) in zip(steps, arriving, strict=True)
-    ]
+    arriving = [scratch[: mine.size] for _, mine in steps]
 
     def exchange_whole() -> None:
-        for exchange, (mine, incoming) in zip(exchanges, arriving, strict=True):
-            exchange()
+        for (outgoing, mine), incoming in zip(steps, arriving, strict=True):
+            transport.exchange(outgoing, dest, incoming, source)
             combine(mine, incoming)
 
     return exchange_whole

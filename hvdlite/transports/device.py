@@ -12,9 +12,8 @@ Both leave host arrays to the transport below. Everything here runs on a lane's 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -55,9 +54,6 @@ class DirectTransport:
 
     def maximum(self, values: Array) -> Maximum:
         return self.base.maximum(values)
-
-    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
-        return partial(self.exchange, send, dest, receive, source)
 
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mpi4py import MPI
@@ -29,7 +28,6 @@ SHORTEST_NAP, LONGEST_NAP = 1e-4, 1e-3
 """Who waits for long messages looks LOOKS times at the piece that is next, then sleeps: the kernel's buffers keep the
 wire busy. Measured as above, 40 MiB in 370 ms: 48 ms of a rank's CPU time, which backward can use, instead of 105 with
 naps of 0.1 ms and looks at all pieces. Where the CPU is the limit (7 Gbit/s) it takes 46 ms instead of 43."""
-PREPARED = 8  # pieces: requests are kept for no longer messages, whose time is the wire's
 FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
 TAG, TAG_ASIDE = 7, 8
 MAIN = threading.main_thread().ident
@@ -88,22 +86,18 @@ class MpiExchange:
         return bool(MPI.Request.Testall(self.incoming + self.outgoing))
 
     def wait(self) -> None:
-        wait(self.incoming, self.outgoing)
+        """Sleeps in between where the messages are long."""
+        if len(self.incoming) < 2 and len(self.outgoing) < 2:
+            if in_main():
+                ask(self.test)
+            else:
+                MPI.Request.Waitall(self.incoming + self.outgoing)
+            return
+        finish(self.incoming)
+        finish(self.outgoing)
 
 
-def wait(incoming: Sequence[MPI.Request], outgoing: Sequence[MPI.Request]) -> None:
-    """Wait for messages; sleeps in between where they are long."""
-    if len(incoming) > 1 or len(outgoing) > 1:
-        finish(incoming)
-        finish(outgoing)
-    elif in_main():
-        for request in (*incoming, *outgoing):
-            ask(request.Test)
-    else:
-        MPI.Request.Waitall([*incoming, *outgoing])
-
-
-def finish(pieces: Sequence[MPI.Request]) -> None:
+def finish(pieces: list[MPI.Request]) -> None:
     """Wait for a long message's pieces, which end in about this order: look at the next one only, and between looks
     sleep half of the time that the rest will take at the pace so far."""
     began = time.monotonic()
@@ -111,35 +105,6 @@ def finish(pieces: Sequence[MPI.Request]) -> None:
         while not any(piece.Test() for _ in range(LOOKS)):
             rest = (time.monotonic() - began) / max(done, 1) * (len(pieces) - done)
             time.sleep(min(max(rest / 2, SHORTEST_NAP), LONGEST_NAP))
-
-
-class MpiRepeated:
-    """An exchange of the same arrays again and again. From the second time on by persistent requests: what mpi4py looks
-    up of an array, and an MPI of a message, takes 2-7 us per ring of two ranks, more where the caches are cold."""
-
-    def __init__(self, transport: MpiTransport, *what: Any) -> None:
-        self.transport, self.what, self.called, self.process = transport, what, False, os.getpid()
-        self.incoming: list[MPI.Prequest] = []
-        self.outgoing: list[MPI.Prequest] = []
-
-    def __del__(self) -> None:
-        if self.process == os.getpid() and not MPI.Is_finalized():
-            for request in self.incoming + self.outgoing:
-                request.Free()
-
-    def __call__(self) -> None:
-        if not self.called:
-            self.called = True
-            self.transport.exchange(*self.what)
-            return
-        if not self.incoming:
-            self.incoming, self.outgoing = self.transport.persistent(*self.what)
-        MPI.Prequest.Startall(self.incoming + self.outgoing)
-        try:
-            wait(self.incoming, self.outgoing)
-        except BaseException:
-            GIVEN_UP.append(self)
-            raise
 
 
 class MpiTransport:
@@ -174,19 +139,6 @@ class MpiTransport:
         incoming = [self.comm.Irecv([piece, MPI.BYTE], source, self.tag) for piece in self.pieces(receive)]
         outgoing = [self.comm.Isend([piece, MPI.BYTE], dest, self.tag) for piece in self.pieces(send)]
         return MpiExchange(incoming, outgoing, send, receive)
-
-    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
-        if max(send.nbytes, receive.nbytes) > PREPARED * self.piece:
-            return partial(self.exchange, send, dest, receive, source)
-        return MpiRepeated(self, send, dest, receive, source)
-
-    def persistent(
-        self, send: Array, dest: int, receive: Array, source: int
-    ) -> tuple[list[MPI.Prequest], list[MPI.Prequest]]:
-        """Requests for an exchange, to be started again and again: what is received, and what is sent."""
-        incoming = [self.comm.Recv_init([piece, MPI.BYTE], source, self.tag) for piece in self.pieces(receive)]
-        outgoing = [self.comm.Send_init([piece, MPI.BYTE], dest, self.tag) for piece in self.pieces(send)]
-        return incoming, outgoing
 
     def send(self, array: Array, dest: int) -> None:
         for piece in self.pieces(array):
@@ -295,3 +247,32 @@ def network_piece(comm: MPI.Comm) -> int:
     """The longest message between hosts, in bytes: short where any host has no fabric but TCP. Collective."""
     fabric = any(os.path.isdir(folder) and os.listdir(folder) for folder in FABRICS)
     return int(comm.allreduce(FABRIC_PIECE if fabric else TCP_PIECE, MPI.MIN))
+
+
+def host_leaders(comm: MPI.Comm) -> list[int]:
+    """For each rank, the lowest rank that shares memory with it. Collective."""
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    leader = host.bcast(comm.Get_rank(), root=0)
+    host.Free()
+    return list(comm.allgather(leader))
+
+
+def some_of_the_world(ranks: Any) -> MPI.Comm:
+    """A communicator of these ranks of MPI_COMM_WORLD, in this order. Collective over them alone.
+
+    Raises ValueError where they are no ranks, repeated, or not this process'.
+    """
+    world = MPI.COMM_WORLD
+    wanted = list(ranks) if isinstance(ranks, Iterable) else [ranks]
+    fine = all(isinstance(rank, int) and 0 <= rank < world.size for rank in wanted)
+    if not fine or len(set(wanted)) < len(wanted):
+        raise ValueError(f"init(comm=...) takes an mpi4py communicator or some of the ranks 0-{world.size - 1}, each "
+                         f"once, not {ranks!r}")
+    if world.rank not in wanted:
+        raise ValueError(f"world rank {world.rank} is not in init(comm={wanted}): only the ranks listed may call it")
+    everyone = world.Get_group()
+    members = everyone.Incl(wanted)
+    made = world.Create_group(members)
+    members.Free()
+    everyone.Free()
+    return made

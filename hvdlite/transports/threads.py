@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -81,9 +80,6 @@ class ThreadTransport:
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         self.send(send, dest)
         self.receive(receive, source)
-
-    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
-        return partial(self.exchange, send, dest, receive, source)
 
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING
