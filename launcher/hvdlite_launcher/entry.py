@@ -37,6 +37,11 @@ def entry(folder: str, settled: float = 0.0) -> Entry:
     return Entry(tuple(absent), waiting)
 
 
+def inside(folder: str, rank: int) -> bool:
+    """Whether this rank of ours has come no further than hvd.init()."""
+    return os.path.exists(os.path.join(folder, f"entering.{rank}"))
+
+
 def deserter(entries: Mapping[str, Entry], patience: float) -> Failure | None:
     """The rank that others have waited for in vain for `patience` seconds. entries: by host, "" for ours."""
     absent = min(((rank, host) for host, each in entries.items() for rank in each.absent), default=None)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from hvdlite_launcher.command import Command, Place, Settings
 from hvdlite_launcher.ending import Ending, signals, suspension
-from hvdlite_launcher.entry import deserter, entry
+from hvdlite_launcher.entry import deserter, entry, inside
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import ABSENT, DESERTED, Failures, of_scheduler
 from hvdlite_launcher.lending import lending
@@ -91,10 +91,11 @@ def run(
                     _watch(mpirun, place, team, streams, ending)
             failures.add(first_failure(place))
             failures.add(deserter({"": entry(place.folder)}, 0.0))
+            failure = failures.first(final=True)
+            beginning = failure is not None and not failure.host and inside(place.folder, failure.rank)
             found = results(place) | {rank: data for each in team.remotes for rank, data in each.results.items()}
-        streams.drain(explained=bool(ending.signal or ending.lost or failures.first(final=True)))
-        code, message = _explain(mpirun, ending, streams.broken)
-    failure = failures.first(final=True)
+        streams.drain(explained=bool(ending.signal or ending.lost or failure))
+        code, message = _explain(mpirun, ending, streams.broken, beginning)
     first = streams.first_output
     waited = None if first is None else first - started
     first_rank = None if failure is None else failure.rank
@@ -133,8 +134,10 @@ def _watch(
 
 
 def _explain(
-    mpirun: subprocess.Popen[bytes], ending: Ending, broken: OSError | None
+    mpirun: subprocess.Popen[bytes], ending: Ending, broken: OSError | None, beginning: bool
 ) -> tuple[int, str | None]:
+    """beginning: the rank that failed was in hvd.init(), where MPIs take shared memory and some look not whether there
+    is any."""
     received, failure = ending.signal, ending.failures.first(final=True)
     if received:
         if received == signal.SIGPIPE and broken and not isinstance(broken, BrokenPipeError):
@@ -153,7 +156,8 @@ def _explain(
             return failure.code, f"{rank} ended without hvd.shutdown() (os._exit?), and the others need it"
         if failure.signal:
             how = f"{_name(failure.signal)} (signal {failure.signal})"
-            why = ": /dev/shm may be full (df /dev/shm)" if failure.signal == signal.SIGBUS else ""
+            memory = failure.signal == signal.SIGBUS or (failure.signal == signal.SIGSEGV and beginning)
+            why = ": /dev/shm may be full, or too small (df /dev/shm)" if memory else ""
             return failure.code, f"{rank} was killed by {how}{why}"
         return failure.code, f"{rank} ended the job with exit code {failure.code}"
     if mpirun.returncode < 0:

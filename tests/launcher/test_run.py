@@ -49,6 +49,27 @@ def test_one_rank_that_fails_ends_the_job_with_its_code(
     assert runner.leftovers() == []
 
 
+DIES_IN_INIT = """
+import os, signal, time
+import hvdlite
+if os.environ["HVDLITE_JOB_RANK"] == "0":
+    time.sleep(30)
+elif os.fork() == 0:
+    time.sleep(1)
+    os.kill(os.getppid(), signal.SIGSEGV)
+    os._exit(0)
+hvdlite.init()
+"""
+
+
+def test_a_rank_that_dies_while_its_mpi_begins_may_have_had_no_shared_memory(runner: Runner) -> None:
+    """As MPICH's do where a container has 64 MB of it."""
+    job = runner.run("-np", "2", sys.executable, "-c", DIES_IN_INIT)
+    assert job.returncode == 139, job.stderr
+    told = "rank 1 was killed by SIGSEGV (signal 11): /dev/shm may be full, or too small (df /dev/shm)"
+    assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
+
+
 def test_of_all_ranks_that_fail_one_is_told(runner: Runner) -> None:
     job = runner.run("-np", "3", *FAILS, "all-exception")
     assert job.returncode == 1
