@@ -14,8 +14,6 @@ import os
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from hvdlite.requests import Request
 from hvdlite.transports import LOOKS, Pending, Transport
 
@@ -48,25 +46,18 @@ def wait(pending: Pending, check: Callable[[], None], hurry: Callable[[], bool])
 
 
 class RollCall:
-    """A transport's.
-
-    Its values and what sends them are made once: new ones would take as long as the message, and several times that
-    where the caches are full of gradients.
-    """
+    """A transport's. What sends its values is made once."""
 
     def __init__(self, transport: Transport) -> None:
-        self.values = np.zeros(5, np.int64)
-        self.maximum = transport.maximum(self.values)
+        self.maximum = transport.maximum(5)
 
     def agreed(self, request: Request, check: Callable[[], None], hurry: Callable[[], bool]) -> bool:
         """True when all ranks called with the same request; then sets request.flag to the largest one, and
         request.alike. Collective. check, hurry: see `wait`."""
-        digest, values = request.digest, self.values
-        values[0], values[1], values[2] = digest, -digest, request.flag
-        values[3], values[4] = request.count, -request.count
-        self.maximum.start()
-        wait(self.maximum, check, hurry)
-        largest, minus_least, flag, most, minus_fewest = values.tolist()
+        digest, count, maximum = request.digest, request.count, self.maximum
+        maximum.start((digest, -digest, request.flag, count, -count))
+        wait(maximum, check, hurry)
+        largest, minus_least, flag, most, minus_fewest = maximum.values
         if largest != -minus_least:
             return False
         request.flag, request.alike = flag, most == -minus_fewest

@@ -8,6 +8,7 @@ A transport is one private communicator: messages on one never meet messages on 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark
@@ -26,10 +27,13 @@ class Pending(Protocol):
 
 
 class Maximum(Pending, Protocol):
-    """An element-wise MAX all-reduce of some int64s, in place, again and again."""
+    """An element-wise MAX all-reduce of some int64s, again and again. It is a barrier, too."""
 
-    def start(self) -> None:
-        """Begin it; the last one must be complete."""
+    values: Sequence[int]
+    """Once complete, the largest of all ranks."""
+
+    def start(self, values: Sequence[int]) -> None:
+        """Begin one; the last must be complete."""
         ...
 
 
@@ -82,8 +86,8 @@ class Transport(Protocol):
 
     def barrier(self) -> None: ...
 
-    def maximum(self, values: Array) -> Maximum:
-        """What agrees on these very int64s. Sends nothing yet."""
+    def maximum(self, count: int) -> Maximum:
+        """What agrees on so many int64s. Sends nothing yet."""
         ...
 
     def native_allreduce(self, array: Array, op: str) -> None:

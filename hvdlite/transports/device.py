@@ -52,8 +52,8 @@ class DirectTransport:
         self.xp.cuda.get_current_stream().synchronize()
         self.base.barrier()
 
-    def maximum(self, values: Array) -> Maximum:
-        return self.base.maximum(values)
+    def maximum(self, count: int) -> Maximum:
+        return self.base.maximum(count)
 
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING

@@ -7,6 +7,7 @@ talk at any time, which making a communicator for two does not allow: MPI would 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,17 +19,18 @@ from hvdlite.transports import Exchange, Transport
 class PairMaximum:
     """A Maximum of two: both ranks' values are exchanged."""
 
-    def __init__(self, pair: PairTransport, values: Array) -> None:
-        self.pair, self.values = pair, values
+    def __init__(self, pair: PairTransport, count: int) -> None:
+        self.pair, self.mine, self.theirs = pair, np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.values: Sequence[int] = ()
 
-    def start(self) -> None:
-        self.mine, self.theirs = self.values.copy(), np.empty_like(self.values)
+    def start(self, values: Sequence[int]) -> None:
+        self.mine[:] = values
         self.exchange = self.pair.start_exchange(self.mine, self.pair.peer, self.theirs, self.pair.peer)
 
     def test(self) -> bool:
         if not self.exchange.test():
             return False
-        np.maximum(self.mine, self.theirs, out=self.values)
+        self.values = list(map(max, self.mine.tolist(), self.theirs.tolist()))
         return True
 
 
@@ -59,8 +61,8 @@ class PairTransport:
     def barrier(self) -> None:
         self.allgather_object(None)
 
-    def maximum(self, values: Array) -> PairMaximum:
-        return PairMaximum(self, values)
+    def maximum(self, count: int) -> PairMaximum:
+        return PairMaximum(self, count)
 
     def allgather_object(self, value: Any) -> list[Any]:
         mine = np.frombuffer(pickle.dumps(value), np.uint8)

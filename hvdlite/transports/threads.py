@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-
-import numpy as np
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes
 
@@ -28,7 +26,7 @@ class Board:
         }
         self.gate = threading.Barrier(size, timeout=PATIENCE)
         self.slots: list[Any] = [None] * size
-        self.maxima: dict[int, list[Array]] = {}
+        self.maxima: dict[int, list[Sequence[int]]] = {}
         self.lock = threading.Lock()
         self.beside: Board | None = None
 
@@ -36,17 +34,18 @@ class Board:
 class ThreadMaximum:
     """A Maximum: complete once every rank has put its values on the board."""
 
-    def __init__(self, transport: ThreadTransport, values: Array) -> None:
-        self.transport, self.values, self.given = transport, values, [values]
+    def __init__(self, transport: ThreadTransport) -> None:
+        self.transport = transport
+        self.values: Sequence[int] = ()
 
-    def start(self) -> None:
-        self.given = self.transport.put_up(self.values.copy())
+    def start(self, values: Sequence[int]) -> None:
+        self.given = self.transport.put_up(values)
 
     def test(self) -> bool:
         with self.transport.board.lock:
             if len(self.given) < self.transport.size:
                 return False
-        self.values[:] = np.max(self.given, axis=0)
+        self.values = list(map(max, zip(*self.given, strict=True)))
         return True
 
 
@@ -99,10 +98,10 @@ class ThreadTransport:
         if self.size > 1:
             self.board.gate.wait()
 
-    def maximum(self, values: Array) -> ThreadMaximum:
-        return ThreadMaximum(self, values)
+    def maximum(self, count: int) -> ThreadMaximum:
+        return ThreadMaximum(self)
 
-    def put_up(self, values: Array) -> list[Array]:
+    def put_up(self, values: Sequence[int]) -> list[Sequence[int]]:
         """Put values on the board, beside those that the others put up in their same turn; the list of them."""
         with self.board.lock:
             given = self.board.maxima.setdefault(self.serial, [])
