@@ -32,13 +32,14 @@ from hvdlite.ops import Average, Sum
 from hvdlite.planning import planned
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.reducer import Reducer, Use
-from hvdlite.requests import END, Request, Signature
+from hvdlite.requests import END, Request, Round, Signature
 from hvdlite.terms import Terms, passes_of
 from hvdlite.variables import is_one_of
 from hvdlite.weakly import Crowd, weakly
 
 CALLS = {"weights": "hvd.broadcast_variables(model.variables, root_rank={root}) (in fit(), "
                     "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root})])"}  # fmt: skip
+ROUND = "list {} of variables, step {}, attempt {}"
 BEGIN = 100  # Horovod's scripts broadcast after the first batch, which may be several rounds
 OWN, IN_SETS = Crowd(), Crowd()
 """Variables that users want to differ between ranks; those whose gradients are reduced within a process set."""
@@ -90,7 +91,7 @@ class Exchange:
         self.buckets = [[self.dense[place] for place in bucket.members] for bucket in layout.buckets]
         """The dense variables, in the order in which their gradients are sent."""
         self.rounds = self.retries = 0
-        self.tag = ""  # names the round under way on all ranks
+        self.tag = Round(ROUND, (0, 0, 0))  # names the round under way on all ranks
         self.released = False
         if self.alike:
             self.alike.expect("0", ("weights",))
@@ -173,7 +174,7 @@ class Exchange:
         if self.held:
             mark(self.held[-1]).wait()
             self.held.clear()
-        self.tag = f"list {self.number} of variables, step {self.rounds + 1}, attempt {self.retries + 1}"
+        self.tag = Round(ROUND, (self.number, self.rounds + 1, self.retries + 1))
 
     def put(self, index: int, gradient: Array) -> None:
         """Copy a dense gradient to where the peers can reach it. Never waits."""

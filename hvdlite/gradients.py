@@ -111,7 +111,7 @@ class Gradients:
 
     @property
     def alive(self) -> bool:
-        return runtime.is_live(self.runtime) and (self.group is None or not self.group.removed)
+        return self.runtime.live and (self.group is None or not self.group.removed)
 
     def require_alive(self) -> None:
         """Raises RuntimeError where gradients would not be reduced, of a removed process set RemovedError."""

@@ -28,7 +28,7 @@ from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu import Gpu, Side, on_gpu, side_of
 from hvdlite.memory import Arena
-from hvdlite.requests import Handle, Request, Signature
+from hvdlite.requests import Handle, Request, Round, Signature
 from hvdlite.trial import Trial
 from hvdlite.zeros import Zeros
 
@@ -84,6 +84,8 @@ class Reducer:
         self.runs: dict[int, Callable[[], None]] = {}
         """What all-reduces each bucket, once it has been."""
         self.bucket_of = [slot.bucket for slot in plan.slots]
+        self.names = [f"{name} bucket {number}" for number in range(len(plan.buckets))]
+        self.lengths = [len(bucket.members) for bucket in plan.buckets]
         self.all_dense = [Use.DENSE] * len(plan.specs)
         """What `finish_round` returns, this very list, where every rank had every gradient."""
         self.begin_round()
@@ -102,14 +104,16 @@ class Reducer:
 
     def begin_round(self) -> None:
         self.marked = bytearray(len(self.plan.specs))
-        self.missing = [len(bucket.members) for bucket in self.plan.buckets]
+        self.missing = self.lengths.copy()
         self.sent: list[tuple[Request, Handle]] = []
         self.arrived: list[int] = []
         self.all_take_part = True
 
-    def abandon_round(self, tag: str, spare: Callable[[list[int]], None] | None = None) -> bool:
+    def abandon_round(self, tag: Round | str, spare: Callable[[list[int]], None] | None = None) -> bool:
         """Forget a round that was begun and not finished (its backward raised). Waits for all ranks to come to its end.
         True where any of it was reduced, as all ranks then know. tag: the round's. spare: see `void_round`."""
+        if not self.sent and not self.trial and 1 not in self.marked:
+            return False
         if self.sent:
             self.void_round(tag, spare)
         return self.forget_round()
@@ -122,9 +126,9 @@ class Reducer:
     @property
     def unresolved(self) -> bool:
         """Between rounds: whether one that was begun has failed, and not all ranks have come to its end."""
-        return self.half_sent or any(not handle.done for _, handle in self.sent)
+        return bool(self.sent) and (self.half_sent or any(not handle.done for _, handle in self.sent))
 
-    def void_round(self, tag: str, spare: Callable[[list[int]], None] | None = None) -> None:
+    def void_round(self, tag: Round | str, spare: Callable[[list[int]], None] | None = None) -> None:
         """What has not left of a round follows, with word that no rank is to have results of it. spare: called before
         with the parameters that were not marked, in whose views something else may lie."""
         if spare:
@@ -143,24 +147,25 @@ class Reducer:
             self.trial.forget()
         return any(handle.error is None for handle in left)
 
-    def mark_ready(self, indices: Iterable[int], tag: str) -> None:
+    def mark_ready(self, indices: Iterable[int], tag: Round | str) -> None:
         """These gradients lie in their views. tag: names this round on all ranks, in words. Never waits. A second mark
         of the same parameter in a round does nothing; raises HvdliteError where its bucket has left, with what is now
         not true."""
         if self.trial:
             self.trial.begin()
         for index in indices:
-            if not self.marked[index]:
+            if not self.overlap:  # then nothing leaves before the end
+                self.marked[index] = True
+            elif not self.marked[index]:
                 self.marked[index] = True
                 if self.learn:
                     self.arrived.append(index)
-                if self.overlap:
-                    self.missing[self.bucket_of[index]] -= 1
-                    self.send_full(tag)
+                self.missing[self.bucket_of[index]] -= 1
+                self.send_full(tag)
             elif self.has_left(index):
                 raise HvdliteError(too_late(self.plan.specs[index].name))
 
-    def send_full(self, tag: str) -> None:
+    def send_full(self, tag: Round | str) -> None:
         """The next buckets, as far as they are full."""
         while len(self.sent) < len(self.missing) - 1 and self.missing[len(self.sent)] == 0:
             request = self.request(len(self.sent), tag)
@@ -170,7 +175,7 @@ class Reducer:
         """Whether gradient `index` is on its way to the other ranks."""
         return self.bucket_of[index] < len(self.sent)
 
-    def finish_round(self, load: Callable[[int], Use], tag: str) -> list[Use]:
+    def finish_round(self, load: Callable[[int], Use], tag: Round | str) -> list[Use]:
         """Complete the round; returns each parameter's use, the largest over all ranks. Blocks until all ranks did.
 
         load: called for each parameter not marked; puts what gradient there is into the view, else zeros, and says
@@ -203,27 +208,25 @@ class Reducer:
         self.begin_round()
         return uses
 
-    def go_on(self, trial: Trial, tag: str) -> None:
+    def go_on(self, trial: Trial, tag: Round | str) -> None:
         """A round of the trial has ended, on all ranks: how the next one goes."""
         trial.end()
         self.overlap = self.agreed_overlap(trial, tag) if trial.over else trial.early
         if trial.over:
             self.trial = None
 
-    def send_rest(self, tag: str, flag: int) -> None:
+    def send_rest(self, tag: Round | str, flag: int) -> None:
         """All buckets that have not left; the last, which never leaves early, with the flag."""
         last = len(self.plan.buckets) - 1
         for number in range(len(self.sent), last + 1):
             request = self.request(number, tag, flag if number == last else 0)
-            self.sent.append((request, self.send(request)))
+            if self.overlap:
+                self.lane.submit(request)
+            else:
+                self.lane.run(request)
+            self.sent.append((request, request.handle))
 
-    def send(self, request: Request) -> Handle:
-        if self.overlap:
-            return self.lane.submit(request)
-        self.lane.run(request)
-        return request.handle
-
-    def request(self, number: int, tag: str, flag: int = 0) -> Request:
+    def request(self, number: int, tag: Round | str, flag: int = 0) -> Request:
         buffer = self.buffers[number]
 
         def work(lane: Lane) -> None:
@@ -233,7 +236,7 @@ class Reducer:
             else:
                 self.prepared_bucket(number, lane)()
 
-        signature = Signature("gradients", f"{self.name} bucket {number}", round=tag)
+        signature = Signature("gradients", self.names[number], round=tag)
         request = Request(signature, work, flag=flag, stand_in=lambda: Zeros.like([buffer], self.how))
         if not is_host(buffer):
             on_gpu(self.lane, request, buffer)
@@ -248,7 +251,7 @@ class Reducer:
             self.runs[number] = run
         return run
 
-    def combine(self, kind: str, values: np.ndarray, how: Reduction, tag: str) -> None:
+    def combine(self, kind: str, values: np.ndarray, how: Reduction, tag: Round | str) -> None:
         """All-reduce what is no gradient, in place."""
 
         def work(lane: Lane) -> None:
@@ -257,13 +260,13 @@ class Reducer:
         signature = Signature(kind, f"{self.name} bucket 0", round=tag)
         self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([values], how)))
 
-    def agreed_uses(self, mine: Sequence[Use], tag: str) -> list[Use]:
+    def agreed_uses(self, mine: Sequence[Use], tag: Round | str) -> list[Use]:
         """The largest use over ranks, for each parameter. Only when some rank has something other than DENSE."""
         uses = np.array(mine, np.uint8)
         self.combine("uses", uses, Reduction("max"), tag)
         return [Use(int(use)) for use in uses]
 
-    def agreed_overlap(self, trial: Trial, tag: str) -> bool:
+    def agreed_overlap(self, trial: Trial, tag: Round | str) -> bool:
         """What was faster, over all ranks."""
         seconds = np.array(trial.medians)
         self.combine("overlap", seconds, Reduction(divisor=self.lane.transport.size), tag)
@@ -273,7 +276,7 @@ class Reducer:
             logging.getLogger("hvdlite").info(text, self.name, 1e3 * early, 1e3 * late)
         return bool(early <= late)
 
-    def agreed_order(self, tag: str) -> list[int]:
+    def agreed_order(self, tag: Round | str) -> list[int]:
         """Rank 0's order of arrival; behind it what it had not, in the plan's."""
 
         def work(lane: Lane) -> list[int]:

@@ -43,6 +43,8 @@ class Runtime:
             self.trace(settings.timeline, settings.timeline_mark_cycles)
         self.attachments = Crowd()
         """Optimizers attached under this runtime; the adapters keep it."""
+        self.live = False
+        """Whether this is the present runtime, and this process may communicate."""
         self.comm: Any = None
         """What `init` was given."""
         self.renewables = Crowd()
@@ -144,7 +146,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     except ValueError:
         close(live)
         raise
-    _current, live.comm = live, comm
+    _current, live.live, live.comm = live, True, comm
     global_process_set.mpi_comm = given_comm
     atexit.register(end)
     logs.tell_choice(live.everyone.eager.place, live.topology)
@@ -159,6 +161,7 @@ def shutdown() -> None:
     if _current is None or _forked or exits.ending:
         return
     ending, _current = _current, None
+    ending.live = False
     try:
         close(ending)
     except BaseException as error:  # Ctrl-C: the others wait for what will not come any more
@@ -198,11 +201,6 @@ def end() -> None:
 def is_initialized() -> bool:
     """Whether `init` was called, here or in the process that this one was forked from."""
     return _current is not None
-
-
-def is_live(candidate: Runtime) -> bool:
-    """Whether this is the present runtime, and this process may communicate."""
-    return _current is candidate and not _forked
 
 
 def known() -> Runtime:
@@ -280,7 +278,7 @@ def _after_fork() -> None:
         for lane in _current.groups.lanes():
             lane.go_on()
     else:
-        _forked = True
+        _forked, _current.live = True, False
         for lane in _current.groups.lanes():
             lane.orphan(ForkedError())
         for attachment in _current.attachments:

@@ -21,9 +21,10 @@ from hvdlite import runtime
 from hvdlite.errors import HvdliteError
 from hvdlite.planning import planned
 from hvdlite.reducer import Reducer, VoidError
+from hvdlite.requests import Round
 from hvdlite.torch import _compiled, _cuda, _sharing, _steps, _together
 from hvdlite.torch._alike import alike
-from hvdlite.torch._backward import Backward, current_run
+from hvdlite.torch._backward import ROUND, Backward, current_run
 from hvdlite.torch._gradients import Gradients
 from hvdlite.torch._methods import methods
 from hvdlite.torch._packing import Packing
@@ -59,7 +60,7 @@ class Attachment:
         self.unreduced = False  # since the last round or step a backward may have left gradients that are a rank's own
         self.passes = self.retries = self.steps = 0
         self.backward, self.lock = Backward(weakly(self.end_backward)), threading.RLock()  # for autograd's threads
-        self.tag = ""  # names the round under way on all ranks
+        self.tag = Round(ROUND, (0, 0, 0))  # names the round under way on all ranks
         self.run = -1  # the number of autograd's run that had the last gradient
         self.number = self.group.serial("optimizer") if self.group else 0
         self.name = f"optimizer.{self.number}"
@@ -86,25 +87,16 @@ class Attachment:
         """The optimizer's parameters, trainable or not, by id()."""
         return {id(p) for group in self.optimizer.param_groups for p in group["params"]}
 
-    def give_away(self, parameters: set[int], to: Attachment) -> None:
-        """Reduce the gradients of these no more, by id(): one reduction serves both."""
-        self.given |= dict.fromkeys(parameters, to)
-        self.kept.append(to.optimizer)
-        for each in parameters:
-            self.gradients.sparse.pop(each, None)
-        self.hooks.renew([], self.members() - self.given.keys())
-
     @property
     def alive(self) -> bool:
-        removed = self.group is not None and self.group.removed
-        dropped = self.reference() is None
-        return not self.detached and not removed and not dropped and runtime.is_live(self.runtime)
+        in_use = self.runtime.live and not self.detached and self.reference() is not None
+        return in_use and (self.group is None or not self.group.removed)
 
     def trainable(self) -> list[Parameter]:
         """What a step may move: frozen parameters, too, while they have a gradient."""
         groups, sparse, given = self.optimizer.param_groups, self.gradients.sparse, self.given
-        return [p for group in groups for p in group["params"] if (p.requires_grad or p.grad is not None)
-                and id(p) not in sparse and id(p) not in given]  # fmt: skip
+        found = [p for group in groups for p in group["params"] if p.requires_grad or p.grad is not None]
+        return [p for p in found if id(p) not in sparse and id(p) not in given] if sparse or given else found
 
     # The plan, made anew when the set of parameters changed
 
@@ -135,8 +127,8 @@ class Attachment:
         self.gradients.plan(now, self.reducer.views)
         last = {bucket.members[-1] for bucket in layout.buckets if self.reducer.overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
-        take, done, settled = self.gradients.take, weakly(self.mark_ready), weakly(self.is_settled)
-        self.packing = Packing(now, self.gradients.slots, take, done, settled, last, singly)
+        settled = weakly(self.is_settled)
+        self.packing = Packing(now, self.gradients.slots, self.gradients.take, settled, last, singly)
         self.hooks.renew(now, self.members() - self.given.keys())
 
     # One backward
@@ -149,19 +141,22 @@ class Attachment:
                 self.begin_run(run)
         if self.taking and self.streams:
             with self.lock:
-                self.streams.join(self.packing.pack)
-                self.packing.add(p)
-        elif self.taking:
-            self.packing.add(p)
+                self.streams.join(self.pack)
+                if self.packing.add(p):
+                    self.pack()
+        elif self.taking and self.packing.add(p):
+            self.pack()
 
     def is_settled(self, p: torch.Tensor) -> bool:
         """Whether no hook behind ours may change its gradient; otherwise that is taken when backward ends."""
         return self.hooks.are_last(p, self.planned.name if self.reducer.overlap else None)
 
-    def mark_ready(self, indices: Sequence[int]) -> None:
-        self.reducer.mark_ready(indices, self.tag)
+    def pack(self, ended: bool = False) -> None:
+        """Bring the gradients computed so far to their views. ended: whether backward has."""
+        packed = self.packing.pack(ended)
+        self.reducer.mark_ready(packed, self.tag)
         if self.reducer.overlap:
-            self.gradients.note_sent(indices)
+            self.gradients.note_sent(packed)
 
     def begin_run(self, run: int) -> None:
         """The first gradient of one of autograd's runs: of a backward, or of one that is nested in it."""
@@ -198,7 +193,7 @@ class Attachment:
                 "a backward has failed after some of its gradients had left; what came back lies where new ones were "
                 "to be added: call zero_grad(), and backward() again"
             )
-        self.tag = f"step {self.steps + 1}, backward {self.gradients.rounds + 1}, attempt {self.retries + 1}"
+        self.tag = Round(ROUND, (self.steps + 1, self.gradients.rounds + 1, self.retries + 1))
         self.void = self.late = False
         if not fits and not self.fits():
             _sharing.leave_to_others(self)
@@ -216,10 +211,11 @@ class Attachment:
         self.taking = self.reducing = False
         if self.late:
             self.begin_round()
-        self.gradients.refuse_sparse_results()
+        if self.gradients.once:
+            self.gradients.refuse_sparse_results()
         if self.streams:
-            self.streams.join(self.packing.pack)
-        self.packing.pack()
+            self.streams.join(self.pack)
+        self.pack(ended=True)
         self.take_again()
         try:
             uses = self.reducer.finish_round(self.gradients.take, self.tag)
@@ -245,7 +241,7 @@ class Attachment:
         """Take what a hook of the user's has put in the place of a gradient that had been taken. Raises HvdliteError
         where that is too late."""
         replaced = self.gradients.replaced()
-        for index in self.gradients.changed(set(replaced)):
+        for index in self.gradients.changed(set(replaced)) if self.gradients.sent else ():
             if self.reducer.has_left(index):
                 raise HvdliteError(
                     f"the gradient of {self.planned.specs[index].name} was changed after it had left. Change it in a "

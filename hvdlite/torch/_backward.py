@@ -22,6 +22,7 @@ APPLY = {
 }  # fmt: skip
 """By id(), since to hash code takes longer: what runs a Python function's backward; its `self` is the node."""
 
+ROUND = "step {}, backward {}, attempt {}"
 current_run = torch._C._current_graph_task_id
 queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
@@ -72,7 +73,7 @@ class Ending:
 class Backward:
     """Tells one backward from the next. end: called when one ends that `begin` was called for."""
 
-    ending: Callable[[], Ending | None]
+    reference: weakref.ref[Ending] | None
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end
@@ -81,15 +82,22 @@ class Backward:
     def goes_on(self, run: int) -> bool:
         """Whether this run belongs to the last one that began, which has neither ended nor failed."""
         ending = self.ending()
-        if ending is not None and ending.hooks and run > ending.run and outermost_node() is None:
+        if ending is None:
+            return False
+        if ending.hooks and run > ending.run and outermost_node() is None:
             ending.forget_outside()  # it waits for a node of a run that has failed, or came to its end without that
             self.forget()
-        return self.under_way
+            return False
+        return True
 
     @property
     def under_way(self) -> bool:
         """Whether it has neither ended nor failed."""
         return self.ending() is not None
+
+    def ending(self) -> Ending | None:
+        reference = self.reference  # read once: in another thread a backward may begin or end
+        return None if reference is None else reference()
 
     def ends_with(self, run: int) -> bool:
         """Whether it ends when this run does."""
@@ -97,11 +105,11 @@ class Backward:
         return ending is not None and ending.node is None and not ending.hooks and ending.last == run
 
     def begin(self, run: int) -> None:
-        self.ending = weakref.ref(Ending(self.finish, run))
+        self.reference = weakref.ref(Ending(self.finish, run))
 
     def forget(self) -> None:
         """What comes next is of another one."""
-        self.ending = lambda: None
+        self.reference = None
 
     def finish(self) -> None:
         try:

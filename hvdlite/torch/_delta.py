@@ -51,7 +51,7 @@ class DeltaAttachment:
 
     @property
     def alive(self) -> bool:
-        return not self.detached and runtime.is_live(self.runtime)
+        return not self.detached and self.runtime.live
 
     def parameters(self) -> Sequence[torch.Tensor]:
         """What a step may move: frozen ones, too, that have a gradient."""

@@ -141,9 +141,8 @@ class Gradients:
 
     def refuse_sparse_results(self) -> None:
         """The same for those that are in no plan."""
-        if self.once:
-            for p in self.sparse.values():
-                self.refuse_result(p)
+        for p in self.sparse.values():
+            self.refuse_result(p)
 
     def give(self, uses: Sequence[Use], all_dense: bool) -> None:
         """Reduced gradients become p.grad. all_dense: they were dense on all ranks. Waits for all, where sparse ones

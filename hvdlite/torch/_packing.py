@@ -58,6 +58,7 @@ class Slots:
         self.aliases = [self.tensor(index) for index in range(len(arrays))]
         self.addresses = [view.data_ptr() for view in self.views]
         self.storages = [alias.untyped_storage() for alias in self.aliases]
+        self.numbers = [storage._cdata for storage in self.storages]  # which torch knows them by
         self.own: dict[int, torch.Tensor | None] = {}
         """By index: what was taken in this round."""
 
@@ -75,7 +76,7 @@ class Slots:
         (`before = p.grad`, `p.grad.detach()`) goes on to have its values, in other memory, and is believed to do so
         again."""
         for index in indices:
-            shared = uses(self.storages[index]._cdata) > UNSHARED
+            shared = uses(self.numbers[index]) > UNSHARED
             if shared or getrefcount(self.aliases[index]) > ALONE:
                 self.own[index] = None
                 move(self.aliases[index], self.arrays[index], shared)
@@ -92,6 +93,7 @@ class Slots:
         """Another alias takes the place of one that is somebody else's now."""
         alias = self.aliases[index] = self.tensor(index)
         self.storages[index] = alias.untyped_storage()
+        self.numbers[index] = self.storages[index]._cdata
         return alias
 
     def note_own(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -107,7 +109,7 @@ class Slots:
 
     def handed_over(self, index: int, grad: torch.Tensor) -> torch.Tensor:
         """What becomes p.grad once this gradient has been copied into its view."""
-        if index in self.own and not grad.requires_grad:
+        if self.own and index in self.own and not grad.requires_grad:
             self.own[index] = grad
             return grad
         return self.alias(index)
@@ -129,18 +131,17 @@ def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:
 class Packing:
     """Brings gradients to their views, and the views in the gradients' places.
 
-    take: does it for one parameter. done: told of those that lie there. settled: whether a gradient changes no more,
-    asked where a parameter has hooks besides ours. urgent: parameters that nothing waits behind. singly: whether each
-    gradient needs `take`; otherwise only those do that are sparse or part of a graph.
+    take: does it for one parameter. settled: whether a gradient changes no more, asked where a parameter has hooks
+    besides ours. urgent: parameters that nothing waits behind. singly: whether each gradient needs `take`; otherwise
+    only those do that are sparse or part of a graph.
     """
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], slots: Slots, take: Callable[[int], Use],
-        done: Callable[[Sequence[int]], None], settled: Callable[[torch.Tensor], bool | None],
-        urgent: Collection[int], singly: bool,
+        settled: Callable[[torch.Tensor], bool | None], urgent: Collection[int], singly: bool,
     ) -> None:
-        self.parameters, self.slots, self.take, self.done, self.singly = parameters, slots, take, done, singly
-        self.settled, self.index = settled, {id(p): index for index, p in enumerate(parameters)}
+        self.parameters, self.slots, self.take, self.settled, self.singly = parameters, slots, take, settled, singly
+        self.index = {id(p): index for index, p in enumerate(parameters)}
         weights = [PACK_BYTES if index in urgent else view.nbytes for index, view in enumerate(slots.views)]
         self.weights = dict(zip(self.index, weights, strict=True))
         self.forget()
@@ -150,36 +151,44 @@ class Packing:
         self.fresh: list[torch.Tensor] = []
         self.waiting = 0  # the weight of what is fresh
 
-    def add(self, p: torch.Tensor) -> None:
-        """Its gradient has been computed. Packs what is fresh once it is much."""
+    def add(self, p: torch.Tensor) -> bool:
+        """Its gradient has been computed. Whether what is fresh is so much that it is to be packed now."""
         self.fresh.append(p)
         self.waiting += self.weights.get(id(p), 0)
-        if self.waiting >= PACK_BYTES:
-            self.pack()
+        return self.waiting >= PACK_BYTES
 
-    def pack(self) -> None:
+    def pack(self, ended: bool = False) -> list[int]:
         """Pack what is fresh, but users' own, which are taken when backward ends: until then hooks may change them,
-        which no view of them shows."""
-        added, index_of, own = self.fresh, self.index, self.slots.own
+        which no view of them shows. ended: whether it has, so that no hook is to come. Returns what lies in its view
+        now, by index."""
+        added, slots, aliases, own = self.fresh, self.slots, self.slots.aliases, self.slots.own
         self.forget()
-        fresh = [
-            index for p in added if (index := index_of.get(id(p))) is not None and index not in own
-            and (len(p._post_accumulate_grad_hooks or ()) == 1 or self.settled(p))
-        ]  # fmt: skip
-        grads = [grad for index in fresh if (grad := self.parameters[index].grad) is not None and ordinary(grad)]
-        if self.singly or len(grads) < len(fresh):
-            fresh = [index for index in fresh if self.take(index) is Use.DENSE]
-        elif fresh:
-            views = self.slots.views
-            moving = [i for i, grad in zip(fresh, grads, strict=True) if not self.slots.holds(i, grad)]
-            if len(moving) < len(fresh):
-                grads = [grad for i in moving if (grad := self.parameters[i].grad) is not None]
-            if moving:
-                self.slots.preserve(moving)
-                torch._foreach_copy_([views[i] for i in moving], grads)
-            for i, grad in zip(moving, grads, strict=True):
-                self.parameters[i].grad = self.slots.handed_over(i, grad)
-        self.done(fresh)
+        plain = not self.singly
+        fresh: list[int] = []
+        moving: list[int] = []
+        grads: list[torch.Tensor] = []
+        for p in added:  # one loop: each comprehension, or function, costs 2-3 us to come to
+            index = self.index.get(id(p))
+            if index is None or index in own:
+                continue
+            if not ended and len(p._post_accumulate_grad_hooks or ()) > 1 and not self.settled(p):
+                continue
+            fresh.append(index)
+            grad = p.grad
+            if grad is None or not ordinary(grad):
+                plain = False
+            elif grad is not aliases[index] or not slots.holds(index, grad):
+                moving.append(index)
+                grads.append(grad)
+        if not plain:
+            return [index for index in fresh if self.take(index) is Use.DENSE]
+        if moving:
+            del grad
+            slots.preserve(moving)
+            torch._foreach_copy_([slots.views[i] for i in moving], grads)
+            for index, grad in zip(moving, grads, strict=True):
+                self.parameters[index].grad = slots.handed_over(index, grad)
+        return fresh
 
 
 def can_be_own(p: torch.Tensor) -> bool:

@@ -35,7 +35,7 @@ def spec(index: int, p: Parameter, settings: Settings) -> Spec:
 
 
 def total(groups: Groups) -> int:
-    return sum(len(group["params"]) for group in groups)
+    return len(groups[0]["params"]) if len(groups) == 1 else sum(len(group["params"]) for group in groups)
 
 
 class Planned:
@@ -63,19 +63,20 @@ class Planned:
 
     def may_lack_some(self, groups: Groups) -> bool:
         """Whether parameters have been added to the optimizer, or unfrozen. Quick: asked at each step."""
-        return self.total != total(groups) or any(p.requires_grad for p in self.all_frozen)
+        return self.total != total(groups) or bool(self.all_frozen and any(p.requires_grad for p in self.all_frozen))
 
     def are(self, now: Sequence[Parameter]) -> bool:
         """Whether these are the same objects, and those that were frozen still are."""
-        same = len(now) == len(self.parameters) and not any(map(is_not, now, self.parameters))
-        return same and not any(p.requires_grad for p in self.frozen)
+        if len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
+            return False
+        return not (self.frozen and any(p.requires_grad for p in self.frozen))
 
     def moved(self, now: Sequence[Parameter]) -> bool:
         """Whether the same objects' memory is another than when it was last noted: cast, moved, or only copied."""
-        return self.addresses != [p.data_ptr() for p in now]
+        return self.addresses != list(map(torch.Tensor.data_ptr, now))
 
     def note_addresses(self) -> None:
-        self.addresses = [p.data_ptr() for p in self.parameters]
+        self.addresses = list(map(torch.Tensor.data_ptr, self.parameters))
 
     def changed(self, now: Sequence[Parameter]) -> bool:
         """Whether the plan fits the same objects no more: their dtype, device, shape or strides."""

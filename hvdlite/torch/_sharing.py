@@ -58,7 +58,7 @@ def take_over(new: Attachment) -> None:
         if other.members() <= mine:
             other.detach(heir=new.optimizer)
         else:
-            other.give_away(other.members() & mine, new)
+            give_away(other, other.members() & mine, new)
             # Now, while all ranks are here: before its next round one may have joined.
             other.make_plan(other.to_plan())
 
@@ -71,15 +71,24 @@ def leave_to_others(attachment: Attachment) -> None:
         theirs = mine & other.planned.index.keys() if other is not attachment and other.alive else None
         if theirs:
             other.shared = True
-            attachment.give_away(theirs, other)
+            give_away(attachment, theirs, other)
+
+
+def give_away(attachment: Attachment, parameters: set[int], to: Attachment) -> None:
+    """Reduce the gradients of these no more, by id(): one reduction serves both."""
+    attachment.given |= dict.fromkeys(parameters, to)
+    attachment.kept.append(to.optimizer)
+    for each in parameters:
+        attachment.gradients.sparse.pop(each, None)
+    attachment.hooks.renew([], attachment.members() - attachment.given.keys())
 
 
 def reducers(attachment: Attachment) -> list[Attachment]:
     """Those that reduce gradients of an optimizer's parameters: itself, unless another has taken its place, and others
     that share some, in the order in which they were attached; none where communication has started anew since."""
-    while not attachment.alive and attachment.heir is not None:
+    while not (alive := attachment.alive) and attachment.heir is not None:
         attachment = attachment.heir.__dict__["_hvdlite"]
-    if not attachment.alive:
+    if not alive:
         return []
     if not attachment.given:
         return [attachment]

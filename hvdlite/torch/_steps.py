@@ -36,7 +36,8 @@ def before(
     if not reducers:
         require_no_successor(attachment)
         return None
-    _sharing.refuse_other_terms(attachment, reducers)
+    if reducers != [attachment]:
+        _sharing.refuse_other_terms(attachment, reducers)
     if not attachment.paused:
         attachment.steps += 1
     elif not attachment.alone:
@@ -79,7 +80,7 @@ def after(
 
 def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether step() was called with one. The first argument is the optimizer."""
-    return any(map(callable, (*args[1:], *kwargs.values())))
+    return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
 
 
 def synchronize(attachment: Attachment) -> None:

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 def end(attachment: Attachment, run: int) -> None:
     """The run in which this one's backward ends has ended: finish the rounds of all that end with it. Waits for all
     ranks. Raises VoidError on all ranks where a rank has begun anew."""
-    attachments = list(attachment.runtime.attachments)
-    ending = [each for each in attachments if each.reducing and (each is attachment or each.backward.ends_with(run))]
-    for each in attachments:
-        in_use = each.stepping or (each is not attachment and each.backward.under_way)  # by another thread
-        if each not in ending and not in_use:
+    ending = []
+    for each in attachment.runtime.attachments:
+        its = each is attachment
+        if each.reducing and (its or each.backward.ends_with(run)):
+            ending.append(each)
+        elif not each.stepping and (its or not each.backward.under_way):  # else another thread uses it
             each.give_up()
     if len(ending) > 1 and any(each.void for each in ending):
         cancel(ending)

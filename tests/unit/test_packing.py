@@ -41,14 +41,18 @@ class Computed:
         self.ready: list[int] = []
         kwargs = {"settled": lambda p: True, "urgent": (), "singly": False} | kwargs
         self.slots = Slots([view.numpy() for view in self.views], [view.stride() for view in self.views])
-        self.packing = Packing(self.parameters, self.slots, take or self.refuse, self.ready.extend, **kwargs)
+        self.packing = Packing(self.parameters, self.slots, take or self.refuse, **kwargs)
 
     def refuse(self, index: int) -> Use:
         raise AssertionError(index)
 
     def add(self, *indices: int) -> None:
         for index in indices:
-            self.packing.add(self.parameters[index])
+            if self.packing.add(self.parameters[index]):
+                self.pack()
+
+    def pack(self) -> None:
+        self.ready += self.packing.pack()
 
     def require(self, *indices: int) -> None:
         """Exactly these have been packed."""
@@ -62,9 +66,9 @@ def test_small_ones_wait_for_each_other(calls: list[int]) -> None:
     computed = Computed(*[SMALL] * 5)
     computed.add(4, 3, 1)
     computed.require()
-    computed.packing.pack()
+    computed.pack()
     computed.require(4, 3, 1)
-    computed.packing.pack()
+    computed.pack()
     assert calls == [3]
 
 
@@ -89,7 +93,7 @@ def test_a_round_that_was_given_up_leaves_nothing(calls: list[int]) -> None:
     computed.add(2)
     computed.packing.forget()
     computed.add(1)
-    computed.packing.pack()
+    computed.pack()
     computed.require(1)
     assert calls == [1]
 
@@ -108,7 +112,7 @@ def test_what_is_not_ordinary_is_taken_one_by_one(how: str, calls: list[int]) ->
     elif how == "graph":
         computed.parameters[1].grad = torch.ones(SMALL, requires_grad=True) * 2
     computed.add(2, 1, 0)
-    computed.packing.pack()
+    computed.pack()
     assert taken == [2, 1, 0] and calls == []
     assert computed.ready == ([2, 0] if how == "sparse" else [2, 1, 0])
 

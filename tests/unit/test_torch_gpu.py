@@ -114,13 +114,18 @@ def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: p
     ready: list[int] = []
     views = [torch.zeros(10) for _ in parameters]
     slots = Slots([view.numpy() for view in views], [(1,)] * 6)
-    packing = Packing(parameters, slots, lambda index: Use.DENSE, ready.extend, lambda p: True, {2}, singly=False)
+    packing = Packing(parameters, slots, lambda index: Use.DENSE, lambda p: True, {2}, singly=False)
     streams = _cuda.Streams(0)
+
+    def pack() -> None:
+        ready.extend(packing.pack())
+
     for current, index in ((a, 5), (a, 4), (b, 3), (b, 2), (a, 1)):  # noqa: B007
-        streams.join(packing.pack)
-        packing.add(parameters[index])
+        streams.join(pack)
+        if packing.add(parameters[index]):
+            pack()
     current = b
-    streams.join(packing.pack)
+    streams.join(pack)
     assert log == [
         ("a", "packs", 2), ("b", "waits for", "a"), ("b", "packs", 2), ("a", "waits for", "b"), ("a", "packs", 1),
         ("b", "waits for", "a"),
