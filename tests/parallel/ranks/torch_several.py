@@ -12,7 +12,7 @@ import torch
 import hvdlite.torch as hvd
 from hvdlite.errors import HvdliteError
 from hvdlite.reducer import Reducer
-from hvdlite.requests import Handle, Request
+from hvdlite.requests import Request, Round
 from tests.parallel.common import last, require_error, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
@@ -74,13 +74,14 @@ def check_threads_that_train_a_model_each() -> None:
     restart(OVERLAP="1", BUCKET_MB="0.00001")
     models = [weights((3,), (4,), (5,)) for _ in range(2)]
     optimizers = [attach(params) for params in models]
-    usual, begun, done = Reducer.send, threading.Event(), threading.Event()
+    usual, begun, done = Reducer.request, threading.Event(), threading.Event()
 
-    def send(reducer: Reducer, request: Request) -> Handle:
-        if hvd.rank() == 0 and threading.current_thread() is not threading.main_thread() and reducer.sent:
+    def request(reducer: Reducer, number: int, tag: Round | str, flag: int = 0) -> Request:
+        last = number == len(reducer.plan.buckets) - 1
+        if hvd.rank() == 0 and threading.current_thread() is not threading.main_thread() and last:
             begun.set()
             assert done.wait(30)
-        return usual(reducer, request)
+        return usual(reducer, number, tag, flag)
 
     def train(number: int, local: bool = False) -> None:
         optimizers[number].zero_grad()
@@ -90,7 +91,7 @@ def check_threads_that_train_a_model_each() -> None:
         require_grads(models[number], average())
 
     try:
-        Reducer.send = send  # type: ignore[method-assign]
+        Reducer.request = request  # type: ignore[method-assign]
         for local in (False, True):
             with ThreadPoolExecutor(1) as other:
                 training = other.submit(train, 1, local)
@@ -101,7 +102,7 @@ def check_threads_that_train_a_model_each() -> None:
             begun.clear()
             done.clear()
     finally:
-        Reducer.send = usual  # type: ignore[method-assign]
+        Reducer.request = usual  # type: ignore[method-assign]
     restart()
 
 
