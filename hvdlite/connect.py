@@ -1,8 +1,8 @@
 """How a process comes to its communicator: none without a launcher, the launcher's MPI with one, or the user's own.
 
 A launcher of one MPI whose processes load another's library gives N silent jobs of one process, or a crash: they are
-told apart before they meet. With `transports.mpi`, the only module that imports mpi4py, and only when called:
-importing mpi4py.MPI initializes MPI.
+told apart before they meet. With `transports.mpi` and its messages, the only module that imports mpi4py, and only when
+called: importing mpi4py.MPI initializes MPI.
 """
 
 from __future__ import annotations

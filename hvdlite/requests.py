@@ -38,6 +38,9 @@ def digest_of_facts(kind: str, facts: Facts) -> int:
     return digest(f"{kind} {facts}")
 
 
+digest_of_name = lru_cache(maxsize=1024)(digest)
+
+
 @lru_cache(maxsize=1024)
 def digest_of_bucket(kind: str, name: str, facts: Facts, words: str) -> int:
     """Of what comes again in each round, which then only adds its numbers: to write them out and digest them took 19 us
@@ -96,7 +99,7 @@ class Signature(NamedTuple):
             words, numbers = self.round
             number: int = sum(map(mul, numbers, ODD))
             return (digest_of_bucket(self.kind, self.name, self.facts, words) + number) & BITS
-        return (digest_of_facts(self.kind, self.facts) + digest(f"{self.name}\n{self.round}")) & BITS
+        return (digest_of_facts(self.kind, self.facts) + digest_of_name(f"{self.name}\n{self.round}")) & BITS
 
     @property
     def key(self) -> str:

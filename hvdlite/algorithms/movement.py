@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from hvdlite.arrays import Array
 from hvdlite.transports import Transport
@@ -47,10 +48,23 @@ def allgather(transport: Transport, pieces: Sequence[Array], first: int = 0) -> 
     pieces: as many contiguous arrays as ranks, each equally long on all; piece rank + `first` is filled, by default
     this rank's own, the others are overwritten.
     """
+    prepared_allgather(transport, pieces, first)()
+
+
+def prepared_allgather(transport: Transport, pieces: Sequence[Array], first: int = 0) -> Callable[[], None]:
+    """`allgather` of these very pieces, to be called many times."""
     rank, size = transport.rank, transport.size
-    for step in range(size - 1):
-        outgoing, incoming = pieces[(rank + first - step) % size], pieces[(rank + first - step - 1) % size]
-        transport.exchange(outgoing, (rank + 1) % size, incoming, (rank - 1) % size)
+    order = [pieces[(rank + first - step) % size] for step in range(size)]
+    exchanges = [
+        transport.prepared_exchange(outgoing, (rank + 1) % size, incoming, (rank - 1) % size)
+        for outgoing, incoming in pairwise(order)
+    ]
+
+    def allgather() -> None:
+        for exchange in exchanges:
+            exchange()
+
+    return allgather
 
 
 def alltoall(transport: Transport, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:

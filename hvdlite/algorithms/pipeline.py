@@ -39,17 +39,21 @@ def prepared_steps(
     GPU it may be used, at each call, when the current stream has come to where it is then, and so may the results.
     """
     longest = max((max(outgoing.size, mine.size) for outgoing, mine in steps), default=0)
-    length, combine = chunk_length(longest, scratch), reduction.combiner(scratch)
+    length = chunk_length(longest, scratch)
     if length < longest:
         chunks = in_chunks(steps, longest, length)
         slots = [scratch[start : start + length] for start in range(0, min(longest, SLOTS * length), length)]
-        return partial(exchange_chunks, transport, chunks, dest, source, slots, combine)
+        return partial(exchange_chunks, transport, chunks, dest, source, slots, reduction.combiner(scratch))
     arriving = [scratch[: mine.size] for _, mine in steps]
+    done = [
+        (transport.prepared_exchange(outgoing, dest, incoming, source), reduction.prepared_combine(mine, incoming))
+        for (outgoing, mine), incoming in zip(steps, arriving, strict=True)
+    ]
 
     def exchange_whole() -> None:
-        for (outgoing, mine), incoming in zip(steps, arriving, strict=True):
-            transport.exchange(outgoing, dest, incoming, source)
-            combine(mine, incoming)
+        for exchange, combine in done:
+            exchange()
+            combine()
 
     return exchange_whole
 

@@ -54,7 +54,7 @@ class Reduction:
         """`combine` for arrays of this kind."""
         function = self.function(like)
         if not is_small_float(like.dtype):
-            return partial(combine_along_lines if is_host(like) else combine_whole, function)
+            return partial(combine_all, function)
         if fused.possible([like], self.operation):
             return lambda total, other: fused.add_up([total, other], targets=1)
 
@@ -63,6 +63,18 @@ class Reduction:
                 wide = widened(mine)
                 function(wide, widened(theirs), out=wide)
                 assign(mine, wide)
+
+        return combine
+
+    def prepared_combine(self, total: Array, other: Array) -> Callable[[], None]:
+        """`combine` of these very arrays, to be called many times."""
+        if is_small_float(total.dtype):
+            return partial(self.combiner(total), total, other)
+        pairs, function = along_lines(total, other), self.function(total)
+
+        def combine() -> None:
+            for mine, theirs in pairs:
+                function(mine, theirs, out=mine)
 
         return combine
 
@@ -84,18 +96,18 @@ class Reduction:
         return scaler(like, self.after, self.divisor)
 
 
-def combine_whole(function: Any, total: Array, other: Array) -> None:
-    function(total, other, out=total)
+def combine_all(function: Any, total: Array, other: Array) -> None:
+    for mine, theirs in along_lines(total, other):
+        function(mine, theirs, out=mine)
 
 
-def combine_along_lines(function: Any, total: Array, other: Array) -> None:
-    """Long arrays from where total has a whole cache line: NumPy writes whole vectors, which would else lie across two
-    lines each. In phases in which a machine's cores exchanged lines slowly (2 MiB took 0.5 ms), and a peer had read
-    these, that was 0.6 of the time; else it was no more."""
-    if total.nbytes >= LONG and (ahead := -total.ctypes.data % LINE // total.itemsize):
-        combine_whole(function, total[:ahead], other[:ahead])
-        total, other = total[ahead:], other[ahead:]
-    combine_whole(function, total, other)
+def along_lines(total: Array, other: Array) -> list[tuple[Array, Array]]:
+    """Long arrays on the host in two, from where total has a whole cache line: NumPy writes whole vectors, which would
+    else lie across two lines each. In phases in which a machine's cores exchanged lines slowly (2 MiB took 0.5 ms), and
+    a peer had read these, that was 0.6 of the time; else it was no more."""
+    if is_host(total) and total.nbytes >= LONG and (ahead := -total.ctypes.data % LINE // total.itemsize):
+        return [(total[:ahead], other[:ahead]), (total[ahead:], other[ahead:])]
+    return [(total, other)]
 
 
 def scaler(like: Array, factor: float, divisor: int) -> Scaler:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from hvdlite.algorithms.movement import allgather
+from hvdlite.algorithms.movement import prepared_allgather
 from hvdlite.algorithms.pipeline import prepared_steps
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, per_line
@@ -73,12 +73,14 @@ def prepared(transport: Transport, buffer: Array, scratch: Array, reduction: Red
     pieces = parts(buffer, transport.size)
     finished = pieces[(transport.rank + 1) % transport.size]
     reduce_scatter = prepared_reduce_scatter(transport, pieces, scratch, reduction)
+    allgather = prepared_allgather(transport, pieces, first=1)
     prescale, postscale = reduction.prescaler(buffer), reduction.postscaler(buffer)
 
     def ring() -> None:
-        prescale(buffer)
+        if reduction.before != 1.0:
+            prescale(buffer)
         reduce_scatter()
         postscale(finished)
-        allgather(transport, pieces, first=1)
+        allgather()
 
     return ring

@@ -8,7 +8,7 @@ A transport is one private communicator: messages on one never meet messages on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark
@@ -71,6 +71,10 @@ class Transport(Protocol):
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         """Send one array and receive another at the same time; blocks until both are done."""
+        ...
+
+    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
+        """`exchange` of these very arrays, to be called many times. Sends nothing yet."""
         ...
 
     def start_exchange(

@@ -12,8 +12,9 @@ Both leave host arrays to the transport below. Everything here runs on a lane's 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -54,6 +55,9 @@ class DirectTransport:
 
     def maximum(self, count: int) -> Maximum:
         return self.base.maximum(count)
+
+    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
+        return partial(self.exchange, send, dest, receive, source)
 
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING
@@ -104,6 +108,9 @@ class StagedTransport(DirectTransport):
             self.base.exchange(send, dest, receive, source)
         else:
             self.start_exchange(send, dest, receive, source, issued(send)).wait()
+
+    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
+        return partial(self.exchange, send, dest, receive, source)
 
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING

@@ -1,4 +1,4 @@
-"""Bytes over MPI through mpi4py. With `connect`, the only module that imports mpi4py.
+"""Bytes over MPI through mpi4py. With `messages` and `connect`, the only module that imports mpi4py.
 
 Everything travels as bytes: MPI needs to know no dtype, so float16 and bfloat16 work on every MPI, and the
 arithmetic is ours. Messages above 1 GiB go in pieces, since counts are C ints in many MPIs.
@@ -7,16 +7,14 @@ arithmetic is ours. Messages above 1 GiB go in pieces, since counts are C ints i
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from struct import Struct
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from mpi4py import MPI
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes
-from hvdlite.transports import LOOKS
+from hvdlite.transports.messages import GIVEN_UP, MpiExchange, MpiMaximum, MpiRepeated, ask, in_main
 
 PIECE = 1 << 30
 TCP_PIECE = 60 * 1024
@@ -25,143 +23,9 @@ has answered, and the answer waits behind all that the receiver is sending: two 
 turns. Measured with Open MPI 5 at 1 Gbit/s, 8 MiB both ways: 1.05 times the wire's time with these pieces, with
 256 KiB or more anything up to 2.1 times. In memory it would cost a quarter more, so there it is not done."""
 FABRIC_PIECE = 1 << 20
-SHORTEST_NAP, LONGEST_NAP = 1e-4, 1e-3
-"""Who waits for long messages looks LOOKS times at the piece that is next, then sleeps: the kernel's buffers keep the
-wire busy. Measured as above, 40 MiB in 370 ms: 48 ms of a rank's CPU time, which backward can use, instead of 105 with
-naps of 0.1 ms and looks at all pieces. Where the CPU is the limit (7 Gbit/s) it takes 46 ms instead of 43."""
 FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
-TAG, TAG_ASIDE, TAG_MAXIMUM = 7, 8, 9
-MAIN = threading.main_thread().ident
+TAG, TAG_ASIDE = 7, 8  # and messages.TAG_MAXIMUM
 NATIVE_OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
-
-
-GIVEN_UP: list[Any] = []
-"""What MPI may still write to or read, though nobody waits for it any more (a signal's handler raised meanwhile)."""
-
-
-def in_main() -> bool:
-    """Whether this is the thread in which Python runs signals' handlers: never while it is inside MPI. So there MPI is
-    asked again and again instead, and Ctrl-C is noticed where another rank has left."""
-    return threading.get_ident() == MAIN
-
-
-def ask(test: Callable[[], bool]) -> None:
-    """Until that is true, politely."""
-    for _ in range(LOOKS):
-        if test():
-            return
-    while not test():
-        os.sched_yield()
-
-
-class MpiMaximum:
-    """A Maximum, by dissemination (Hensgen, Finkel & Manber 1988): in step k each rank sends what it knows by then to
-    the rank 2^k behind it. ceil(log2 p) steps for any p, since a value may count twice.
-
-    Rejected: MPI_Iallreduce. Behind a training step, when nothing of it is in the caches, it took 37 us to start, and
-    this 15; NumPy, to find the larger one of five numbers, 46.
-    """
-
-    def __init__(self, comm: MPI.Comm, count: int) -> None:
-        self.form = Struct(f"{count}q")
-        self.values: Sequence[int] = ()
-        self.steps = [Step(comm, 1 << k, self.form.size) for k in range((comm.Get_size() - 1).bit_length())]
-        self.rest: list[Step] = []
-        """The steps to come, the last one first; the one under way is among them."""
-
-    def __del__(self) -> None:
-        if self.rest:
-            GIVEN_UP.append(self.steps)
-
-    def start(self, values: Sequence[int]) -> None:
-        self.values, self.rest = list(values), self.steps[::-1]
-        self.begin()
-
-    def begin(self) -> None:
-        if self.rest:
-            self.form.pack_into(self.rest[-1].sent, 0, *self.values)
-            self.rest[-1].start()
-
-    def test(self) -> bool:
-        if self.rest and self.rest[-1].over():
-            theirs = self.form.unpack(self.rest.pop().received)
-            self.values = list(map(max, self.values, theirs))
-            self.begin()
-        return not self.rest
-
-    def wait(self) -> None:
-        """Block until complete, inside MPI, where this thread is not in Python's way."""
-        while self.rest:
-            self.rest[-1].wait()
-            self.test()
-
-    def close(self) -> None:
-        """Free what MPI keeps for it, if nothing is under way."""
-        if not self.rest:
-            for step in self.steps:
-                step.free()
-            self.steps = []
-
-
-class Step:
-    """A message to the rank that is so far behind this one, and one from the rank as far before: again and again, in
-    the same memory."""
-
-    def __init__(self, comm: MPI.Comm, distance: int, nbytes: int) -> None:
-        rank, size = comm.Get_rank(), comm.Get_size()
-        self.sent, self.received = bytearray(nbytes), bytearray(nbytes)
-        self.incoming = comm.Recv_init([self.received, MPI.BYTE], (rank - distance) % size, TAG_MAXIMUM)
-        self.outgoing = comm.Send_init([self.sent, MPI.BYTE], (rank + distance) % size, TAG_MAXIMUM)
-
-    def start(self) -> None:
-        self.incoming.Start()
-        self.outgoing.Start()
-
-    def over(self) -> bool:
-        return self.incoming.Test() and self.outgoing.Test()
-
-    def wait(self) -> None:
-        self.incoming.Wait()
-        self.outgoing.Wait()
-
-    def free(self) -> None:
-        self.incoming.Free()
-        self.outgoing.Free()
-
-
-class MpiExchange:
-    """A message out and one in, both under way, in pieces; keeps their buffers alive."""
-
-    def __init__(self, incoming: list[MPI.Request], outgoing: list[MPI.Request], *arrays: Array) -> None:
-        self.incoming, self.outgoing, self.arrays = incoming, outgoing, arrays
-
-    def __del__(self) -> None:
-        if any(self.incoming) or any(self.outgoing):
-            GIVEN_UP.append((self.incoming, self.outgoing, self.arrays))
-
-    def test(self) -> bool:
-        return bool(MPI.Request.Testall(self.incoming + self.outgoing))
-
-    def wait(self) -> None:
-        """Sleeps in between where the messages are long."""
-        if len(self.incoming) < 2 and len(self.outgoing) < 2:
-            if in_main():
-                ask(self.test)
-            else:
-                MPI.Request.Waitall(self.incoming + self.outgoing)
-            return
-        finish(self.incoming)
-        finish(self.outgoing)
-
-
-def finish(pieces: list[MPI.Request]) -> None:
-    """Wait for a long message's pieces, which end in about this order: look at the next one only, and between looks
-    sleep half of the time that the rest will take at the pace so far."""
-    began = time.monotonic()
-    for done, piece in enumerate(pieces):
-        while not any(piece.Test() for _ in range(LOOKS)):
-            rest = (time.monotonic() - began) / max(done, 1) * (len(pieces) - done)
-            time.sleep(min(max(rest / 2, SHORTEST_NAP), LONGEST_NAP))
 
 
 class MpiTransport:
@@ -184,8 +48,6 @@ class MpiTransport:
             self.comm.Sendrecv([send, MPI.BYTE], dest, self.tag, [receive, MPI.BYTE], source, self.tag)
         else:
             # As start_exchange does, without its lists and objects, which cost 16 us where the caches are cold.
-            # Rejected: persistent requests. A ring of two ranks took 1-15 us less in a machine's fast phases, and up to
-            # 1.4 times as long in those in which its cores exchange memory slowly.
             incoming = self.comm.Irecv([receive, MPI.BYTE], source, self.tag)
             outgoing = self.comm.Isend([send, MPI.BYTE], dest, self.tag)
             try:
@@ -201,6 +63,23 @@ class MpiTransport:
         incoming = [self.comm.Irecv([piece, MPI.BYTE], source, self.tag) for piece in self.pieces(receive)]
         outgoing = [self.comm.Isend([piece, MPI.BYTE], dest, self.tag) for piece in self.pieces(send)]
         return MpiExchange(incoming, outgoing, send, receive)
+
+    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
+        if send.nbytes > self.piece or receive.nbytes > self.piece:
+            return partial(self.exchange, send, dest, receive, source)
+        called, made = False, None
+
+        def exchange() -> None:
+            nonlocal called, made
+            if made is None:
+                if not called:  # many are called once only
+                    called = True
+                    self.exchange(send, dest, receive, source)
+                    return
+                made = MpiRepeated(self.comm, send, dest, receive, source, self.tag)
+            made.run()
+
+        return exchange
 
     def send(self, array: Array, dest: int) -> None:
         for piece in self.pieces(array):
@@ -218,10 +97,7 @@ class MpiTransport:
     def barrier(self) -> None:
         everyone = self.everyone = self.everyone or self.maximum(0)
         everyone.start(())
-        if in_main():
-            ask(everyone.test)
-        else:
-            everyone.wait()
+        everyone.wait()
 
     def maximum(self, count: int) -> MpiMaximum:
         self.maxima.append(MpiMaximum(self.comm, count))

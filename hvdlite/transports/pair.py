@@ -7,7 +7,8 @@ talk at any time, which making a communicator for two does not allow: MPI would 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -46,6 +47,9 @@ class PairTransport:
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         self.parent.exchange(send, self.peer, receive, self.peer)
+
+    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
+        return partial(self.exchange, send, dest, receive, source)
 
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes
@@ -79,6 +80,9 @@ class ThreadTransport:
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         self.send(send, dest)
         self.receive(receive, source)
+
+    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
+        return partial(self.exchange, send, dest, receive, source)
 
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,11 @@ import numpy as np
 import hvdlite as hvd
 from hvdlite import algorithms, memory, runtime
 from hvdlite.algorithms import pipeline
+from hvdlite.algorithms.reduction import Reduction
 from hvdlite.config import ALGORITHMS
+from hvdlite.requests import Request, Signature
+from hvdlite.transports.messages import MpiRepeated
+from hvdlite.transports.mpi import MpiTransport
 from tests.parallel.common import require_same_bits, restart
 from tests.parallel.ranks.collectives import FLOATS, MIB, kind, lengths
 
@@ -90,6 +96,41 @@ def check_long_parts_travel_in_chunks() -> None:
         finally:
             pipeline.WHOLE, pipeline.CHUNK = usual
     restart()
+
+
+def check_a_prepared_ring_runs_many_times() -> None:
+    """In the caller's thread and in the lane's; its messages whole, or in pieces. From the second time on those that
+    are whole are MPI's persistent requests, which go with it."""
+    lane, p, r = runtime.current().everyone.eager, hvd.size(), hvd.rank()
+    if p == 1:
+        return
+    place = replace(lane.place, forced="ring")
+    for length, whole in ((1, True), (1000, True), (300_000, True), (300_000, False)):
+        buffer = np.empty(length, np.float32)
+        transport = MpiTransport(lane.transport.comm, buffer.nbytes if whole else 10_000)
+        with counted_exchanges(transport) as plain:
+            run = algorithms.prepared(transport, lane.workspace, place, buffer, Reduction())
+            for time, call in enumerate([lane.run, lambda request: lane.submit(request).wait()] * 3):
+                buffer[:] = np.arange(length) % 7 + r + time
+                call(Request(Signature("test", "ring"), lambda lane, run=run: run()))
+                np.testing.assert_array_equal(buffer, (np.arange(length) % 7 + time) * p + p * (p - 1) // 2)
+        assert len(plain) == 2 * (p - 1) * (1 if whole else 6), (length, whole, plain)
+        kept = [each for each in gc.get_objects() if type(each) is MpiRepeated and isinstance(each.sent, np.ndarray)]
+        requests = [request for each in kept for request in (each.incoming, each.outgoing)]
+        assert bool(requests) == whole and all(requests)
+        del kept, run
+        gc.collect()
+        assert not any(requests)
+
+
+@contextmanager
+def counted_exchanges(transport: MpiTransport) -> Iterator[list[int]]:
+    """The destinations of those inside that MPI was asked for anew."""
+    found: list[int] = []
+    usual = transport.exchange
+    transport.exchange = lambda send, dest, *others: found.append(dest) or usual(send, dest, *others)
+    yield found
+    del transport.exchange
 
 
 def check_forced_algorithm_runs() -> None:

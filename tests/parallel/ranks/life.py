@@ -226,7 +226,7 @@ def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
         return
     from mpi4py import MPI
 
-    from hvdlite.transports import mpi
+    from hvdlite.transports import messages, mpi
 
     comm = MPI.COMM_WORLD.Split(hvd.rank() < 2, hvd.rank())
     transport = mpi.MpiTransport(comm)
@@ -237,7 +237,7 @@ def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
             transport.maxima.clear()
             del pending  # nobody keeps it
             comm.Barrier()
-            (step,) = mpi.GIVEN_UP.pop()
+            (step,) = messages.GIVEN_UP.pop()
             step.wait()
             assert step.received == struct.pack("5q", *[1] * 5)
             step.free()
@@ -245,13 +245,13 @@ def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
             comm.Barrier()
             pending.wait()
             assert pending.values == [1] * 5
-        assert not mpi.GIVEN_UP
+        assert not messages.GIVEN_UP
     if hvd.rank() < 2:
         mine, theirs = np.full(10, hvd.rank()), np.zeros(10, int)
         exchange = transport.start_exchange(mine, 1 - hvd.rank(), theirs, 1 - hvd.rank())
         if hvd.rank() == 0:
             del exchange
-            (incoming, outgoing, _) = mpi.GIVEN_UP.pop()
+            (incoming, outgoing, _) = messages.GIVEN_UP.pop()
             MPI.Request.Waitall(incoming + outgoing)
         else:
             exchange.wait()
