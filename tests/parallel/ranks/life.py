@@ -220,6 +220,31 @@ def check_late_rank() -> None:
         assert used < 0.5 * waited, f"used {used:.2f} s of processor time in {waited:.2f} s of waiting"
 
 
+def check_a_maximum_is_everybodys() -> None:
+    """Again and again, tested and waited for, and of nothing: a barrier."""
+    if hvd.size() == 1:
+        return
+    from mpi4py import MPI
+
+    from hvdlite.transports import mpi
+
+    transport, last = mpi.MpiTransport(MPI.COMM_WORLD.Dup()), hvd.size() - 1
+    maximum = transport.maximum(3)
+    for call in range(50):
+        largest = call % hvd.size()  # each rank has it once
+        maximum.start([1 << 62 if hvd.rank() == largest else -call, hvd.rank(), -hvd.rank()])
+        if (call + hvd.rank()) % 3:
+            maximum.wait()
+        while not maximum.test():
+            time.sleep(0)
+        assert list(maximum.values) == [1 << 62, last, 0]
+        transport.barrier()
+    steps = [step for each in transport.maxima for step in each.steps]
+    assert len(steps) == 2 * (hvd.size() - 1).bit_length()
+    transport.close()
+    assert not any(step.incoming or step.outgoing for step in steps)
+
+
 def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
     """MPI may write to it later, when the other ranks have come."""
     if hvd.size() == 1:
