@@ -152,7 +152,7 @@ class Attachment:
         return self.hooks.are_last(p, self.planned.name if self.reducer.overlap else None)
 
     def pack(self, ended: bool = False) -> None:
-        """Bring the gradients computed so far to their views. ended: whether backward has."""
+        """Bring the gradients computed so far to their views. ended: see `Packing.pack`."""
         packed = self.packing.pack(ended)
         self.reducer.mark_ready(packed, self.tag)
         if self.reducer.overlap:
@@ -215,7 +215,7 @@ class Attachment:
             self.gradients.refuse_sparse_results()
         if self.streams:
             self.streams.join(self.pack)
-        self.pack(ended=True)
+        self.pack(ended=not self.reducer.overlap)  # else buckets leave with it, before `take_again`
         self.take_again()
         try:
             uses = self.reducer.finish_round(self.gradients.take, self.tag)
