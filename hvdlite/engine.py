@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdlite.algorithms import Place
 from hvdlite.arithmetic import quiet_runner
-from hvdlite.arrays import GPUS_IN_MESSAGES, NOTHING_PENDING, adopt_gpu
+from hvdlite.arrays import adopt_gpu
 from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by, in_the_middle
 from hvdlite.memory import Workspace
 from hvdlite.promptly import promptly
@@ -89,8 +89,7 @@ class Lane:
 
     def run(self, request: Request) -> Any:
         """Queue a request and wait for its result."""
-        if self.lent:
-            self.require_no_lender(request.signature)
+        self.require_no_lender(request.signature)
         with self.changed.lock:
             inline = not self.busy and not self.queue
             self.admit(request, waking=not inline)
@@ -183,10 +182,8 @@ class Lane:
 
     def attempt(self, request: Request) -> bool:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
-        if request.ready is not NOTHING_PENDING:
-            request.ready.wait()
-        if GPUS_IN_MESSAGES:
-            adopt_gpu()
+        request.ready.wait()
+        adopt_gpu()
         if self.transport.size > 1 and not self.roll.agreed(request, self.check, self.hurried):
             return False
         self.execute(request)

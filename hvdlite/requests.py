@@ -41,13 +41,6 @@ def digest_of_facts(kind: str, facts: Facts) -> int:
 digest_of_name = lru_cache(maxsize=1024)(digest)
 
 
-@lru_cache(maxsize=1024)
-def digest_of_bucket(kind: str, name: str, facts: Facts, words: str) -> int:
-    """Of what comes again in each round, which then only adds its numbers: to write them out and digest them took 19 us
-    behind a training step, whose caches are cold."""
-    return digest(f"{kind} {name} {facts} {words}")
-
-
 ODD = [digest(f"number {i}") | 1 for i in range(4)]
 """What a round's numbers are multiplied by, so that no two of them add up to the same."""
 
@@ -76,7 +69,8 @@ class Changed(threading.Condition):
 
 
 class Round(NamedTuple):
-    """Which backward a request is of: words with a {} for each of up to four numbers."""
+    """Which backward a request is of: words with a {} for each of up to four numbers. Only these change: to write them
+    out and digest them took 19 us behind a training step, whose caches are cold."""
 
     words: str
     numbers: tuple[int, ...]
@@ -95,11 +89,9 @@ class Signature(NamedTuple):
 
     def digest(self) -> int:
         """Equal in all processes for equal signatures, and else different but for a chance of 2^-62."""
-        if isinstance(self.round, Round):
-            words, numbers = self.round
-            number: int = sum(map(mul, numbers, ODD))
-            return (digest_of_bucket(self.kind, self.name, self.facts, words) + number) & BITS
-        return (digest_of_facts(self.kind, self.facts) + digest_of_name(f"{self.name}\n{self.round}")) & BITS
+        words, numbers = self.round if isinstance(self.round, Round) else (self.round, ())
+        number: int = sum(map(mul, numbers, ODD))
+        return (digest_of_facts(self.kind, self.facts) + digest_of_name(f"{self.name}\n{words}") + number) & BITS
 
     @property
     def key(self) -> str:
@@ -138,8 +130,7 @@ class Handle:
                     self.changed.waiting.remove(mine)
         if self.error is not None:
             raise self.error
-        if self.ending is not NOTHING_PENDING:
-            self.ending.precede()
+        self.ending.precede()
         return self.result
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:

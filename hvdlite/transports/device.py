@@ -109,9 +109,6 @@ class StagedTransport(DirectTransport):
         else:
             self.start_exchange(send, dest, receive, source, issued(send)).wait()
 
-    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
-        return partial(self.exchange, send, dest, receive, source)
-
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING
     ) -> Exchange:

@@ -105,15 +105,9 @@ class MpiRepeated:
 
     def run(self) -> None:
         """Once."""
-        incoming, outgoing = self.incoming, self.outgoing
-        incoming.Start()
-        outgoing.Start()
+        self.start()
         try:
-            if threading.get_ident() == MAIN:  # as `wait`, with fewer calls
-                ask(incoming.Test)
-                ask(outgoing.Test)
-            else:
-                self.wait()
+            self.wait()
         except BaseException:
             GIVEN_UP.append(self)
             raise

@@ -89,16 +89,19 @@ def test_layers(layer: int) -> None:
             assert used <= allowed, f"{module} imports {sorted(used - allowed)}"
 
 
+OVER_MPI = ("hvdlite.transports.mpi", "hvdlite.transports.messages")
+
+
 def test_only_connect_and_the_transport_import_mpi() -> None:
     for module, path in modules().items():
-        if module not in ("hvdlite.connect", "hvdlite.transports.mpi", "hvdlite.transports.messages") and area(module) != "bench":
+        if module not in ("hvdlite.connect", *OVER_MPI) and area(module) != "bench":
             assert not [name for name in imports(path) if within(name, "mpi4py")], module
 
 
 def test_mpi_is_imported_only_when_called() -> None:
     for module in ("hvdlite.connect", "hvdlite.runtime", "hvdlite"):
         path = modules()[module]
-        assert not [n for n in imports(path, everywhere=False) if within(n, "mpi4py", "hvdlite.transports.mpi", "hvdlite.transports.messages")], module
+        assert not [n for n in imports(path, everywhere=False) if within(n, "mpi4py", *OVER_MPI)], module
 
 
 def test_only_adapters_import_their_framework() -> None:
