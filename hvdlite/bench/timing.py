@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from mpi4py import MPI
 Action = Callable[[], Any]
 FEWEST_ROUNDS, MOST_ROUNDS = 7, 300
 LIBC = ctypes.CDLL(None)
+NOTHING: Mapping[str, Action] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,12 @@ def interleaved(
     rounds: int,
     calls: int = 1,
     warm: bool = True,
+    before: Mapping[str, Action] = NOTHING,
 ) -> Timing:
     """Time each action in `rounds` turns of `calls` calls. Collective over comm.
 
     warm: each turn begins with a call that is not timed, so that its buffers are in whatever cache they fit.
+    before: what is done ahead of each timed call of an action, ahead of the barrier, not timed itself.
     """
     times = {name: np.empty((rounds, calls)) for name in actions}
     cores = np.empty(rounds * len(actions), np.int64)
@@ -51,18 +55,20 @@ def interleaved(
     for round_ in range(rounds):
         shuffled.shuffle(order)
         for place, name in enumerate(order):
-            turn(actions[name], comm, times[name][round_], warm)
+            turn(actions[name], comm, times[name][round_], warm, before.get(name))
             cores[round_ * len(order) + place] = LIBC.sched_getcpu()
     slowest = {name: slowest_of(comm, times[name]) for name in actions}
     return Timing({name: float(np.median(slowest[name])) for name in actions}, crowding(comm, cores), slowest)
 
 
-def turn(action: Action, comm: MPI.Comm, times: Any, warm: bool) -> None:
+def turn(action: Action, comm: MPI.Comm, times: Any, warm: bool, before: Action | None) -> None:
     """Fill `times` (seconds, one per call)."""
     if warm:
         comm.Barrier()
         action()
     for call in range(len(times)):
+        if before:
+            before()
         comm.Barrier()
         began = time.perf_counter()
         action()
