@@ -89,7 +89,7 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
     def prepare(place: Place) -> Command:
         command = compose(wanted, mpi, place, environ)
         if options.verbose:
-            _show_command(mpi, command, wanted)
+            _show_command(mpi, command, wanted, place)
         return command
 
     _allow_files()
@@ -121,12 +121,14 @@ def _allow_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _show_command(mpi: Mpi, command: Command, wanted: Settings) -> None:
+def _show_command(mpi: Mpi, command: Command, wanted: Settings, place: Place) -> None:
+    """As a line for a shell: the folder in shared memory, without which MPIs fall back to the network, is made anew."""
     say(f"MPI: {mpi}")
     say(f"libmpi: {_libmpi(wanted.command[0], {**os.environ, **command.env})}")
     shown = {name: "..." if is_secret(name) else shlex.quote(value) for name, value in command.env.items()}
     assignments = " ".join(f"{name}={value}" for name, value in sorted(shown.items()))
-    say(f"command: {assignments} {shlex.join(command.argv)}")
+    folder = f"mkdir -pm 700 {place.shared}; " if place.shared in command.env.values() else ""
+    say(f"command: {folder}{assignments} {shlex.join(command.argv)}")
 
 
 def _libmpi(program: str, env: Mapping[str, str]) -> str:
