@@ -149,7 +149,7 @@ class Gradients:
         gpu = self.border.gpu_of(variables)
         device = "host" if gpu is None else "cuda"
         specs = [
-            Spec(common_name(v), tuple(v.shape), self.wire_dtype(g, v), device, group)
+            Spec(common_name(v), tuple(map(int, v.shape)), self.wire_dtype(g, v), device, group)
             for g, v, group in zip(grads, variables, groups, strict=True)
         ]
         uses = [self.border.use_of(g) for g in grads]

@@ -204,6 +204,18 @@ def check_v1() -> None:
         require_close(train_v1(make, share(), distribute=True), expected, "v1")
 
 
+def check_v1_with_its_shapes() -> None:
+    """`disable_v2_behavior()`, with which old scripts begin, gives shapes `Dimension`s for numbers."""
+    def train(rows: Any, distribute: bool) -> list[np.ndarray]:
+        v1.disable_v2_tensorshape()
+        try:
+            return train_v1(lambda: v1.train.MomentumOptimizer(0.05, 0.9), rows, distribute)
+        finally:
+            v1.enable_v2_tensorshape()
+
+    require_close(train(share(), True), alone(lambda: train(slice(None), False)), "v1")
+
+
 def check_aggregation_helper() -> None:
     require_aggregation(lambda function: function)
     require_aggregation(tf.function)
