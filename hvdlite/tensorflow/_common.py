@@ -82,7 +82,9 @@ def differentiable_in_graph(
     given, count, graph = [*results, *tensors], len(results), tf.compat.v1.get_default_graph()
 
     def of_all(*grads: Any) -> list[Any]:
-        return [*[None] * count, *gradients(*grads[:count])]
+        pairs = zip(results, grads[:count], strict=True)  # where a result is of whole numbers, tf.gradients has None
+        known = [tf.zeros_like(result) if grad is None else grad for result, grad in pairs]
+        return [*[None] * count, *gradients(*known)]
 
     key = str(next(_keys))
     _gradients[key] = of_all

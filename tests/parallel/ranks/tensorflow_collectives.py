@@ -154,6 +154,17 @@ def check_gradients() -> None:
     require(gradients_of(lambda x: hvd.alltoall(x)), [sent], [((ranks() + 1) * (rank + 1)).astype(np.float32)])
 
 
+def check_gradients_in_tf1() -> None:
+    """tf.gradients has none for results of whole numbers."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        x, n = tf.ones([hvd.size(), 2]), tf.ones([2], tf.int32)
+        received = hvd.alltoall(x) * float(hvd.rank() + 1)
+        summed, _ = hvd.grouped_allreduce([x, n], op=hvd.Sum)
+        to_senders, of_sum = session.run(v1.gradients(received, x) + v1.gradients(summed, x))
+    np.testing.assert_array_equal(to_senders, np.repeat(ranks()[:, None] + 1, 2, 1))
+    np.testing.assert_array_equal(of_sum, np.full((hvd.size(), 2), hvd.size()))
+
+
 def check_results_are_the_users() -> None:
     """A result does not change when the next operation runs, nor does the argument."""
     x = tf.constant(mine(1000))
