@@ -205,7 +205,8 @@ def is_initialized() -> bool:
 
 def known() -> Runtime:
     """The runtime, also in a forked process: a DataLoader's worker may ask for its rank. Raises NotInitializedError."""
-    if (live := _current) is None:  # read once: another thread may shut down meanwhile
+    live = _current  # read once: another thread may shut down meanwhile. AutoGraph warns of walruses
+    if live is None:
         raise NotInitializedError()
     return live
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 import hvdlite.keras
 import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as hvd_keras
+from hvdlite import runtime
 from hvdlite.tensorflow import mpi_ops
 from tests.parallel.common import require_error
 
@@ -145,6 +146,12 @@ def check_reducescatter_of_other_operations_is_aborted() -> None:
     for call in (lambda: hvd.reducescatter(tf.ones(2), op=hvd.Min), lambda: hvd.grouped_reducescatter([tf.ones(2)], op=hvd.Max),
                  lambda: tf.function(lambda x: hvd.reducescatter(x, op=hvd.Adasum))(tf.ones(2))):  # fmt: skip
         require_error(tf.errors.AbortedError, call, "only Average and Sum")
+
+
+def check_autograph_reads_what_functions_ask_ranks_for() -> None:
+    """It rewrites what a `tf.function` calls, and warns of what it cannot rewrite."""
+    for function in (runtime.known, hvd.rank, hvd.size, hvd.local_rank, hvd.local_size):
+        tf.autograph.to_graph(function)
 
 
 def check_before_init() -> None:
