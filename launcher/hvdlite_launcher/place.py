@@ -1,7 +1,7 @@
 """The job's own folders and its janitor: made before anything else of the job, gone after everything.
 
 The janitor starts first, before the folders exist, so that there is no moment at which a SIGKILL of
-hvdliterun leaves something behind.
+hvdliterun leaves something behind. Where it has been killed itself, another does its work at the job's end.
 """
 
 from __future__ import annotations
@@ -40,18 +40,8 @@ def a_place(several: bool = False) -> Iterator[Place]:
     except FileNotFoundError as error:
         raise UsageError(f"{error.strerror}: free some room there, or name a folder in TMPDIR", 1) from error
     shared = os.path.join(_SHARED_MEMORY, name) if os.access(_SHARED_MEMORY, os.W_OK) else None
-    janitor = subprocess.Popen(
-        _script("janitor"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={},
-        start_new_session=True,
-    )
-    assert janitor.stdin and janitor.stdout
     told = b"\0".join((os.fsencode(folder), os.fsencode(shared or ""), mark_of(name, os.environ)))
-    janitor.stdin.write(told + b"\0\n")  # not in its argv: who sees a name there could make the folder before us
-    janitor.stdin.flush()
+    janitor = _janitor(told)
     try:
         with room(folder):
             os.mkdir(folder, 0o700)
@@ -63,12 +53,32 @@ def a_place(several: bool = False) -> Iterator[Place]:
             shared = None
         yield Place(name, folder, shared, _script("keeper"))
     finally:
-        janitor.stdin.close()
-        done = select.poll()
-        done.register(janitor.stdout, select.POLLHUP)
-        done.poll(_PATIENCE * 1000)
-        janitor.stdout.close()
-        threading.Thread(target=janitor.wait, daemon=True).start()  # what else it does may take seconds
+        _have_clean_up(janitor)
+        if os.path.exists(folder):  # it has been killed, or stopped
+            _have_clean_up(_janitor(told))
+
+
+def _janitor(told: bytes) -> subprocess.Popen[bytes]:
+    """A janitor that knows what to clean up."""
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    janitor = subprocess.Popen(
+        _script("janitor"), stdin=pipe, stdout=pipe, stderr=null, env={}, start_new_session=True
+    )
+    assert janitor.stdin
+    janitor.stdin.write(told + b"\0\n")  # not in its argv: who sees a name there could make the folder before us
+    janitor.stdin.flush()
+    return janitor
+
+
+def _have_clean_up(janitor: subprocess.Popen[bytes]) -> None:
+    """Let it go to work, and wait until it has done all that must be done before we end."""
+    assert janitor.stdin and janitor.stdout
+    janitor.stdin.close()
+    done = select.poll()
+    done.register(janitor.stdout, select.POLLHUP)
+    done.poll(_PATIENCE * 1000)
+    janitor.stdout.close()
+    threading.Thread(target=janitor.wait, daemon=True).start()  # what else it does may take seconds
 
 
 @contextmanager
