@@ -55,6 +55,11 @@ def main(folder: str, shared: str, mark: bytes) -> None:
     see_off(mark)
 
 
+def order(folder: str, shared: str | None, mark: bytes) -> bytes:
+    """What to write to its stdin first."""
+    return b"\0".join((os.fsencode(folder), os.fsencode(shared or ""), mark)) + b"\0\n"
+
+
 def mark_of(job: str, *environs: Mapping[str, str]) -> bytes:
     """By what a job's processes are known: its id in their environment. Those are another's that a batch daemon has
     started for another batch job than one of these environments tells of: one that a rank has submitted inherits the

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from hvdlite_launcher.command import Place
 from hvdlite_launcher.failures import Failure, parse
-from hvdlite_launcher.janitor import is_own, mark_of
+from hvdlite_launcher.janitor import is_own, mark_of, order
 from hvdlite_launcher.keeper import WATCHED
 from hvdlite_launcher.ranks import publish
 from hvdlite_launcher.usage import UsageError
@@ -40,7 +40,7 @@ def a_place(several: bool = False) -> Iterator[Place]:
     except FileNotFoundError as error:
         raise UsageError(f"{error.strerror}: free some room there, or name a folder in TMPDIR", 1) from error
     shared = os.path.join(_SHARED_MEMORY, name) if os.access(_SHARED_MEMORY, os.W_OK) else None
-    told = b"\0".join((os.fsencode(folder), os.fsencode(shared or ""), mark_of(name, os.environ)))
+    told = order(folder, shared, mark_of(name, os.environ))
     janitor = _janitor(told)
     try:
         with room(folder):
@@ -65,7 +65,7 @@ def _janitor(told: bytes) -> subprocess.Popen[bytes]:
         _script("janitor"), stdin=pipe, stdout=pipe, stderr=null, env={}, start_new_session=True
     )
     assert janitor.stdin
-    janitor.stdin.write(told + b"\0\n")  # not in its argv: who sees a name there could make the folder before us
+    janitor.stdin.write(told)  # not in its argv: who sees a name there could make the folder before us
     janitor.stdin.flush()
     return janitor
 

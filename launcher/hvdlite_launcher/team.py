@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdlite_launcher import agent, facts, readiness, wire
+from hvdlite_launcher import agent, facts, janitor, readiness, wire
 from hvdlite_launcher.command import Place, Settings
 from hvdlite_launcher.entry import Entry
 from hvdlite_launcher.failures import Failures, parse
@@ -31,6 +31,7 @@ from hvdlite_launcher.usage import UsageError
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that this package lies in
 _PIPE = 1 << 20  # bytes
 _PATIENCE = 30.0  # seconds; Python may lie on a network's disk
+_TIDYING = 3.0  # seconds for janitors to be reached, and do the work of agents
 
 
 @dataclass
@@ -38,8 +39,8 @@ class Remote:
     """One other host. facts: its answer, once it is there. problem: why it cannot take part.
 
     heard: when it last gave a sign of life. started, finished: how many ranks have there. entry: as it said last.
-    ended: its connection is closed. said: what ssh, or an agent in trouble, has written to stderr. results: what its
-    ranks have returned.
+    ended: its connection is closed. gone: its agent has cleaned up. said: what ssh, or an agent in trouble, has written
+    to stderr. results: what its ranks have returned.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Remote:
     finished: int = 0
     entry: Entry = field(default_factory=Entry)
     ended: bool = False
+    gone: bool = False
     said: bytes = b""
     results: dict[int, bytes] = field(default_factory=dict)
     _offset: float = math.inf  # from the host's clock to ours; the least is nearest, as messages take time
@@ -111,6 +113,7 @@ class Remote:
             self.finished += 1
         if "absent" in message:
             self.entry = Entry(tuple(message["absent"]), message["waiting"])
+        self.gone |= "gone" in message
         if "failed" in message:
             self.failures.add(parse(message["failed"], self.name, self._offset))
 
@@ -217,6 +220,22 @@ def a_team(
     finally:
         over.set()
         team.close()
+        killed = [remote.name for remote in team.remotes if remote.present and remote.ended and not remote.gone]
+        _clean_up(killed, settings.ssh, place, janitor.mark_of(place.id, job["env"]))
+
+
+def _clean_up(names: Sequence[str], ssh: Ssh, place: Place, mark: bytes) -> None:
+    """Have janitors do the work of agents that have been killed, on those of these hosts that can still be reached."""
+    deadline = time.monotonic() + _TIDYING
+    command, order = [sys.executable, "-I", "-S", janitor.__file__], janitor.order(place.folder, place.shared, mark)
+    connections = [_start(ssh.command(name, command), place) for name in names]
+    for each in connections:
+        assert each.stdin
+        with contextlib.suppress(OSError), each.stdin:
+            each.stdin.write(order)
+    for each in connections:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            each.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _beat(team: Team, over: threading.Event) -> None:
@@ -230,10 +249,8 @@ def _beat(team: Team, over: threading.Event) -> None:
 
 def _connect(name: str, ssh: Ssh, place: Place, streams: Streams, failures: Failures) -> Remote:
     argv = ssh.command(name, agent.command(sys.executable, _PACKAGE))
-    pipe = subprocess.PIPE
-    env = {**os.environ, "HVDLITE_JOB_ID": place.id}  # for the janitor: a connection to nowhere may hang
     try:
-        process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        process = _start(argv, place)
     except FileNotFoundError as error:
         raise UsageError(f"no {argv[0]}, by which {name} is reached: install OpenSSH's client", 127) from error
     assert process.stdin and process.stdout and process.stderr
@@ -244,6 +261,13 @@ def _connect(name: str, ssh: Ssh, place: Place, streams: Streams, failures: Fail
     streams.add(os.dup(process.stdout.fileno()), remote.listen)
     streams.add(os.dup(process.stderr.fileno()), remote.note)
     return remote
+
+
+def _start(argv: Sequence[str], place: Place) -> subprocess.Popen[bytes]:
+    """Start a connection."""
+    pipe = subprocess.PIPE
+    env = {**os.environ, "HVDLITE_JOB_ID": place.id}  # for our janitor: a connection to nowhere may hang
+    return subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
 
 
 def _own_facts(command: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:

@@ -91,6 +91,10 @@ def daemons() -> list[int]:
     return [pid for pid in pids if re.match(r"\S*(prted|orted) .*/hvdlite-", command_line(pid))]
 
 
+def agents() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and re.match(AGENT, command_line(int(name)))]
+
+
 HVDLITERUN = r"\S*python\S* -m hvdlite_launcher"
 AGENT = r"\S*python\S* -I -S -c .*agent import main"
 
@@ -116,6 +120,18 @@ def test_mpirun_is_killed(runner: Runner, pair: Hosts) -> None:
     os.kill(mpirun, signal.SIGKILL)
     _, err = job.communicate(timeout=5.0)
     assert job.returncode == 137, err
+    assert runner.wait_gone(4.0), "processes are left"
+    assert wait_until(lambda: traces(pair) == before, 2.0), traces(pair)
+
+
+def test_an_agent_is_killed(runner: Runner, pair: Hosts) -> None:
+    """Another comes to its host and does its work."""
+    before = traces(pair)
+    job = start(runner, pair)
+    (agent,) = agents()
+    os.kill(agent, signal.SIGKILL)
+    _, err = job.communicate(timeout=5.0)
+    assert job.returncode == 137 and "hvdliterun: host hostb was lost: the connection broke\n" in err
     assert runner.wait_gone(4.0), "processes are left"
     assert wait_until(lambda: traces(pair) == before, 2.0), traces(pair)
 
@@ -155,8 +171,7 @@ def test_a_suspended_launcher_is_not_taken_for_dead(runner: Runner, pair: Hosts)
 def test_a_machine_that_stood_still_loses_nobody(runner: Runner, pair: Hosts) -> None:
     """One that carries all hosts, and is moved to another: nobody hears from anybody, longer than patience lasts."""
     job = start(runner, pair)
-    agents = [int(name) for name in os.listdir("/proc") if name.isdigit() and re.match(AGENT, command_line(int(name)))]
-    frozen = [*processes(runner, HVDLITERUN), *agents]
+    frozen = [*processes(runner, HVDLITERUN), *agents()]
     assert len(frozen) == 2
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for process in frozen:
