@@ -89,13 +89,14 @@ def run(
                     mpirun = _spawn(command, env, streams, lent)
                     spawned = time.monotonic() - started
                     _watch(mpirun, place, team, streams, ending)
+            missing = _missing(settings, place, team)
             failures.add(first_failure(place))
             failures.add(deserter({"": entry(place.folder)}, 0.0))
             failure = failures.first(final=True)
             beginning = failure is not None and not failure.host and inside(place.folder, failure.rank)
             found = results(place) | {rank: data for each in team.remotes for rank, data in each.results.items()}
         streams.drain(explained=bool(ending.signal or ending.lost or failure))
-        code, message = _explain(mpirun, ending, streams.broken, beginning)
+        code, message = _explain(mpirun, ending, streams.broken, beginning, missing)
     first = streams.first_output
     waited = None if first is None else first - started
     first_rank = None if failure is None else failure.rank
@@ -133,11 +134,19 @@ def _watch(
             mpirun.kill()
 
 
+def _missing(settings: Settings, place: Place, team: Team) -> bool:
+    """Whether ranks have not ended, though mpirun has: Open MPI's is content where a daemon of its own has crashed on
+    another host. (Ranks may be where we do not watch, if a scheduler or --mpi-args have put them there.)"""
+    ended = sum(name.startswith("ended.") for name in os.listdir(place.folder))
+    ended += sum(remote.finished for remote in team.remotes)
+    return ended < settings.ranks and not settings.step and not settings.mpi_args
+
+
 def _explain(
-    mpirun: subprocess.Popen[bytes], ending: Ending, broken: OSError | None, beginning: bool
+    mpirun: subprocess.Popen[bytes], ending: Ending, broken: OSError | None, beginning: bool, missing: bool
 ) -> tuple[int, str | None]:
     """beginning: the rank that failed was in hvd.init(), where MPIs take shared memory and some look not whether there
-    is any."""
+    is any. missing: ranks have not ended, or not begun."""
     received, failure = ending.signal, ending.failures.first(final=True)
     if received:
         if received == signal.SIGPIPE and broken and not isinstance(broken, BrokenPipeError):
@@ -166,6 +175,8 @@ def _explain(
     if mpirun.returncode:
         when = " before any rank started" if ending.patience < math.inf and not ending.begun else ""
         return mpirun.returncode, f"the MPI's launcher ended with exit code {mpirun.returncode}{when}"
+    if missing:
+        return 1, "the MPI's launcher ended with exit code 0 before all ranks had ended"
     return 0, None
 
 

@@ -320,12 +320,14 @@ def test_the_loopback_is_a_network_of_one_host(runner: Runner) -> None:
     assert (job.returncode, job.stdout) == (0, "2\n2\n"), job.stderr
 
 
-def test_an_end_of_the_mpis_launcher_that_nobody_explains_is_told(runner: Runner, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [213, 0])
+def test_an_end_of_the_mpis_launcher_that_nobody_explains_is_told(runner: Runner, tmp_path: Path, code: int) -> None:
+    """Success, too, if ranks have not ended: Open MPI's says so where its daemon on another host has crashed."""
     launcher = tmp_path / Path(runner.mpi.launcher).name
-    launcher.write_text(f'#!/bin/sh\ncase "$*" in *sleep*) exit 213;; esac\nexec {runner.mpi.launcher} "$@"\n')
+    launcher.write_text(f'#!/bin/sh\ncase "$*" in *sleep*) exit {code};; esac\nexec {runner.mpi.launcher} "$@"\n')
     launcher.chmod(0o755)
     job = runner.run("-np", "1", "--mpi-launcher", str(launcher), "sleep", "1")
-    assert job.returncode == 213 and "launcher ended with exit code 213" in job.stderr.splitlines()[-1]
+    assert job.returncode == (code or 1) and f"launcher ended with exit code {code}" in job.stderr.splitlines()[-1]
 
 
 def test_variables_and_threads(runner: Runner) -> None:
