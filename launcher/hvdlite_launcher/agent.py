@@ -38,6 +38,7 @@ FROZEN = 2.0  # seconds without a look, after which silence counts anew: both si
 _PAUSE = 0.05  # seconds between looks for MPICH's segments, at first
 _CHUNK = 65536
 _FULL = 1 << 20  # bytes that may wait to be sent before ranks have to wait
+_LATE = 3.0  # seconds in which an MPI's daemon may still come that was on its way when the job ended
 
 
 def command(python: str, package: str) -> list[str]:
@@ -76,6 +77,7 @@ class Agent:
     _ending: int = 0
     _farewell: Farewell = field(default_factory=Farewell)
     _over: bool = False
+    _begun: bool = False
     _made: list[str] = field(default_factory=list)
     _segments: set[str] = field(default_factory=set)
     _pause: float = BEAT / 2
@@ -123,6 +125,8 @@ class Agent:
         self._say(gone=1)
         self._flush_all()
         os.closerange(0, 3)  # which ends the connection
+        if not self._begun:
+            self._turn_away()
         see_off(self._mark())
 
     def _open(self, job: dict[str, Any]) -> None:
@@ -198,6 +202,7 @@ class Agent:
             if kind in ("out", "err") and not complete and number.isdigit():
                 self._read_from(path, wire.STDOUT if kind == "out" else wire.STDERR, int(number))
             elif kind == "pid" and complete:
+                self._begun = True
                 self._say(started=int(number))
                 if self._ending:
                     self._farewell.say(self._job["folder"], self._ending)
@@ -277,5 +282,18 @@ class Agent:
         for path in self._segments:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+        self._remove()
+
+    def _remove(self) -> None:
         for tree in reversed(self._made):
-            shutil.rmtree(tree, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                if is_own(tree):
+                    shutil.rmtree(tree, ignore_errors=True)
+
+    def _turn_away(self) -> None:
+        """No rank has begun here, so the MPI's daemon may come only now: Open MPI's makes the job's folder anew."""
+        deadline = time.monotonic() + _LATE
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            kill_all(self._mark())
+            self._remove()

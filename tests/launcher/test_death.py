@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hvdlite_launcher import agent, wire
 
-from tests.launcher.conftest import SCRIPTS, Runner, wait_until
+from tests.launcher.conftest import ROOT, SCRIPTS, Runner, wait_until
 
 SLEEPS = (sys.executable, str(SCRIPTS / "sleeps.py"))
 
@@ -110,6 +111,24 @@ def test_ranks_die_with_mpirun_even_without_a_janitor(runner: Runner) -> None:
     assert not any(path.is_dir() for path in kept)  # hvdliterun has had another one do its work
     for path in kept:  # MPICH's segment, of which only the first one knew
         path.unlink()
+
+
+def test_a_daemon_that_comes_after_the_end_leaves_no_folder(tmp_path: Path) -> None:
+    """Open MPI's, to a host where no rank has begun: it makes the job's folder anew."""
+    folder = tmp_path / "job"
+    wanted: dict[str, object] = {"command": ["true"], "interfaces": [], "env": {}}
+    job = {"id": "job", "folder": str(folder), "shared": None, "cwd": "/", **wanted}
+    argv = agent.command(sys.executable, str(ROOT / "launcher"))
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(wire.message(job=job))
+        process.stdin.flush()
+        assert wait_until(folder.exists, 5.0)
+        process.stdin.write(wire.message(end=1))
+        process.stdin.flush()
+        assert b"gone" in process.stdout.read() and not folder.exists()
+        folder.mkdir()
+        assert wait_until(lambda: not folder.exists(), 2.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
