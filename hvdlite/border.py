@@ -58,12 +58,9 @@ class Border(Protocol):
         """The function, not to be rewritten by the framework."""
         ...
 
-    def refuse_compiled(self) -> None:
-        """Raise where the step is being compiled for something that cannot call Python."""
-        ...
-
     def reduce(self, exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:
-        """The gradients reduced over all ranks. borrow: they are gone when the next round begins."""
+        """The gradients reduced over all ranks. borrow: they are gone when the next round begins. Raises where the step
+        is being compiled for something that cannot call Python; so does `accumulate`."""
         ...
 
     def using(self) -> AbstractContextManager[None]:

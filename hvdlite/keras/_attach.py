@@ -71,7 +71,6 @@ class Attachment:
         if self.reduced or not grads or not self.at_work:
             apply(grads, trainable_variables)
             return
-        self.border.refuse_compiled()
         given = None if trainable_variables is None else list(trainable_variables)
         variables = optimizer._trainable_variables if given is None else given
         if len(grads) != len(variables):

@@ -17,10 +17,10 @@ from hvdlite.compression import NoneCompressor, caster
 from hvdlite.elastic import retell
 from hvdlite.errors import HvdliteError
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
-from hvdlite.keras._plain import divided, in_order, refuse_compiled, use_of, using
+from hvdlite.keras._plain import divided, in_order, use_of, using
 from hvdlite.reducer import Use
 
-__all__ = ["divided", "in_order", "refuse_compiled", "untouched", "use_of", "using"]
+__all__ = ["divided", "in_order", "untouched", "use_of", "using"]
 compiles_with_xla = False  # it does, but XLA for JAX calls back to the host
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdlite.reducer import Use
 
-__all__ = ["divided", "in_order", "refuse_compiled", "use_of", "using"]
+__all__ = ["divided", "in_order", "use_of", "using"]
 
 
 def use_of(gradient: Any) -> Use:
@@ -20,7 +20,3 @@ def divided(gradient: Any, divisor: int) -> Any:
 
 def in_order() -> bool:
     return True  # JAX: its callbacks are ordered
-
-
-def refuse_compiled() -> None:
-    """Nothing to refuse: torch.compile leaves apply as it is (`untouched`), and XLA for JAX calls back to the host."""

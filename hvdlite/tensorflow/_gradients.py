@@ -22,18 +22,10 @@ from hvdlite.exchange import Accumulator, Exchange, reduce_now
 from hvdlite.gpu import Gpu
 from hvdlite.reducer import Use
 from hvdlite.tensorflow import _gpu
-from hvdlite.tensorflow._graph import (
-    aligned_copy,
-    in_order,
-    node,
-    refuse_compiled,
-    tensorflow_errors,
-    to_tensors,
-    untouched,
-)
+from hvdlite.tensorflow._graph import aligned_copy, in_order, node, tensorflow_errors, to_tensors, untouched
 from hvdlite.tensorflow.compression import Compression
 
-__all__ = ["Compression", "in_order", "refuse_compiled", "untouched"]
+__all__ = ["Compression", "in_order", "untouched"]
 compiles_with_xla = True
 BORDER: Any = sys.modules[__name__]
 """This module, a `hvdlite.border.Border`."""
