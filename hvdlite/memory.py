@@ -55,13 +55,12 @@ def typed(memory: Array, offset: int, length: int, dtype: Any) -> Array:
     return memory[offset : offset + length * kind.itemsize].view(kind)
 
 
-def allocate(transport: Transport, nbytes: int, share: bool, local: Transport | None = None) -> Arena:
+def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -> Arena:
     """An arena of nbytes zeros on every rank, shared when `share` and every rank managed to. Collective.
 
-    share: agreed by all ranks. local: the ranks of this host, who share; None where all do. Where any rank has no
-    room or may not look into a peer's, all get private memory.
+    share: agreed by all ranks. local: the ranks of this host, who share. Where any rank has no room or may not look
+    into a peer's, all get private memory.
     """
-    local = local or transport
     if not share or transport.size == 1:
         return Arena(np.zeros(nbytes, np.uint8), None)
     mine = SharedFile.create(nbytes)

@@ -90,9 +90,8 @@ def in_arena(lane: Lane, most_bytes: int) -> Callable[[int], Trial]:
     """The gradients' path: a buffer that the peers can reach, as in `Reducer`. Collective."""
     arena = lane.run(Request(
         Signature("bench arena", str(most_bytes)),
-        lambda lane: memory.allocate(
-            lane.transport, most_bytes, lane.place.shares_memory,
-            lane.workspace.levels(lane.transport, lane.place.hosts).local,
+        lambda lane: lane.workspace.allocate(
+            "bench", lane.transport, most_bytes, lane.place.shares_memory, lane.place.hosts
         ),
     ))  # fmt: skip
 

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite import memory, ops, runtime
+from hvdlite import ops, runtime
 from hvdlite.requests import Handle, Request, Signature
 from tests.parallel.common import require_error
 
@@ -110,8 +110,8 @@ def check_memory_outlives_shutdown() -> None:
     """Views on an arena, own and peers', are ordinary memory for as long as somebody looks at them."""
     p, r = hvd.size(), hvd.rank()
     lane = runtime.current().everyone.eager
-    arena = lane.run(Request(Signature("test", "arena"), lambda lane: memory.allocate(
-        lane.transport, 1 << 16, lane.place.shares_memory)))  # fmt: skip
+    arena = lane.run(Request(Signature("test", "arena"), lambda lane: lane.workspace.allocate(
+        "test", lane.transport, 1 << 16, lane.place.shares_memory, lane.place.hosts)))  # fmt: skip
     mine, peers = arena.view(128, 100, np.int32), arena.peer_views(128, 100, np.int32) or []
     del arena
     mine[:] = r
@@ -132,8 +132,8 @@ def check_shared_memory_leaves_no_file_and_no_descriptor() -> None:
     lane = runtime.current().everyone.eager
     before = descriptors()
     for i in range(5):
-        arena = lane.run(Request(Signature("test", f"arena {i}"), lambda lane: memory.allocate(
-            lane.transport, 1 << 16, lane.place.shares_memory)))  # fmt: skip
+        arena = lane.run(Request(Signature("test", f"arena {i}"), lambda lane: lane.workspace.allocate(
+            "test", lane.transport, 1 << 16, lane.place.shares_memory, lane.place.hosts)))  # fmt: skip
         assert descriptors() <= before + hvd.size()  # the mappings of this one arena
         del arena
 
