@@ -6,7 +6,7 @@ with truncation toward zero (Horovod multiplies by 1/size in double and truncate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -54,7 +54,7 @@ class Reduction:
         """`combine` for arrays of this kind."""
         function = self.function(like)
         if not is_small_float(like.dtype):
-            return partial(combine_all, function)
+            return lambda total, other: combine_all(function, along_lines(total, other))
         if fused.possible([like], self.operation):
             return lambda total, other: fused.add_up([total, other], targets=1)
 
@@ -70,18 +70,11 @@ class Reduction:
         """`combine` of these very arrays, to be called many times."""
         if is_small_float(total.dtype):
             return partial(self.combiner(total), total, other)
-        pairs, function = along_lines(total, other), self.function(total)
-
-        def combine() -> None:
-            for mine, theirs in pairs:
-                function(mine, theirs, out=mine)
-
-        return combine
+        return partial(combine_all, self.function(total), along_lines(total, other))
 
     def prescale(self, array: Array) -> None:
         """Apply `before`, in place."""
-        if self.before != 1.0:
-            self.prescaler(array)(array)
+        self.prescaler(array)(array)
 
     def prescaler(self, like: Array) -> Scaler:
         """`prescale` for arrays of this kind."""
@@ -96,8 +89,8 @@ class Reduction:
         return scaler(like, self.after, self.divisor)
 
 
-def combine_all(function: Any, total: Array, other: Array) -> None:
-    for mine, theirs in along_lines(total, other):
+def combine_all(function: Any, pairs: Sequence[tuple[Array, Array]]) -> None:
+    for mine, theirs in pairs:
         function(mine, theirs, out=mine)
 
 

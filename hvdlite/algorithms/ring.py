@@ -77,8 +77,7 @@ def prepared(transport: Transport, buffer: Array, scratch: Array, reduction: Red
     prescale, postscale = reduction.prescaler(buffer), reduction.postscaler(buffer)
 
     def ring() -> None:
-        if reduction.before != 1.0:
-            prescale(buffer)
+        prescale(buffer)
         reduce_scatter()
         postscale(finished)
         allgather()
