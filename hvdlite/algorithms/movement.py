@@ -19,9 +19,7 @@ def broadcast(transport: Transport, buffer: Array, root: int, hosts: Sequence[Se
     buffer: contiguous, equally large everywhere; the root's is read, the others' overwritten. root: a rank of the
     transport. hosts: its ranks on each host; none: they are on one.
     """
-    if not hosts:
-        pass_on(transport, buffer, range(transport.size), root)
-        return
+    hosts = hosts or [range(transport.size)]
     heads = [root if root in ranks else ranks[0] for ranks in hosts]
     mine = next(number for number, ranks in enumerate(hosts) if transport.rank in ranks)
     if transport.rank in heads:
@@ -42,17 +40,17 @@ def pass_on(transport: Transport, buffer: Array, members: Sequence[int], root: i
         distance *= 2
 
 
-def allgather(transport: Transport, pieces: Sequence[Array], first: int = 0) -> None:
+def allgather(transport: Transport, pieces: Sequence[Array]) -> None:
     """Ring all-gather of pieces of any lengths: p-1 steps, each rank passes on what it got last.
 
-    pieces: as many contiguous arrays as ranks, each equally long on all; piece rank + `first` is filled, by default
-    this rank's own, the others are overwritten.
+    pieces: as many contiguous arrays as ranks, each equally long on all; this rank's own is filled, the others are
+    overwritten.
     """
-    prepared_allgather(transport, pieces, first)()
+    prepared_allgather(transport, pieces, first=0)()
 
 
-def prepared_allgather(transport: Transport, pieces: Sequence[Array], first: int = 0) -> Callable[[], None]:
-    """`allgather` of these very pieces, to be called many times."""
+def prepared_allgather(transport: Transport, pieces: Sequence[Array], first: int) -> Callable[[], None]:
+    """`allgather` of these very pieces, of which piece rank + `first` is filled, to be called many times."""
     rank, size = transport.rank, transport.size
     order = [pieces[(rank + first - step) % size] for step in range(size)]
     exchanges = [
