@@ -55,7 +55,7 @@ class ProcessSet:
     def __reduce__(self) -> Any:
         """As its ranks; a registered set is the one of these ranks where it is unpickled, the global set stays that."""
         if self is global_process_set:
-            return _global, ()
+            return "global_process_set"
         if self.ranks is None:
             raise TypeError("a process set made of a communicator has no ranks before hvd.init(): it cannot be pickled")
         return ProcessSet if self.process_set_id is None else _of, (self.ranks,)
@@ -77,10 +77,6 @@ def sets_of(given: Any) -> list[ProcessSet]:
     if isinstance(given, ProcessSet) or not all(isinstance(process_set, ProcessSet) for process_set in sets):
         raise ValueError(f"init(process_sets=...) takes a list of hvd.ProcessSet objects or 'dynamic', not {given!r}")
     return sets
-
-
-def _global() -> ProcessSet:
-    return global_process_set
 
 
 def _of(ranks: list[int]) -> ProcessSet:
