@@ -6,7 +6,7 @@ for a GPU is here, and is for events and streams, never for the whole device. No
 is not NumPy's brings its own module along.
 
 Whose streams? A tensor does not say on which stream it was computed, and torch and CuPy each have a current one. A
-mark follows all of them (`follow`): usually they are one, and to wait for one too many costs time, never a sum.
+mark follows all of them (`FOLLOWED`): usually they are one, and to wait for one too many costs time, never a sum.
 """
 
 from __future__ import annotations
@@ -115,12 +115,8 @@ def device_of(array: Array) -> int:
 
 
 FOLLOWED: list[Callable[[int], int]] = []
-
-
-def follow(stream_of: Callable[[int], int]) -> None:
-    """Make `callers_streams` count a framework's streams. stream_of: from the GPU's number to the CUDA stream on which
-    the framework now issues the calling thread's work, as an address."""
-    FOLLOWED.append(stream_of)
+"""What gives frameworks' streams: from the GPU's number the CUDA stream on which the framework now issues the calling
+thread's work, as an address."""
 
 
 def callers_streams(xp: ModuleType, device: int) -> list[int]:

@@ -45,7 +45,7 @@ def gpu_at(number: int) -> Gpu:
 
 @cache
 def follow_torch() -> None:
-    arrays.follow(lambda number: int(torch.cuda.current_stream(number).cuda_stream))
+    arrays.FOLLOWED.append(lambda number: int(torch.cuda.current_stream(number).cuda_stream))
     arrays.RELIEF.append(torch.cuda.empty_cache)
 
 

@@ -257,7 +257,7 @@ def test_a_framework_has_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
     def rank_main(lane: Lane) -> Any:
         other = cupy.Stream()
-        arrays.follow(lambda number: other.ptr)
+        arrays.FOLLOWED.append(lambda number: other.ptr)
         with other:
             array = produced(lane, 100)
         summed(lane, array)
