@@ -67,7 +67,6 @@ class Config:
         stall_check = read_either(env, "STALL_CHECK_TIME_SECONDS", seconds)
         read_either(env, DYNAMIC, truth)  # refused now if it cannot be read, and not when it is needed
         stall_check = cls.stall_check if stall_check is None else stall_check
-        stall_shutdown = read_either(env, "STALL_SHUTDOWN_TIME_SECONDS", seconds) or 0.0
         return cls(
             algorithm=read(env, "HVDLITE_ALGORITHM", one_of(*ALGORITHMS)) or cls.algorithm,
             bucket_bytes=None if bucket is None else max(bucket, 1),
@@ -75,7 +74,7 @@ class Config:
             timeline=read_either(env, "TIMELINE", str) or cls.timeline,
             timeline_mark_cycles=read_either(env, "TIMELINE_MARK_CYCLES", truth) or cls.timeline_mark_cycles,
             stall_check=0.0 if read_either(env, "STALL_CHECK_DISABLE", truth) else stall_check,
-            stall_shutdown=stall_shutdown,
+            stall_shutdown=read_either(env, "STALL_SHUTDOWN_TIME_SECONDS", seconds) or cls.stall_shutdown,
             shared_memory=read(env, "HVDLITE_SHARED_MEMORY", one_of("0", "1")) != "0",
             log_level=read_either(env, "LOG_LEVEL", one_of(*LOG_LEVELS)) or cls.log_level,
             log_hide_time=read_either(env, "LOG_HIDE_TIME", truth) or cls.log_hide_time,

@@ -70,17 +70,16 @@ class Reducer:
         """For a better plan: the order in which rank 0's gradients were marked, in the first round of all ranks."""
         facts = (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))
         # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
-        arenas: dict[str, Arena] = lane.run(Request(
+        self.arenas: dict[str, Arena] = lane.run(Request(
             Signature("plan", f"{name} bucket 0", facts),
             lambda lane: {device: self.allocate(lane, device, gpu) for device in plan.devices},
         ))
-        self.buffers = [arenas[b.device].view(b.start, b.length, b.dtype) for b in plan.buckets]
-        self.peers = [arenas[b.device].peer_views(b.start, b.length, b.dtype) for b in plan.buckets]
+        self.buffers = [self.arenas[b.device].view(b.start, b.length, b.dtype) for b in plan.buckets]
+        self.peers = [self.arenas[b.device].peer_views(b.start, b.length, b.dtype) for b in plan.buckets]
         self.views = [
             self.buffers[slot.bucket][slot.offset : slot.offset + slot.length].reshape(spec.shape)
             for spec, slot in zip(plan.specs, plan.slots, strict=True)
         ]
-        self.arenas = arenas
         self.runs: dict[int, Callable[[], None]] = {}
         """What all-reduces each bucket, once it has been."""
         self.bucket_of = [slot.bucket for slot in plan.slots]
