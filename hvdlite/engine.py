@@ -28,7 +28,7 @@ from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by, 
 from hvdlite.memory import Workspace
 from hvdlite.promptly import promptly
 from hvdlite.requests import LEAVE, Changed, Handle, Request, Signature
-from hvdlite.rollcall import RollCall
+from hvdlite.rollcall import VALUES, agreed
 from hvdlite.rounds import rounds
 from hvdlite.transports import Transport
 
@@ -58,7 +58,7 @@ class Lane:
         self.name, self.observers, self.family = name, observers, family
         self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
-        self.roll = RollCall(transport)
+        self.maximum = transport.maximum(VALUES)
         self.quietly = quiet_runner()
         self.gpu: Side | None = None
         """What work on device arrays finds instead of transport, place and workspace; `gpu` makes it."""
@@ -184,7 +184,7 @@ class Lane:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
         request.ready.wait()
         adopt_gpu()
-        if self.transport.size > 1 and not self.roll.agreed(request, self.check, self.hurried):
+        if self.transport.size > 1 and not agreed(self.maximum, request, self.check, self.hurried):
             return False
         self.execute(request)
         return True

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 
 from hvdlite.requests import Request
-from hvdlite.transports import LOOKS, Pending, Transport
+from hvdlite.transports import LOOKS, Maximum, Pending
 
+VALUES = 5
 SPIN_SECONDS = 0.002  # a longer wait means that a peer computes: stop burning the core
 SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.001
 IDLE_NAP = 0.01  # where a rank is waited for for seconds: it writes a checkpoint
@@ -45,20 +46,14 @@ def wait(pending: Pending, check: Callable[[], None], hurry: Callable[[], bool])
                 return
 
 
-class RollCall:
-    """A transport's. What sends its values is made once."""
-
-    def __init__(self, transport: Transport) -> None:
-        self.maximum = transport.maximum(5)
-
-    def agreed(self, request: Request, check: Callable[[], None], hurry: Callable[[], bool]) -> bool:
-        """True when all ranks called with the same request; then sets request.flag to the largest one, and
-        request.alike. Collective. check, hurry: see `wait`."""
-        digest, count, maximum = request.digest, request.count, self.maximum
-        maximum.start((digest, -digest, request.flag, count, -count))
-        wait(maximum, check, hurry)
-        largest, minus_least, flag, most, minus_fewest = maximum.values
-        if largest != -minus_least:
-            return False
-        request.flag, request.alike = flag, most == -minus_fewest
-        return True
+def agreed(maximum: Maximum, request: Request, check: Callable[[], None], hurry: Callable[[], bool]) -> bool:
+    """True when all ranks called with the same request; then sets request.flag to the largest one, and request.alike.
+    Collective. maximum: of VALUES, made once. check, hurry: see `wait`."""
+    digest, count = request.digest, request.count
+    maximum.start((digest, -digest, request.flag, count, -count))
+    wait(maximum, check, hurry)
+    largest, minus_least, flag, most, minus_fewest = maximum.values
+    if largest != -minus_least:
+        return False
+    request.flag, request.alike = flag, most == -minus_fewest
+    return True
