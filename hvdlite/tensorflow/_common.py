@@ -19,8 +19,9 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import record
 
 from hvdlite import runtime
+from hvdlite.arrays import Array
 from hvdlite.process_sets import ProcessSet
-from hvdlite.tensorflow._graph import untouched
+from hvdlite.tensorflow._graph import call, untouched
 from hvdlite.variables import unnumbered
 
 Tensor = Any  # tf.Tensor, or what becomes one
@@ -53,6 +54,20 @@ def named(kind: str, tensors: Sequence[tf.Tensor], name: str | None, ignore_name
     taken = _taken.setdefault(graph, Counter())
     taken[chosen] += 1
     return chosen if taken[chosen] == 1 else f"{chosen}_{taken[chosen] - 1}"
+
+
+def collective(
+    work: Callable[[Sequence[Array]], Sequence[Array]], backward: Callable[..., Sequence[Any]],
+    tensors: Sequence[tf.Tensor], name: str | None, shape_of: Callable[[tf.Tensor], Any] = lambda tensor: tensor.shape,
+) -> list[tf.Tensor]:
+    """What work makes of the tensors as arrays: as many, of the same dtypes, and of shape_of each of them; with the
+    gradients backward(*gradients of the results)."""
+
+    def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        dtypes, shapes = [each.dtype for each in inputs], [shape_of(each) for each in inputs]
+        return call(lambda *arrays: work(arrays), inputs, dtypes, shapes, name)
+
+    return differentiable(forward, backward, tensors)
 
 
 def differentiable(

@@ -12,7 +12,7 @@ from hvdlite import ops, runtime
 from hvdlite.arrays import Array, on_host
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow._common import Tensor, dense_tensor, differentiable, named, rows_unknown, size_of
+from hvdlite.tensorflow._common import Tensor, collective, dense_tensor, differentiable, named, rows_unknown, size_of
 from hvdlite.tensorflow._graph import aligned_copy, call, tensorflow_errors, untouched
 
 Everyone = global_process_set
@@ -84,16 +84,12 @@ def grouped_allgather(
     given = [dense_tensor(tensor) for tensor in tensors]
     name = named("GroupedAllgather", given, name, ignore_name_scope)
 
-    def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
-        return call(
-            lambda *arrays: ops.grouped_allgather(arrays, name, process_set),
-            inputs, [each.dtype for each in inputs], [rows_unknown(each) for each in inputs], name,
-        )  # fmt: skip
-
     def backward(*grads: tf.Tensor) -> list[tf.Tensor]:
         return [own_rows(g, tf.shape(tensor)[:1], process_set) for g, tensor in zip(grads, given, strict=True)]
 
-    return differentiable(forward, backward, given)
+    return collective(
+        lambda arrays: ops.grouped_allgather(arrays, name, process_set), backward, given, name, rows_unknown
+    )
 
 
 @untouched
@@ -106,17 +102,15 @@ def broadcast(
     tensor = dense_tensor(tensor)
     name = named("Broadcast", [tensor], name, ignore_name_scope)
 
-    def work(array: Array) -> list[Array]:
-        return [ops.broadcast_(aligned_copy(array), root_rank, name, process_set)]
+    def work(arrays: Sequence[Array]) -> list[Array]:
+        return [ops.broadcast_(aligned_copy(arrays[0]), root_rank, name, process_set)]
 
     def backward(grad: tf.Tensor) -> list[tf.Tensor]:
         mean = averaged(grad, process_set)
         with tf.control_dependencies([mean]):  # the other ranks wait for it
             return [mean if runtime.rank() == root_rank else tf.zeros_like(mean)]
 
-    return differentiable(
-        lambda given: call(work, [given], [given.dtype], [given.shape], name), backward, [tensor]
-    )[0]
+    return collective(work, backward, [tensor], name)[0]
 
 
 @untouched

@@ -14,8 +14,8 @@ from hvdlite.compression import compressor
 from hvdlite.ops import Average, Op, Sum, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import movement
-from hvdlite.tensorflow._common import Tensor, dense_tensor, differentiable, named, rows_unknown, size_of
-from hvdlite.tensorflow._graph import aligned_copy, call, untouched
+from hvdlite.tensorflow._common import Tensor, collective, dense_tensor, named, rows_unknown, size_of
+from hvdlite.tensorflow._graph import aligned_copy, untouched
 from hvdlite.tensorflow.compression import Compression
 
 Everyone = global_process_set
@@ -88,19 +88,13 @@ def reduced(
 ) -> list[tf.Tensor]:
     """The tensors after work on copies of them; the gradient is the same reduction of the gradients."""
 
-    def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
-        return call(
-            lambda *arrays: work([aligned_copy(array) for array in arrays]),
-            inputs, [each.dtype for each in inputs], [each.shape for each in inputs], name,
-        )  # fmt: skip
-
     def backward(*grads: tf.Tensor) -> list[Any]:
         same = [tf.cast(grad, tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True)]
         return grouped_allreduce(  # type: ignore[no-any-return]
             same, op=how.op, prescale_factor=how.prescale, postscale_factor=how.postscale, process_set=how.process_set
         )
 
-    return differentiable(forward, backward, tensors)
+    return collective(lambda arrays: work([*map(aligned_copy, arrays)]), backward, tensors, name)
 
 
 def sparse_allreduce(slices: tf.IndexedSlices, how: How, name: str | None) -> tf.IndexedSlices:
@@ -178,15 +172,9 @@ def scattered(
 ) -> list[tf.Tensor]:
     """Reduce-scatters; the gradients are gathered."""
 
-    def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
-        return call(
-            lambda *arrays: work(arrays),
-            inputs, [each.dtype for each in inputs], [rows_unknown(each) for each in inputs], name,
-        )  # fmt: skip
-
     def backward(*grads: tf.Tensor) -> list[tf.Tensor]:
         factor = ops.amplification(**vars(how))
         scaled = [tf.cast(grad, t.dtype) * tf.cast(factor, t.dtype) for grad, t in zip(grads, tensors, strict=True)]
         return movement.grouped_allgather(scaled, process_set=how.process_set)  # type: ignore[no-any-return]
 
-    return differentiable(forward, backward, tensors)
+    return collective(work, backward, tensors, name, rows_unknown)
