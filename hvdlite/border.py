@@ -47,9 +47,6 @@ class Border(Protocol):
         """Whether rounds run one after another, as the program has them. If not, each call gets its own exchange."""
         ...
 
-    compiles_with_xla: bool
-    """Whether steps may be compiled for XLA, which then cannot call Python."""
-
     def wait(self) -> None:
         """Until steps that have been started have reduced their gradients."""
         ...

@@ -131,7 +131,7 @@ class Gradients:
 
         def reduce_common(grads: list[Any], variables: list[Any]) -> list[Any]:
             chosen = [self.border.densified(g) for g in grads] if self.settings.sparse_as_dense else grads
-            packed = [compression.compress(g) if self.is_dense(g) else (g, None) for g in chosen]
+            packed = [compression.compress(g) if self.border.use_of(g) is Use.DENSE else (g, None) for g in chosen]
             small = [g for g, _ in packed]
             reduced = self.border.reduce(self.exchange(small, variables), small, borrow)
             return [g if g is None or context is None else compression.decompress(g, context)
@@ -139,9 +139,6 @@ class Gradients:
 
         compression, divisor = self.settings.compression, self.settings.size if self.settings.scale_local else 1
         return around_local(reduce_common, grads, variables, local, divisor, self.border)
-
-    def is_dense(self, gradient: Any) -> bool:
-        return self.border.use_of(gradient) is Use.DENSE
 
     def exchange(self, grads: Sequence[Any], variables: Sequence[Any]) -> Exchange:
         """The exchange for these variables, made at the first call. Collective when it makes one."""

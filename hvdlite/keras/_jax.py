@@ -21,7 +21,6 @@ from hvdlite.keras._plain import divided, in_order, use_of, using
 from hvdlite.reducer import Use
 
 __all__ = ["divided", "in_order", "untouched", "use_of", "using"]
-compiles_with_xla = False  # it does, but XLA for JAX calls back to the host
 
 
 def untouched(function: Callable[..., Any]) -> Callable[..., Any]:

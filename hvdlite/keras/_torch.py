@@ -17,7 +17,6 @@ from hvdlite.torch._tensors import to_array, to_tensor
 from hvdlite.torch.compression import Compression
 
 __all__ = ["Compression", "divided", "dtype_of", "in_order", "untouched", "use_of", "using"]
-compiles_with_xla = False
 
 
 def untouched(function: Callable[..., Any]) -> Callable[..., Any]:

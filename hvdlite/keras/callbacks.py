@@ -63,8 +63,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         super().set_model(model)
         if runtime.size() == 1:
             return
-        if border().compiles_with_xla and getattr(model, "jit_compile", False):
-            model.jit_compile = False
+        if keras.backend.backend() == "tensorflow" and getattr(model, "jit_compile", False):
+            model.jit_compile = False  # JAX calls back from XLA
             model.train_function = None  # it may have been made before
             if runtime.rank() == 0:
                 print("hvdlite: the training step is compiled without XLA, in which ranks cannot communicate")

@@ -26,7 +26,6 @@ from hvdlite.tensorflow._graph import aligned_copy, in_order, node, tensorflow_e
 from hvdlite.tensorflow.compression import Compression
 
 __all__ = ["Compression", "in_order", "untouched"]
-compiles_with_xla = True
 BORDER: Any = sys.modules[__name__]
 """This module, a `hvdlite.border.Border`."""
 Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None
