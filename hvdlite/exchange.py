@@ -244,17 +244,17 @@ def agree(lane: Lane, name: str, specs: Sequence[Spec], mine: Iterable[Use], ter
 
 def reduce_now(
     exchange: Exchange, gradients: Sequence[Any], to_array: Callable[[Any], Array],
-    to_tensors: Callable[[Sequence[Array]], Sequence[Any]],
+    to_tensors: Callable[[Sequence[Array]], Sequence[Any]], absent: Use = Use.UNUSED,
 ) -> list[Any]:
     """Reduce dense gradients at once; those that no rank has stay None. Waits for all ranks.
 
-    to_array, to_tensors: the framework's conversions, which need not copy.
+    to_array, to_tensors: the framework's conversions, which need not copy. absent: see `Exchange.finish`.
     """
     exchange.begin()
     for index in (index for bucket in exchange.buckets for index in bucket):
         if gradients[index] is not None:
             exchange.put(index, to_array(gradients[index]))
-    exchange.finish(absent=Use.UNUSED)
+    exchange.finish(absent)
     used = [index for place, index in enumerate(exchange.dense) if exchange.used[place]]
     found = dict(zip(used, to_tensors([exchange.result(index) for index in used]), strict=True))
     return [found.get(index) if index in exchange.place else given for index, given in enumerate(gradients)]

@@ -73,15 +73,13 @@ def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -
 
     def call(*arrays: Any) -> list[Any]:
         by_index = dict(zip(given, arrays, strict=True))
+        mine = [by_index.get(index) for index in range(len(gradients))]
         try:
-            exchange.begin()
-            for index in (index for bucket in exchange.buckets for index in bucket if index in by_index):
-                exchange.put(index, np.asarray(by_index[index]))
-            exchange.finish()
+            found = reduce_now(exchange, mine, np.asarray, lambda views: [view.copy() for view in views], Use.DENSE)
         except HvdliteError as error:  # XLA tells it in words of its own
             retell(error)
             raise
-        return [exchange.result(index).copy() for index in used]
+        return [found[index] for index in used]
 
     shapes = [jax.ShapeDtypeStruct(exchange.specs[i].shape, exchange.specs[i].dtype) for i in used]
     outputs = io_callback(call, shapes, *(gradients[index] for index in given), ordered=True)
