@@ -40,12 +40,10 @@ def own_threads() -> set[int]:
 
 def users_frame(frame: FrameType) -> FrameType | None:
     """The frame itself or the nearest caller that is user code; None where there is none."""
-    candidate: FrameType | None = frame
-    while candidate is not None:
-        if not candidate.f_code.co_filename.startswith(LIBRARIES):
-            return candidate
-        candidate = candidate.f_back
-    return None
+    found: FrameType | None = frame
+    while found is not None and found.f_code.co_filename.startswith(LIBRARIES):
+        found = found.f_back
+    return found
 
 
 def describe(frame: FrameType) -> str:

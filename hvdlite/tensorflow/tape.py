@@ -103,11 +103,8 @@ class Attachment:
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
         """(source, gradient) pairs of the local sources, and of the others."""
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
-        local = [is_one_of(source, self.local) for source, _ in pairs]
-        return (
-            [pair for pair, mine in zip(pairs, local, strict=True) if mine],
-            [pair for pair, mine in zip(pairs, local, strict=True) if not mine],
-        )
+        local = [pair for pair in pairs if is_one_of(pair[0], self.local)]
+        return local, [pair for pair in pairs if not is_one_of(pair[0], self.local)]
 
 
 def constant(result: Any, gradient: Any) -> Any:
