@@ -7,26 +7,26 @@ talk at any time, which making a communicator for two does not allow: MPI would 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from hvdlite.arrays import NOTHING_PENDING, Array, Mark
-from hvdlite.transports import Exchange, Transport
+from hvdlite.arrays import Array
+from hvdlite.transports import Transport
 
 
 class PairMaximum:
     """A Maximum of two: both ranks' values are exchanged."""
 
-    def __init__(self, pair: PairTransport, count: int) -> None:
-        self.pair, self.mine, self.theirs = pair, np.zeros(count, np.int64), np.zeros(count, np.int64)
+    def __init__(self, parent: Transport, peer: int, count: int) -> None:
+        self.parent, self.peer = parent, peer
+        self.mine, self.theirs = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.values: Sequence[int] = ()
 
     def start(self, values: Sequence[int]) -> None:
         self.mine[:] = values
-        self.exchange = self.pair.start_exchange(self.mine, self.pair.peer, self.theirs, self.pair.peer)
+        self.exchange = self.parent.start_exchange(self.mine, self.peer, self.theirs, self.peer)
 
     def test(self) -> bool:
         if not self.exchange.test():
@@ -36,7 +36,8 @@ class PairMaximum:
 
 
 class PairTransport:
-    """A Transport of this rank and `peer` of `parent`. The lower of the two is rank 0. Does not own the parent."""
+    """A Transport of this rank and `peer` of `parent`, for messages. The lower of the two is rank 0. Does not own the
+    parent."""
 
     size = 2
 
@@ -45,16 +46,10 @@ class PairTransport:
         self.rank = int(parent.rank > peer)
         self.library = parent.library
 
-    def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
-        self.parent.exchange(send, self.peer, receive, self.peer)
+    def no_collective(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError("a pair of ranks has messages, and no collectives")
 
-    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
-        return partial(self.exchange, send, dest, receive, source)
-
-    def start_exchange(
-        self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING
-    ) -> Exchange:
-        return self.parent.start_exchange(send, self.peer, receive, self.peer, after)
+    exchange = prepared_exchange = start_exchange = barrier = native_allreduce = split = no_collective
 
     def send(self, array: Array, dest: int) -> None:
         self.parent.send(array, self.peer)
@@ -62,11 +57,8 @@ class PairTransport:
     def receive(self, array: Array, source: int) -> None:
         self.parent.receive(array, self.peer)
 
-    def barrier(self) -> None:
-        self.allgather_object(None)
-
     def maximum(self, count: int) -> PairMaximum:
-        return PairMaximum(self, count)
+        return PairMaximum(self.parent, self.peer, count)
 
     def allgather_object(self, value: Any) -> list[Any]:
         mine = np.frombuffer(pickle.dumps(value), np.uint8)
@@ -76,12 +68,6 @@ class PairTransport:
         self.parent.exchange(mine, self.peer, theirs, self.peer)
         other = pickle.loads(theirs.tobytes())
         return [other, value] if self.rank else [value, other]
-
-    def native_allreduce(self, array: Array, op: str) -> NoReturn:
-        raise NotImplementedError("a pair has no native all-reduce")
-
-    def split(self, *_: Any) -> NoReturn:
-        raise NotImplementedError("a pair cannot be split")
 
     def close(self) -> None:
         pass
