@@ -43,27 +43,20 @@ MESSAGES: dict[str, Prepare] = {
 WHOLE_SCRATCH = frozenset(("halving_doubling", "doubling", "adasum"))  # the others need a part of it per rank
 
 
-def allreduce(
-    transport: Transport,
-    workspace: Workspace,
-    place: Place,
-    buffer: Array,
-    reduction: Reduction,
-    peers: Sequence[Array] | None = None,
-) -> None:
-    """Reduce `buffer` (flat, contiguous, in place) over the transport's ranks.
-
-    peers: the buffers of all ranks of this host in rank order, where they lie in an arena; `buffer` is this rank's
-    among them. Every rank has finished writing its buffer (the roll call before is that barrier).
-    """
-    prepared(transport, workspace, place, buffer, reduction, peers)()
+def allreduce(transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction) -> None:
+    """Reduce `buffer` (flat, contiguous, in place) over the transport's ranks."""
+    prepared(transport, workspace, place, buffer, reduction)()
 
 
 def prepared(
     transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction,
     peers: Sequence[Array] | None = None,
 ) -> Callable[[], None]:
-    """`allreduce` of this very buffer, to be called many times."""
+    """`allreduce` of this very buffer, to be called many times.
+
+    peers: the buffers of all ranks of this host in rank order, where they lie in an arena; `buffer` is this rank's
+    among them. Every rank has finished writing its buffer (the roll call before is that barrier).
+    """
     if transport.size == 1:
         return partial(alone, buffer, reduction)
     name = choose(place, buffer.nbytes, buffer.dtype, peers is not None)

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hvdlite import ops, runtime
-from hvdlite.algorithms import allreduce, pipeline
+from hvdlite.algorithms import allreduce, pipeline, prepared
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import cupy, finish
 from hvdlite.bench.contenders import ITEM, Contender, Trial, start_gloo
@@ -107,7 +107,7 @@ def in_arena(lane: Lane, arena: Arena) -> Callable[[int], Trial]:
         mine, peers = arena.view(0, count, ITEM), arena.peer_views(0, count, ITEM)
 
         def work(lane: Lane) -> None:
-            allreduce(lane.transport, lane.workspace, lane.place, mine, Reduction("sum"), peers)
+            prepared(lane.transport, lane.workspace, lane.place, mine, Reduction("sum"), peers)()
 
         return on_lane(lane, mine, "ipc", work)
 

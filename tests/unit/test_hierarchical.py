@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvdlite.algorithms import Place, allreduce
+from hvdlite.algorithms import Place, prepared
 from hvdlite.algorithms.choice import FOLDED_STEP_BYTES, STEP_BYTES, across, choose
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, bfloat16
@@ -42,7 +42,7 @@ def reduced(layout: tuple[int, ...], order: str, arrays: list[Array], how: Reduc
             peers = levels.local.allgather_object(buffer)
             transport.barrier()  # the roll call's part
         assert choose(place, buffer.nbytes, buffer.dtype, in_arena) == "hierarchical"
-        allreduce(transport, workspace, place, buffer, how, peers)
+        prepared(transport, workspace, place, buffer, how, peers)()
         return buffer
 
     return run_ranks(sum(layout), main)
@@ -110,7 +110,7 @@ def test_no_more_bytes_leave_a_host_than_must(layout: tuple[int, ...]) -> None:
 
         levels.cross.exchange = counted
         transport.barrier()
-        allreduce(transport, workspace, place, buffer, Reduction(), peers)
+        prepared(transport, workspace, place, buffer, Reduction(), peers)()
 
     run_ranks(sum(layout), main)
     assert all(abs(sum(host) - 2 * 4 * length * (hosts - 1) / hosts) <= 64 for host in sent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvdlite.algorithms import Place, allreduce
+from hvdlite.algorithms import Place, prepared
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
 from hvdlite.bench.model import CLUSTERS, RANKS, SIZES, cost, predict
@@ -46,7 +46,7 @@ def count(algorithm: str, hosts: int, local: int) -> tuple[int, list[int]]:
             each.home, each.messages, each.far = homes, messages, far
         peers = levels.local.allgather_object(buffer) if algorithm == "hierarchical" else None
         transport.barrier()
-        allreduce(transport, workspace, place, buffer, Reduction(), peers)
+        prepared(transport, workspace, place, buffer, Reduction(), peers)()
         assert (buffer == hosts * local).all()
         return len(messages), sum(far), home
 
