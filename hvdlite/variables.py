@@ -25,7 +25,7 @@ SEQUENTIAL = re.compile(r"(?<![^/])sequential[/_]")  # `_` in an optimizer's sta
 
 
 def is_variable(found: Any) -> bool:
-    return hasattr(found, "assign")
+    return hasattr(found, "assign") and hasattr(found, "shape")  # a Keras optimizer assigns, too
 
 
 def variables_of(found: Any) -> list[Any]:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import hvdlite
 import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as hvd_keras
 from tests.parallel.common import last, require_error, require_same_bits
@@ -145,6 +146,17 @@ def check_the_optimizer_remains_itself() -> None:
     hvd.DistributedOptimizer(optimizer)
     assert type(optimizer) is keras.optimizers.Adam and optimizer.get_config() == config
     require_error(RuntimeError, lambda: hvd.DistributedOptimizer(optimizer), "attached already")
+
+
+def check_an_optimizers_state_is_broadcast() -> None:
+    """given as the optimizer itself, or beside its model, by every front."""
+    for broadcast in (hvd.broadcast_variables, hvd_keras.broadcast_variables, hvdlite.broadcast_variables):
+        for wrapped in (lambda optimizer: optimizer, keras.optimizers.LossScaleOptimizer):
+            for given in (lambda trained, optimizer: optimizer, lambda trained, optimizer: [trained, optimizer]):
+                trained, optimizer = model(), wrapped(keras.optimizers.Adam(0.01 * (hvd.rank() + 1)))
+                optimizer.build(trained.trainable_variables)
+                broadcast(given(trained, optimizer), 1)
+                np.testing.assert_allclose(np.array(optimizer.learning_rate), 0.02, rtol=1e-6)
 
 
 def check_names_that_keras_invents_do_not_matter() -> None:
