@@ -30,7 +30,10 @@ class Terms:
             raise ValueError(f"gradient_predivide_factor must be a number above 0, not {self.predivide!r}")
         object.__setattr__(self, "predivide", predivide)
         if self.predivide != 1.0 and self.op is not Average:
-            raise ValueError("gradient_predivide_factor is for op=Average only")
+            raise ValueError(
+                f"gradient_predivide_factor={self.predivide:g} is for op=hvd.Average only: leave it out for "
+                f"op=hvd.{self.op.name}"
+            )
 
     def __str__(self) -> str:
         """In a user's words."""

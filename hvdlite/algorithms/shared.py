@@ -5,7 +5,7 @@
     rank 2's buffer  [ 0 | 1 | 2 ]
 
 Every byte is read once and written once per rank, 2pS/M seconds at S bytes and a copy bandwidth of M: on one host
-this is 2-7 times faster than any algorithm that sends messages (each of which costs a copy in and a copy out).
+this is 2-3 times faster than any algorithm that sends messages (each of which costs a copy in and a copy out).
 The work goes in blocks that stay in the L2 cache; between two of them Python should take little: at 4 us a block it was
 a sixth of the time. Rejected: one-shot (each rank adds everything: p times the reads).
 """
