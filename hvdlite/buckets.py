@@ -90,10 +90,11 @@ class BucketPlan:
 def plan(
     specs: Iterable[Spec], bucket_bytes: int, first_bytes: int, order: Sequence[int] | None = None
 ) -> BucketPlan:
-    """Fill buckets of about bucket_bytes (the first of each kind: first_bytes), last parameter first, or in the order
-    of these indices.
+    """Fill buckets of at least bucket_bytes (the first of each kind: first_bytes; the last of each may have less), last
+    parameter first, or in the order of these indices.
 
-    A parameter or group larger than a bucket gets one of its own. Pure: equal input gives equal plans.
+    What is in a bucket leaves with the parameter or group that fills it, however large that is: a few small ones ahead
+    of a large one are not worth a request of their own. Pure: equal input gives equal plans.
     """
     specs = tuple(specs)
     filled: list[list[int]] = []
@@ -101,13 +102,12 @@ def plan(
     room: dict[tuple[str, str], int] = {}
     for unit in units(specs, range(len(specs))[::-1] if order is None else order):
         kind = (specs[unit[0]].dtype, specs[unit[0]].device)
-        size = sum(padded(specs[index]) for index in unit)
-        if kind not in newest or size > room[kind]:
+        if room.get(kind, 0) <= 0:
             room[kind] = bucket_bytes if kind in newest else first_bytes
             newest[kind] = []
             filled.append(newest[kind])
         newest[kind].extend(unit)
-        room[kind] -= size
+        room[kind] -= sum(padded(specs[index]) for index in unit)
     return lay_out(specs, filled)
 
 

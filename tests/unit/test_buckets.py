@@ -98,13 +98,22 @@ def test_last_parameters_come_first(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_sizes(seed: int) -> None:
-    """No bucket above its limit, except for a parameter that is larger alone; the first of each dtype is small."""
+    """A bucket is closed by the parameter that fills it, no earlier and no later; the first of each dtype is small."""
     made = plan(specs(seed), 8 * KB, 1 * KB)
-    seen = set()
-    for number, bucket in enumerate(made.buckets):
-        most = 8 * KB if bucket.dtype in seen else 1 * KB
-        seen.add(bucket.dtype)
-        assert size_of(made, number) <= most or len([i for i in bucket.members if made.slots[i].length]) == 1
+    for kind in {bucket.dtype for bucket in made.buckets}:
+        numbers = [number for number, bucket in enumerate(made.buckets) if bucket.dtype == kind]
+        for number in numbers:
+            enough = 1 * KB if number == numbers[0] else 8 * KB
+            before_the_last = made.slots[made.buckets[number].members[-1]].offset * kind.itemsize
+            assert before_the_last < enough
+            assert size_of(made, number) >= enough or number == numbers[-1]
+
+
+def test_small_ones_leave_with_the_large_one_behind_them() -> None:
+    """A linear layer's bias, and the short layer after it, cost no request of their own."""
+    shapes = [(2048, 1024), (2048,), (2048, 2048), (2048,), (10, 2048), (10,)]
+    made = plan([Spec(f"p{i}", shape, "float32") for i, shape in enumerate(shapes)], 1024 * KB, 512 * KB)
+    assert [bucket.members for bucket in made.buckets] == [(5, 4, 3, 2), (1, 0)]
 
 
 def test_the_first_bucket_is_small_and_the_rest_are_full() -> None:

@@ -161,7 +161,7 @@ def check_optimizers_of_one_backward_after_a_failure() -> None:
 
 def check_gradients_before_a_failure_are_forgotten() -> None:
     """Also where the next backward comes to them later than to the others of their bucket, which then is not full."""
-    restart(OVERLAP="1", BUCKET_MB="0.0003")
+    restart(OVERLAP="1", BUCKET_MB="0.0002")
     params = [torch.nn.Parameter(torch.zeros(30)) for _ in range(4)]
     optimizer = attach(params)
 

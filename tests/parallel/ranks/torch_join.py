@@ -35,7 +35,7 @@ def require_weights(params: list[torch.nn.Parameter], value: float) -> None:
 def check_uneven_steps() -> None:
     """Rank r makes r steps, then p-1-r, then r: twice in a row, zero batches among them."""
     p, r = hvd.size(), hvd.rank()
-    for settings in ({}, {"SHARED_MEMORY": "0"}, {"OVERLAP": "1", "BUCKET_MB": "0.0001"}):
+    for settings in ({}, {"SHARED_MEMORY": "0"}, {"OVERLAP": "1", "BUCKET_MB": "0.00001"}):
         restart(**settings)
         params = weights()
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
@@ -240,7 +240,7 @@ def check_what_was_left_undone_is_forgotten() -> None:
         hook.remove()
 
     for passes, undone, by_hand in ((2, backward, False), (1, backward, False), (1, backward, True), (1, failing, False)):
-        restart(OVERLAP="1", BUCKET_MB="0.0001")
+        restart(OVERLAP="1", BUCKET_MB="0.00001")
         params = weights()
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), backward_passes_per_step=passes)
         if r == p - 1:
@@ -263,7 +263,7 @@ def check_a_failed_backward_before_join_is_no_part_of_the_others() -> None:
     p, r = hvd.size(), hvd.rank()
     if p == 1:
         return
-    restart(OVERLAP="1", BUCKET_MB="0.0001")
+    restart(OVERLAP="1", BUCKET_MB="0.00001")
     params = weights()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
     train(params, optimizer, 1)
@@ -289,7 +289,7 @@ def check_a_failed_backward_before_join_keeps_nobody_waiting() -> None:
     if p == 1:
         return
     for failing, then in itertools.product((0, 1), ((0,), (1,), (0, 1), (), None)):
-        restart(OVERLAP="1", BUCKET_MB="0.0001")
+        restart(OVERLAP="1", BUCKET_MB="0.00001")
         models = [weights(), weights()]
         optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0)) for params in models]
 

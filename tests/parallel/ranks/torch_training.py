@@ -119,7 +119,7 @@ def check_overlap_leaves_early() -> None:
 def crossed() -> tuple[torch.nn.ModuleList, Callable[[], list[int]]]:
     """Layers used in another order than they were made in, each in a bucket of its own, and a step, which returns the
     order of the buckets after it."""
-    restart(OVERLAP="1", BUCKET_MB="0.0001")
+    restart(OVERLAP="1", BUCKET_MB="0.00001")
     layers = torch.nn.ModuleList([torch.nn.Linear(4, 4, bias=False) for _ in range(4)])
     hvd.broadcast_parameters(layers.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=0.1))
@@ -163,7 +163,7 @@ def check_overlap_is_tried_while_all_take_part() -> None:
     p, r = hvd.size(), hvd.rank()
     if p == 1:
         return
-    restart(SHARED_MEMORY="0", BUCKET_MB="0.0001")
+    restart(SHARED_MEMORY="0", BUCKET_MB="0.00001")
     model = build()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
