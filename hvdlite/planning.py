@@ -12,7 +12,7 @@ from hvdlite.config import Config
 
 USUAL_BUCKET = 25 << 20  # bytes
 FIRST_BUCKET = 1 << 20  # bytes; small, so that communication starts early
-SHORTEST_BUCKET = 512 * 1024  # bytes; 4 ms at 1 Gbit/s, where a bucket takes the lane 0.3 ms of a core besides
+SHORTEST_BUCKET = 384 * 1024  # bytes; 3 ms at 1 Gbit/s, where a bucket takes the lane 0.3 ms of a core besides
 
 
 def planned(

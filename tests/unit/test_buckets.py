@@ -169,7 +169,7 @@ def test_buckets_that_leave_during_backward_are_short() -> None:
     made, overlap = planned(layers, Config(bucket_bytes=USUAL_BUCKET), network)
     assert overlap is None and len(made.buckets) == 4
     small = [Spec(f"p{i}", (64, 64), "float32") for i in range(64)]  # 16 KB each, 1 MB in all
-    assert len(planned(small, Config(), network)[0].buckets) == 2  # no shorter than pays
+    assert len(planned(small, Config(), network)[0].buckets) == 3  # no shorter than pays
     given = Config(bucket_bytes=32 * KB)
     assert {len(bucket.members) for bucket in planned(small, given, network)[0].buckets} == {2}  # the first, too
     first, *_, last = planned([*small] * 10, Config(), host)[0].buckets
