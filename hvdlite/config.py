@@ -27,8 +27,8 @@ class Config:
     """One of ALGORITHMS; `HVDLITE_ALGORITHM`. `shared` and `hierarchical` are one: in memory within a host, over
     the network between hosts; `ring` instead where ranks share no memory."""
     bucket_bytes: int | None = None
-    """A bucket leaves once it holds so many bytes of gradients; `HVDLITE_BUCKET_MB`, `HOROVOD_FUSION_THRESHOLD` (bytes).
-    None: see `planning`."""
+    """A bucket leaves once it holds so many bytes; `HVDLITE_BUCKET_MB`, `HOROVOD_FUSION_THRESHOLD` (bytes). None: see
+    `planning`."""
     overlap: str = "auto"
     """`1`: buckets leave during backward; `0`: all at its end; `auto`: where it hides time. `HVDLITE_OVERLAP`."""
     shared_memory: bool = True

@@ -83,7 +83,7 @@ def _level(text: str) -> str:
 _NO_TUNING = "algorithms are chosen by a cost model from size and place, with nothing to tune"
 TUNABLES = (
     Tunable("--fusion-threshold-mb", "FUSION_THRESHOLD", ("params", "fusion_threshold_mb"),
-            "size of gradient buckets (25)", _bytes),
+            "what fills a gradient bucket (25)", _bytes),
     Tunable("--cycle-time-ms", "CYCLE_TIME", ("params", "cycle_time_ms"), read=_amount,
             no_effect="there are no cycles: a bucket leaves when it is full"),
     Tunable("--cache-capacity", "CACHE_CAPACITY", ("params", "cache_capacity"), read=_count,
