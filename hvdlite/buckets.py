@@ -88,27 +88,50 @@ class BucketPlan:
 
 
 def plan(
-    specs: Iterable[Spec], bucket_bytes: int, first_bytes: int, order: Sequence[int] | None = None
+    specs: Iterable[Spec], bucket_bytes: int, first_bytes: int, last_bytes: int = 0, order: Sequence[int] | None = None
 ) -> BucketPlan:
-    """Fill buckets of at least bucket_bytes (the first of each kind: first_bytes; the last of each may have less), last
-    parameter first, or in the order of these indices.
-
-    What is in a bucket leaves with the parameter or group that fills it, however large that is: a few small ones ahead
-    of a large one are not worth a request of their own. Pure: equal input gives equal plans.
-    """
+    """Fill each kind's buckets, as `fill` does, with the last parameter first, or in the order of these indices; they
+    are sent in the order in which they begin to fill. Pure: equal input gives equal plans."""
     specs = tuple(specs)
-    filled: list[list[int]] = []
-    newest: dict[tuple[str, str], list[int]] = {}  # the bucket of each kind that is being filled
-    room: dict[tuple[str, str], int] = {}
-    for unit in units(specs, range(len(specs))[::-1] if order is None else order):
-        kind = (specs[unit[0]].dtype, specs[unit[0]].device)
-        if room.get(kind, 0) <= 0:
-            room[kind] = bucket_bytes if kind in newest else first_bytes
-            newest[kind] = []
-            filled.append(newest[kind])
-        newest[kind].extend(unit)
-        room[kind] -= sum(padded(specs[index]) for index in unit)
-    return lay_out(specs, filled)
+    kinds: dict[tuple[str, str], list[list[int]]] = {}
+    turns: dict[int, int] = {}
+    for turn, unit in enumerate(units(specs, range(len(specs))[::-1] if order is None else order)):
+        kinds.setdefault((specs[unit[0]].dtype, specs[unit[0]].device), []).append(unit)
+        turns[unit[0]] = turn
+    nbytes = [padded(spec) for spec in specs]
+    filled = [bucket for kind in kinds.values() for bucket in fill(kind, nbytes, bucket_bytes, first_bytes, last_bytes)]
+    return lay_out(specs, sorted(filled, key=lambda bucket: turns[bucket[0]]))
+
+
+def fill(
+    units: Sequence[Sequence[int]], nbytes: Sequence[int], bucket_bytes: int, first_bytes: int, last_bytes: int
+) -> list[list[int]]:
+    """Buckets of at least bucket_bytes, the first of first_bytes; behind them, where last_bytes is not 0, one of that,
+    for no backward hides a thing of the last. nbytes: of each parameter.
+
+    What is in a bucket leaves with the unit that fills it, however large that is: a few small ones ahead of a large one
+    are not worth a request of their own. Nor is what remains ahead of the last bucket, if it would not half fill one.
+    """
+    sizes = [sum(nbytes[index] for index in unit) for unit in units]
+    end, short = len(units), 0
+    while end and short < last_bytes:
+        end -= 1
+        short += sizes[end]
+    rest = sum(sizes[:end])
+    if rest < first_bytes:  # one bucket is enough
+        end, rest = len(units), rest + short
+    buckets: list[list[int]] = []
+    room = 0
+    for unit, size in zip(units[:end], sizes, strict=False):
+        if not buckets or (room <= 0 and rest >= bucket_bytes / 2):
+            room = bucket_bytes if buckets else first_bytes
+            buckets.append([])
+        buckets[-1].extend(unit)
+        room -= size
+        rest -= size
+    if end < len(units):
+        buckets.append([index for unit in units[end:] for index in unit])
+    return buckets
 
 
 def units(specs: Sequence[Spec], indices: Sequence[int]) -> list[list[int]]:

@@ -13,6 +13,7 @@ from hvdlite.config import Config
 USUAL_BUCKET = 25 << 20  # bytes
 FIRST_BUCKET = 1 << 20  # bytes; small, so that communication starts early
 SHORTEST_BUCKET = 384 * 1024  # bytes; 3 ms at 1 Gbit/s, where a bucket takes the lane 0.3 ms of a core besides
+LAST_BUCKET = 64 * 1024  # bytes; as long on that wire as its request takes
 
 
 def planned(
@@ -21,8 +22,8 @@ def planned(
     """The plan for these parameters, and whether its buckets leave during backward (None: to be tried). order: in which
     backward has their gradients, where that is known.
 
-    Then, unless the user gave their size, they are a sixteenth of the gradients, so that the last to fill, which
-    nothing can hide, is short; but no longer than usual, nor so short that latency counts (SHORTEST_BUCKET).
+    Then, unless the user gave their size, they are a sixteenth of the gradients, no longer than usual, nor so short
+    that latency counts (SHORTEST_BUCKET); and the last, which nothing can hide, is shorter yet (LAST_BUCKET).
     """
     specs = tuple(specs)
     on_gpu = any(spec.device != "host" for spec in specs)
@@ -30,7 +31,8 @@ def planned(
     if overlap is not False and config.bucket_bytes is None:
         total = sum(spec.length * np.dtype(spec.dtype).itemsize for spec in specs)
         most = min(most, max(total // 16, SHORTEST_BUCKET))
-    return plan(specs, most, min(most, FIRST_BUCKET), order), overlap
+    last = 0 if overlap is False else min(most, LAST_BUCKET)
+    return plan(specs, most, min(most, FIRST_BUCKET), last, order), overlap
 
 
 def overlap_pays(setting: str, place: Place, on_gpu: bool) -> bool | None:
