@@ -6,9 +6,8 @@ handing over to a thread costs ~50 us, in the caller's own when the lane is idle
 Horovod matches calls by name, not by order. So when a roll call finds different requests, all ranks of the lane go
 into common rounds (`rounds`), and leave them together. The ordinary path pays nothing for this.
 
-Joining is a request, too, that runs when all ranks call it at once. Until then it differs from what the others call,
-so that rounds follow in which the ranks that have joined are told how to take part with zeros. It costs two small
-exchanges per request then (a scalar all-reduce on 2 ranks takes 0.4 ms instead of 26 us), and nothing before.
+Joining is a request, too, that runs when all ranks call it at once. Until then it differs from what others call, so
+that rounds follow, which tell those who have joined how to take part with zeros: two small exchanges per request.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class Lane:
         self.workspace = Workspace()
         self.maximum = transport.maximum(VALUES)
         self.quietly = quiet_runner()
-        self.gpu: Side | None = None
-        """What work on device arrays finds instead of transport, place and workspace; `gpu` makes it."""
+        self.gpu: Side | None = None  # instead of transport, place and workspace for device arrays; `gpu` makes it
         self.changed = Changed()
         self.queue: deque[Request] = deque()
         self.pending: dict[str, Request] = {}  # by key: queued or under way
@@ -74,8 +72,7 @@ class Lane:
         self.without_all = False  # the request under way runs while ranks have joined, who lend no memory
         self.disagreed = False  # the first request in the queue has been called and differed
         self.closed: HvdliteError | None = None
-        self.farewell = ShutdownError("hvdlite has been shut down: call hvd.init() again first.")
-        """What calls find after `leave`."""
+        self.farewell = ShutdownError("hvdlite has been shut down: call hvd.init() again first.")  # found after `leave`
         self.departure: Handle | None = None
         self.released = False
         self.thread: threading.Thread | None = None
@@ -89,6 +86,10 @@ class Lane:
 
     def run(self, request: Request) -> Any:
         """Queue a request and wait for its result."""
+        return self.begin(request).wait()
+
+    def begin(self, request: Request) -> Handle:
+        """Queue a request that is waited for next: where the lane is idle, it runs before this returns."""
         self.require_no_lender(request.signature)
         with self.changed.lock:
             inline = not self.busy and not self.queue
@@ -100,7 +101,7 @@ class Lane:
                 self.queue.append(request)
         if inline:
             self.run_here(request)
-        return request.handle.wait()
+        return request.handle
 
     def require_no_lender(self, signature: Signature) -> None:
         """Raise HvdliteError where a call is about to wait in the middle of another of its thread's."""
@@ -192,8 +193,7 @@ class Lane:
     def execute(self, request: Request) -> None:
         """Do the work of a request that all ranks have agreed on; what it raises is its handle's error."""
         result = error = None
-        self.alike = request.alike
-        request.agreed = time.monotonic()
+        self.alike, request.agreed = request.alike, time.monotonic()
         for observer in self.observers:
             observer.agreed(self, request)
         try:

@@ -133,7 +133,7 @@ class Reducer:
         if spare:
             spare([index for index, marked in enumerate(self.marked) if not marked])
         with contextlib.suppress(HvdliteError):
-            self.send_rest(tag, flag=VOID + self.lane.transport.rank)
+            self.send_rest(tag, VOID + self.lane.transport.rank, self.lane.submit)
 
     def forget_round(self) -> bool:
         """Wait for what has left; whether any was reduced."""
@@ -186,7 +186,7 @@ class Reducer:
         uses = self.all_dense
         if 0 in self.marked:
             uses = [Use.DENSE if marked else load(index) for index, marked in enumerate(self.marked)]
-        self.send_rest(tag, flag=int(uses != self.all_dense))
+        self.send_rest(tag, int(uses != self.all_dense), self.lane.begin)
         for _, handle in self.sent:
             handle.wait()
         flag = self.sent[-1][0].flag if self.sent else 0
@@ -214,15 +214,18 @@ class Reducer:
         if trial.over:
             self.trial = None
 
-    def send_rest(self, tag: Round | str, flag: int) -> None:
-        """All buckets that have not left; the last, which never leaves early, with the flag."""
+    def send_rest(self, tag: Round | str, flag: int, send_last: Callable[[Request], Handle]) -> None:
+        """All buckets that have not left; the last, which never leaves early, with the flag: submitted, or, where it is
+        waited for next, begun in this thread, which saves handing it over."""
         last = len(self.plan.buckets) - 1
         for number in range(len(self.sent), last + 1):
             request = self.request(number, tag, flag if number == last else 0)
-            if self.overlap:
+            if not self.overlap:
+                self.lane.run(request)
+            elif number < last:
                 self.lane.submit(request)
             else:
-                self.lane.run(request)
+                send_last(request)
             self.sent.append((request, request.handle))
 
     def request(self, number: int, tag: Round | str, flag: int = 0) -> Request:
