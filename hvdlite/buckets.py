@@ -110,11 +110,16 @@ def fill(
     for no backward hides a thing of the last. nbytes: of each parameter.
 
     What is in a bucket leaves with the unit that fills it, however large that is: a few small ones ahead of a large one
-    are not worth a request of their own. Nor is what remains ahead of the last bucket, if it would not half fill one.
+    are not worth a request of their own. Nor are less than 2 * last_bytes that remain ahead of the last bucket. That
+    takes in a quarter more where it fits: a bias, which comes with its weight, and would keep the others waiting.
     """
     sizes = [sum(nbytes[index] for index in unit) for unit in units]
     end, short = len(units), 0
     while end and short < last_bytes:
+        end -= 1
+        short += sizes[end]
+    most = short + last_bytes // 4
+    while end and 0 < short + sizes[end - 1] <= most:
         end -= 1
         short += sizes[end]
     rest = sum(sizes[:end])
@@ -123,7 +128,7 @@ def fill(
     buckets: list[list[int]] = []
     room = 0
     for unit, size in zip(units[:end], sizes, strict=False):
-        if not buckets or (room <= 0 and rest >= bucket_bytes / 2):
+        if not buckets or (room <= 0 and rest >= min(2 * last_bytes, bucket_bytes)):
             room = bucket_bytes if buckets else first_bytes
             buckets.append([])
         buckets[-1].extend(unit)

@@ -99,21 +99,21 @@ def test_last_parameters_come_first(seed: int) -> None:
 @pytest.mark.parametrize("last_bytes", [0, 2 * KB])
 @pytest.mark.parametrize("seed", range(4))
 def test_sizes(seed: int, last_bytes: int) -> None:
-    """A bucket is closed by the parameter that fills it, no earlier, and no later but for a remainder of less than half
-    a bucket; the first of each dtype is small, and the last as short as it may be."""
+    """A bucket is closed by the parameter that fills it, no earlier, and no later but for a remainder of less than twice
+    the last one's bytes; the first of each dtype is small, and the last as short as it may be."""
     made = plan(specs(seed), 8 * KB, 1 * KB, last_bytes)
     for kind in {bucket.dtype for bucket in made.buckets}:
         numbers = [number for number, bucket in enumerate(made.buckets) if bucket.dtype == kind]
         if last_bytes:
             last = made.buckets[numbers.pop()]
-            behind_its_first = [made.slots[index].offset * kind.itemsize for index in last.members][1:]
-            assert last.length * kind.itemsize >= last_bytes
-            assert not behind_its_first or last.length * kind.itemsize - behind_its_first[0] < last_bytes
+            offsets = [made.slots[index].offset * kind.itemsize for index in last.members]
+            needed = [offset for offset in offsets if last.length * kind.itemsize - offset >= last_bytes]
+            assert max(needed) <= last_bytes / 4 or not numbers
         for number in numbers:
             enough = 1 * KB if number == numbers[0] else 8 * KB
             offsets = [made.slots[index].offset * kind.itemsize for index in made.buckets[number].members]
             needless = [offset for offset in offsets if offset >= enough]
-            assert not needless or (number == numbers[-1] and size_of(made, number) - needless[0] < 4 * KB)
+            assert not needless or (number == numbers[-1] and size_of(made, number) - needless[0] < 2 * last_bytes)
             assert size_of(made, number) >= enough or number == numbers[-1]
 
 
@@ -173,16 +173,18 @@ def test_buckets_that_leave_during_backward_are_short() -> None:
     made, overlap = planned(layers, Config(), network)
     assert overlap is None and len(made.buckets) == 16
     made, overlap = planned(layers, Config(), host)
-    assert overlap is False and [len(bucket.members) for bucket in made.buckets] == [1, 7, 8]
+    assert overlap is False and [len(bucket.members) for bucket in made.buckets] == [1, 7, 7, 1]
     made, overlap = planned(layers, Config(bucket_bytes=USUAL_BUCKET), network)
     assert overlap is None and [len(bucket.members) for bucket in made.buckets] == [1, 7, 7, 1]
     small = [Spec(f"p{i}", (64, 64), "float32") for i in range(64)]  # 16 KB each, 1 MB in all
     lengths = [len(bucket.members) for bucket in planned(small, Config(), network)[0].buckets]
-    assert lengths == [24, 24, 12, 4]  # no shorter than pays, but for what nothing hides
-    assert [len(bucket.members) for bucket in planned(small[:39], Config(), network)[0].buckets] == [35, 4]
+    assert lengths == [24, 24, 11, 5]  # no shorter than pays, but for what nothing hides
+    assert [len(bucket.members) for bucket in planned(small[:34], Config(), network)[0].buckets] == [29, 5]
     assert [len(bucket.members) for bucket in planned(small[:20], Config(), network)[0].buckets] == [20]
     assert [len(bucket.members) for bucket in planned(small, Config(overlap="0"), network)[0].buckets] == [64]
+    biased = [Spec(f"p{i}", shape, "float32") for i, shape in enumerate([(1024, 2048), (2048,)] * 3)]
+    assert [bucket.members for bucket in planned(biased, Config(), network)[0].buckets] == [(5, 4), (3, 2), (1, 0)]
     given = Config(bucket_bytes=32 * KB)
     assert {len(bucket.members) for bucket in planned(small, given, network)[0].buckets} == {2}  # the first, too
-    first, *_, last = planned([*small] * 20, Config(), host)[0].buckets
-    assert len(first.members) == 64 and len(last.members) == 1216
+    first, *_, last = planned([*small] * 10, Config(), host)[0].buckets
+    assert len(first.members) == 64 and len(last.members) == 576

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,52 @@ def test_a_backward_that_raises_at_its_very_end_is_void_on_all_ranks() -> None:
 
     told, _ = on_reducers(2, rank_main, overlap=True, members=(3, 5))
     assert "a backward of rank 5 raised" in told
+
+
+def test_the_last_bucket_is_reduced_by_the_thread_that_waits_for_it() -> None:
+    """Where those before it are done: no thread has to wake for it."""
+
+    class Threads:
+        def __init__(self) -> None:
+            self.of: dict[str, int] = {}
+
+        def agreed(self, lane: Lane, request: Request) -> None:
+            self.of[request.signature.name] = threading.get_ident()
+
+        def queued(self, lane: Lane, request: Request) -> None: ...
+
+        def done(self, lane: Lane, request: Request) -> None: ...
+
+    def rank_main(reducer: Reducer) -> None:
+        reducer.lane.observers = (threads := Threads(),)
+        mark_all(reducer, 1.0, "first")
+        for _, handle in reducer.sent:
+            handle.wait()
+        while reducer.lane.busy:  # until its thread has put the request before the last aside
+            pass
+        finish(reducer, "first")
+        own = [threads.of[name] == threading.get_ident() for name in reducer.names]
+        assert own == [False] * (len(own) - 1) + [True]
+
+    on_reducers(2, rank_main, overlap=True)
+
+
+def test_who_voids_a_round_does_not_wait_for_the_others() -> None:
+    """They may be in another optimizer's round, which this rank is about to void, too."""
+    voided = threading.Event()
+
+    def rank_main(reducer: Reducer) -> None:
+        if reducer.lane.transport.rank == 0:
+            mark_all(reducer, 1.0, "first")
+            reducer.void_round("first")
+            voided.set()
+        else:
+            assert voided.wait(10)
+            mark_all(reducer, 1.0, "first")
+            reducer.void_round("first")
+        reducer.forget_round()
+
+    on_reducers(2, rank_main, overlap=True)
 
 
 def test_an_abandoned_round_is_none_of_the_trials() -> None:
