@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +41,14 @@ def mark_all(reducer: Reducer, value: float, tag: str) -> None:
 
 def finish(reducer: Reducer, tag: str) -> None:
     reducer.finish_round(lambda index: Use.DENSE, tag)
+
+
+def settle(reducer: Reducer) -> None:
+    """Until what has left is done, and the lane idle."""
+    for _, handle in reducer.sent:
+        handle.wait()
+    while reducer.lane.busy:
+        time.sleep(0.001)
 
 
 def test_a_backward_that_raises_at_its_very_end_is_void_on_all_ranks() -> None:
@@ -83,10 +92,7 @@ def test_the_last_bucket_is_reduced_by_the_thread_that_waits_for_it() -> None:
     def rank_main(reducer: Reducer) -> None:
         reducer.lane.observers = (threads := Threads(),)
         mark_all(reducer, 1.0, "first")
-        for _, handle in reducer.sent:
-            handle.wait()
-        while reducer.lane.busy:  # until its thread has put the request before the last aside
-            pass
+        settle(reducer)
         finish(reducer, "first")
         own = [threads.of[name] == threading.get_ident() for name in reducer.names]
         assert own == [False] * (len(own) - 1) + [True]
@@ -99,13 +105,13 @@ def test_who_voids_a_round_does_not_wait_for_the_others() -> None:
     voided = threading.Event()
 
     def rank_main(reducer: Reducer) -> None:
+        mark_all(reducer, 1.0, "first")
+        settle(reducer)
         if reducer.lane.transport.rank == 0:
-            mark_all(reducer, 1.0, "first")
             reducer.void_round("first")
             voided.set()
         else:
             assert voided.wait(10)
-            mark_all(reducer, 1.0, "first")
             reducer.void_round("first")
         reducer.forget_round()
 
