@@ -9,9 +9,11 @@ The plan's `lines` are what ranks compare: a rank with another model is found be
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with np.dtype)
@@ -93,11 +95,11 @@ def plan(
     """Fill each kind's buckets, as `fill` does, with the last parameter first, or in the order of these indices; they
     are sent in the order in which they begin to fill. Pure: equal input gives equal plans."""
     specs = tuple(specs)
+    order = range(len(specs))[::-1] if order is None else order
+    turns = {index: turn for turn, index in enumerate(order)}
     kinds: dict[tuple[str, str], list[list[int]]] = {}
-    turns: dict[int, int] = {}
-    for turn, unit in enumerate(units(specs, range(len(specs))[::-1] if order is None else order)):
+    for unit in units(specs, order):
         kinds.setdefault((specs[unit[0]].dtype, specs[unit[0]].device), []).append(unit)
-        turns[unit[0]] = turn
     nbytes = [padded(spec) for spec in specs]
     filled = [bucket for kind in kinds.values() for bucket in fill(kind, nbytes, bucket_bytes, first_bytes, last_bytes)]
     return lay_out(specs, sorted(filled, key=lambda bucket: turns[bucket[0]]))
@@ -106,27 +108,16 @@ def plan(
 def fill(
     units: Sequence[Sequence[int]], nbytes: Sequence[int], bucket_bytes: int, first_bytes: int, last_bytes: int
 ) -> list[list[int]]:
-    """Buckets of at least bucket_bytes, the first of first_bytes; behind them, where last_bytes is not 0, one of that,
-    for no backward hides a thing of the last. nbytes: of each parameter.
+    """Buckets of at least bucket_bytes, the first of first_bytes; behind them, where last_bytes is not 0, a short one.
+    nbytes: of each parameter.
 
     What is in a bucket leaves with the unit that fills it, however large that is: a few small ones ahead of a large one
-    are not worth a request of their own. Nor are less than 2 * last_bytes that remain ahead of the last bucket. That
-    takes in a quarter more where it fits: a bias, which comes with its weight, and would keep the others waiting.
+    are not worth a request of their own. Nor are less than 2 * last_bytes that remain ahead of the last bucket.
     """
     sizes = [sum(nbytes[index] for index in unit) for unit in units]
-    end, short = len(units), 0
-    while end and short < last_bytes:
-        end -= 1
-        short += sizes[end]
-    most = short + last_bytes // 4
-    while end and 0 < short + sizes[end - 1] <= most:
-        end -= 1
-        short += sizes[end]
-    rest = sum(sizes[:end])
-    if rest < first_bytes:  # one bucket is enough
-        end, rest = len(units), rest + short
+    end = start_of_last(sizes, first_bytes, last_bytes)
+    room, rest = 0, sum(sizes[:end])
     buckets: list[list[int]] = []
-    room = 0
     for unit, size in zip(units[:end], sizes, strict=False):
         if not buckets or (room <= 0 and rest >= min(2 * last_bytes, bucket_bytes)):
             room = bucket_bytes if buckets else first_bytes
@@ -137,6 +128,20 @@ def fill(
     if end < len(units):
         buckets.append([index for unit in units[end:] for index in unit])
     return buckets
+
+
+def start_of_last(sizes: Sequence[int], first_bytes: int, last_bytes: int) -> int:
+    """The unit with which the last bucket begins, which is as short as last_bytes allows, for no backward hides a thing
+    of it; len(sizes) where there is none, since last_bytes is 0, or what is ahead of it would not fill a first one.
+
+    A quarter more belongs to it where that fits: a bias, which comes with its weight, and would keep others waiting.
+    """
+    behind = list(accumulate(reversed(sizes)))  # bytes of the last unit, of the last two, ...
+    needed = bisect_left(behind, last_bytes)
+    if not last_bytes or needed == len(behind):
+        return len(sizes)
+    count = bisect_right(behind, behind[needed] + last_bytes // 4)
+    return len(sizes) - count if behind[-1] - behind[count - 1] >= first_bytes else len(sizes)
 
 
 def units(specs: Sequence[Spec], indices: Sequence[int]) -> list[list[int]]:
