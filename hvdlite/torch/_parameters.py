@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import is_not
+from operator import attrgetter, is_not
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from hvdlite.buckets import Spec
 from hvdlite.torch._settings import Settings
 from hvdlite.torch._tensors import device_name, dtype_name
 from hvdlite.variables import naming
-from hvdlite.weakly import weakly
 
 Parameter = torch.nn.Parameter
 Groups = Sequence[Mapping[str, Any]]
+Hook = Callable[[torch.Tensor], Any]
 
 
 def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
@@ -32,6 +32,9 @@ def spec(index: int, p: Parameter, settings: Settings) -> Spec:
     strides = strides_of_gradient(p)
     order = () if torch.empty(p.shape, device="meta").stride() == strides else strides
     return Spec(name, tuple(p.shape), dtype, device, settings.groups.get(id(p)), order)
+
+
+computed = attrgetter("requires_grad")
 
 
 def total(groups: Groups) -> int:
@@ -65,6 +68,13 @@ class Planned:
         """Whether parameters have been added to the optimizer, or unfrozen. Quick: asked at each step."""
         return self.total != total(groups) or bool(self.all_frozen and any(p.requires_grad for p in self.all_frozen))
 
+    def untouched(self, groups: Groups) -> bool:
+        """Whether they are all that the optimizer has, lie where they did, and are trained. Quick: asked at each
+        backward."""
+        now = groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
+        same = len(now) == len(self.parameters) and not any(map(is_not, now, self.parameters))
+        return same and all(map(computed, now)) and not self.moved(now)
+
     def are(self, now: Sequence[Parameter]) -> bool:
         """Whether these are the same objects, and those that were frozen still are."""
         if len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
@@ -84,24 +94,27 @@ class Planned:
 
 
 class Hooks:
-    """On parameters: call is told of each gradient, as long as its object lives. The collector of cycles does not see
-    the hooks of tensors, which would keep all that they refer to."""
+    """On parameters: call is told of each gradient, or, where that is enough, announce. Neither may keep what is to be
+    collected: the collector of cycles does not see the hooks of tensors, which keep all that they refer to."""
 
-    def __init__(self, call: Callable[[torch.Tensor], None]) -> None:
-        self.call = weakly(call)
+    def __init__(self, call: Hook, announce: Hook) -> None:
+        self.call, self.announce = call, announce
         self.handles: dict[int, tuple[Parameter, Any]] = {}  # by id() of the parameter
         self.told = False
 
-    def renew(self, now: Sequence[Parameter], members: Collection[int]) -> None:
+    def renew(self, now: Sequence[Parameter], members: Collection[int], announcing: bool) -> None:
         """Be on those of these that autograd computes, and no more on those that are not among the members by id()."""
+        hook = self.announce if announcing else self.call
         for p in [p for p, _ in self.handles.values() if id(p) not in members]:
             self.handles.pop(id(p))[1].remove()
         for p in now:
             if not p.requires_grad:
                 continue
             known, there = self.handles.get(id(p)), getattr(p, "_post_accumulate_grad_hooks", None) or {}
-            if known is None or known[1].id not in there:  # torch.utils.swap_tensors takes them away
-                handle = p.register_post_accumulate_grad_hook(self.call)  # type: ignore[no-untyped-call]
+            if known is None or there.get(known[1].id) is not hook:  # torch.utils.swap_tensors takes them away
+                if known is not None:
+                    known[1].remove()
+                handle = p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self.handles[id(p)] = p, handle
 
     def are_last(self, p: torch.Tensor, name: Callable[[torch.Tensor], str] | None) -> bool:

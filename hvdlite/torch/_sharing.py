@@ -80,7 +80,7 @@ def give_away(attachment: Attachment, parameters: set[int], to: Attachment) -> N
     attachment.kept.append(to.optimizer)
     for each in parameters:
         attachment.gradients.sparse.pop(each, None)
-    attachment.hooks.renew([], attachment.members() - attachment.given.keys())
+    attachment.renew_hooks()
 
 
 def reducers(attachment: Attachment) -> list[Attachment]:

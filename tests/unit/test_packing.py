@@ -51,8 +51,8 @@ class Computed:
             if self.packing.add(self.parameters[index]):
                 self.pack()
 
-    def pack(self) -> None:
-        self.ready += self.packing.pack()
+    def pack(self, ended: bool = False) -> None:
+        self.ready += self.packing.pack(ended)
 
     def require(self, *indices: int) -> None:
         """Exactly these have been packed."""
@@ -86,6 +86,28 @@ def test_nothing_waits_where_a_bucket_could_leave(calls: list[int]) -> None:
     computed.add(3, 2, 1)
     computed.require(3, 2)
     assert calls == [2]
+
+
+def test_few_are_not_noted_where_all_leave_at_the_end(calls: list[int]) -> None:
+    """Those without a gradient are left to whoever asks for them."""
+    computed = Computed(*[SMALL] * 4, at_end=True)
+    assert computed.packing.unnoted
+    grad, computed.parameters[2].grad = computed.parameters[2].grad, None
+    computed.pack()
+    assert not computed.ready
+    computed.pack(ended=True)
+    computed.parameters[2].grad = grad
+    computed.require(0, 1, 3)
+    assert calls == [3]
+
+
+@pytest.mark.parametrize(("at_end", "length"), [(False, SMALL), (True, LARGE)])
+def test_gradients_are_noted_where_some_leave_earlier_or_they_are_much(at_end: bool, length: int) -> None:
+    computed = Computed(length, length, at_end=at_end)
+    assert not computed.packing.unnoted
+    computed.add(1)
+    computed.pack(ended=True)
+    computed.require(1)
 
 
 def test_a_round_that_was_given_up_leaves_nothing(calls: list[int]) -> None:

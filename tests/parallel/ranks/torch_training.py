@@ -30,11 +30,12 @@ OPTIMIZERS: dict[str, Make] = {
 BOUND = {torch.float64: 250e3 * 2.0**-53, torch.float32: 250e3 * 2.0**-24}
 
 
-def build(dtype: torch.dtype = torch.float64) -> torch.nn.Sequential:
+def build(dtype: torch.dtype = torch.float64, width: int = 30) -> torch.nn.Sequential:
     torch.manual_seed(1)
     return torch.nn.Sequential(
-        torch.nn.Linear(6, 30), torch.nn.Tanh(), torch.nn.Linear(30, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1)
-    ).to(dtype)
+        torch.nn.Linear(6, width), torch.nn.Tanh(), torch.nn.Linear(width, width), torch.nn.Tanh(),
+        torch.nn.Linear(width, 1),
+    ).to(dtype)  # fmt: skip
 
 
 def data(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,9 +66,9 @@ def require_close(found: list[torch.Tensor], expected: list[torch.Tensor], bound
         assert error <= bound * max(b.abs().max().item(), 1.0), f"off by {error:.3g}, bound {bound:.3g}"
 
 
-def compare(make: Make, dtype: torch.dtype) -> torch.nn.Module:
+def compare(make: Make, dtype: torch.dtype, width: int = 30) -> torch.nn.Module:
     x, y = data(dtype)
-    reference, model = build(dtype), build(dtype)
+    reference, model = build(dtype, width), build(dtype, width)
     expected = train(reference, make(list(reference.parameters())), x, y)
     optimizer = hvd.DistributedOptimizer(make(list(model.parameters())), named_parameters=model.named_parameters())
     losses = [hvd.allreduce(loss) for loss in train(model, optimizer, mine(x), mine(y))]
@@ -82,6 +83,11 @@ def check_loss_curves() -> None:
     for make in OPTIMIZERS.values():
         for dtype in (torch.float64, torch.float32):
             compare(make, dtype)
+
+
+def check_a_model_of_more_than_a_megabyte() -> None:
+    """Whose gradients are copied while backward goes on, large ones with the small ones before them."""
+    compare(OPTIMIZERS["Adam"], torch.float64, width=400)
 
 
 def check_every_path_gives_the_curve() -> None:
