@@ -100,7 +100,8 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--framework", choices=("torch", "keras"), default="torch",
         help="keras: under fit on TensorFlow, beside the torch path (default torch)")  # fmt: skip
-    add("--steps", type=int, default=25, metavar="N", help="timed steps per contender (default 25)")
+    add("--steps", type=int, metavar="N",
+        help=f"timed steps per contender (default: 25 s of them, at most {MOST_ROUNDS}; with keras 25)")  # fmt: skip
     add("--models", type=names(*MODELS, *GPU_MODELS), metavar="A,B,...",
         help=f"default {', '.join(MODELS)}; with --device cuda {', '.join(GPU_MODELS)}; with --framework keras "
         f"{', '.join(KERAS_MODELS)}")  # fmt: skip
@@ -156,7 +157,7 @@ def run_keras_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> No
     from hvdlite.bench import keras_step
 
     with progress(out) as show:
-        found = keras_step.compare(comm, args.models or list(KERAS_MODELS), args.steps, args.pin, show)
+        found = keras_step.compare(comm, args.models or list(KERAS_MODELS), args.steps or 25, args.pin, show)
     finish(
         args, comm, out, "keras step", lambda: report.print_keras_steps(out, found),
         lambda: {"rows": [asdict(row) for row in found]},

@@ -97,7 +97,7 @@ def compare(comm: MPI.Comm, names: Sequence[str], steps: int, pinned: bool, prog
         found[name] = run(TASKS[name], comm, steps)
     beside = step.compare(comm, names, steps, pinned, lambda done, total, text: progress(total + done, 2 * total, text))
     return [
-        Result(TASKS[name].name, *found[name], torch_overhead=torch.overhead("hvdlite"))
+        Result(TASKS[name].name, *found[name], torch_overhead=torch.overhead["hvdlite"])
         for name, torch in zip(names, beside, strict=True)
     ]
 

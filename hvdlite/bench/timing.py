@@ -104,8 +104,8 @@ def pin(comm: MPI.Comm) -> None:
     host.Free()
 
 
-def rounds_for(actions: Mapping[str, Action], comm: MPI.Comm, seconds: float, calls: int) -> int:
+def rounds_for(actions: Mapping[str, Action], comm: MPI.Comm, seconds: float, calls: int, warm: bool = True) -> int:
     """How many rounds fit into `seconds`, from one trial round; equal on all ranks, within sensible limits."""
-    trial = interleaved(actions, comm, 1, calls)
-    one_round = sum(trial.seconds.values()) * (calls + 1)
+    trial = interleaved(actions, comm, 1, calls, warm)
+    one_round = sum(trial.seconds.values()) * (calls + warm)
     return min(max(int(seconds / max(one_round, 1e-9)), FEWEST_ROUNDS), MOST_ROUNDS)
