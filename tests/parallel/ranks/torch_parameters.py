@@ -83,18 +83,19 @@ def check_model_that_failed_can_be_attached_when_repaired() -> None:
 
 
 def check_added_parameters() -> None:
-    """add_param_group after attaching: the next backward's round includes them."""
-    old, new = weights((3,), (4,)), weights((2, 2), (5,))
-    optimizer = attach(old)
-    for params in (old, [*old, *new]):
-        if params is not old:
+    """add_param_group after attaching: the next backward's round includes them, be they small or large."""
+    params = weights((3,), (4,))
+    optimizer = attach(params)
+    for new in ((), weights((2, 2), (5,)), weights((600, 600), (3,))):
+        if new:
             optimizer.add_param_group({"params": new, "lr": 2.0})
+            params += new
         for _ in range(2):
             optimizer.zero_grad()
             loss_of(params).backward()
             require_grads(params, average())
             optimizer.step()
-    require_same_bits([*old, *new])
+    require_same_bits(params)
 
 
 def check_model_cast_after_attaching() -> None:
