@@ -185,13 +185,16 @@ class Packing:
                 moving.append(index)
                 grads.append(grad)
         if not plain:
-            return [index for index in fresh if self.take(index) is Use.DENSE]
+            return [index for index in fresh if self.take(index) is Use.DENSE and index not in own]
         if moving:
             del grad
             slots.preserve(moving)
+            if own and not own.keys().isdisjoint(moving):  # some are users' own from now on
+                self.fresh = added
+                return self.pack(ended)
             torch._foreach_copy_([slots.views[i] for i in moving], grads)
-            for index, grad in zip(moving, grads, strict=True):
-                self.parameters[index].grad = slots.handed_over(index, grad)
+            for index in moving:
+                self.parameters[index].grad = slots.alias(index)
         return fresh
 
 

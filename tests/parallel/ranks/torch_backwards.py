@@ -107,7 +107,7 @@ def check_kept_gradients_outlive_a_failure() -> None:
         if step == 2:  # the first two find the order of gradients, the last parameter's first
             require_error((ArithmeticError, HvdliteError), lambda: backward(hvd.rank() == hvd.size() - 1))
         backward(False)
-        kept += [p.grad for p in params if p.grad is not None]
+        kept += [p.grad for p in params[:2] if p.grad is not None]
         optimizer.step()
         assert all((grad == hvd.size()).all() for grad in kept), (step, [grad[0] for grad in kept])
     restart()
@@ -229,7 +229,7 @@ def segments(
     from torch.utils.checkpoint import checkpoint
 
     again = partial(checkpoint, use_reentrant=reentrant)
-    x = again(lambda x: x * params[0], torch.ones(3, requires_grad=True))
+    x = again(lambda x: x * params[0], torch.ones_like(params[0], requires_grad=True))
     x = Calling.apply(x * params[1], then)
     one = again(lambda x: again(lambda y: y * params[2], x) * params[3], x)
     other = again(lambda x: x * params[2] * 2, x)
@@ -237,11 +237,14 @@ def segments(
 
 
 def check_reentrant_checkpoint() -> None:
-    """Reentrant activation checkpointing runs backwards inside a backward: to the user it is one, as without."""
-    for how, passes in (({}, 1), ({"op": hvd.Sum}, 1), ({"backward_passes_per_step": 2}, 2)):
+    """Reentrant activation checkpointing runs backwards inside a backward: to the user it is one, as without. Also
+    where gradients are copied while backward goes on (large ones), and where those of the last step were kept."""
+    cases: list[tuple[dict[str, Any], int, int]] = [({}, 1, 3), ({"op": hvd.Sum}, 1, 3)]
+    cases += [({}, 1, 300_000), ({"op": hvd.Sum}, 1, 300_000), ({"backward_passes_per_step": 2}, 2, 3)]
+    for how, passes, length in cases:
         found: dict[bool, list[torch.Tensor]] = {}
         for reentrant in (True, False):
-            params = [torch.nn.Parameter(torch.full((3,), 1.0 + i)) for i in range(4)]
+            params = [torch.nn.Parameter(torch.full((length,), 1.0 + i)) for i in range(4)]
             optimizer = attach(params, **how)
             optimizer.param_groups[0]["lr"] = 0.0
             values = found[reentrant] = []
@@ -253,6 +256,7 @@ def check_reentrant_checkpoint() -> None:
                 for _ in range(passes):
                     segments(params, reentrant).backward()
                 values += [p.grad.clone() for p in params if p.grad is not None]
+                kept = [p.grad for p in params if step == 1]  # noqa: F841
                 optimizer.step()
         assert len(found[True]) == 16
         assert all(torch.equal(a, b) for a, b in zip(found[True], found[False], strict=True)), how
