@@ -129,8 +129,10 @@ class Gradients:
 
     def tell_of_applied(self, p: torch.Tensor, grad: torch.Tensor) -> None:
         """Say once where a result that step() has applied is to be reduced again, for at most one backward has changed
-        it since, and no zero_grad()."""
-        if self.applied is not None and grad._version - self.applied.get(id(p), -2) in (0, 1):
+        it since, and no zero_grad(): unless that has, and no backward, so that it is 0."""
+        if self.applied is None or grad._version - self.applied.get(id(p), -2) not in (0, 1):
+            return
+        if grad.is_sparse or grad.any():
             self.applied = None
             name, op = self.settings.names.get(id(p), "a parameter"), self.settings.terms.op.name
             warn(

@@ -273,8 +273,8 @@ def check_sums_that_a_step_has_applied_are_told_of() -> None:
     """Nothing zeroes them before the next backward, or step: they are summed again. Once, and not where something does,
     or they are averages."""
     for op in (hvd.Sum, hvd.Average):
-        for after in ("nothing", "a step", "zeros", "None", "another tensor"):
-            params = weights((3, 4), (5,))
+        for after in ("nothing", "a step", "zeros", "zeros, and no use", "None", "another tensor"):
+            params, used = weights((3, 4), (5,)), 2
             optimizer = attach(params, op=op)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -282,9 +282,10 @@ def check_sums_that_a_step_has_applied_are_told_of() -> None:
                     if after == "another tensor":
                         for p in params:
                             p.grad = None if p.grad is None else torch.zeros_like(p)
-                    elif after in ("zeros", "None"):
+                    elif after not in ("nothing", "a step"):
                         optimizer.zero_grad(set_to_none=after == "None")
-                    loss_of(params).backward()
+                    loss_of(params[:used]).backward()
+                    used = 1 if after == "zeros, and no use" else 2
                     optimizer.step()
                     if after == "a step":
                         optimizer.step()
