@@ -17,6 +17,7 @@ from hvdlite.variables import naming
 Parameter = torch.nn.Parameter
 Groups = Sequence[Mapping[str, Any]]
 Hook = Callable[[torch.Tensor], Any]
+computed = attrgetter("requires_grad")
 
 
 def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
@@ -32,9 +33,6 @@ def spec(index: int, p: Parameter, settings: Settings) -> Spec:
     strides = strides_of_gradient(p)
     order = () if torch.empty(p.shape, device="meta").stride() == strides else strides
     return Spec(name, tuple(p.shape), dtype, device, settings.groups.get(id(p)), order)
-
-
-computed = attrgetter("requires_grad")
 
 
 def total(groups: Groups) -> int:
@@ -72,8 +70,7 @@ class Planned:
         """Whether they are all that the optimizer has, lie where they did, and are trained. Quick: asked at each
         backward."""
         now = groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
-        same = len(now) == len(self.parameters) and not any(map(is_not, now, self.parameters))
-        return same and all(map(computed, now)) and not self.moved(now)
+        return self.are(now) and all(map(computed, now)) and not self.moved(now)
 
     def are(self, now: Sequence[Parameter]) -> bool:
         """Whether these are the same objects, and those that were frozen still are."""

@@ -98,6 +98,24 @@ def check_added_parameters() -> None:
     require_same_bits(params)
 
 
+def check_unfrozen_parameter_of_a_plan() -> None:
+    """One that a plan has because of a gradient set by hand: after a backward it is as the others, also alone."""
+    params, new = weights((3,), (4,)), weights((2,))
+    params[1].requires_grad = False
+    optimizer = attach(params)
+    params[1].grad = torch.ones(4)
+    optimizer.add_param_group({"params": new})
+    loss_of([params[0], *new]).backward()
+    optimizer.step()
+    params[1].requires_grad = True
+    for used in ([*params, *new], params[1:]):
+        optimizer.zero_grad()
+        loss_of(used).backward()
+        require_grads(used, average())
+        optimizer.step()
+    require_same_bits([*params, *new])
+
+
 def check_model_cast_after_attaching() -> None:
     """Its parameters are the same objects with another dtype: planned anew, or an error where only one rank did it."""
     net = torch.nn.Linear(3, 2)
