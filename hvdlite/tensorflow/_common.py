@@ -27,16 +27,19 @@ from hvdlite.variables import unnumbered
 Tensor = Any  # tf.Tensor, or what becomes one
 
 
-_taken: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
-"""By graph: how many operations have asked for a name."""
+_taken: WeakKeyDictionary[Any, Counter[tuple[int | None, str]]] = WeakKeyDictionary()
+"""By graph: how many operations have asked for a name in a process set."""
 GRADIENT, KEY = "HvdliteGradient", "_hvdlite_gradient"
 _keys = itertools.count()
 _gradients: WeakValueDictionary[str, Callable[..., list[Any]]] = WeakValueDictionary()
 """By key: the gradients of operations in graphs that are still there."""
 
 
-def named(kind: str, tensors: Sequence[tf.Tensor], name: str | None, ignore_name_scope: bool) -> str | None:
-    """The operation's name on all ranks: in a graph that of a node, so unique there; None for a number instead.
+def named(
+    kind: str, tensors: Sequence[tf.Tensor], name: str | None, ignore_name_scope: bool, process_set: ProcessSet
+) -> str | None:
+    """The operation's name on all ranks of its process set: in a graph as a node's, and unique there among that set's
+    operations, since ranks may have others in other sets; None for a number instead.
 
     Numbers that Keras gives layers and models are left out: they differ where a rank has built others before.
     """
@@ -51,9 +54,9 @@ def named(kind: str, tensors: Sequence[tf.Tensor], name: str | None, ignore_name
     scope = graph.get_name_scope()
     if scope and not ignore_name_scope:
         chosen = f"{unnumbered(scope)}/{chosen}"
-    taken = _taken.setdefault(graph, Counter())
-    taken[chosen] += 1
-    return chosen if taken[chosen] == 1 else f"{chosen}_{taken[chosen] - 1}"
+    taken, key = _taken.setdefault(graph, Counter()), (process_set.process_set_id, chosen)
+    taken[key] += 1
+    return chosen if taken[key] == 1 else f"{chosen}_{taken[key] - 1}"
 
 
 def collective(

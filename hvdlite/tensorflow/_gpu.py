@@ -112,7 +112,12 @@ def arrays_of(tensors: Sequence[tf.Tensor]) -> list[Array]:
     """The tensors' memory, each where it lies."""
     for device in {each.backing_device for each in tensors if on_gpu(each)}:
         wait_for(device)
-    return [array_of(each) if on_gpu(each) else np.asarray(each) for each in tensors]
+    return [array_of(each) if on_gpu(each) else on_host(each) for each in tensors]
+
+
+def on_host(tensor: tf.Tensor) -> Array:
+    """The memory of an eager tensor there. (To NumPy a number of bfloat16 gives no array by itself.)"""
+    return np.asarray(tensor if tensor.shape.rank else tensor.numpy())
 
 
 def wait_for(device: str) -> None:

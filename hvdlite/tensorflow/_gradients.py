@@ -106,7 +106,7 @@ def to_array(exchange: Exchange) -> Callable[[tf.Tensor], Array]:
     """How gradients that have been computed become arrays where the exchange is."""
     gpu = exchange.gpu
     if gpu is None:
-        return np.asarray
+        return _gpu.on_host
     _gpu.wait_for(_gpu.NAMES[gpu.number])
     return lambda gradient: _gpu.array_on(gpu, gradient)
 
@@ -191,7 +191,7 @@ def gather(
 def accumulate(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> Any:
     """Add to the sums of earlier passes; whether this was the last pass, as a bool or a tensor."""
     if tf.executing_eagerly():
-        return accumulator.add({i: np.asarray(gradient) for i, gradient in gradients.items()})
+        return accumulator.add({i: _gpu.on_host(gradient) for i, gradient in gradients.items()})
     indices = list(gradients)
 
     def add(*arrays: Array) -> list[Array]:

@@ -47,7 +47,7 @@ def gathered(
 ) -> tf.Tensor:
     """`allgather`. addend: what is gathered will be added up, so that ranks that have joined add nothing."""
     tensor = dense_tensor(tensor)
-    name = named("Allgather", [tensor], name, ignore_name_scope)
+    name = named("Allgather", [tensor], name, ignore_name_scope, process_set)
     shape = None if addend is None or addend.shape is None else tf.cast(addend.shape, tf.int64)
     known = None if shape is None else tf.get_static_value(shape)
     later = [shape] if known is None and shape is not None else []
@@ -82,7 +82,7 @@ def grouped_allgather(
     if not tensors:
         return list(tensors)
     given = [dense_tensor(tensor) for tensor in tensors]
-    name = named("GroupedAllgather", given, name, ignore_name_scope)
+    name = named("GroupedAllgather", given, name, ignore_name_scope, process_set)
 
     def backward(*grads: tf.Tensor) -> list[tf.Tensor]:
         return [own_rows(g, tf.shape(tensor)[:1], process_set) for g, tensor in zip(grads, given, strict=True)]
@@ -100,7 +100,7 @@ def broadcast(
     """root_rank's tensor on every rank, as a new tensor; differentiable: the root receives the average of all ranks'
     gradients, the others zeros."""
     tensor = dense_tensor(tensor)
-    name = named("Broadcast", [tensor], name, ignore_name_scope)
+    name = named("Broadcast", [tensor], name, ignore_name_scope, process_set)
 
     def work(arrays: Sequence[Array]) -> list[Array]:
         return [ops.broadcast_(aligned_copy(arrays[0]), root_rank, name, process_set)]
@@ -125,7 +125,7 @@ def alltoall(
     """
     tensor = dense_tensor(tensor)
     given = [tensor] if splits is None else [tensor, tf.convert_to_tensor(splits, tf.int32)]
-    name = named("Alltoall", [tensor], name, ignore_name_scope)
+    name = named("Alltoall", [tensor], name, ignore_name_scope, process_set)
     counts: list[tf.Tensor] = []
 
     def work(array: Array, rows: Array | None = None) -> Sequence[Array]:

@@ -51,7 +51,7 @@ def allreduce(
     if isinstance(tensor, tf.IndexedSlices):
         return sparse_allreduce(tensor, how, name)
     small, context = compressor(compression).compress(dense_tensor(tensor))
-    name = named("Allreduce", [small], name, ignore_name_scope)
+    name = named("Allreduce", [small], name, ignore_name_scope, process_set)
     (result,) = reduced([small], how, lambda arrays: [ops.allreduce_(arrays[0], name=name, **vars(how))], name)
     return compression.decompress(result, context)
 
@@ -74,7 +74,7 @@ def grouped_allreduce(
         return results
     packed = [compressor(compression).compress(dense_tensor(tensors[i])) for i in dense]
     small = [tensor for tensor, _ in packed]
-    label = named("GroupedAllreduce", small, name, ignore_name_scope)
+    label = named("GroupedAllreduce", small, name, ignore_name_scope, process_set)
     summed = reduced(
         small, how, lambda arrays: ops.grouped_allreduce_(arrays, name=label, **vars(how)), label
     )
@@ -124,7 +124,7 @@ def reducescatter(
     """
     how = summing(op, prescale_factor, postscale_factor, process_set)
     small, context = compressor(compression).compress(with_rows(tensor))
-    name = named("Reducescatter", [small], name, ignore_name_scope)
+    name = named("Reducescatter", [small], name, ignore_name_scope, process_set)
     (result,) = scattered(
         [small], how, lambda arrays: [ops.reducescatter(arrays[0], name=name, **vars(how))], name
     )
@@ -143,7 +143,7 @@ def grouped_reducescatter(
     how = summing(op, prescale_factor, postscale_factor, process_set)
     packed = [compressor(compression).compress(with_rows(tensor)) for tensor in tensors]
     small = [tensor for tensor, _ in packed]
-    name = named("GroupedReducescatter", small, name, False)
+    name = named("GroupedReducescatter", small, name, False, process_set)
     results = scattered(
         small, how, lambda arrays: ops.grouped_reducescatter(arrays, name=name, **vars(how)), name
     )

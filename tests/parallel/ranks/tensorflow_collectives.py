@@ -20,11 +20,11 @@ Build = Callable[..., Sequence[Any]]
 
 
 def eager(build: Build, *values: Any) -> list[Any]:
-    return [np.asarray(result) for result in build(*map(tf.constant, values))]
+    return [np.asarray(result.numpy()) for result in build(*map(tf.constant, values))]
 
 
 def traced(build: Build, *values: Any) -> list[Any]:
-    return [np.asarray(result) for result in tf.function(build)(*map(tf.constant, values))]
+    return [np.asarray(result.numpy()) for result in tf.function(build)(*map(tf.constant, values))]
 
 
 def session(build: Build, *values: Any) -> list[Any]:
@@ -79,6 +79,7 @@ def check_dtypes() -> None:
         expected = np.full(3, ranks().sum(), dtype.as_numpy_dtype)
         values = np.full(3, hvd.rank(), dtype.as_numpy_dtype)
         require(lambda x: [hvd.allreduce(x, op=hvd.Sum)], [values], [expected])
+        require(lambda x: [hvd.allreduce(x, op=hvd.Sum)], [values[0]], [expected[0]])
     for dtype in (tf.uint16, tf.int16, tf.bool):
         values = np.full(2, hvd.rank() == 1, dtype.as_numpy_dtype)
         require(lambda x: [hvd.allgather(x)], [values], [np.repeat(ranks() == 1, 2).astype(dtype.as_numpy_dtype)])

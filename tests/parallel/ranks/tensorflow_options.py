@@ -99,6 +99,22 @@ def check_passes_in_which_some_have_no_gradient() -> None:
     require_error(tf.errors.InvalidArgumentError, lambda: passes(False), "variables [1]", "tf.zeros_like")
 
 
+def check_numbers_of_bfloat16() -> None:
+    """A weight without dimensions, which NumPy cannot ask TensorFlow for: by one pass, by two, and by a tape."""
+    mean = (hvd.size() - 1) / 2
+    gradient = tf.constant(float(hvd.rank()), tf.bfloat16)
+    for passes in (1, 2):
+        weight = keras.Variable(4.0, dtype="bfloat16")
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=passes)
+        for _ in range(passes):
+            optimizer.apply([gradient], [weight])
+        assert float(weight.numpy()) == 4.0 - passes * mean, (passes, weight)
+    variable = tf.Variable(2.0, dtype=tf.bfloat16)
+    with tf.GradientTape() as tape:
+        loss = variable * gradient
+    assert float(hvd.DistributedGradientTape(tape).gradient(loss, variable).numpy()) == mean
+
+
 def embedding() -> Any:
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Lambda(lambda x: tf.cast(x + 2, tf.int32)), keras.layers.Embedding(5, 3)]

@@ -44,6 +44,30 @@ def check_collectives_in_a_set() -> None:
         restart()
 
 
+def check_one_function_in_a_set_and_among_all() -> None:
+    """Members call more in it than others do: those of all still match, named by the user or by their tensor."""
+    odd = hvd.ProcessSet([0, 2])
+    restart(process_sets=[odd])
+    try:
+
+        def call(x: tf.Tensor) -> list[Any]:
+            its: list[dict[str, Any]] = [{"process_set": odd}] if hvd.rank() != 1 else []
+            where = [*its, {}]
+            sums = [hvd.allreduce(x, op=hvd.Sum, **each) for each in where]
+            rows = [hvd.allgather(x, name="rows", **each) for each in where]
+            return [sums[-1], rows[-1], hvd.grouped_allreduce([x, x], op=hvd.Max)[1], *sums[:-1], *rows[:-1]]
+
+        x = tf.constant([hvd.rank() + 1.0])
+        for function in (call, tf.function(call)):
+            results = function(x)
+            expected = [[6.0], [1.0, 2.0, 3.0], [3.0], [4.0], [1.0, 3.0]]
+            for result, value in zip(results, expected[: len(results)], strict=True):
+                np.testing.assert_array_equal(result, value)
+            assert len(results) == (3 if hvd.rank() == 1 else 5)
+    finally:
+        restart()
+
+
 def check_training_in_a_set() -> None:
     """Members average among themselves; others train alone."""
     odd = hvd.ProcessSet([0, 2])
