@@ -284,14 +284,15 @@ class Accumulator:
     def take(self) -> dict[int, Array]:
         """The sums (or averages over the passes) of what had a gradient in any pass; they then start anew."""
         totals, self.sums = dict(sorted(self.sums.items())), {}
-        return {i: total / total.dtype.type(self.passes) if self.average else total for i, total in totals.items()}
+        for total in totals.values() if self.average else ():
+            total /= total.dtype.type(self.passes)  # in place: a quotient of 0-dimensional arrays is none
+        return totals
 
     def take_of(self, indices: Iterable[int]) -> list[Array]:
         """`take`, for a graph, in which it is fixed who has gradients. Raises ValueError where that was another in an
         earlier pass."""
         totals, wanted = self.take(), list(indices)
-        if set(totals) != set(wanted):
-            others = sorted(set(totals) ^ set(wanted))
+        if others := sorted(set(totals) ^ set(wanted)):
             raise ValueError(
                 f"variables {others} (by their place in the list) had gradients in some passes of this step, in others "
                 "None, which a graph cannot follow: give zeros (tf.zeros_like(variable)) instead of None"

@@ -78,6 +78,17 @@ def check_several_passes_per_step() -> None:
             both(make, batch=BATCH // hvd.size() // 2, compiled={"run_eagerly": True}, **arguments)
 
 
+def check_passes_of_a_number() -> None:
+    """A weight without dimensions."""
+    mean, gradient = (hvd.size() - 1) / 2, keras.ops.convert_to_tensor(float(hvd.rank()))
+    for average, applied in ((False, 2 * mean), (True, mean)):
+        options = {"backward_passes_per_step": 2, "average_aggregated_gradients": average}
+        optimizer, weight = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options), keras.Variable(4.0)
+        for _ in range(2):
+            optimizer.apply([gradient], [weight])
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight), 4.0 - applied)
+
+
 def check_embedding() -> None:
     def build() -> Any:
         keras.utils.set_random_seed(1)
