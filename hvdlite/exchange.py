@@ -284,8 +284,8 @@ class Accumulator:
     def take(self) -> dict[int, Array]:
         """The sums (or averages over the passes) of what had a gradient in any pass; they then start anew."""
         totals, self.sums = dict(sorted(self.sums.items())), {}
-        for total in totals.values() if self.average else ():
-            total /= total.dtype.type(self.passes)  # in place: a quotient of 0-dimensional arrays is none
+        if self.average:  # a quotient of 0-dimensional arrays is none
+            return {i: np.asarray(total / total.dtype.type(self.passes)) for i, total in totals.items()}
         return totals
 
     def take_of(self, indices: Iterable[int]) -> list[Array]:

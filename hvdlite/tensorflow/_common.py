@@ -20,7 +20,7 @@ from tensorflow.python.eager import record
 
 from hvdlite import runtime
 from hvdlite.arrays import Array
-from hvdlite.process_sets import ProcessSet
+from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow._graph import call, untouched
 from hvdlite.variables import unnumbered
 
@@ -36,7 +36,7 @@ _gradients: WeakValueDictionary[str, Callable[..., list[Any]]] = WeakValueDictio
 
 
 def named(
-    kind: str, tensors: Sequence[tf.Tensor], name: str | None, ignore_name_scope: bool, process_set: ProcessSet
+    kind: str, tensors: Sequence[tf.Tensor], name: str | None, ignore_name_scope: bool, process_set: ProcessSet | None
 ) -> str | None:
     """The operation's name on all ranks of its process set: in a graph as a node's, and unique there among that set's
     operations, since ranks may have others in other sets; None for a number instead.
@@ -54,7 +54,7 @@ def named(
     scope = graph.get_name_scope()
     if scope and not ignore_name_scope:
         chosen = f"{unnumbered(scope)}/{chosen}"
-    taken, key = _taken.setdefault(graph, Counter()), (process_set.process_set_id, chosen)
+    taken, key = _taken.setdefault(graph, Counter()), ((process_set or global_process_set).process_set_id, chosen)
     taken[key] += 1
     return chosen if taken[key] == 1 else f"{chosen}_{taken[key] - 1}"
 

@@ -55,7 +55,8 @@ def check_one_function_in_a_set_and_among_all() -> None:
             where = [*its, {}]
             sums = [hvd.allreduce(x, op=hvd.Sum, **each) for each in where]
             rows = [hvd.allgather(x, name="rows", **each) for each in where]
-            return [sums[-1], rows[-1], hvd.grouped_allreduce([x, x], op=hvd.Max)[1], *sums[:-1], *rows[:-1]]
+            largest = hvd.grouped_allreduce([x, x], op=hvd.Max, process_set=None)[1]  # None: all
+            return [sums[-1], rows[-1], largest, *sums[:-1], *rows[:-1]]
 
         x = tf.constant([hvd.rank() + 1.0])
         for function in (call, tf.function(call)):
