@@ -19,11 +19,11 @@ from torch.utils.data.distributed import DistributedSampler
 import hvdlite.torch as hvd
 
 
-def digits() -> tuple[TensorDataset, TensorDataset]:
+def digits(device: str) -> tuple[TensorDataset, TensorDataset]:
     """1,437 images to train on and 360 to test with."""
     data = load_digits()
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(data.target)
+    images = torch.tensor(data.images, dtype=torch.float32, device=device).unsqueeze(1) / 16
+    labels = torch.tensor(data.target, device=device)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train, test = order[360:], order[:360]
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
@@ -59,14 +59,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one process")
     parser.add_argument("--warmup-epochs", type=float, default=2.0)
+    parser.add_argument("--device", default="cpu", help="cuda: each process on a GPU of its host (needs CuPy)")
     options = parser.parse_args()
 
     hvd.init()  # (1)
     torch.manual_seed(hvd.rank())
-    train, test = digits()
+    train, test = digits(options.device)
     sampler = DistributedSampler(train, hvd.size(), hvd.rank())  # (2)
     loader = DataLoader(train, options.batch_size, sampler=sampler)
-    model = network()
+    model = network().to(options.device)
     # Goyal et al. 2017: the learning rate grows with the number of processes, and starts at that of one.
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr * hvd.size(), momentum=0.9)  # (3)
     warmup = options.warmup_epochs * len(loader)

@@ -28,7 +28,9 @@ from hvdlite.transports import Transport
 from hvdlite.transports.device import DirectTransport, StagedTransport
 from hvdlite.warned import say_once
 
-GPU_STAGING_BYTES = 32 << 20  # what travels at a time through memory that the GPUs of a host share
+GPU_STAGING_BYTES = 64 << 20
+"""What travels at a time through memory that the GPUs of a host share, for each lane. Each piece waits for all ranks
+twice: 2 ranks on one H200 took 6.6 ms for 256 MiB in pieces of 32 MiB, 3.8 in 64, 1.9 as one."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from hvdlite.memory import HEADER, Arena
 from hvdlite.transports import Transport
 from hvdlite.warned import say_once
 
+BLOCK = 2 << 20  # bytes
+
 
 @dataclass(frozen=True)
 class Card:
@@ -92,14 +94,15 @@ def allocate(
 
 
 def new(xp: ModuleType, nbytes: int) -> Array | None:
-    """nbytes zeros with an allocation of their own; None where there is no room, even in what is kept for later."""
+    """nbytes zeros in blocks of their own; None where there is no room, even in what is kept for later."""
+    whole = -(-nbytes // BLOCK) * BLOCK
     try:
-        memory = xp.cuda.Memory(nbytes)
+        memory = xp.cuda.Memory(whole)
     except xp.cuda.runtime.CUDARuntimeError:
         for give_back in (*RELIEF, xp.get_default_memory_pool().free_all_blocks):
             give_back()
         try:
-            memory = xp.cuda.Memory(nbytes)
+            memory = xp.cuda.Memory(whole)
         except xp.cuda.runtime.CUDARuntimeError:
             return None
     array: Any = xp.ndarray(nbytes, np.uint8, xp.cuda.MemoryPointer(memory, 0))

@@ -1,17 +1,20 @@
 """`python -m tests.gpu [checks|benchmarks]` on a machine with a GPU: all checks, the benchmarks, one table.
 
 run_on_gpu.sh prepares a bare machine for it. Ends with 1 where a check failed or a benchmark did not end well; a check
-that fails ends its job, and another job runs the rest, a few times.
+that fails ends its job, and another job runs the rest, a few times. Checks run side by side as far as there are cores,
+for time on such a machine is dear; what is timed, and the races, which want the GPU for themselves, one by one.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from tests.gpu import jobs
 from tests.parallel.jobs import ROOT, explain
 
 MOST_JOBS = 6
+TOGETHER = max((os.cpu_count() or 1) // 3, 1)  # jobs side by side
 SECONDS, SECONDS_OF_A_JOB = 450, 120  # for all, and for one, less when time runs out
 TORCH = {"TORCH_TENSORS_ON": "cuda"}
 BENCH = ["-m", "hvdlite.bench", "allreduce", "--device", "cuda"]
@@ -28,36 +32,49 @@ LONG = ["--min", "256M", "--max", "1G", "--iters", "7", "--algorithms", "ipc,rin
 
 @dataclass(frozen=True)
 class Row:
-    """A job of `size` ranks: checks, or a program's arguments."""
+    """A job of `size` ranks: checks, or a program's arguments. alone: it is not run beside others."""
 
     name: str
     size: int
     checks: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
     extra: Mapping[str, str] = field(default_factory=dict)
+    alone: bool = False
 
 
 TENSORFLOW = (  # where it is installed; no Keras steps, which would be compiled with XLA on a GPU
     Row("TensorFlow: placement, races", 2, ("gpu/tensorflow_gpu",)),
     Row("TensorFlow checks of tests/parallel", 2, ("tensorflow_collectives",)),
 ) if importlib.util.find_spec("tensorflow") else ()
-KERAS = (
-    Row("Keras on torch", 2, ("backends_keras",), extra={"KERAS_BACKEND": "torch"}),
-) if importlib.util.find_spec("keras") else ()
+ON_TORCH = {"KERAS_BACKEND": "torch"}
+ON_JAX = {"KERAS_BACKEND": "jax", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "float32"}
+KERAS = tuple(
+    Row(f"Keras on {backend}", 2, ("backends_keras",), extra=extra)
+    for backend, extra in (("torch", ON_TORCH), ("jax", ON_JAX)) if importlib.util.find_spec(backend)
+) if importlib.util.find_spec("keras") else ()  # fmt: skip
 TORCH_CHECKS = ("torch_gradients", "torch_steps", "torch_backwards", "torch_collectives", "torch_dtypes")
+MORE_CHECKS = tuple(f"torch_{what}" for what in (
+    "attach", "adasum", "alike", "batch_norm", "join", "movement", "parameters", "process_sets", "random",
+    "training.check_loss_curves", "training.check_a_model_of_more_than_a_megabyte",
+    "training.check_every_path_gives_the_curve", "training.check_overlap_gives_the_same_bits", "training.check_lbfgs",
+))  # fmt: skip
 CHECKS = (
     Row("is the MPI CUDA-aware", 2, program=("-m", "hvdlite.transports.cuda_aware")),
-    Row("CuPy arrays", 2, ("gpu/device_arrays",)),
-    Row("races, AMP, layouts, placement", 2, ("gpu/torch_cuda",)),
+    *KERAS,
     Row("torch checks of tests/parallel", 2, TORCH_CHECKS, extra=TORCH),
+    Row("more of them", 2, MORE_CHECKS, extra=TORCH),
+    Row("CuPy arrays", 2, ("gpu/device_arrays",)),
+    Row("an MPI that takes no device pointers", 2, ("gpu/staged",), extra={"OMPI_MCA_opal_cuda_support": "0"}),
     Row("CuPy arrays", 4, ("gpu/device_arrays",)),
     Row("gradients", 4, ("gpu/torch_cuda.check_gradients_every_way", "gpu/torch_cuda.check_low_precision")),
-    *TENSORFLOW, *KERAS,
+    Row("torch checks of tests/parallel", 4, ("torch_gradients", "torch_steps"), extra=TORCH),
+    *TENSORFLOW,
+    Row("races, AMP, layouts, placement, NCCL", 2, ("gpu/torch_cuda",), alone=True),
 )
 BENCHMARKS = (
-    Row("training steps", 2, program=(*STEPS, "--json", "bench-gpu-steps.json")),
-    Row("all-reduce", 2, program=(*BENCH, "--max", "64M", "--seconds", "0.5", "--json", "bench-gpu.json")),
-    Row("all-reduce, long", 2, program=(*BENCH, *LONG, "--json", "bench-gpu-long.json")),
+    Row("training steps", 2, program=(*STEPS, "--json", "bench-gpu-steps.json"), alone=True),
+    Row("all-reduce", 2, program=(*BENCH, "--max", "64M", "--seconds", "0.5", "--json", "bench-gpu.json"), alone=True),
+    Row("all-reduce, long", 2, program=(*BENCH, *LONG, "--json", "bench-gpu-long.json"), alone=True),
 )
 
 
@@ -103,20 +120,31 @@ def machine() -> str:
         return f"no GPU that nvidia-smi tells of ({error})"
 
 
-def main(arguments: Sequence[str]) -> int:
-    parts = {"checks": CHECKS, "benchmarks": BENCHMARKS}
-    lines, failed, start = [], False, time.monotonic()
-    lines += [f"{name} is not installed: NOT RUN" for name, rows in (("TensorFlow", TENSORFLOW), ("Keras", KERAS)) if not rows]
-    for row in parts[arguments[0]] if arguments else (*CHECKS, *BENCHMARKS):
+def outcomes(rows: Sequence[Row]) -> Iterator[tuple[str, list[str]]]:
+    """Run them, and print what failed; of each a line of the table, and what failed."""
+    start = time.monotonic()
+
+    def outcome(row: Row) -> tuple[str, list[str]]:
         began = time.monotonic()
         jobs.SECONDS = max(min(SECONDS_OF_A_JOB, int(start + SECONDS - began)), 10)
         found = failures(row) if row.checks else program_failures(row)
+        line = f"{row.name + f', {row.size} ranks':45} {time.monotonic() - began:5.0f} s  {'FAILED' if found else 'ok'}"
+        print("\n".join((line, *found)), flush=True)
+        return line, found
+
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        yield from pool.map(outcome, [row for row in rows if not row.alone])
+    yield from map(outcome, [row for row in rows if row.alone])
+
+
+def main(arguments: Sequence[str]) -> int:
+    parts = {"checks": CHECKS, "benchmarks": BENCHMARKS}
+    rows = parts[arguments[0]] if arguments else (*CHECKS, *BENCHMARKS)
+    lines, failed = [], False
+    lines += [f"{name} is not installed: NOT RUN" for name, of in (("TensorFlow", TENSORFLOW), ("Keras", KERAS)) if not of]
+    for line, found in outcomes(rows):
         failed |= bool(found)
-        print("\n".join(found), flush=True)
-        seconds = time.monotonic() - began
-        lines.append(f"{row.name + f', {row.size} ranks':45} {seconds:5.0f} s  {'FAILED' if found else 'ok'}")
-        lines += [f"    {text.partition(':')[0]}" for text in found]
-        print(lines[-1 - len(found)], flush=True)
+        lines += [line, *(f"    {text.partition(':')[0]}" for text in found)]
     print("\n".join(("", machine(), time.strftime("%Y-%m-%d"), *lines)))
     return int(failed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +10,17 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
+from hvdlite import runtime
 from hvdlite.algorithms import pipeline
-from hvdlite.arrays import Mark
+from hvdlite.arrays import Mark, cupy
+from hvdlite.transports.nccl import Nccl
 from tests.parallel.common import require_error, require_same_bits, restart
 
 pipeline.WHOLE = pipeline.GPU_CHUNK = 1 << 14  # rings in several chunks
 CUDA = torch.device("cuda", 0)
 LONG_KERNEL = 300_000  # clock cycles: some 0.2 ms, longer than an all-reduce takes to begin
 TIMES = 2000
+SHARED_BYTES = 64 << 20
 SHARED, RING, STAGED = WAYS = (
     {"ALGORITHM": "shared"}, {"ALGORITHM": "ring", "CUDA_AWARE": "1"}, {"ALGORITHM": "ring", "CUDA_AWARE": "0"}
 )  # fmt: skip
@@ -206,6 +210,37 @@ def check_results_outlive_later_calls() -> None:
     assert int(wrong) == 0
 
 
+def check_nothing_stays_behind() -> None:
+    """Jobs one after another, whose optimizers share memory with the peers: the GPU has as much room as before."""
+
+    def one() -> None:
+        restart(ALGORITHM="shared")
+        weight = nn.Parameter(torch.zeros(SHARED_BYTES // 4, device=CUDA))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        for _ in range(2):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+        assert hvd.size() == 1 or optimizer._hvdlite.reducer.arenas["cuda"].peers is not None
+
+    def room() -> int:
+        restart()
+        gc.collect()
+        torch.cuda.empty_cache()
+        cupy().get_default_memory_pool().free_all_blocks()
+        torch.cuda.synchronize()
+        hvd.barrier()
+        free = torch.cuda.mem_get_info()[0]
+        hvd.barrier()
+        return free
+
+    one()
+    before = room()
+    for _ in range(5):
+        one()
+    assert before - room() < SHARED_BYTES, "memory of earlier jobs is still taken"
+
+
 def check_graph_capture_is_refused() -> None:
     x = torch.ones(10, device=CUDA)
     hvd.allreduce_(x, op=hvd.Sum, name="before")
@@ -218,3 +253,30 @@ def check_graph_capture_is_refused() -> None:
         finally:
             graph.capture_end()
     assert (hvd.allreduce(torch.ones(3, device=CUDA), op=hvd.Sum) == hvd.size()).all()
+
+
+def check_nccl_wants_a_gpu_for_each_rank() -> None:
+    """All of these share one: a clear error on each of them, and the job goes on."""
+    if hvd.size() == 1:
+        return
+    restart(GPU_OPERATIONS="nccl")
+    require_error(hvd.HorovodInternalError, lambda: hvd.allreduce(torch.ones(3, device=CUDA)), "share GPU")
+    restart()
+    assert (hvd.allreduce(torch.ones(3, device=CUDA), op=hvd.Sum) == hvd.size()).all()
+
+
+def check_nccl_among_one() -> None:
+    """What one GPU can show of NCCL: that it takes every dtype and operation that it is given, on the current stream."""
+    xp = cupy()
+    alone = runtime.current().world.split(hvd.rank())
+    assert alone is not None
+    with xp.cuda.Stream(non_blocking=True) as stream:
+        nccl = Nccl(alone, xp)
+        for dtype in ("float32", "float64", "float16", "int8", "uint8", "int32", "uint32", "int64", "uint64"):
+            for operation in ("sum", "min", "max", "product"):
+                array = xp.arange(100).astype(dtype)
+                nccl.allreduce(array, operation)
+                stream.synchronize()
+                assert (array == xp.arange(100).astype(dtype)).all(), (dtype, operation)
+        nccl.close()
+    alone.close()

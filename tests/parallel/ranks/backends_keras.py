@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
 import unittest.mock
@@ -10,7 +11,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf  # noqa: F401  (Keras imports it in its first fit(), which from a cold disk takes a minute)
 
 import hvdlite
 import hvdlite.keras as hvd
@@ -30,6 +30,9 @@ from tests.parallel.keras_common import (
     share,
     weights,
 )
+
+with contextlib.suppress(ImportError):
+    import tensorflow as tf  # noqa: F401  (where it is, Keras imports it in its first fit(): from a cold disk a minute)
 
 SIZES = ()  # not by itself: the backend is chosen before Keras is imported
 

@@ -20,7 +20,7 @@ SHAPES = {1: (5,), 2: (5, 4, 3), 3: (5, 2, 3, 2)}
 
 def batches(shape: tuple[int, ...], sizes: list[int], dtype: torch.dtype) -> list[torch.Tensor]:
     """Every rank's input, the same on all; off centre, so that naive sums of squares would cancel."""
-    generator = torch.Generator().manual_seed(len(shape))
+    generator = torch.Generator(torch.get_default_device()).manual_seed(len(shape))
     return [(torch.randn(n, *shape, generator=generator, dtype=torch.float64) * 3 + 50).to(dtype) for n in sizes]
 
 
@@ -184,7 +184,7 @@ def check_without_bias() -> None:
 def check_copies_use_the_same_ranks() -> None:
     """A teacher, a whole model saved and loaded."""
     module = hvd.SyncBatchNorm(5)
-    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(hvd.rank()))
+    x = torch.randn(3, 5, generator=torch.Generator(torch.get_default_device()).manual_seed(hvd.rank()))
     expected = module(x)
     for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert again.process_set is hvd.global_process_set

@@ -40,8 +40,9 @@ def build(dtype: torch.dtype = torch.float64, width: int = 30) -> torch.nn.Seque
 
 def data(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
     """The whole batch, equal on all ranks."""
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn(hvd.size() * B, 6, generator=generator, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)  # of the host, wherever tensors are
+    x = torch.randn(hvd.size() * B, 6, generator=generator, dtype=torch.float64, device="cpu")
+    x = x.to(torch.get_default_device())
     return x.to(dtype), torch.tanh(x[:, :2].sum(1, keepdim=True)).to(dtype)
 
 
