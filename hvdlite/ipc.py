@@ -21,7 +21,10 @@ from hvdlite.memory import HEADER, Arena
 from hvdlite.transports import Transport
 from hvdlite.warned import say_once
 
-BLOCK = 2 << 20  # bytes
+BLOCK = 2 << 20
+"""Bytes. The driver puts shorter allocations together in blocks. Arenas of some hundred bytes, in blocks with memory
+that Open MPI opens for messages, were refused at times (on an H200, "resource already mapped"), those in blocks of
+their own never."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def tell_choice(place: Place, topology: Topology) -> None:
     if topology.rank or topology.size == 1 or not LOG.isEnabledFor(logging.INFO):
         return
     kind = np.dtype(np.float32)
-    gradients = choose(place, 1 << 24, kind, place.shares_memory)
+    gradients = choose(place, 1 << 24, kind, place.in_memory)
     arrays = ", ".join(f"{name} {choose(place, size, kind, False)}" for name, size in SIZES.items())
     hosts = "+".join(str(len(ranks)) for ranks in topology.hosts)
     LOG.info("all-reduce on hosts of %s ranks: gradients %s; arrays of %s", hosts, gradients, arrays)

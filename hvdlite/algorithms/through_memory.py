@@ -23,8 +23,7 @@ def memory_for(nbytes: int, transport: Transport, workspace: Workspace, place: P
 
     nbytes: the most that any rank copies in; agreed on by all.
     """
-    wanted = place.shares_memory and place.one_host and place.forced in ("auto", "shared")
-    if not wanted or not LEAST_BYTES <= nbytes <= STAGING_BYTES:
+    if not (place.in_memory and place.one_host) or not LEAST_BYTES <= nbytes <= STAGING_BYTES:
         return None
     return workspace.staging(transport, place.hosts).peers
 

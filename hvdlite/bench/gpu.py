@@ -101,13 +101,16 @@ def arena_of(lane: Lane, buffer: Any, most_bytes: int) -> Arena:
 
 
 def in_arena(lane: Lane, arena: Arena) -> Callable[[int], Trial]:
-    """The gradients' path: a buffer that the peers' GPUs can reach."""
+    """The gradients' path: a buffer that the peers' GPUs can reach, prepared once, as a `Reducer` does."""
 
     def prepare(count: int) -> Trial:
         mine, peers = arena.view(0, count, ITEM), arena.peer_views(0, count, ITEM)
+        once: list[Callable[[], None]] = []
 
         def work(lane: Lane) -> None:
-            prepared(lane.transport, lane.workspace, lane.place, mine, Reduction("sum"), peers)()
+            if not once:
+                once.append(prepared(lane.transport, lane.workspace, lane.place, mine, Reduction("sum"), peers))
+            once[0]()
 
         return on_lane(lane, mine, "ipc", work)
 

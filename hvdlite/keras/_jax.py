@@ -6,6 +6,8 @@ gradients at once when the last is computed, so nothing overlaps. Copied per gra
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -60,8 +62,18 @@ def traced(gradients: Sequence[Any]) -> bool:
 
 
 def wait() -> None:
-    """Steps run asynchronously; this waits for their callbacks."""
-    jax.effects_barrier()
+    """Steps run asynchronously; this waits for their callbacks. Where one has failed it raises that, once."""
+    try:
+        jax.effects_barrier()
+    except Exception:
+        forget_failure()
+        raise
+
+
+def forget_failure() -> None:
+    """On a GPU JAX tells a failure to all callbacks behind it, for good: they wait for each other by tokens."""
+    with contextlib.suppress(ImportError, AttributeError):  # it has no name for that in public
+        importlib.import_module("jax._src.dispatch").runtime_tokens.clear()
 
 
 def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:

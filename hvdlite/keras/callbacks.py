@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -78,6 +79,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         return None if self.model.optimizer is None else attachment_of(self.model.optimizer)
 
     def on_train_begin(self, logs: Any = None) -> None:
+        with contextlib.suppress(Exception):  # of an earlier fit, which has raised it
+            border().wait()
         CARING.append(self)
         self.first = Exchange.first = None
         self.reductions, self.started, self.reduces = Exchange.reductions, False, runtime.size() == 1

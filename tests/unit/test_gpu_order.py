@@ -229,8 +229,10 @@ def test_a_lanes_thread_takes_the_gpu_of_work_without_a_mark() -> None:
 
 
 def test_room_is_made_before_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A framework's unused memory, and the pool's, are given back before an arena is refused."""
+    """A framework's unused memory, and the pool's, are given back before an arena is refused. It takes whole blocks,
+    which no other memory lies in."""
     given: list[str] = []
+    asked: list[int] = []
 
     class Pool:
         def free_all_blocks(self) -> None:
@@ -238,7 +240,8 @@ def test_room_is_made_before_there_is_none(monkeypatch: pytest.MonkeyPatch) -> N
 
     class Memory(cupy.Memory):
         def __init__(self, nbytes: int) -> None:
-            if nbytes > 100 or len(given) < 2:
+            asked.append(nbytes)
+            if nbytes > ipc.BLOCK or len(given) < 2:
                 raise cupy.cuda.runtime.CUDARuntimeError("no room")
             super().__init__(nbytes)
 
@@ -248,7 +251,8 @@ def test_room_is_made_before_there_is_none(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cupy.cuda, "Memory", Memory)
     found = ipc.new(cupy, 64)
     assert found is not None and found.nbytes == 64 and given == ["torch", "pool"]
-    assert ipc.new(cupy, 101) is None
+    assert ipc.new(cupy, ipc.BLOCK + 1) is None
+    assert asked == [ipc.BLOCK] * 2 + [2 * ipc.BLOCK] * 2
 
 
 def test_a_framework_has_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
