@@ -98,8 +98,8 @@ class Reducer:
         return self.arena_at(lane, device)
 
     def arena_at(self, at: Lane | Side, device: str) -> Arena:
-        share = at.place.in_memory and self.how.operation != "adasum"  # which goes by messages
-        return at.workspace.allocate(self.memory, at.transport, self.plan.nbytes(device), share, at.place.hosts)
+        nbytes, place = self.plan.nbytes(device), at.place
+        return at.workspace.allocate(self.memory, at.transport, nbytes, place.in_memory, place.hosts)
 
     def begin_round(self) -> None:
         self.marked = bytearray(len(self.plan.specs))

@@ -367,3 +367,13 @@ def check_optimizer_that_is_dropped() -> None:
     for _ in range(20):
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
     del optimizer
+
+
+def check_what_goes_by_messages_shares_no_memory() -> None:
+    """A GPU's memory that peers look into is not what Open MPI should open for messages besides."""
+    for way, shared in (("auto", True), ("shared", True), ("ring", False), ("native", False)):
+        restart(ALGORITHM=way)
+        optimizer = attach(weights())
+        (arena,) = optimizer._hvdlite.reducer.arenas.values()  # type: ignore[attr-defined]
+        assert (arena.peers is not None) == (shared and hvd.size() > 1), way
+    restart()
