@@ -371,9 +371,11 @@ def check_optimizer_that_is_dropped() -> None:
 
 def check_what_goes_by_messages_shares_no_memory() -> None:
     """A GPU's memory that peers look into is not what Open MPI should open for messages besides."""
+    if hvd.size() == 1:
+        return
     for way, shared in (("auto", True), ("shared", True), ("ring", False), ("native", False)):
         restart(ALGORITHM=way)
         optimizer = attach(weights())
         (arena,) = optimizer._hvdlite.reducer.arenas.values()  # type: ignore[attr-defined]
-        assert (arena.peers is not None) == (shared and hvd.size() > 1), way
+        assert (arena.peers is not None) == shared, way
     restart()
