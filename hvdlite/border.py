@@ -23,6 +23,10 @@ class Border(Protocol):
         """The dtype's name in the core."""
         ...
 
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """A tensor; dtype: the name in the core."""
+        ...
+
     def densified(self, gradient: Any) -> Any:
         """A sparse gradient as an ordinary tensor."""
         ...

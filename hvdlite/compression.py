@@ -10,7 +10,8 @@ from typing import Any
 
 
 class Compressor:
-    """Interface. `wire`: the dtype in which floating-point gradients travel, by name; None: their own."""
+    """Interface, also for compressors of one's own. `wire`: set by those that do no more than cast: the dtype in which
+    floating-point gradients travel, by name."""
 
     wire: str | None = None
 
@@ -67,12 +68,8 @@ def compressor(given: Any) -> Any:
     return given
 
 
-def wire_dtype(compression: Any) -> str | None:
-    """The wire dtype of a compressor. Raises ValueError for what is none, and for one that does more than cast."""
-    wire: str | None = getattr(compression, "wire", None)
-    if wire is None and compression is not NoneCompressor and not isinstance(compression, NoneCompressor):
-        raise ValueError(
-            f"DistributedOptimizer: {compressor(compression)!r} has no `wire` dtype. Use Compression.none, .fp16 or "
-            ".bf16."
-        )
-    return wire
+def unknown(given: Any) -> Any:
+    """The compressor, where it is a user's own, which may do anything; None for one that casts or does nothing. Raises
+    ValueError for what is none."""
+    known = getattr(compressor(given), "wire", None) is not None or given.compress is NoneCompressor.compress
+    return None if known else given

@@ -15,7 +15,7 @@ from weakref import finalize, ref
 from hvdlite import runtime
 from hvdlite.border import Border
 from hvdlite.buckets import Spec
-from hvdlite.compression import compressor
+from hvdlite.compression import compressor, unknown
 from hvdlite.engine import Lane
 from hvdlite.errors import RemovedError
 from hvdlite.exchange import OWN, Accumulator, Exchange
@@ -134,8 +134,7 @@ class Gradients:
             packed = [compression.compress(g) if self.border.use_of(g) is Use.DENSE else (g, None) for g in chosen]
             small = [g for g, _ in packed]
             reduced = self.border.reduce(self.exchange(small, variables), small, borrow)
-            return [g if g is None or context is None else compression.decompress(g, context)
-                    for g, (_, context) in zip(reduced, packed, strict=True)]  # fmt: skip
+            return [self.restored(*each) for each in zip(reduced, packed, variables, strict=True)]
 
         compression, divisor = self.settings.compression, self.settings.size if self.settings.scale_local else 1
         return around_local(reduce_common, grads, variables, local, divisor, self.border)
@@ -188,12 +187,29 @@ class Gradients:
         numbers = {name: number for number, group in enumerate(groups or ()) for name in group}
         return [numbers.get(name) for name in names]
 
+    def restored(self, result: Any, sent: tuple[Any, Any], variable: Any) -> Any:
+        """A result as the variable's gradient. sent: what this rank has given for it, and the compressor's context."""
+        if self.border.use_of(result) is not Use.DENSE:
+            return result
+        gradient, context = sent
+        if gradient is None:  # other ranks have one
+            shape, compress = tuple(map(int, variable.shape)), self.settings.compression.compress
+            _, context = compress(self.border.zeros(shape, dtype_name(variable)))
+        return self.settings.compression.decompress(result, context)
+
     def wire_dtype(self, gradient: Any, variable: Any) -> str:
+        """That of what is sent, or would be."""
         if gradient is not None:
             return self.border.dtype_of(gradient)
-        dtype = getattr(variable.dtype, "name", str(variable.dtype))
-        wire = getattr(self.settings.compression, "wire", None)
-        return wire if wire is not None and "float" in dtype else str(dtype)
+        compression, dtype = self.settings.compression, dtype_name(variable)
+        if unknown(compression):
+            return self.border.dtype_of(compression.compress(self.border.zeros((1,), dtype))[0])
+        wire = getattr(compression, "wire", None)
+        return wire if wire is not None and "float" in dtype else dtype
+
+
+def dtype_name(variable: Any) -> str:
+    return str(getattr(variable.dtype, "name", variable.dtype))
 
 
 def around_local(

@@ -45,6 +45,10 @@ def dtype_of(gradient: Any) -> str:
     return str(gradient.dtype)
 
 
+def zeros(shape: Sequence[int], dtype: str) -> Any:
+    return jax.numpy.zeros(shape, dtype)
+
+
 def densified(gradient: Any) -> Any:
     return gradient
 

@@ -24,6 +24,10 @@ def untouched(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compiler.disable(function)  # type: ignore[no-untyped-call,no-any-return]
 
 
+def zeros(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    return torch.zeros(tuple(shape), dtype=getattr(torch, dtype))
+
+
 def densified(gradient: Any) -> Any:
     return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
 

@@ -43,6 +43,10 @@ def dtype_of(gradient: tf.Tensor) -> str:
     return str(gradient.dtype.name)
 
 
+def zeros(shape: Sequence[int], dtype: str) -> tf.Tensor:
+    return tf.zeros(shape, dtype)
+
+
 def densified(gradient: Gradient) -> Gradient:
     return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 
 from hvdlite.arrays import Array
+from hvdlite.compression import unknown
 from hvdlite.ops import Average
 from hvdlite.reducer import Use
 from hvdlite.torch._packing import Slots
@@ -26,7 +28,8 @@ class Gradients:
     """What one optimizer's parameters have in p.grad: each is copied once, and its place taken by the copy's view."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self.settings, self.compressor = settings, unknown(settings.compression)
+        self.contexts: dict[int, Any] = {}  # by index: what the compressor wants to know to restore a gradient
         self.once = settings.terms.op is not Average  # the average of equal gradients is theirs: it may be taken again
         self.parameters: Sequence[Parameter] = ()
         self.sparse: dict[int, Parameter] = {}  # by id(); all ranks know of them, and no plan has them
@@ -44,38 +47,59 @@ class Gradients:
             self.given |= {id(p): p.grad for i, p in enumerate(self.parameters) if self.is_alias(i)}
         self.parameters = parameters
         self.slots = Slots(arrays, [strides_of_gradient(p) for p in parameters])
-        self.cast = {i for i, p in enumerate(parameters) if self.slots.views[i].dtype != p.dtype}
+        self.cast = {i for i, p in enumerate(parameters) if self.compressor or self.slots.views[i].dtype != p.dtype}
 
     def take(self, index: int) -> Use:
         """Put the parameter's gradient into its view, and the view in the gradient's place."""
-        p, view = self.parameters[index], self.slots.views[index]
+        p = self.parameters[index]
         grad = p.grad
         if grad is None:
             self.slots.preserve((index,))
-            view.zero_()
+            self.put(index, None)
             return Use.UNUSED
         if self.once and index not in self.taken:  # reentrant checkpointing computes it once for each segment
             self.refuse_result(p, self.is_alias(index))
             self.taken.add(index)
         if grad.layout is not torch.strided:
-            return self.take_sparse(p, grad, view)
+            return self.take_sparse(index, grad)
         if not self.slots.holds(index, grad):
             self.slots.preserve((index,))
             if grad.requires_grad:
                 warn(NO_GRAPH)
-            view.copy_(grad.detach())
+            self.put(index, grad.detach())
             found = self.slots.handed_over(index, grad)
             if index not in self.cast:
                 p.grad = found
         return Use.DENSE
 
-    def take_sparse(self, p: Parameter, grad: torch.Tensor, view: torch.Tensor) -> Use:
+    def take_sparse(self, index: int, grad: torch.Tensor) -> Use:
         """The same for a sparse gradient, which travels dense where the user wants that."""
         if not self.settings.sparse_as_dense:
-            view.zero_()
+            self.put(index, None)
             return Use.SPARSE
-        view.copy_(grad.to_dense())
-        return Use.DENSE if id(p) in self.densified else Use.DENSIFIED  # which makes it known to all
+        self.put(index, grad.to_dense())
+        known = id(self.parameters[index]) in self.densified
+        return Use.DENSE if known else Use.DENSIFIED  # which makes it known to all
+
+    def put(self, index: int, grad: torch.Tensor | None) -> None:
+        """A gradient, or zeros, into its view, in the view's dtype."""
+        view = self.slots.views[index]
+        if self.compressor:
+            grad = torch.zeros_like(self.parameters[index], requires_grad=False) if grad is None else grad
+            small, self.contexts[index] = self.compressor.compress(grad)
+            view.copy_(small)
+        elif grad is None:
+            view.zero_()
+        else:
+            view.copy_(grad)
+
+    def restored(self, index: int) -> torch.Tensor:
+        """What is in the view, as a gradient."""
+        p, view = self.parameters[index], self.slots.views[index]
+        if self.compressor:
+            grad: torch.Tensor = self.compressor.decompress(view.clone(), self.contexts[index])
+            return grad
+        return self.slots.alias(index) if view.dtype == p.dtype else view.to(p.dtype)
 
     def note_own(self) -> None:
         """A backward begins."""
@@ -167,17 +191,18 @@ class Gradients:
         taken = {i: grad for i, grad in self.slots.own.items()
                  if grad is not None and grad is self.parameters[i].grad and uses[i] is Use.DENSE}  # fmt: skip
         if taken:
-            torch._foreach_copy_(list(taken.values()), [self.slots.views[i] for i in taken])
+            found = [self.restored(i) if self.compressor else self.slots.views[i] for i in taken]
+            torch._foreach_copy_(list(taken.values()), found)
         self.slots.own = dict.fromkeys(self.slots.own)
         return taken.keys()
 
     def give_one(self, index: int, use: Use) -> None:
-        p, view = self.parameters[index], self.slots.views[index]
+        p = self.parameters[index]
         if use is Use.SPARSE:
             self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
         elif use is not Use.UNUSED:
             self.densified |= {id(p): p} if use is Use.DENSIFIED else {}
-            dense = self.slots.alias(index) if view.dtype == p.dtype else view.to(p.dtype)
+            dense = self.restored(index)
             p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call,unused-ignore]
 
     def let_go(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hvdlite.buckets import Spec
+from hvdlite.compression import unknown
 from hvdlite.torch._settings import Settings
 from hvdlite.torch._tensors import device_name, dtype_name
 from hvdlite.variables import naming
@@ -29,10 +30,24 @@ def spec(index: int, p: Parameter, settings: Settings) -> Spec:
     """What all ranks must have alike. Raises ValueError, which names the parameter, for what cannot be communicated."""
     name = settings.names.get(id(p), f"parameter.{index}")
     with naming(name):
-        dtype, device = (p.is_floating_point() and settings.wire) or dtype_name(p), device_name(p)
+        dtype, device = dtype_on_wire(p, settings.compression), device_name(p)
     strides = strides_of_gradient(p)
     order = () if torch.empty(p.shape, device="meta").stride() == strides else strides
     return Spec(name, tuple(p.shape), dtype, device, settings.groups.get(id(p)), order)
+
+
+def dtype_on_wire(p: Parameter, compression: Any) -> str:
+    """The dtype in which p's gradient travels. Raises ValueError where it would travel in another shape."""
+    if unknown(compression):
+        small, _ = compression.compress(torch.zeros_like(p, requires_grad=False))
+        if small.shape != p.shape:
+            raise ValueError(
+                f"{compression!r} makes {tuple(small.shape)} of a gradient {tuple(p.shape)}: DistributedOptimizer "
+                "sends tensors of the gradients' shapes. Reduce others with hvd.allreduce(), inside optimizer.no_sync()"
+            )
+        return dtype_name(small)
+    wire = getattr(compression, "wire", None)
+    return wire if wire is not None and p.is_floating_point() else dtype_name(p)
 
 
 def total(groups: Groups) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -21,7 +22,6 @@ class Settings:
     groups: dict[int, int]
     """Bucket group by id(), where the user grouped parameters."""
     terms: Terms
-    wire: str | None
-    """Gradients travel in this dtype; None: their own."""
+    compression: Any
     sparse_as_dense: bool
     process_set: ProcessSet

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from hvdlite import runtime
-from hvdlite.compression import wire_dtype
+from hvdlite.compression import unknown
 from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.terms import Terms, passes_of
@@ -42,7 +42,9 @@ def DistributedOptimizer(
     diff on every rank before any gradient moves. In a job of one rank nothing is attached but these methods.
 
     named_parameters: `model.named_parameters()`, for names in messages; by default parameters are numbered.
-    compression: `Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel.
+    compression: `Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel; or one's own, with
+    Horovod's `compress(gradient) -> (tensor of its shape, context)` and `decompress(reduced tensor, context)`; it is
+    asked with zeros, too, for the dtype and where a rank has no gradient.
     backward_passes_per_step: gradients are summed locally over that many backward() and reduced at the last.
     op: Average or Sum (Min, Max, Product where they make sense); Adasum combines the ranks' steps instead of their
     gradients, and takes none of the arguments about gradients but compression. gradient_predivide_factor: f divides
@@ -55,6 +57,7 @@ def DistributedOptimizer(
     already.
     """
     require_unattached(optimizer)
+    unknown(compression)  # raises for what is none
     op, passes, size = op_of(op), passes_of(backward_passes_per_step), runtime.size()
     if op is Adasum:
         require_adasum(size, process_set is global_process_set)
@@ -67,7 +70,7 @@ def DistributedOptimizer(
         names=names_of(parameters, named_parameters),
         groups=groups_of(parameters, groups),
         terms=Terms(op, gradient_predivide_factor),
-        wire=wire_dtype(compression),
+        compression=compression,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )

@@ -57,6 +57,38 @@ def check_arguments() -> None:
         require_error(TypeError, lambda: hvd.DistributedGradientTape(given), "takes a tf.GradientTape", type(given).__name__)  # noqa: B023
 
 
+class Scaled:
+    """A compressor of one's own: whole numbers of 1/1024."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, None]:
+        return keras.ops.cast(tensor * 1024, "int64"), None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: None) -> Any:
+        return keras.ops.cast(tensor, "float32") / 1024
+
+
+def check_compressors() -> None:
+    """One rank's gradient is there on the others, in the variable's dtype; what nobody has is None."""
+    rank, p = hvd.rank(), hvd.size()
+
+    def step(compression: Any, variables: list[tf.Variable]) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variables[0]) * (rank + 1)
+            loss += 3 * tf.reduce_sum(variables[1]) if rank == 0 else 0
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum, compression=compression).gradient(loss, variables)
+
+    for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16, Scaled):
+        eagerly = partial(step, compression, [tf.Variable(tf.ones(shape)) for shape in ((3, 2), (4,), (2,))])
+        for run in (eagerly, tf.function(eagerly), eagerly):
+            both_have, one_has, none_has = run()
+            assert both_have.dtype == one_has.dtype == tf.float32 and none_has is None
+            np.testing.assert_array_equal(both_have, np.full((3, 2), p * (p + 1) / 2))
+            np.testing.assert_array_equal(one_has, np.full(4, 3.0))
+    both(OPTIMIZERS["momentum"], compression=Scaled, tolerance=0.1)
+
+
 def check_several_passes_per_step() -> None:
     """Two passes with half a batch each are one with the whole; each counts as an iteration."""
     if BATCH // hvd.size() % 2:

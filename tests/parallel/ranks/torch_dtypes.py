@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 import hvdlite.torch as hvd
@@ -63,7 +65,64 @@ def check_compression() -> None:
             require_grads(params, average())
             optimizer.step()
     require_error(ValueError, lambda: attach(weights(), compression="fp16"), "(hvd.Compression.fp16, ...), not 'fp16'")
-    require_error(ValueError, lambda: attach(weights(), compression=Compressor), "no `wire` dtype", "Compression.none")
+
+
+class Scaled(Compressor):
+    """Whole numbers of 1/1024, and what is left over is each rank's own."""
+
+    calls = 0
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        Scaled.calls += 1
+        return (tensor * 1024).to(torch.int64), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
+        return tensor.to(ctx) / 1024
+
+
+class Halved:
+    """A compressor that is no subclass, and keeps dtype and shape."""
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
+        return tensor / 2, 2.0
+
+    def decompress(self, tensor: torch.Tensor, ctx: float) -> torch.Tensor:
+        return tensor.mul_(ctx)
+
+
+def check_compressors_of_ones_own() -> None:
+    """compress() before the reduction, decompress() behind it, also of what some ranks, or all, have no gradient for,
+    of gradients that are kept, summed up, or leave during backward."""
+    p, r = hvd.size(), hvd.rank()
+    for compression, overlap in itertools.product((Scaled, Halved()), "01"):
+        restart(OVERLAP=overlap, BUCKET_MB="0.0001")
+        both, mine, none = params = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((30, 3), (50,), (2,))]
+        optimizer = attach(params, op=hvd.Sum, compression=compression)
+        optimizer.param_groups[0]["lr"] = 0.0
+        for step in range(4):
+            kept = [each.grad for each in params]
+            optimizer.zero_grad(set_to_none=step != 2)
+            loss = both.sum() * (r + 1 + step + 2.0**-10)
+            (loss if r else loss + mine.sum() * 3).backward()
+            total = sum(range(1, p + 1)) + p * (step + 2.0**-10)
+            assert (both.grad == total).all() and both.grad.dtype == torch.float32
+            assert step != 1 or (kept[0] == total - p).all(), "a result that is kept has changed"
+            assert (mine.grad == 3).all() and (none.grad is None or not none.grad.any())
+            assert step != 2 or (kept[0] is both.grad and kept[0] is not None)
+            optimizer.step()
+    assert Scaled.calls > 0 or p == 1
+    restart()
+    w = torch.nn.Parameter(torch.zeros(3))
+    optimizer = attach([w], compression=Scaled, backward_passes_per_step=2)
+    for _ in range(2):
+        (w.sum() * (r + 1)).backward()
+    assert (w.grad == 2 * average()).all() if p % 2 else (w.grad == int(1024 * 2 * average()) / 1024).all()
+    if p > 1:
+        short = Compressor()
+        short.compress = lambda tensor: (tensor.reshape(-1)[:1], None)  # type: ignore[method-assign,assignment]
+        require_error(ValueError, lambda: attach([torch.nn.Parameter(torch.zeros(3))], compression=short), "(1,)", "(3,)")
 
 
 def check_mixed_precisions() -> None:
