@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
@@ -209,12 +211,33 @@ def on_host(array: Array) -> Array:
 
 
 GPUS_IN_MESSAGES: list[tuple[ModuleType, int]] = []
+WITHOUT_GPU: set[int] = set()
+"""Threads inside of `in_mpi` that went in before any GPU was in messages."""
+PAUSE = 0.005  # seconds; longer than a look at other ranks, which calls MPI outside of `in_mpi`
 
 
 def send_from(xp: ModuleType, device: int) -> None:
-    """Note that MPI is given pointers to this GPU's memory from now on."""
-    if not GPUS_IN_MESSAGES:
+    """MPI is given pointers to this GPU's memory from now on. Waits for threads that went into MPI before they knew."""
+    first = not GPUS_IN_MESSAGES
+    if first:
         GPUS_IN_MESSAGES.append((xp, device))
+    WITHOUT_GPU.discard(threading.get_ident())  # of two that wait here neither is to wait for the other
+    while WITHOUT_GPU:
+        time.sleep(0.001)
+    time.sleep(PAUSE if first else 0.0)
+
+
+def in_mpi(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result; it may spend long in MPI."""
+    me = threading.get_ident()
+    WITHOUT_GPU.add(me)  # before it looks whether there is one: of this and `send_from` one sees the other
+    try:
+        adopt_gpu()
+        if GPUS_IN_MESSAGES:
+            WITHOUT_GPU.discard(me)
+        return function(*arguments)
+    finally:
+        WITHOUT_GPU.discard(me)
 
 
 def adopt_gpu() -> None:

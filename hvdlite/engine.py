@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdlite.algorithms import Place
 from hvdlite.arithmetic import quiet_runner
-from hvdlite.arrays import adopt_gpu
+from hvdlite.arrays import adopt_gpu, in_mpi
 from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by, in_the_middle
 from hvdlite.memory import Workspace
 from hvdlite.promptly import promptly
@@ -197,7 +197,7 @@ class Lane:
         for observer in self.observers:
             observer.agreed(self, request)
         try:
-            result = self.quietly(request.work, self)
+            result = in_mpi(self.quietly, request.work, self)
         except Exception as raised:
             error = raised
         self.alike = False

@@ -14,7 +14,7 @@ import mmap
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +144,8 @@ class Workspace:
     def __init__(self) -> None:
         self.buffer: Array | None = None
         self.stage: Arena | None = None
+        self.staged: dict[Hashable, tuple[Array, Callable[[], None]]] = {}
+        """By kind of piece: where it lies on the stage, and what reduces it there."""
         self.split: Levels | None = None
 
     def scratch(self, like: Array, length: int) -> Array:
@@ -185,6 +187,7 @@ class Workspace:
         if self.split is not None:
             self.split.close()
         self.stage = self.buffer = None
+        self.staged.clear()
 
 
 def staging_bytes(hosts: Sequence[Sequence[int]]) -> int:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hvdlite.arrays import in_mpi
 from hvdlite.errors import HvdliteError
 from hvdlite.matching import Verdicts, has_joined, match, refusal
 from hvdlite.requests import Call, Request, visible
@@ -35,7 +36,7 @@ def rounds(lane: Lane) -> None:
         stuck = stuck or time.monotonic() - since > CLASH_SECONDS
         for request in mine:
             request.ready.wait()
-        said = lane.transport.allgather_object(([request.call() for request in mine], stuck))
+        said = in_mpi(lane.transport.allgather_object, ([request.call() for request in mine], stuck))
         everyone = [calls for calls, _ in said]
         queues = [[call.signature for call in calls] for calls in everyone]
         if all(not queue or has_joined(queue) for queue in queues):

@@ -5,6 +5,7 @@ for them, and with messages that read and write memory at once, as MPI does. Ord
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from typing import Any
@@ -288,3 +289,63 @@ def test_a_second_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             summed(lane, array, "y")
 
     on_lanes(1, "ring", True, rank_main)
+
+
+class Context:
+    """A GPU that threads make their own."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self.cuda = self.driver = self
+
+    def ctxGetCurrent(self) -> bool:
+        return threading.get_ident() in self.threads
+
+    def Device(self, number: int) -> Context:
+        return self
+
+    def use(self) -> None:
+        self.threads.add(threading.get_ident())
+
+
+def test_threads_in_mpi_are_waited_for_before_gpus_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that went in before there was any GPU cannot copy its memory; later ones make it theirs."""
+    monkeypatch.setattr(arrays, "GPUS_IN_MESSAGES", [])
+    where, left, order = Context(), threading.Event(), []
+
+    def long() -> None:
+        left.wait()
+        order.append("left MPI")
+
+    def send() -> None:
+        arrays.send_from(where, 0)
+        order.append("sends")
+
+    before = threading.Thread(target=arrays.in_mpi, args=(long,))
+    before.start()
+    senders = [threading.Thread(target=arrays.in_mpi, args=(send,)) for _ in range(2)]  # neither waits for the other
+    for sender in senders:
+        sender.start()
+    time.sleep(0.05)
+    assert order == []
+    later = threading.Thread(target=arrays.in_mpi, args=(lambda: order.append(str(where.ctxGetCurrent())),))
+    later.start()
+    later.join()
+    left.set()
+    for thread in (before, *senders):
+        thread.join()
+    assert order == ["True", "left MPI", "sends", "sends"] and not arrays.WITHOUT_GPU
+
+
+def test_a_lane_whose_ranks_disagree_may_copy_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own thread, which then goes into MPI without having called any roll."""
+    where = Context()
+    monkeypatch.setattr(arrays, "GPUS_IN_MESSAGES", [(where, 0)])
+
+    def rank_main(lane: Lane) -> None:
+        request = Request(Signature("plan", "x", (("rank", lane.transport.rank),)), lambda lane: None)
+        with pytest.raises(HvdliteError, match="rank"):
+            lane.run(request)
+        assert lane.thread is not None and lane.thread.ident in where.threads
+
+    on_lanes(2, "ring", True, rank_main)
