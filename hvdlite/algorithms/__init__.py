@@ -19,7 +19,7 @@ from hvdlite.algorithms.native import native
 from hvdlite.algorithms.pipeline import scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
-from hvdlite.memory import Workspace
+from hvdlite.memory import Arena, Workspace
 from hvdlite.transports import Transport
 
 __all__ = ["MESSAGES", "Place", "allreduce", "choose", "prepared"]
@@ -114,7 +114,7 @@ def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Arr
     step = arena.own.size // buffer.itemsize
     for start in range(0, buffer.size, step):
         piece = buffer[start : start + step]
-        mine, reduce = on_stage(transport, workspace, place, arena.peers, piece, reduction)
+        mine, reduce = on_stage(transport, workspace, place, arena, piece, reduction)
         mine[:] = piece
         local.barrier()
         reduce()
@@ -122,7 +122,7 @@ def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Arr
 
 
 def on_stage(
-    transport: Transport, workspace: Workspace, place: Place, stage: Sequence[Array], piece: Array, reduction: Reduction
+    transport: Transport, workspace: Workspace, place: Place, stage: Arena, piece: Array, reduction: Reduction
 ) -> tuple[Array, Callable[[], None]]:
     """Where this rank copies the piece in the staging arena, and what reduces all ranks' there: prepared at the first
     piece of its kind, since that takes 7 us."""
@@ -130,7 +130,7 @@ def on_stage(
     if kind not in workspace.staged:
         if len(workspace.staged) >= MOST_KINDS:
             workspace.staged.clear()
-        views = [peer[: piece.nbytes].view(piece.dtype) for peer in stage]
-        local = workspace.levels(transport, place.hosts).local
-        workspace.staged[kind] = views[local.rank], in_memory(transport, workspace, place, views, reduction)
+        mine, peers = stage.view(0, piece.size, piece.dtype), stage.peer_views(0, piece.size, piece.dtype)
+        assert peers is not None
+        workspace.staged[kind] = mine, in_memory(transport, workspace, place, peers, reduction)
     return workspace.staged[kind]

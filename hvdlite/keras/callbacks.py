@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -16,7 +15,7 @@ from hvdlite.errors import HvdliteError
 from hvdlite.exchange import CARING, IN_SETS, OWN, Exchange
 from hvdlite.gradients import keep_own
 from hvdlite.keras._attach import Attachment, attachment_of
-from hvdlite.keras._backends import border
+from hvdlite.keras._backends import border, settle
 from hvdlite.keras.functions import broadcast_variables
 from hvdlite.keras.schedules import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvdlite.objects import allgather_object
@@ -79,8 +78,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         return None if self.model.optimizer is None else attachment_of(self.model.optimizer)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        with contextlib.suppress(Exception):  # of an earlier fit, which has raised it
-            border().wait()
+        settle()  # steps of an earlier fit
         CARING.append(self)
         self.first = Exchange.first = None
         self.reductions, self.started, self.reduces = Exchange.reductions, False, runtime.size() == 1

@@ -16,7 +16,6 @@ has compiled goes on working after a restart. See `hvdlite.elastic`.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import keras
@@ -24,7 +23,7 @@ import numpy as np
 
 from hvdlite.elastic import ObjectState, State, VariablesState, run
 from hvdlite.keras._attach import attachment_of
-from hvdlite.keras._backends import border
+from hvdlite.keras._backends import settle
 from hvdlite.keras.functions import broadcast_variables
 from hvdlite.variables import variables_of
 
@@ -56,8 +55,7 @@ class KerasState(VariablesState):
         super().__init__(self.variables, value_of, broadcast_variables, **kwargs)
 
     def restore(self) -> None:
-        with contextlib.suppress(Exception):  # what failed is known
-            border().wait()
+        settle()
         super().restore()
         if attached := self.optimizer and attachment_of(self.optimizer):
             attached.sums.clear()  # of passes that belong to the step that is taken back

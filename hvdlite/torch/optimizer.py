@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from hvdlite import runtime
-from hvdlite.compression import unknown
+from hvdlite.compression import compressor
 from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.terms import Terms, passes_of
@@ -57,7 +57,6 @@ def DistributedOptimizer(
     already.
     """
     require_unattached(optimizer)
-    unknown(compression)  # raises for what is none
     op, passes, size = op_of(op), passes_of(backward_passes_per_step), runtime.size()
     if op is Adasum:
         require_adasum(size, process_set is global_process_set)
@@ -70,7 +69,7 @@ def DistributedOptimizer(
         names=names_of(parameters, named_parameters),
         groups=groups_of(parameters, groups),
         terms=Terms(op, gradient_predivide_factor),
-        compression=compression,
+        compression=compressor(compression),
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
