@@ -44,8 +44,8 @@ BEGIN = 100  # Horovod's scripts broadcast after the first batch, which may be s
 OWN, IN_SETS = Crowd(), Crowd()
 """Variables that users want to differ between ranks; those whose gradients are reduced within a process set."""
 CARING = Crowd()
-"""Callbacks under which a model trains, which compare weights themselves. One whose fit has raised, of which it is not
-told, stays among them until it is dropped, or comes to the end of another fit."""
+"""Callbacks under which their model trains, which compare its weights themselves. One whose fit has raised, of which it
+is not told, stays among them until it is dropped, or comes to the end of another fit."""
 
 
 class Exchange:
@@ -132,7 +132,7 @@ class Exchange:
         """Checksums of the watched variables; None where there are none."""
         alive, own = [variable for known in self.variables if (variable := known()) is not None], list(OWN)
         common = [number for number, variable in enumerate(alive) if not is_one_of(variable, own)]
-        if len(alive) < len(self.specs) or len(CARING):
+        if len(alive) < len(self.specs) or any(is_one_of(alive[0], each.model.weights) for each in CARING):
             return None
         found = values_of([alive[number] for number in common])
         names = [f"{self.specs[number].name} (variable {number})" for number in common]

@@ -61,8 +61,17 @@ def check_a_fit_with_the_callback_cares_for_itself_alone() -> None:
         callback = keras_hvd.callbacks.BroadcastGlobalVariablesCallback(0)
         trained = own_model()
         trained.compile(optimizer, "mse")
-        trained.fit(np.ones((8, WIDTH)), np.ones((8, 2)), batch_size=2, epochs=2, verbose=0, callbacks=[callback])
+        rows = np.ones((8, WIDTH)), np.ones((8, 2))
+        trained.fit(*rows, batch_size=2, epochs=2, verbose=0, callbacks=[callback])
         train(own_model(), False, "never")
+
+    def fail(batch: int, logs: Any) -> None:
+        raise KeyError("of a user's own")
+
+    failing = keras.callbacks.LambdaCallback(on_train_batch_begin=fail)
+    with begin():
+        require_error(KeyError, lambda: trained.fit(*rows, verbose=0, callbacks=[callback, failing]), "of a user's own")
+        train(own_model(), False, "never")  # while that fit's callback has not heard that it is over
 
 
 def check_tape() -> None:

@@ -373,7 +373,8 @@ def check_what_goes_by_messages_shares_no_memory() -> None:
     """A GPU's memory that peers look into is not what Open MPI should open for messages besides."""
     if hvd.size() == 1:
         return
-    for way, shared in (("auto", True), ("shared", True), ("ring", False), ("native", False)):
+    on_gpu = weights()[0].is_cuda  # where native, which would be an MPI's reduction, stands for auto
+    for way, shared in (("auto", True), ("shared", True), ("ring", False), ("native", on_gpu)):
         restart(ALGORITHM=way)
         optimizer = attach(weights())
         (arena,) = optimizer._hvdlite.reducer.arenas.values()  # type: ignore[attr-defined]
