@@ -144,6 +144,16 @@ def tensors_of(results: Sequence[Array]) -> list[tf.Tensor]:
     return copies
 
 
+def slices(values: tf.Tensor, rows: tf.Tensor, shape: Any) -> tf.IndexedSlices:
+    """All ranks' values for their rows. Where there is a GPU, which would add those for one row in any order, so that
+    ranks' weights drift apart in their last bits, they are added up here: each row once."""
+    if tf.config.list_physical_devices("GPU"):
+        with tf.device("CPU:0"):
+            rows, places = tf.unique(rows)
+            values = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, shape)
+
+
 def unwritten(shape: Sequence[int], dtype: tf.DType, device: str) -> tf.Tensor:
     """A tensor of its own memory: zeros, by the operation, which never gives one that others have, too."""
     with tf.device("CPU:0"):  # where the operation on a GPU wants the shape

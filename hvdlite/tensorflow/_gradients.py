@@ -189,7 +189,7 @@ def gather(
                 [rows, values], [tf.int64, tf.as_dtype(spec.dtype)], [(None,), (None, *spec.shape[1:])],
             )  # fmt: skip
         after = [done]
-    return tf.IndexedSlices(values, rows, tf.constant(spec.shape, tf.int64)), after
+    return _gpu.slices(values, rows, tf.constant(spec.shape, tf.int64)), after
 
 
 def accumulate(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> Any:

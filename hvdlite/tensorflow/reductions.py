@@ -13,7 +13,7 @@ from hvdlite.arrays import Array
 from hvdlite.compression import compressor
 from hvdlite.ops import Average, Op, Sum, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow import movement
+from hvdlite.tensorflow import _gpu, movement
 from hvdlite.tensorflow._common import Tensor, collective, dense_tensor, named, rows_unknown, size_of
 from hvdlite.tensorflow._graph import aligned_copy, untouched
 from hvdlite.tensorflow.compression import Compression
@@ -109,7 +109,7 @@ def sparse_allreduce(slices: tf.IndexedSlices, how: How, name: str | None) -> tf
                        for part, each in zip((slices.values, slices.indices), names, strict=True))  # fmt: skip
     if how.op is Average:
         values = values / size_of(how.process_set)
-    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+    return _gpu.slices(values, indices, slices.dense_shape)
 
 
 @untouched

@@ -44,7 +44,10 @@ def sparse_allreduce_async(
 
 
 def sparse(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return torch.sparse_coo_tensor(indices.t(), values, like.shape, dtype=like.dtype, check_invariants=False)
+    """All ranks' values at all ranks' indices. Those at one index, which a GPU would add in any order, so that ranks'
+    weights drift apart in their last bits, are added up here."""
+    found = torch.sparse_coo_tensor(indices.t(), values, like.shape, dtype=like.dtype, check_invariants=False)
+    return found.coalesce() if found.is_cuda else found
 
 
 def require_sum(op: Op) -> None:

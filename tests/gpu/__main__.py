@@ -42,10 +42,18 @@ class Row:
     alone: bool = False
 
 
-TENSORFLOW = (  # where it is installed; no Keras steps, which would be compiled with XLA on a GPU
-    Row("TensorFlow: placement, races", 2, ("gpu/tensorflow_gpu",)),
-    Row("TensorFlow checks of tests/parallel", 2, ("tensorflow_collectives",)),
-) if importlib.util.find_spec("tensorflow") else ()
+ON_GPU = {"TENSORFLOW_TENSORS_ON": "gpu", "NVIDIA_TF32_OVERRIDE": "0"}
+TENSORFLOW = (  # where it is installed
+    Row("TensorFlow: placement, races", 2, ("gpu/tensorflow_gpu",), extra=ON_GPU),
+    Row("TensorFlow: collectives, names, alike", 2,
+        ("tensorflow_collectives", "tensorflow_names", "tensorflow_alike"), extra=ON_GPU),
+    Row("TensorFlow: training, options", 2, ("tensorflow_training", "tensorflow_options"), extra=ON_GPU),
+    Row("Keras on TensorFlow: callbacks", 2, ("tensorflow_callbacks", "tensorflow_resuming"), extra=ON_GPU),
+    Row("TensorFlow: process sets, training, elastic", 3,
+        ("tensorflow_sets", "tensorflow_training", "tensorflow_elastic"), extra=ON_GPU),
+    Row("TensorFlow: gradients", 4, ("gpu/tensorflow_gpu.check_gradients_are_reduced_on_the_gpu",), extra=ON_GPU),
+    Row("Keras on TensorFlow: digits", 2, program=("examples/keras_digits.py",)),
+) if importlib.util.find_spec("tensorflow") else ()  # fmt: skip
 ON_TORCH = {"KERAS_BACKEND": "torch"}
 ON_JAX = {"KERAS_BACKEND": "jax", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "float32"}
 KERAS = tuple(
@@ -61,6 +69,7 @@ MORE_CHECKS = tuple(f"torch_{what}" for what in (
 CHECKS = (
     Row("is the MPI CUDA-aware", 2, program=("-m", "hvdlite.transports.cuda_aware")),
     *KERAS,
+    *TENSORFLOW,
     Row("torch checks of tests/parallel", 2, TORCH_CHECKS, extra=TORCH),
     Row("more of them", 2, MORE_CHECKS, extra=TORCH),
     Row("CuPy arrays", 2, ("gpu/device_arrays",)),
@@ -68,7 +77,6 @@ CHECKS = (
     Row("CuPy arrays", 4, ("gpu/device_arrays",)),
     Row("gradients", 4, ("gpu/torch_cuda.check_gradients_every_way", "gpu/torch_cuda.check_low_precision")),
     Row("torch checks of tests/parallel", 4, ("torch_gradients", "torch_steps"), extra=TORCH),
-    *TENSORFLOW,
     Row("races, AMP, layouts, placement, NCCL", 2, ("gpu/torch_cuda",), alone=True),
 )
 BENCHMARKS = (

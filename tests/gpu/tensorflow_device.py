@@ -6,13 +6,17 @@ import importlib
 from typing import Any
 
 import tensorflow as tf
+from keras.src.trainers.trainer import Trainer
 
 
 def install(where: str) -> None:
-    """where: 'gpu', where TensorFlow puts its tensors anyway; or 'pretend': what it computes on the CPU is taken for
-    memory of the GPU that CuPy's stand-in knows."""
+    """where: 'gpu', where TensorFlow puts its tensors anyway, and Keras would compile steps with XLA, in which ranks
+    cannot communicate, unless it is told not to; or 'pretend': what TensorFlow computes on the CPU is taken for memory
+    of the GPU that CuPy's stand-in knows."""
     if where == "pretend":
         pretend()
+    else:
+        Trainer._resolve_auto_jit_compile = lambda self: False
 
 
 def pretend() -> None:

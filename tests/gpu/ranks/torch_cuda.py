@@ -280,3 +280,19 @@ def check_nccl_among_one() -> None:
                 assert (array == xp.arange(100).astype(dtype)).all(), (dtype, operation)
         nccl.close()
     alone.close()
+
+
+def check_sparse_gradients_leave_the_same_bits() -> None:
+    """A GPU adds what several ranks have for one row in any order, unless it has been added up before."""
+    torch.manual_seed(0)
+    net = nn.Embedding(50, 257, sparse=True, device=CUDA)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.3))
+    rows = torch.Generator(CUDA).manual_seed(hvd.rank())
+    for _ in range(30):
+        optimizer.zero_grad()
+        chosen = torch.randint(50, (4000,), device=CUDA, generator=rows)
+        (net(chosen) * torch.randn(4000, 257, device=CUDA, generator=rows)).sum().backward()
+        optimizer.step()
+        gathered = hvd.synchronize(hvd.sparse_allreduce_async(net.weight.grad.coalesce(), name="sparse", op=hvd.Sum))
+        require_same_bits(torch.zeros(50, 257, device=CUDA).add_(gathered).cpu())
+        require_same_bits(net.weight.detach().cpu())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unittest.mock
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -188,8 +189,12 @@ def check_indexed_slices() -> None:
     values = np.full((2, 2), hvd.rank() + 1, np.float32)
     expected = np.repeat(np.array([[ranks().sum() + hvd.size()], *[[r + 1] for r in ranks()]], np.float32), 2, 1)
     mean = np.float32((hvd.size() + 1) / 2)
-    require(build, [values, np.array([0, hvd.rank() + 1])],
-            [expected, expected / np.float32(hvd.size()), np.full((2, 2), mean)])
+    sums = [expected, expected / np.float32(hvd.size()), np.full((2, 2), mean)]
+    require(build, [values, np.array([0, hvd.rank() + 1])], sums)
+    with unittest.mock.patch.object(tf.config, "list_physical_devices", lambda kind: [f"a {kind}"]):
+        require(build, [values, np.array([0, hvd.rank() + 1])], sums)
+        slices = hvd.allreduce(tf.IndexedSlices(tf.constant(values), tf.constant([0, hvd.rank() + 1])), op=hvd.Sum)
+        np.testing.assert_array_equal(np.sort(slices.indices), np.arange(hvd.size() + 1))  # each once
     slices = tf.IndexedSlices(tf.constant(values), tf.constant([0, 1]), tf.constant([5, 2]))
     for wrong in ({"op": hvd.Min}, {"prescale_factor": 2.0}):
         try:

@@ -189,7 +189,8 @@ def train_v1(make: Callable[[], Any], rows: Any, distribute: bool, **arguments: 
         hooks = [hvd.BroadcastGlobalVariablesHook(0)] if distribute else []
         train_op = optimizer.minimize(loss, global_step=v1.train.get_or_create_global_step())
         config = v1.ConfigProto()
-        config.gpu_options.visible_device_list = str(hvd.local_rank())
+        gpus = len(tf.config.list_physical_devices("GPU"))  # of which ranks may share one
+        config.gpu_options.visible_device_list = str(hvd.local_rank() % gpus if gpus else hvd.local_rank())
         with v1.train.MonitoredTrainingSession(hooks=hooks, config=config) as session:
             for one in zip(np.split(x[rows], STEPS), np.split(y[rows], STEPS), strict=True):
                 session.run(train_op, dict(zip((xs, ys), one, strict=True)))
