@@ -213,7 +213,8 @@ def check_indexed_slices_that_differ() -> None:
     compiled = tf.function(total)
     for call in (total, compiled):
         found = call(None if last() else tf.constant(3))
-        np.testing.assert_array_equal(found.indices, [2] * hvd.size())
+        assert set(np.asarray(found.indices).tolist()) == {2}  # once, where there is a GPU
+        np.testing.assert_array_equal(tf.reduce_sum(found.values, axis=0), [hvd.size()] * 2)
         for different in (lambda c=call: c(tf.constant(4 if last() else 3)),
                           lambda c=call: c(3, hvd.Average if last() else hvd.Sum)):
             try:
