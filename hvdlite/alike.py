@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ ROUNDS = 500  # between comparisons, which take a part of one step
 LAST = "(the rank that hvd.join() returned)"
 NONE = "none"
 MOST = 3  # sides that a message names
+WIDTH = 1024  # words in a row of the table whose sums are compared
 Values = Mapping[tuple[str, str], Any]
 """By kind ("weights", ...) and name: a number that is the same on all ranks."""
 Sides = list[tuple[Any, list[int]]]
@@ -135,7 +137,17 @@ def valued(found: Mapping[str, Sides]) -> str:
 
 
 def checksum(array: Array) -> int:
-    """The sum of the bits, in words of 64, of an array on the host; at the speed of memory."""
-    bits = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    whole = bits.size // 8 * 8
-    return int(bits[:whole].view(np.uint64).sum()) ^ int.from_bytes(bits[whole:].tobytes(), "little")
+    """Of the bits of an array on the host."""
+    return checksum_of(np.ascontiguousarray(array).reshape(-1).view(np.uint8), np.int64, lambda part: part)
+
+
+def checksum_of(bits: Any, words: Any, fetch: Callable[[Any], Array]) -> int:
+    """A number for these bytes, an array or a torch tensor of uint8, in their order; at half the speed of memory.
+
+    The sums of the rows and of the columns of a table of them in 64-bit integers (the dtype `words`) are digested: few,
+    and others where two integers change places. fetch: makes an array on the host of such sums.
+    """
+    whole = len(bits) // (8 * WIDTH) * 8 * WIDTH
+    table = bits[:whole].view(words).reshape(-1, WIDTH)
+    parts = [table.sum(0), table.sum(1), bits[whole:]] if whole else [bits]
+    return int.from_bytes(blake2b(b"".join(fetch(part).tobytes() for part in parts), digest_size=8).digest(), "little")

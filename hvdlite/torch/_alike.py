@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from hvdlite.alike import Alike
+from hvdlite.alike import Alike, checksum_of
+from hvdlite.alike import checksum as checksum_of_array
 
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 HOW = {"foreach", "fused", "capturable", "differentiable"}  # a step is made, not what it does
 STATE = "hvd.broadcast_optimizer_state(optimizer, root_rank={root})"
 CALLS = {
@@ -51,23 +51,23 @@ def settings(optimizer: torch.optim.Optimizer) -> dict[tuple[str, str], Any]:
 
 
 def checksum(value: Any) -> int | None:
-    """The sum of a tensor's bits, in words of 64; None for what has none. At the speed of memory."""
+    """Of a tensor's bits, in their order; None for what has none."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized or value.is_meta:
         return None
     try:
-        return sum_of_bits(value.detach().resolve_conj().resolve_neg())
+        bits = bits_of(value.detach().resolve_conj().resolve_neg())
+        if bits.device.type == "cpu":
+            return checksum_of_array(bits.numpy())  # torch's sums of integers are slow there
+        return checksum_of(bits, torch.int64, lambda part: part.cpu().numpy())
     except (TypeError, ValueError, RuntimeError):  # of a kind of its own (nested, masked, quantized by a library)
         return None
 
 
-def sum_of_bits(value: torch.Tensor) -> int:
-    if value.is_complex():
-        value = torch.view_as_real(value)
-    flat = value.reshape(-1).contiguous()
-    size, per = flat.element_size(), 8 // flat.element_size()
-    flat = flat.clone() if flat.storage_offset() % per else flat  # else its memory cannot be seen as words
-    whole = flat.numel() // per * per
-    return int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].view(INTEGERS[size]).sum())
+def bits_of(value: torch.Tensor) -> torch.Tensor:
+    """As bytes in one row, in memory that can be seen as words of 64 bits."""
+    real = torch.view_as_real(value) if value.is_complex() else value
+    bits = real.reshape(-1).contiguous().view(torch.uint8)
+    return bits.clone() if bits.storage_offset() % 8 else bits
 
 
 def number_in(value: Any) -> Any:
