@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from hvdlite.algorithms import Place
 from hvdlite.arithmetic import quiet_runner
 from hvdlite.arrays import adopt_gpu, in_mpi
-from hvdlite.errors import ForkedError, HvdliteError, ShutdownError, broken_by, in_the_middle
+from hvdlite.errors import HvdliteError, ShutdownError, broken_by, in_the_middle
 from hvdlite.memory import Workspace
 from hvdlite.promptly import promptly
 from hvdlite.requests import LEAVE, Changed, Handle, Request, Signature
@@ -91,17 +91,34 @@ class Lane:
     def begin(self, request: Request) -> Handle:
         """Queue a request that is waited for next: where the lane is idle, it runs before this returns."""
         self.require_no_lender(request.signature)
-        with self.changed.lock:
-            inline = not self.busy and not self.queue
-            self.admit(request, waking=not inline)
+        inline = False
+        try:
+            with self.changed.lock:
+                inline = not self.busy and not self.queue
+                self.admit(request, waking=not inline)
+                if inline:
+                    self.lender = threading.get_ident()  # first: `require_no_lender` looks without the lock
+                    self.busy = self.lent = True
+                else:
+                    self.queue.append(request)
             if inline:
-                self.lender = threading.get_ident()  # first: `require_no_lender` looks without the lock
-                self.busy = self.lent = True
-            else:
-                self.queue.append(request)
-        if inline:
-            self.run_here(request)
+                self.run_here(request)
+        except BaseException:
+            if inline:
+                self.take_back(request)
+            raise
         return request.handle
+
+    def take_back(self, request: Request) -> None:
+        """The lane, where a signal's handler (Ctrl-C) has raised in `begin`. What has not begun was not called."""
+        with self.changed.lock:
+            if not request.begun and self.pending.get(request.key) is request:
+                del self.pending[request.key]
+                self.calls -= 1
+            if self.lent and self.lender == threading.get_ident():
+                self.busy = self.lent = False
+                if self.queue:
+                    self.wake()
 
     def require_no_lender(self, signature: Signature) -> None:
         """Raise HvdliteError where a call is about to wait in the middle of another of its thread's."""
@@ -111,7 +128,7 @@ class Lane:
     def admit(self, request: Request, waking: bool = True) -> None:
         """Make a request pending. waking: the lane's thread, which goes on once it can have the lock."""
         if self.closed:
-            raise self.closed
+            raise self.closed.with_traceback(None)  # that of an earlier call keeps all that was in its frames
         request.digest = request.signature.digest()
         caller = threading.get_ident()
         key = request.key = request.signature.key
@@ -119,11 +136,11 @@ class Lane:
             raise ValueError(f"{key} is in flight already: wait for it (synchronize), or give this one another name.")
         if waking:  # first: where no thread can be started, nothing has happened
             self.wake()
-        self.pending[key] = request
-        self.callers[caller] = THREADS.get(caller)
-        self.calls += 1
         request.handle = Handle(self.changed)
         request.queued = time.monotonic()
+        self.callers[caller] = THREADS.get(caller)
+        self.calls += 1
+        self.pending[key] = request
         for observer in self.observers:
             observer.queued(self, request)
 
@@ -140,8 +157,8 @@ class Lane:
         common = True
         try:
             common = self.attempt(request)
-        except BaseException as error:  # Ctrl-C while waiting
-            self.interrupted(request, error)
+        except BaseException as error:  # Ctrl-C while waiting; a rank that is alone goes on
+            self.interrupted(request, error) if self.transport.size > 1 else self.settle(request, error=error)
             raise
         finally:
             with self.changed.lock:
@@ -183,6 +200,7 @@ class Lane:
 
     def attempt(self, request: Request) -> bool:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
+        request.begun = True
         request.ready.wait()
         adopt_gpu()
         if self.transport.size > 1 and not agreed(self.maximum, request, self.check, self.hurried):
@@ -234,7 +252,7 @@ class Lane:
         """Raise the reason for which the lane was closed, if it was: called while waiting for other ranks."""
         adopt_gpu()
         if self.closed:
-            raise self.closed
+            raise self.closed.with_traceback(None)
 
     def close(self, reason: HvdliteError) -> None:
         """Fail all that is pending, now and later, with `reason` (that of the first call). From any thread."""
@@ -249,24 +267,6 @@ class Lane:
         """`close` this lane and with it the others. Not under a lock, for they may break at the same time."""
         for lane in (self, *self.family()):
             lane.close(reason)
-
-    def orphan(self, reason: HvdliteError) -> None:
-        """`close`, in a forked child, where observers write no more."""
-        self.changed.renew()
-        self.observers = ()
-        self.close(reason)
-
-    def go_on(self) -> None:
-        """In a forked child that may: the lane's thread does not exist there. What was under way fails."""
-        self.changed.renew()
-        self.thread, self.busy, self.lent = None, False, False
-        self.quietly = quiet_runner()  # the other may be in use for ever
-        for request in list(self.pending.values()):
-            if request not in self.queue:
-                self.settle(request, error=ForkedError())
-        if self.queue:
-            with self.changed.lock:
-                self.wake()
 
     def start_leaving(self) -> Handle:
         """Begin `leave`, and return at once: who leaves several lanes begins with all of them."""

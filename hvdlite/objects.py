@@ -11,6 +11,7 @@ import numpy as np
 
 from hvdlite import ops, runtime
 from hvdlite.arrays import Array
+from hvdlite.ops.common import root_of
 from hvdlite.process_sets import ProcessSet
 
 
@@ -30,7 +31,9 @@ def broadcast_object(
     name: of the operation; equal on all ranks (the type of the object does not matter, it may differ). Raises
     pickle.PicklingError on every rank where the root's cannot be pickled.
     """
-    name = name or f"object.{runtime.group_of(process_set).serial('broadcast_object')}"
+    group = runtime.group_of(process_set)
+    root_of(group, "broadcast_object", root_rank)  # before the call is counted: what is refused is none
+    name = name or f"object.{group.serial('broadcast_object')}"
     mine = runtime.rank() == root_rank
     data, cause = pickled(obj) if mine else (np.empty(0, np.uint8), None)
     length = np.array([data.size], np.int64)

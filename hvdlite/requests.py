@@ -158,9 +158,11 @@ class Request:
     stand_in: Callable[[], Callable[[Lane], None]] | None = None
     """Makes what a rank that has joined does instead of `work`, picklable. None: not possible while one has joined."""
     handle: Handle = field(init=False)
-    key: str = field(init=False)
+    key: str = ""
     """The signature's, as `digest` is. These and the handle are there once it is queued."""
-    digest: int = field(init=False)
+    digest: int = 0
+    begun: bool = False
+    """Whether it is under way, so that other ranks may know of it."""
     queued: float = 0.0
     """When it was queued (time.monotonic()), for whoever looks on; 0.0: not yet."""
     agreed: float = 0.0

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdlite import config, exits, logs, notes, topology
+from hvdlite import children, config, exits, logs, notes, topology
 from hvdlite.algorithms import Place
 from hvdlite.config import Config
 from hvdlite.connect import connect
@@ -277,11 +277,11 @@ def _after_fork() -> None:
         return
     if isinstance(_current.world, ThreadTransport):
         for lane in _current.groups.lanes():
-            lane.go_on()
+            children.go_on(lane)
     else:
         _forked, _current.live = True, False
         for lane in _current.groups.lanes():
-            lane.orphan(ForkedError())
+            children.orphan(lane)
         for attachment in _current.attachments:
             attachment.gradients.let_go()
 

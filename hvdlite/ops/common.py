@@ -140,7 +140,10 @@ def submit(
     array: whose current stream the lane waits for before it works; None where there is none. stand_in, count: as in
     Request.
     """
-    name = name if name is not None else f"noname.{next(group.unnamed)}"
+    if name is None:
+        if wait:  # before the call is counted: what is refused is none
+            group.eager.require_no_lender(Signature(kind, "noname"))
+        name = f"noname.{next(group.unnamed)}"
     request = Request(Signature(kind, name, facts), work, stand_in=stand_in, count=count)
     if array is not None and not is_host(array):
         on_gpu(group.eager, request, array)

@@ -26,8 +26,9 @@ class Letter:
     kind: str = "message"
 
     def answer(self, kind: str) -> Letter:
-        """Another message, that goes back and belongs to this one."""
-        return replace(self, source=self.dest, dest=self.source, kind=kind)
+        """Another message, that goes back and belongs to this one; under a name of its own, for the next one of this
+        name may be under way."""
+        return replace(self, source=self.dest, dest=self.source, kind=kind, name=f"{self.name}, back")
 
     def send(self, array: Array, note: int = 0, wait: bool = True) -> Any:
         """note: a number that the receiver is given."""

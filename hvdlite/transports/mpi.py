@@ -105,8 +105,9 @@ class MpiTransport:
 
     def native_allreduce(self, array: Array, op: str) -> None:
         flat, step = array.reshape(-1), PIECE // array.itemsize
+        kind = MPI.Datatype.fromcode(array.dtype.str[1:])  # which mpi4py does not find where an array is not aligned
         for start in range(0, flat.size, step):
-            self.comm.Allreduce(MPI.IN_PLACE, flat[start : start + step], NATIVE_OPS[op])
+            self.comm.Allreduce(MPI.IN_PLACE, [flat[start : start + step], kind], NATIVE_OPS[op])
 
     def allgather_object(self, value: Any) -> list[Any]:
         return list(self.comm.allgather(value))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import random
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -411,17 +414,59 @@ def test_what_goes_wrong_while_ranks_agree_fails_all_that_is_pending(
     waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the caller's thread, and in the lane's, which nobody hears: no call waits for ever."""
-    lane = Lane(alone(), Place(1, False))
-    request = total("x")
-    monkeypatch.setattr(lane, "attempt", lambda request: 1 / 0)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    with pytest.raises((ZeroDivisionError, HvdliteError)) as caught:
-        lane.run(request) if waits else lane.submit(request).wait()
-    assert waits or "allreduce 'x' was interrupted (ZeroDivisionError: division by zero)" in str(caught.value)
-    with pytest.raises(HvdliteError, match="can no longer communicate"):
-        lane.run(total("y"))
-    if lane.thread is not None:
-        lane.thread.join(5)  # before the hook is the old one
+
+    def rank_main(lane: Lane) -> None:
+        lane.attempt = lambda request: bool(1 / 0)  # type: ignore[method-assign]
+        with pytest.raises((ZeroDivisionError, HvdliteError)) as caught:
+            lane.run(total("x")) if waits else lane.submit(total("x")).wait()
+        assert waits or "allreduce 'x' was interrupted (ZeroDivisionError: division by zero)" in str(caught.value)
+        for _ in range(3):
+            with pytest.raises(HvdliteError, match="can no longer communicate") as told:
+                lane.run(total("y"))
+            assert len(told.traceback) < 6  # those of earlier calls, and all that was there, are not kept
+        if lane.thread is not None:
+            lane.thread.join(5)  # before the hook is the old one
+
+    on_lanes(2, rank_main)
+
+
+@pytest.mark.parametrize("name", ["begin", "admit", "run_here"])
+def test_an_exception_of_a_signals_handler_at_any_line(name: str) -> None:
+    """Of what hands a request over: the call has been made, or has not, and the next one, under the same name, works."""
+    method = getattr(Lane, name)
+    first, reached = method.__code__.co_firstlineno, 0
+    for line in range(first + 1, first + len(inspect.getsource(method).splitlines())):
+        lane = Lane(alone(), Place(1, False))
+        with raising_at(name, line):
+            try:
+                lane.run(total("x"))
+            except KeyboardInterrupt:
+                reached += 1
+        found: list[Any] = []
+        caller = threading.Thread(target=lambda: found.append(lane.run(total("y"))))  # noqa: B023
+        caller.start()
+        caller.join(5)
+        assert found == [1] and not lane.pending and not lane.busy, (name, line)
+        assert lane.run(total("x")) == 1, (name, line)
+    assert reached > 5
+
+
+@contextlib.contextmanager
+def raising_at(name: str, line: int) -> Iterator[None]:
+    """Inside, this line of a lane's method raises KeyboardInterrupt, once."""
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line" and frame.f_lineno == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace if frame.f_code.co_name == name and frame.f_globals["__name__"] == "hvdlite.engine" else None
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
 
 
 def test_a_closed_lanes_thread_ends_and_its_reason_stays() -> None:
