@@ -209,7 +209,8 @@ class Gradients:
 
 
 def dtype_name(variable: Any) -> str:
-    return str(getattr(variable.dtype, "name", variable.dtype))
+    dtype = getattr(variable.dtype, "base_dtype", variable.dtype)  # TF1's reference variables have one of their own
+    return str(getattr(dtype, "name", dtype))
 
 
 def around_local(

@@ -66,8 +66,14 @@ def unnumbered(name: str) -> str:
 
 def is_one_of(variable: Any, chosen: Iterable[Any]) -> bool:
     """Whether a variable is among the chosen. A Keras variable and the framework's variable inside it are one."""
-    inside = getattr(variable, "_value", variable)
-    return any(each is variable or getattr(each, "_value", each) is inside for each in chosen)
+    own = inside(variable)
+    return any(each is variable or inside(each) is own for each in chosen)
+
+
+def inside(variable: Any) -> Any:
+    """The framework's variable in one of Keras', else the variable itself: Keras on JAX takes values out during fit."""
+    value = getattr(variable, "_value", None)
+    return variable if value is None else value
 
 
 def add_to(chosen: list[Any], found: Any) -> None:

@@ -139,6 +139,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         own = [each for each in vars(self.model).values() if isinstance(each, keras.optimizers.Optimizer)]
         return list({id(each): each for each in (self.model.optimizer, *own) if each is not None}.values())
 
+    def cares_for(self, variable: Any) -> bool:
+        """Whether it is one of the model's. Asked in a step, for which Keras on JAX has taken variables' values out:
+        reading `model` would put them back."""
+        return is_one_of(variable, self._model.weights)
+
     def common(self, variables: Iterable[Any]) -> list[Any]:
         """Those that are to be the same on all ranks."""
         return [variable for variable in variables if not is_one_of(variable, self.local)]
@@ -155,8 +160,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def look_for_reductions(self) -> None:
         """Raise RuntimeError where the steps so far have changed weights, and have reduced no gradients."""
         border().wait()
+        groups = [each.gradients.group for each in map(attachment_of, self.optimizers()) if each is not None]
         if Exchange.reductions != self.reductions:
             self.reduces, self.first = True, Exchange.first
+        elif groups and all(group is None or group.size == 1 for group in groups):
+            self.reduces = True  # of a process set that this rank is no member of, or alone in
         elif self.before is None:
             self.before = self.digests()
         elif self.before != self.digests():

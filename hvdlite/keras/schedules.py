@@ -102,14 +102,27 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             assert self.steps_per_epoch is not None
             done = epoch + 1.0 / self.steps_per_epoch  # ends exactly at initial_lr
             size = runtime.size()
-            return (done * (size - 1) / warmup_epochs + 1) / size
+            return min(done / warmup_epochs, 1.0) * (size - 1) / size + 1 / size
 
         super().__init__(
             initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch  # type: ignore[arg-type]
         )
         self.verbose = verbose
+        self.warming = False  # so far; several steps in one execution are seen as the first of them
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        before = self.rate()
+        super().on_train_batch_begin(batch, logs)
+        self.warming |= self.rate() != before
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_begin(epoch, logs)
+        if self.warming and self.end_epoch is not None and epoch >= self.end_epoch:
+            self.warming = False
+            self.set_rate(self.end_epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and runtime.rank() == 0:
+        ended = self.end_epoch is not None and epoch < self.end_epoch <= epoch + 1
+        if ended and self.verbose > 0 and runtime.rank() == 0:
             print(f"\nEpoch {epoch + 1}: the learning rate is warm: {self.rate():g}")

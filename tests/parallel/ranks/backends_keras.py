@@ -15,7 +15,7 @@ import numpy as np
 import hvdlite
 import hvdlite.keras as hvd
 from hvdlite import exchange
-from tests.parallel.common import last, require_error, require_same_bits
+from tests.parallel.common import digest, last, require_error, require_same_bits
 from tests.parallel.keras_common import (
     BATCH,
     OPTIMIZERS,
@@ -250,6 +250,33 @@ def check_broadcast_forgotten() -> None:
     if on("torch"):
         exchange.BEGIN = 2
         require_error(hvdlite.MismatchError, train, "bias (variable 1)", "broadcast_variables")
+
+
+def check_a_step_in_which_weights_would_be_compared() -> None:
+    """Under the callback they are not; and Keras' state on JAX stays as it is."""
+    before, exchange.BEGIN = exchange.BEGIN, 2
+    try:
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["SGD"]())
+        trained = model()
+        trained.compile(optimizer, "mse")
+        x, y = data()
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        trained.fit(x[share()], y[share()], batch_size=3, epochs=2, verbose=0, callbacks=callbacks)
+    finally:
+        exchange.BEGIN = before
+    require_same_bits(weights(trained))
+
+
+def check_local_layers() -> None:
+    """Their gradients remain each rank's; all the others' are reduced."""
+    trained = model()
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), local_layers=trained.layers[-1])
+    trained.compile(optimizer, "mse")
+    x, y = data()
+    trained.fit(x[share()], y[share()], batch_size=3, verbose=0)
+    body, head = weights(trained)[:-2], weights(trained)[-2:]
+    require_same_bits(body)
+    assert len({digest(each) for each in hvd.allgather_object(head)}) == hvd.size()
 
 
 def check_fit_goes_on_after_an_error() -> None:

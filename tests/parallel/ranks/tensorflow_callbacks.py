@@ -274,6 +274,15 @@ def check_warm_up() -> None:
     np.testing.assert_allclose(history["lr"], rates.seen[STEPS - 1 :: STEPS], rtol=1e-6)
 
 
+def check_warm_up_ends_at_the_rate() -> None:
+    """Also where several steps are one to callbacks, and within an epoch."""
+    for epochs, compiled in ((1, {"steps_per_execution": STEPS}), (1.5, {}), (0.5, {})):
+        warm = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1, warmup_epochs=epochs)
+        history = train(model(), [warm], epochs=3, **compiled).history
+        np.testing.assert_allclose(history["lr"][-1], 0.1, rtol=1e-6)
+        assert max(history["lr"]) < 0.1001, history["lr"]
+
+
 def check_schedule() -> None:
     rates = Rates()
     schedules = [

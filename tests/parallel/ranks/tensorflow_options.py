@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import unittest.mock
 from functools import partial
 from typing import Any
 
@@ -151,6 +152,15 @@ def embedding() -> Any:
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Lambda(lambda x: tf.cast(x + 2, tf.int32)), keras.layers.Embedding(5, 3)]
     return keras.Sequential([keras.layers.Input((WIDTH,)), *layers, keras.layers.Flatten(), keras.layers.Dense(2)])
+
+
+def check_replicas_are_refused() -> None:
+    """Of a strategy of TensorFlow's: their rounds would be taken for one another's."""
+    optimizer, weight = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), keras.Variable([1.0])
+    strategy = unittest.mock.Mock(num_replicas_in_sync=2)
+    with unittest.mock.patch.object(tf.distribute, "get_strategy", lambda: strategy):
+        require_error(NotImplementedError, lambda: optimizer.apply([tf.constant([1.0])], [weight]), "2 replicas", "one process per")
+    np.testing.assert_array_equal(weight, [1.0])
 
 
 def check_sparse_gradients() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
+import hvdlite.tensorflow.keras as keras_hvd
 from tests.parallel.common import require_error
 
 SIZES = (3,)
@@ -84,6 +85,22 @@ def check_training_in_a_set() -> None:
         with tf.GradientTape() as tape:
             loss = w * gradient
         np.testing.assert_array_equal(hvd.DistributedGradientTape(tape, process_set=odd).gradient(loss, w), [expected])
+    finally:
+        restart()
+
+
+def check_fit_in_a_set_under_the_callback() -> None:
+    """A rank that is no member trains alone, as it is meant to."""
+    odd = hvd.ProcessSet([0, 2])
+    restart(process_sets=[odd])
+    try:
+        trained = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        trained.compile(keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), process_set=odd), "mse")
+        rows = np.full((12, 3), hvd.rank() + 1.0)
+        callbacks = [keras_hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        trained.fit(rows, rows[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
+        first, alone, third = hvd.allgather_object(np.asarray(trained.layers[-1].kernel).tolist())
+        assert first == third != alone
     finally:
         restart()
 

@@ -205,6 +205,20 @@ def check_v1() -> None:
         require_close(train_v1(make, share(), distribute=True), expected, "v1")
 
 
+def check_v1_reference_variables() -> None:
+    """As `disable_v2_behavior()` makes them; one has no gradient."""
+    with tf.Graph().as_default():
+        used, unused = (v1.get_variable(name, initializer=[1.0, 2.0], use_resource=False) for name in ("used", "unused"))
+        optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
+        step = optimizer.minimize(tf.reduce_sum(used * float(hvd.rank())), var_list=[used, unused])
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(step)
+            mean = (hvd.size() - 1) / 2
+            np.testing.assert_array_equal(session.run(used), np.array([1.0, 2.0]) - mean)
+            np.testing.assert_array_equal(session.run(unused), [1.0, 2.0])
+
+
 def check_v1_with_its_shapes() -> None:
     """`disable_v2_behavior()`, with which old scripts begin, gives shapes `Dimension`s for numbers."""
     def train(rows: Any, distribute: bool) -> list[np.ndarray]:
