@@ -51,7 +51,7 @@ class Attachment:
         self.synchronized: dict[str, int] = {}  # likewise at the user's last synchronize(), of those that average
         self.shared = False  # some of its parameters are others', too
         self.alone = self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
-        self.skipping = self.reducing = self.taking = self.accumulating = self.detached = False
+        self.skipping = self.reducing = self.taking = self.accumulating = self.detached = self.apart = False
         self.renewed = False  # it was made in another one's place
         self.stepping = False  # a round that is no backward's is under way
         self.void = False  # a backward under way began before all ranks had come to the end of a round that has failed
@@ -167,13 +167,13 @@ class Attachment:
             if self.backward.goes_on(run):
                 self.backward.run = run
                 return
-            # A backward that raised left marks behind: forget them.
-            self.taking = self.reducing = self.accumulating = False
+            self.taking = self.reducing = self.accumulating = False  # marks of a backward that has raised
             if not self.alive:
                 return
             self.unreduced = True
             if self.paused:
                 return
+            _compiled.refuse_autograd()
             self.accumulating = self.passes + 1 < self.passes_per_step
             if not self.accumulating:
                 self.void, self.reducing = self.reducer.unresolved, True
@@ -186,7 +186,6 @@ class Attachment:
 
     def begin_round(self, fits: bool = False) -> None:
         """fits: whether the plan is known to. Otherwise waits for all ranks, where it does not."""
-        # A retry on one rank must not be added to what the other ranks have begun: the tag tells them apart.
         _compiled.pass_over()
         self.packing.forget()
         self.gradients.sent.clear()
@@ -197,7 +196,7 @@ class Attachment:
                 "a backward has failed after some of its gradients had left; what came back lies where new ones were "
                 "to be added: call zero_grad(), and backward() again"
             )
-        self.tag = Round(ROUND, (self.steps + 1, self.gradients.rounds + 1, self.retries + 1))
+        self.tag = Round(ROUND, (self.steps + 1, self.gradients.rounds + 1, self.retries + 1))  # tells retries apart
         self.void = self.late = False
         if not fits and not self.fits():
             _sharing.leave_to_others(self)
@@ -230,7 +229,8 @@ class Attachment:
         self.gradients.give(uses, all_dense=uses is self.reducer.all_dense)
         if self.reducer.order:
             self.make_plan(self.planned.parameters, self.reducer.order)
-        self.alike.look(self.lane, self.name)
+        if not self.apart:
+            self.alike.look(self.lane, self.name)
 
     def reduce(self) -> None:
         """A round for gradients that no backward has reduced. Waits for all ranks."""
@@ -266,9 +266,8 @@ class Attachment:
         self.optimizer.__dict__["_hvdlite"].renewed = True
 
     def give_up(self) -> None:
-        """This rank is about to join, or to wait for others. Where a backward of its has failed after gradients had
-        left, the others learn that their round is void: a part of it had been added to those, the rest would be to
-        zeros. Never waits: they may come to that round only when this rank has joined."""
+        """This rank is about to join, or to wait for others: they learn that a round is void of which a part has left
+        here, since a backward has failed. Never waits: they may come to that round only when this rank has joined."""
         if self.reducer.half_sent:
             self.reducer.void_round(self.tag, self.gradients.slots.preserve)
 

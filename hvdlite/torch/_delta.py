@@ -14,6 +14,7 @@ with a later one. So optimizers say that they scale by themselves: such a rank s
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ import torch
 from hvdlite import runtime
 from hvdlite.ops import Adasum, grouped_or_none_
 from hvdlite.torch._alike import alike
+from hvdlite.torch._steps import nested
 from hvdlite.torch.reductions import grouped_allreduce
 
 
@@ -62,6 +64,8 @@ class DeltaAttachment:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Remember the weights. Returns other arguments for the step where it is to move none."""
+        if nested(optimizer):
+            return None
         found_inf, scale = self.take_scaling() if self.scales else (None, None)
         runtime.require_attached(self.alive, True, least=1, lost="its steps would not be combined")
         self.starts = [(p, p.detach().clone()) for p in self.parameters()]
@@ -82,6 +86,8 @@ class DeltaAttachment:
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Combine the steps. Collective; waits for all ranks."""
+        if nested(optimizer):
+            return
         if self.scaler_waits:
             optimizer.__dict__.update(found_inf=None, grad_scale=None)
         if not self.alive:
@@ -121,10 +127,11 @@ class DeltaAttachment:
 
 
 def without_parameters(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The same optimizer, whose step does nothing to parameters, gradients and state."""
+    """The same optimizer, whose step does nothing to parameters, gradients and state, and calls no hooks."""
     twin = object.__new__(type(optimizer))
     groups = [{**group, "params": []} for group in optimizer.param_groups]
-    twin.__dict__.update(optimizer.__dict__, param_groups=groups)
+    no_hooks = {f"_optimizer_step_{when}_hooks": OrderedDict[int, Any]() for when in ("pre", "post")}
+    twin.__dict__.update(optimizer.__dict__, param_groups=groups, **no_hooks)
     return twin
 
 

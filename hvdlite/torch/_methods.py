@@ -23,6 +23,7 @@ def methods(attachment: Attachment) -> dict[str, Callable[..., Any]]:
         reducers = _sharing.reducers(attachment)
         for each in reducers:  # on all ranks, also where no backward inside reaches it
             each.unreduced |= not each.gradients.once
+            each.apart = not each.alone  # its own gradients may move a rank's weights until it steps, as in SAM
         with with_true("paused", reducers or [attachment]):
             yield
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial, wraps
 from types import MappingProxyType
@@ -16,6 +17,9 @@ from hvdlite.warned import warn
 
 if TYPE_CHECKING:
     from hvdlite.torch._attach import Attachment
+
+AROUND_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__.co_qualname
+"""Of the function by which torch calls hooks around a step."""
 
 
 def hooks(attachment: Attachment) -> list[Any]:
@@ -32,6 +36,8 @@ def before(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Complete a round for gradients that no backward has reduced: now, or behind the closure, whose backward may do
     its own. Returns other arguments for the step where there is one."""
+    if nested(optimizer):
+        return None
     reducers = _sharing.reducers(attachment)
     if not reducers:
         require_no_successor(attachment)
@@ -40,6 +46,10 @@ def before(
         _sharing.refuse_other_terms(attachment, reducers)
     if not attachment.paused:
         attachment.steps += 1
+        for each in reducers:
+            if each.apart:
+                each.apart = False
+                each.alike.look(each.lane, each.name)
     elif not attachment.alone:
         warn(
             "step() inside no_sync() moves this rank's weights by this rank's gradients alone: they come apart from "
@@ -55,9 +65,19 @@ def before(
     return None
 
 
+def nested(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this step() is a part of another one of the same optimizer's, which a subclass extends: torch calls hooks
+    around each."""
+    frame, found = sys._getframe(1), 0
+    while frame is not None:
+        found += frame.f_code.co_qualname == AROUND_STEP and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return found > 1
+
+
 def completing(attachment: Attachment, closure: Any) -> Any:
     """The closure, behind which gradients are reduced; anything else as it is."""
-    if not callable(closure):
+    if not is_closure(closure):
         return closure
 
     @wraps(closure)
@@ -74,13 +94,18 @@ def after(
     attachment: Attachment, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """What was reduced behind a closure was for this step."""
-    if has_closure(args, kwargs):
+    if has_closure(args, kwargs) and not nested(optimizer):
         close(attachment, _sharing.reducers(attachment))
 
 
 def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether step() was called with one. The first argument is the optimizer."""
-    return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
+    return (len(args) > 1 or bool(kwargs)) and any(map(is_closure, (*args[1:], *kwargs.values())))
+
+
+def is_closure(given: Any) -> bool:
+    """Whether what a step() was given computes a loss; a step of a user's own may want a module."""
+    return callable(given) and not isinstance(given, torch.nn.Module)
 
 
 def synchronize(attachment: Attachment) -> None:

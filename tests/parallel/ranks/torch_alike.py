@@ -98,6 +98,30 @@ def warnings() -> Iterator[list[str]]:
         logging.getLogger("hvdlite").removeHandler(handler)
 
 
+def check_weights_moved_for_a_while() -> None:
+    """By each rank's own gradients, as by SAM: they are compared when they are back."""
+    for apart in (False, True):
+        net = model(seed=hvd.rank() if apart else 0)
+        optimizer = attach(net)
+
+        def sharpness_aware() -> None:
+            with optimizer.no_sync():  # noqa: B023
+                backward(net, optimizer)  # noqa: B023
+            here = {p: p.detach().clone() for p in net.parameters()}  # noqa: B023
+            for p in here:
+                p.data.add_(p.grad, alpha=0.1)
+            backward(net, optimizer)  # noqa: B023
+            for p, value in here.items():
+                p.data.copy_(value)
+            optimizer.step()  # noqa: B023
+
+        if apart:
+            refused(sharpness_aware, "weights: 0.weight and 3 more", "broadcast_parameters")
+        else:
+            for _ in range(3):
+                sharpness_aware()
+
+
 def check_later() -> None:
     """A rank whose learning rate changes is told of by rank 0, once, and training goes on."""
     rounds, alike.ROUNDS = alike.ROUNDS, 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 
@@ -352,3 +353,69 @@ def check_synchronize_reduces_what_has_been_set_since_it_was_called() -> None:
                 with optimizer.skip_synchronize():  # type: ignore[attr-defined]
                     optimizer.step()
     assert (w == -3 * expected).all()
+
+
+class Longer(torch.optim.SGD):
+    """What torch calls hooks around twice: once for each step()."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def check_a_step_that_extends_another() -> None:
+    """Of a subclass: one step of the user's is one round."""
+    torch.optim.SGD(weights(), lr=1.0)
+    for op, by_hand in ((hvd.Sum, False), (hvd.Average, True)):
+        params = weights()
+        optimizer = hvd.DistributedOptimizer(Longer(params, lr=1.0), op=op)
+        for step in range(1, 4):
+            optimizer.zero_grad()
+            if by_hand:
+                for p in params:
+                    p.grad = torch.full_like(p, hvd.rank() + 1.0)
+            else:
+                loss_of(params).backward()
+            rounds = optimizer._hvdlite.gradients.done
+            optimizer.step()
+            factor = hvd.size() if op is hvd.Sum else 1
+            assert all((p == -step * average() * factor).all() for p in params)
+            assert optimizer._hvdlite.gradients.done == rounds + (by_hand and hvd.size() > 1)
+    if hvd.size() in (1, 2, 4):
+        params = weights()
+        optimizer = hvd.DistributedOptimizer(Longer(params, lr=1.0), op=hvd.Adasum)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for infinite in (True, False):
+            optimizer.zero_grad()
+            (scaler.scale(loss_of(params)) * (float("inf") if infinite and last() else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        require_same_bits(params)
+
+
+def check_a_step_that_is_given_a_module() -> None:
+    """It is no closure."""
+
+    class Given(torch.optim.SGD):
+        def step(self, module: Any) -> Any:
+            assert isinstance(module, torch.nn.Linear)
+            return super().step()
+
+    params = weights()
+    optimizer = hvd.DistributedOptimizer(Given(params, lr=1.0))
+    loss_of(params).backward()
+    optimizer.step(torch.nn.Linear(1, 1))
+    assert all((p == -average()).all() for p in params)
+
+
+def check_compiled_autograd_is_refused() -> None:
+    """It drops what is to be called at the end of a backward."""
+    from torch._dynamo import compiled_autograd
+
+    params = weights()
+    optimizer = attach(params)
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        if hvd.size() > 1:
+            require_error(RuntimeError, lambda: loss_of(params).backward(), "compiled_autograd = False")
+    optimizer.zero_grad()
+    loss_of(params).backward()
+    require_grads(params, average())
