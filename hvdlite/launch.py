@@ -115,7 +115,8 @@ def _written(flags: Mapping[str, Any]) -> list[str]:
 
 def _variables(env: Mapping[str, str]) -> list[str]:
     """Flags for these variables, and for a PYTHONPATH by which ranks find what this process finds."""
-    path = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *(folder or os.getcwd() for folder in sys.path)]))
+    folders = (folder or os.getcwd() for folder in sys.path if isinstance(folder, str))  # imports skip others, too
+    path = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *folders]))
     return [f"--env={name}={value}" for name, value in {**env, "PYTHONPATH": path}.items()]
 
 

@@ -91,7 +91,7 @@ def rank_that_was_meant() -> int | None:
 def told() -> str:
     """By what a launcher tells its jobs and ranks apart. (Some of what it sets is changed when MPI is initialized.)"""
     told = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(IDENTITY))
-    return blake2b("\n".join(told).encode(), digest_size=8).hexdigest()
+    return blake2b(os.fsencode("\n".join(told)), digest_size=8).hexdigest()
 
 
 def has_open_launcher() -> bool:

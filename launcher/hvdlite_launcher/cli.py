@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(arguments)
         if options.check:
             _find_home()
-            return subprocess.call([sys.executable, "-P", "-m", "hvdlite.check"])
+            code = subprocess.call([sys.executable, "-P", "-m", "hvdlite.check"])
+            return code if code >= 0 else 128 - code
         outcome = launch(options)
         if outcome.message:
             say(outcome.message)
@@ -166,8 +167,9 @@ def _open_stdio() -> None:
 
 
 def say(text: str) -> None:
-    """One line of hvdliterun's own, to stderr."""
-    print(f"hvdliterun: {text}", file=sys.stderr, flush=True)
+    """One line of hvdliterun's own, to stderr, if that can be written: the exit code stays what it is."""
+    with contextlib.suppress(OSError):
+        print(f"hvdliterun: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

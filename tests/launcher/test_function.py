@@ -26,8 +26,9 @@ def _mpi(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(runner.tmpdir))
 
 
-def test_results_come_in_rank_order(runner: Runner) -> None:
+def test_results_come_in_rank_order(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     factor = 10.0  # a closure goes along
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("no text, which imports pass over")])
 
     def work(start: float, *, step: float) -> tuple[int, float, int]:
         hvdlite.init()

@@ -44,6 +44,20 @@ def test_wrong_use(capfd: pytest.CaptureFixture[str], arguments: list[str], code
     assert text in err
 
 
+def test_a_command_of_this_folder_is_named_with_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    assert main(["-np", "2", "train.py"]) == 127
+    assert "train.py is not on PATH: did you mean `./train.py`?" in capfd.readouterr().err
+
+
+def test_the_exit_code_needs_no_stderr() -> None:
+    with open("/dev/full", "w") as full:
+        assert subprocess.call([sys.executable, "-m", "hvdlite_launcher.cli", "-np", "0", "true"], stderr=full) == 2
+
+
 def test_no_arguments_show_the_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert capfd.readouterr().err.startswith("usage: hvdliterun -np N")

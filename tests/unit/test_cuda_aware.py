@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,6 +21,12 @@ def test_the_launcher_lies_beside_the_library(tmp_path: Path) -> None:
     launcher.chmod(0o755)
     for library in ("lib/libmpi.so.40", "lib/openmpi/libmpi.so"):
         assert cuda_aware.launcher_of(str(tmp_path / library)) == str(launcher)
+
+
+def test_what_a_launcher_tells_need_be_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = launched.told()
+    monkeypatch.setenv("SLURM_JOB_NAME", os.fsdecode(b"caf\xe9"))
+    assert launched.told() != before
 
 
 def test_which_files_are_an_mpi() -> None:
