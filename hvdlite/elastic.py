@@ -247,7 +247,7 @@ def start_anew() -> None:
     before = runtime.current()
     sets = sorted(before.groups.ranks.items())
     named = [process_set for same in before.groups.registered.values() for process_set in same]
-    runtime.shutdown()
+    runtime.stop()
     runtime.init(before.comm)
     now = runtime.current()
     for _, ranks in sets[1:]:  # also those that have no object here; the first one is everyone

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -157,6 +159,14 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 def shutdown() -> None:
     """Stop communicating; waits for all ranks to do the same. Later `init()` starts anew. Safe to call twice."""
+    another, counted = isinstance(sys.exc_info()[1], ShutdownError), exits.guarded()
+    stop()
+    if another and counted:  # in a `finally`: the rank that has gone is to end first, since it is the one to be told of
+        time.sleep(0.5)
+
+
+def stop() -> None:
+    """`shutdown`, by whoever goes on."""
     global _current, _broken
     if _current is None or _forked or exits.ending:
         return
@@ -188,7 +198,7 @@ def end() -> None:
         exits.ending |= notes.job_is_ending()
         if not exits.ending:
             exits.tell_of_uncaught()
-        shutdown()
+        stop()
     except BaseException as error:  # Ctrl-C, too
         if not exits.guarded():  # nobody waits for this process
             raise

@@ -287,6 +287,19 @@ def test_without_a_home(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None
     assert (job.returncode, job.stderr) == (0, "")
 
 
+def test_who_shuts_down_on_the_way_out_is_told_before_those_that_it_stops(runner: Runner) -> None:
+    code = """
+import sys, hvdlite
+hvdlite.init()
+try:
+    hvdlite.rank() == 1 and sys.exit(7)
+    hvdlite.barrier()
+finally:
+    hvdlite.shutdown()"""
+    job = runner.run("-np", "3", sys.executable, "-c", code)
+    assert job.returncode == 7 and "rank 1" in job.stderr.splitlines()[-1], job.stderr
+
+
 def test_exit_functions_that_take_too_long_do_not_keep_the_job(runner: Runner) -> None:
     code = "import atexit, time, hvdlite; atexit.register(time.sleep, 30); hvdlite.init(); hvdlite.rank() == 1 and 1 / 0; hvdlite.barrier()"
     begun = time.monotonic()
