@@ -61,6 +61,8 @@ def take_over(new: Attachment) -> None:
             give_away(other, other.members() & mine, new)
             # Now, while all ranks are here: before its next round one may have joined.
             other.make_plan(other.to_plan())
+    for other in overlapping(new):  # only now: those before the new one, if they were dropped, may go with this
+        other.kept = [each.optimizer for each in dict.fromkeys(other.given.values()) if each.reference() is not None]
 
 
 def leave_to_others(attachment: Attachment) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -192,3 +194,25 @@ def check_an_optimizer_gets_parameters_that_another_has() -> None:
                 require_grads([trunk, head], expected)
             require_same_bits([p.detach() for p in params])
     restart()
+
+
+def check_dropped_ones_go_though_they_shared() -> None:
+    """A trunk that stays with a head, and another head, with an optimizer of its own, for each of six tasks."""
+    trunk, first_head = weights((3,)), weights((2,))
+    stays = attach([*trunk, *first_head])
+    dropped = []
+    for _ in range(6):
+        head = weights((2,))
+        optimizer = attach([*trunk, *head])
+        dropped.append(weakref.ref(optimizer))
+        loss_of([*trunk, *head]).backward()
+        require_grads([*trunk, *head], average())
+        optimizer.step()
+        optimizer.zero_grad()
+        del optimizer
+    gc.collect()
+    assert len([each for each in dropped if each() is not None]) <= (2 if hvd.size() > 1 else 0)
+    loss_of([*trunk, *first_head]).backward()
+    require_grads([*trunk, *first_head], average())
+    stays.step()
+    require_same_bits([*trunk, *first_head])
