@@ -42,6 +42,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
+from hvdlite.errors import HvdliteError, ShutdownError
 from hvdlite.notes import FOLDER, SEVERAL_HOSTS, claim, job_is_ending, note_presence
 
 _PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
@@ -54,6 +55,8 @@ ENVIRONMENT = frozenset(os.environ)  # which a script may clear
 
 _guard: _Guard | None = None
 _missed: set[str] = set()
+leaving = False
+"""Whether this process shuts down: what its threads that still communicate are told then is no failure."""
 ending = False
 """Whether this process is ending the job: nobody is there any more to shut down with."""
 
@@ -65,9 +68,9 @@ def install(abort: Callable[[int], object], rank: int) -> None:
     Call it when the processes of this host have met after MPI's initialization (a barrier or
     `Dup()` is enough), with more than one process. Installing again replaces the guard.
     """
-    global _guard
+    global _guard, leaving
     uninstall()
-    _guard = _Guard(abort, rank)
+    _guard, leaving = _Guard(abort, rank), False
     _guard.attach()
     note_presence(rank, present=True)
     die_with_parent()
@@ -184,7 +187,9 @@ class _Guard:
             self._uncaught(kind, kind.__name__, lambda: self._excepthook(kind, value, traceback))
 
     def _on_thread(self, args: threading.ExceptHookArgs) -> None:
-        if not self._applies() or issubclass(args.exc_type, SystemExit):
+        abandoned = issubclass(args.exc_type, ShutdownError) and args.thread is not None and args.thread.daemon
+        over = abandoned or (leaving and issubclass(args.exc_type, HvdliteError))
+        if over or not self._applies() or issubclass(args.exc_type, SystemExit):
             self._threadhook(args)
         else:
             where = f"{args.exc_type.__name__} in thread {args.thread.name if args.thread else '?'}"

@@ -170,7 +170,7 @@ def stop() -> None:
     global _current, _broken
     if _current is None or _forked or exits.ending:
         return
-    ending, _current = _current, None
+    ending, _current, exits.leaving = _current, None, True
     ending.live = False
     try:
         close(ending)

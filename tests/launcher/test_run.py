@@ -300,6 +300,18 @@ finally:
     assert job.returncode == 7 and "rank 1" in job.stderr.splitlines()[-1], job.stderr
 
 
+def test_a_thread_that_communicates_until_the_end_is_no_failure(runner: Runner) -> None:
+    code = """
+import threading, time, hvdlite, numpy
+def go_on():
+    while True: hvdlite.allreduce(numpy.ones(1), name="x")
+hvdlite.init()
+threading.Thread(target=go_on, daemon=True).start()
+time.sleep(0.3)"""
+    job = runner.run("-np", "2", sys.executable, "-c", code)
+    assert job.returncode == 0, job.stderr
+
+
 def test_exit_functions_that_take_too_long_do_not_keep_the_job(runner: Runner) -> None:
     code = "import atexit, time, hvdlite; atexit.register(time.sleep, 30); hvdlite.init(); hvdlite.rank() == 1 and 1 / 0; hvdlite.barrier()"
     begun = time.monotonic()
