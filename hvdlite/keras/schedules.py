@@ -110,16 +110,15 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
         self.warming = False  # so far; several steps in one execution are seen as the first of them
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        before = self.rate()
-        super().on_train_batch_begin(batch, logs)
-        self.warming |= self.rate() != before
+    def set_rate(self, epoch: float) -> None:
+        self.warming = True
+        super().set_rate(epoch)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_begin(epoch, logs)
         if self.warming and self.end_epoch is not None and epoch >= self.end_epoch:
-            self.warming = False
             self.set_rate(self.end_epoch)
+            self.warming = False
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
