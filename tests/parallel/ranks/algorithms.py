@@ -55,6 +55,16 @@ def check_every_algorithm() -> None:
     restart()
 
 
+def check_native_takes_arrays_that_are_not_aligned() -> None:
+    restart(ALGORITHM="native")
+    for dtype in (np.float64, np.float32, np.int64):
+        odd = np.zeros(5 * np.dtype(dtype).itemsize + 1, np.uint8)[1:].view(dtype)
+        odd[:] = hvd.rank()
+        hvd.allreduce_(odd, op=hvd.Sum, name="odd")
+        assert not odd.flags.aligned and (odd == sum(range(hvd.size()))).all()
+    restart()
+
+
 def check_native_leaves_to_the_ring_what_mpis_add_otherwise() -> None:
     """Complex numbers; small integers, which wrap."""
     restart(ALGORITHM="native")

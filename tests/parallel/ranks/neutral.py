@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import threading
+import time
 
 import ml_dtypes
 import numpy as np
@@ -119,6 +123,30 @@ def check_mismatches() -> None:
     require_mismatch(lambda: hvd.reducescatter(np.ones(4), prescale_factor=factor, name="w"), "prescale_factor differs")
     call = hvd.alltoall if last() else hvd.reducescatter
     require_mismatch(lambda: call(np.ones(hvd.size()), name="thing"), "kind differs", "alltoall", "reducescatter")
+
+
+def check_a_refused_call_is_not_counted() -> None:
+    """Unnamed calls go on in step after one that was refused on one rank."""
+
+    def interrupted(number: int, frame: object) -> None:
+        require_error(hvd.HvdliteError, lambda: hvd.allreduce(np.ones(1)), "in the middle of another call")
+        refused.append(number)
+
+    refused: list[int] = []
+    if last():
+        require_error(ValueError, lambda: hvd.broadcast_object("x", 99), "root_rank=99")
+    assert hvd.broadcast_object(hvd.rank(), 0) == 0
+    before = signal.signal(signal.SIGUSR1, interrupted)
+    hvd.barrier()
+    if hvd.size() > 1:
+        if last():
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        else:
+            time.sleep(0.4)  # meanwhile the last one waits
+        for _ in range(2):
+            np.testing.assert_array_equal(hvd.allreduce(np.ones(1), op=hvd.Sum), [hvd.size()])
+        assert len(refused) == last()
+    signal.signal(signal.SIGUSR1, before)
 
 
 def check_what_nobody_can_send() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
@@ -103,6 +105,22 @@ def check_there_and_back() -> None:
     elif hvd.rank() == 1:
         got = hvd.recv(source=0, name="x")
         hvd.send(got * got, dest=0, name="squares").backward()
+    hvd.barrier()
+
+
+def check_the_next_message_is_asked_for_before_the_gradient_goes_back() -> None:
+    """Under the same name, which is free again."""
+    x = torch.ones(3, requires_grad=True)
+    if hvd.rank() == 0:
+        hvd.send(x * 2, dest=1, name="hidden").backward()
+        assert torch.equal(x.grad, torch.full((3,), 6.0))
+        hvd.send(torch.full((3,), 7.0), dest=1, name="hidden")
+    elif hvd.rank() == 1:
+        hidden = hvd.recv(source=0, name="hidden")
+        following = hvd.recv_async(source=0, name="hidden")
+        time.sleep(0.2)  # until the other waits for the gradient
+        (hidden * 3).sum().backward()
+        assert torch.equal(hvd.synchronize(following), torch.full((3,), 7.0))
     hvd.barrier()
 
 
