@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 import hvdlite as hvd
+from hvdlite import runtime
 from tests.parallel.common import last, require_error, require_mismatch
 
 MOVED = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
@@ -129,8 +130,9 @@ def check_a_refused_call_is_not_counted() -> None:
     """Unnamed calls go on in step after one that was refused on one rank."""
 
     def interrupted(number: int, frame: object) -> None:
-        require_error(hvd.HvdliteError, lambda: hvd.allreduce(np.ones(1)), "in the middle of another call")
-        refused.append(number)
+        if runtime.current().everyone.eager.lent:  # else the machine is slow, and the call has not begun
+            require_error(hvd.HvdliteError, lambda: hvd.allreduce(np.ones(1)), "in the middle of another call")
+            refused.append(number)
 
     refused: list[int] = []
     if last():
@@ -140,12 +142,14 @@ def check_a_refused_call_is_not_counted() -> None:
     hvd.barrier()
     if hvd.size() > 1:
         if last():
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            for seconds in (0.1, 0.2, 0.3):
+                threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         else:
             time.sleep(0.4)  # meanwhile the last one waits
         for _ in range(2):
             np.testing.assert_array_equal(hvd.allreduce(np.ones(1), op=hvd.Sum), [hvd.size()])
-        assert len(refused) == last()
+        time.sleep(0.4)  # until no signal is to come
+        assert bool(refused) == last()
     signal.signal(signal.SIGUSR1, before)
 
 
