@@ -110,7 +110,8 @@ class Lane:
         return request.handle
 
     def take_back(self, request: Request) -> None:
-        """The lane, where a signal's handler (Ctrl-C) has raised in `begin`. What has not begun was not called."""
+        """The lane, from this thread and its request: where that has not begun, since a signal's handler (Ctrl-C) has
+        raised in `begin`, it was not called."""
         with self.changed.lock:
             if not request.begun and self.pending.get(request.key) is request:
                 del self.pending[request.key]
@@ -165,9 +166,7 @@ class Lane:
                 if not common:
                     self.queue.appendleft(request)
                     self.disagreed = True
-                self.busy = self.lent = False
-                if self.queue:
-                    self.wake()
+                self.take_back(request)
 
     def main(self) -> None:
         """The lane's thread."""

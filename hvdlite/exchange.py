@@ -132,7 +132,7 @@ class Exchange:
         """Checksums of the watched variables; None where there are none."""
         alive, own = [variable for known in self.variables if (variable := known()) is not None], list(OWN)
         common = [number for number, variable in enumerate(alive) if not is_one_of(variable, own)]
-        if len(alive) < len(self.specs) or any(each.cares_for(first) for each in CARING for first in alive[:1]):
+        if len(alive) < len(self.specs) or (alive and any(each.cares_for(alive[0]) for each in CARING)):
             return None
         found = values_of([alive[number] for number in common])
         names = [f"{self.specs[number].name} (variable {number})" for number in common]

@@ -62,7 +62,7 @@ def take_over(new: Attachment) -> None:
             # Now, while all ranks are here: before its next round one may have joined.
             other.make_plan(other.to_plan())
     for other in overlapping(new):  # only now: those before the new one, if they were dropped, may go with this
-        other.kept = [each.optimizer for each in dict.fromkeys(other.given.values()) if each.reference() is not None]
+        keep(other)
 
 
 def leave_to_others(attachment: Attachment) -> None:
@@ -74,12 +74,18 @@ def leave_to_others(attachment: Attachment) -> None:
         if theirs:
             other.shared = True
             give_away(attachment, theirs, other)
+    keep(attachment)
+
+
+def keep(attachment: Attachment) -> None:
+    """Whoever reduces gradients of an optimizer's parameters lives as long as it does."""
+    kept = dict.fromkeys(attachment.given.values())
+    attachment.kept = [each.optimizer for each in kept if each.reference() is not None]
 
 
 def give_away(attachment: Attachment, parameters: set[int], to: Attachment) -> None:
-    """Reduce the gradients of these no more, by id(): one reduction serves both."""
+    """Reduce the gradients of these no more, by id(): one reduction serves both. `keep` is to follow."""
     attachment.given |= dict.fromkeys(parameters, to)
-    attachment.kept.append(to.optimizer)
     for each in parameters:
         attachment.gradients.sparse.pop(each, None)
     attachment.renew_hooks()

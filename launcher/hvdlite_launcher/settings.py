@@ -120,9 +120,10 @@ def _check_command(name: str) -> None:
     if shutil.which(name):
         return
     if os.path.isfile(name):
-        meant = f"./{name}" if os.access(name, os.X_OK) else f"python {name}" if name.endswith(".py") else ""
-        hint = f": did you mean `{meant}`?" if meant else ""
-        raise UsageError(f"{name} is {'not on PATH' if os.access(name, os.X_OK) else 'not executable'}{hint}", 127)
+        if os.access(name, os.X_OK):
+            raise UsageError(f"{name} is not on PATH: did you mean `./{name}`?", 127)
+        hint = f": did you mean `python {name}`?" if name.endswith(".py") else ""
+        raise UsageError(f"{name} is not executable{hint}", 127)
     hint = ": hosts are listed with commas, -H hosta:2,hostb:2" if re.fullmatch(r"[\w.-]+:\d+", name) else ""
     raise UsageError(f"{name}: command not found{hint}", 127)
 
