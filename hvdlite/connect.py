@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from hvdlite import exits, launched, notes, topology
+from hvdlite import exits, launched, notes, segments, topology
 from hvdlite.errors import HvdliteError
 from hvdlite.transports import Communicator
 from hvdlite.transports.threads import alone
@@ -74,7 +74,7 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
     mine = not whole and not isinstance(comm, MPI.Comm)  # then it is freed in the end
     base = mpi.some_of_the_world(comm) if mine else MPI.COMM_WORLD if whole else comm
     if whole and started and started.size not in (None, base.Get_size()):
-        exits.unlink_segments()  # the launcher will end us before that library tidies up
+        segments.unlink()  # the launcher will end us before that library tidies up
         seen = f" (it announces {started.size} processes, the library sees {base.Get_size()})"
         raise HvdliteError(strangers(started.by, library) + seen)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -90,7 +90,7 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         # All ranks of this host have met when base or own was made. Launchers know each by its number in the world.
         exits.install(base.Abort, MPI.COMM_WORLD.Get_rank())
     elif MPI.COMM_WORLD.Get_size() == 1:
-        exits.unlink_segments()  # nobody else is to find them
+        segments.unlink()  # nobody else is to find them
     place = topology.from_leaders(own.Get_rank(), mpi.host_leaders(own))
     return mpi.MpiTransport(own, mpi.PIECE if place.one_host else mpi.network_piece(own)), place
 
@@ -114,7 +114,7 @@ def name_segments(process: int) -> None:
     from mpi4py import MPI
 
     if os.getpid() == process and not exits.ending and not MPI.Is_finalized():
-        exits.name_segments()
+        segments.give_names()
 
 
 def finalize(process: int) -> None:

@@ -14,9 +14,7 @@ blocks in MPI_Finalize, and nobody is told. So, while installed,
   ends with code 0 in between (`os._exit(0)`) that the others still count on it (see `notes`);
 - before the abort, Python's exit functions run and buffered files are written, for 0.7 s at most;
 - the kernel kills this process when its parent (mpirun) dies, however it dies;
-- the shared-memory files through which MPI's processes have found each other are unlinked, since all
-  are attached: no death whatsoever, nor one of mpirun, leaves a file behind (Open MPI 4, which wants to
-  unlink its own, has empty ones while ranks wait for each other at their end).
+- the names of the MPI's shared-memory files go (see `segments`).
 
 Signals and `os._exit(n)` are noticed by mpirun itself. Not covered: a SystemExit in a thread other
 than the main one, which Python ignores by design; interactive sessions, where an exception is no end;
@@ -42,19 +40,18 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
+from hvdlite import segments
 from hvdlite.errors import HvdliteError, ShutdownError
 from hvdlite.notes import FOLDER, SEVERAL_HOSTS, claim, job_is_ending, note_presence
 
 _PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
 _GOODBYE = 0.7  # seconds for what Python does at a process' end, which an abort leaves out
 _TOGETHER = 0.2  # seconds in which the others may end by themselves, too, as where all call sys.exit(3)
-_SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.")
 _PR_SET_PDEATHSIG = 1
 _LONG = 1 << 63
 ENVIRONMENT = frozenset(os.environ)  # which a script may clear
 
 _guard: _Guard | None = None
-_missed: set[str] = set()
 leaving = False
 """Whether this process shuts down: what its threads that still communicate are told then is no failure."""
 ending = False
@@ -74,7 +71,7 @@ def install(abort: Callable[[int], object], rank: int) -> None:
     _guard.attach()
     note_presence(rank, present=True)
     die_with_parent()
-    unlink_segments()
+    segments.unlink()
 
 
 def uninstall() -> None:
@@ -119,29 +116,6 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # it died before the kernel knew our wish
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def unlink_segments() -> None:
-    """Remove the names of the MPI's shared-memory files that this process has mapped; the memory stays."""
-    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        found = (line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if "/dev/shm/" in line)
-        paths = {path.removesuffix(" (deleted)") for path in found}
-        for path in paths:
-            folder, name = os.path.split(path)
-            vader = name.startswith("vader_segment.")
-            if name.startswith(_SEGMENTS) and not (vader and FOLDER and folder.endswith(os.path.basename(FOLDER))):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-                if vader and name.endswith(f".{os.environ.get('OMPI_COMM_WORLD_LOCAL_RANK')}"):
-                    _missed.add(path)
-
-
-def name_segments() -> None:
-    """Just before MPI's end: Open MPI 4 complains at length where it finds no file to remove. (In a folder of
-    hvdliterun's, which removes that, its files keep their names.)"""
-    for path in _missed:
-        with contextlib.suppress(OSError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 class _Guard:
@@ -225,6 +199,8 @@ class _Guard:
         with self._lock:  # a second thread that fails waits here until the process ends
             if not claim(self._rank, code):
                 self._end(code, _PATIENCE / 2, functions)  # another rank's failure is being told; its abort ends us
+            if isinstance(sys.stderr, io.StringIO):  # of a hook around ours (torch.distributed's), which would write
+                sys.stderr = sys.__stderr__  # what it has caught once we have returned
             with contextlib.suppress(Exception):
                 host = f" on {socket.gethostname()}" if SEVERAL_HOSTS else ""
                 print(f"hvdlite: rank {self._rank}{host} failed: {what}", file=sys.stderr)

@@ -261,16 +261,22 @@ def test_a_shutdown_that_is_interrupted(runner: Runner, error: str, how: str) ->
     ("sys.exit(Unprintable())", 1, "failed: exit code 1"),
     ("sys.excepthook = lambda *error: print('my hook'); raise KeyError", 1, "failed: KeyError"),
     ("sys.excepthook = None; raise KeyError", 1, "failed: KeyError"),
+    ("sys.excepthook = catching(sys.excepthook); raise KeyError", 1, "failed: KeyError"),
 ])  # fmt: skip
 def test_unusual_ends(runner: Runner, how: str, code: int, told: str) -> None:
     """The others, who wait for the rank, learn how it ended; nobody waits for ever. (From 3.12 on Python may start no
     threads while it ends.)"""
     script = runner.tmpdir / "script.py"
     script.write_text(
-        "import os, sys, threading, hvdlite\n"
+        "import contextlib, io, os, sys, threading, hvdlite\n"
         "class Unprintable:\n"
         "    def __str__(self): raise ValueError\n"
         "def no_more(self): raise RuntimeError(\"can't create new thread at interpreter shutdown\")\n"
+        "def catching(hook):\n"  # as torch.distributed's does
+        "    def catch(*error):\n"
+        "        with contextlib.redirect_stderr(io.StringIO()) as text: hook(*error)\n"
+        "        sys.stderr.write(text.getvalue())\n"
+        "    return catch\n"
         "hvdlite.init(); hvdlite.barrier()\n"
         f"if hvdlite.rank() == 1: {how}\n"
         f"if {code}: hvdlite.barrier()\n"
