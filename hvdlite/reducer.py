@@ -108,7 +108,7 @@ class Reducer:
         self.arrived: list[int] = []
         self.all_take_part = True
 
-    def abandon_round(self, tag: Round | str, spare: Callable[[list[int]], None] | None = None) -> bool:
+    def abandon_round(self, tag: Round | str, spare: Callable[[list[int]], object] | None = None) -> bool:
         """Forget a round that was begun and not finished (its backward raised). Waits for all ranks to come to its end.
         True where any of it was reduced, as all ranks then know. tag: the round's. spare: see `void_round`."""
         if not self.sent and not self.trial and 1 not in self.marked:
@@ -127,7 +127,7 @@ class Reducer:
         """Between rounds: whether one that was begun has failed, and not all ranks have come to its end."""
         return bool(self.sent) and (self.half_sent or any(not handle.done for _, handle in self.sent))
 
-    def void_round(self, tag: Round | str, spare: Callable[[list[int]], None] | None = None) -> None:
+    def void_round(self, tag: Round | str, spare: Callable[[list[int]], object] | None = None) -> None:
         """What has not left of a round follows, with word that no rank is to have results of it. spare: called before
         with the parameters that were not marked, in whose views something else may lie."""
         if spare:

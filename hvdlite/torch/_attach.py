@@ -219,7 +219,8 @@ class Attachment:
         if self.streams:
             self.streams.join(self.pack)
         self.pack(ended=not self.reducer.overlap)  # else buckets leave with it, before `take_again`
-        self.take_again()
+        if not self.packing.unnoted:  # then all have been looked at just now
+            self.take_again()
         try:
             uses = self.reducer.finish_round(self.gradients.take, self.tag)
         except VoidError:

@@ -12,7 +12,7 @@ from hvdlite.compression import unknown
 from hvdlite.ops import Average
 from hvdlite.reducer import Use
 from hvdlite.torch._packing import Slots
-from hvdlite.torch._parameters import Parameter, strides_of_gradient
+from hvdlite.torch._parameters import Parameter, dtype_of_gradient, strides_of_gradient
 from hvdlite.torch._settings import Settings
 from hvdlite.torch._sparse import reduce_sparse
 from hvdlite.warned import warn
@@ -47,7 +47,8 @@ class Gradients:
             self.given |= {id(p): p.grad for i, p in enumerate(self.parameters) if self.is_alias(i)}
         self.parameters = parameters
         self.slots = Slots(arrays, [strides_of_gradient(p) for p in parameters])
-        self.cast = {i for i, p in enumerate(parameters) if self.compressor or self.slots.views[i].dtype != p.dtype}
+        dtypes = [dtype_of_gradient(p) for p in parameters]
+        self.cast = {i for i, dtype in enumerate(dtypes) if self.compressor or self.slots.views[i].dtype != dtype}
 
     def take(self, index: int) -> Use:
         """Put the parameter's gradient into its view, and the view in the gradient's place."""
@@ -85,7 +86,9 @@ class Gradients:
         """A gradient, or zeros, into its view, in the view's dtype."""
         view = self.slots.views[index]
         if self.compressor:
-            grad = torch.zeros_like(self.parameters[index], requires_grad=False) if grad is None else grad
+            if grad is None:
+                p = self.parameters[index]
+                grad = torch.zeros_like(p, dtype=dtype_of_gradient(p), requires_grad=False)
             small, self.contexts[index] = self.compressor.compress(grad)
             view.copy_(small)
         elif grad is None:
@@ -99,7 +102,8 @@ class Gradients:
         if self.compressor:
             grad: torch.Tensor = self.compressor.decompress(view.clone(), self.contexts[index])
             return grad
-        return self.slots.alias(index) if view.dtype == p.dtype else view.to(p.dtype)
+        dtype = dtype_of_gradient(p)
+        return self.slots.alias(index) if view.dtype == dtype else view.to(dtype)
 
     def note_own(self) -> None:
         """A backward begins."""

@@ -24,6 +24,7 @@ from hvdlite.warned import warn
 
 PACK_BYTES = 1 << 20
 OVERLAP = 1  # at::MemOverlap::Yes
+STRIDED = torch.strided
 uses = torch._C._storage_Use_Count
 
 
@@ -72,16 +73,22 @@ class Slots:
         """Whether this gradient lies there."""
         return grad is self.aliases[index] and self.alias(index) is grad
 
-    def preserve(self, indices: Iterable[int]) -> None:
+    def preserve(self, indices: Iterable[int]) -> list[torch.Tensor]:
         """The views of gradients that lie elsewhere are about to be written: who has kept one that was handed out
         (`before = p.grad`, `p.grad.detach()`) goes on to have its values, in other memory, and is believed to do so
-        again."""
-        for index in indices:
+        again. Returns the aliases, one for each."""
+        found = []
+        for index in indices:  # calls nothing of Python's as long as nobody has
+            alias = self.aliases[index]
             shared = uses(self.numbers[index]) > UNSHARED
-            if shared or getrefcount(self.aliases[index]) > ALONE:
+            if shared or getrefcount(alias) > ALONE + 1:  # we have it, too
                 self.own[index] = None
-                move(self.aliases[index], self.arrays[index], shared)
-                self.renew(index)
+                move(alias, self.arrays[index], shared)
+                alias = self.renew(index)
+            elif alias.data_ptr() != self.addresses[index] or alias.stride() != self.strides[index]:
+                alias = self.renew(index)
+            found.append(alias)
+        return found
 
     def alias(self, index: int) -> torch.Tensor:
         """The view, for users."""
@@ -179,7 +186,7 @@ class Packing:
             if not ended and len(p._post_accumulate_grad_hooks or ()) > 1 and not self.settled(p):
                 continue
             fresh.append(index)
-            if not ordinary(grad):
+            if grad.layout is not STRIDED or grad.requires_grad:  # not `ordinary`
                 plain = False
             elif grad is not aliases[index] or not slots.holds(index, grad):
                 moving.append(index)
@@ -188,13 +195,14 @@ class Packing:
             return [index for index in fresh if self.take(index) is Use.DENSE and index not in own]
         if moving:
             del grad
-            slots.preserve(moving)
+            spare = slots.preserve(moving)
             if own and not own.keys().isdisjoint(moving):  # some are users' own from now on
                 self.fresh = added
+                del spare  # else they would be somebody's
                 return self.pack(ended)
             torch._foreach_copy_([slots.views[i] for i in moving], grads)
-            for index in moving:
-                self.parameters[index].grad = slots.alias(index)
+            for index, alias in zip(moving, spare, strict=True):
+                self.parameters[index].grad = alias
         return fresh
 
 

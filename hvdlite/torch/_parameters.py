@@ -26,6 +26,11 @@ def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
     return torch.empty_like(p, device="meta").stride()
 
 
+def dtype_of_gradient(p: torch.Tensor) -> torch.dtype:
+    """That of p.grad: the parameter's own, if it has no other grad_dtype."""
+    return getattr(p, "grad_dtype", None) or p.dtype
+
+
 def spec(index: int, p: Parameter, settings: Settings) -> Spec:
     """What all ranks must have alike. Raises ValueError, which names the parameter, for what cannot be communicated."""
     name = settings.names.get(id(p), f"parameter.{index}")
@@ -39,7 +44,7 @@ def spec(index: int, p: Parameter, settings: Settings) -> Spec:
 def dtype_on_wire(p: Parameter, compression: Any) -> str:
     """The dtype in which p's gradient travels. Raises ValueError where it would travel in another shape."""
     if unknown(compression):
-        small, _ = compression.compress(torch.zeros_like(p, requires_grad=False))
+        small, _ = compression.compress(torch.zeros_like(p, dtype=dtype_of_gradient(p), requires_grad=False))
         if small.shape != p.shape:
             raise ValueError(
                 f"{compression!r} makes {tuple(small.shape)} of a gradient {tuple(p.shape)}: DistributedOptimizer "
@@ -47,7 +52,7 @@ def dtype_on_wire(p: Parameter, compression: Any) -> str:
             )
         return dtype_name(small)
     wire = getattr(compression, "wire", None)
-    return wire if wire is not None and p.is_floating_point() else dtype_name(p)
+    return wire if wire is not None and p.is_floating_point() else dtype_name(p, dtype_of_gradient(p))
 
 
 def total(groups: Groups) -> int:

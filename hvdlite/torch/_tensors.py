@@ -30,13 +30,15 @@ def require_dense(tensor: torch.Tensor) -> None:
         raise ValueError(f"a sparse tensor ({tensor.layout}): {cure}make it .to_dense()")
 
 
-def dtype_name(tensor: torch.Tensor) -> str:
-    """The dtype's name in the core. Raises ValueError for dtypes that cannot be communicated."""
+def dtype_name(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> str:
+    """The name in the core of the tensor's dtype, or of its gradient's. Raises ValueError for dtypes that cannot be
+    communicated."""
+    dtype = dtype or tensor.dtype
     try:
-        return DTYPES[tensor.dtype]
+        return DTYPES[dtype]
     except KeyError:
         cure = "give its .dequantize()" if tensor.is_quantized else "cast it first"
-        raise ValueError(f"hvdlite cannot communicate {tensor.dtype} tensors: {cure}") from None
+        raise ValueError(f"hvdlite cannot communicate {dtype} tensors: {cure}") from None
 
 
 def device_name(tensor: torch.Tensor) -> str:

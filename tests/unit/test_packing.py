@@ -153,3 +153,17 @@ def test_an_alias_that_points_elsewhere_is_replaced(change: Callable[[Any], None
     assert not slots.holds(0, first)
     second = slots.alias(0)
     assert second is not first and torch.equal(second, slots.views[0]) and slots.holds(0, second)
+
+
+def test_who_keeps_a_gradient_keeps_that_one_only() -> None:
+    """The next round, which finds out, neither changes it nor takes the others for kept."""
+    computed = Computed(*[SMALL] * 3)
+    computed.add(2, 1, 0)
+    computed.pack()
+    kept = computed.parameters[1].grad
+    for i, parameter in enumerate(computed.parameters):
+        parameter.grad = torch.full_like(parameter, i + 11.0)
+    computed.add(2, 1, 0)
+    computed.pack()
+    assert kept.eq(2.0).all() and computed.slots.own.keys() == {1}
+    assert [view[0].item() for view in computed.views] == [11.0, 2.0, 13.0]  # the kept one's is taken at the end

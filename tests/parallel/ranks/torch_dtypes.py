@@ -153,6 +153,23 @@ def check_autocast() -> None:
     require_same_bits(list(model.parameters()))
 
 
+def check_gradients_of_another_dtype() -> None:
+    """bfloat16 weights whose gradients are to be float32 (where torch has that): neither sent nor given back in less."""
+    p, exact = hvd.size(), 1 + sum(range(hvd.size())) / hvd.size() / 128  # bfloat16 has no half of 1/128 beside 1
+    for compression in (hvd.Compression.none, hvd.Compression.fp16):
+        w = torch.nn.Parameter(torch.zeros(100, dtype=torch.bfloat16))
+        if not hasattr(w, "grad_dtype"):
+            return
+        w.grad_dtype = torch.float32
+        optimizer = attach([w], compression=compression)
+        for _ in range(2):
+            optimizer.zero_grad()
+            w.backward(torch.full((100,), 1 + hvd.rank() / 128))
+            error = (w.grad - exact).abs().max()
+            assert w.grad.dtype == torch.float32 and error <= p * 2.0**(-24 if compression is hvd.Compression.none else -11)
+            optimizer.step()
+
+
 def check_channels_last() -> None:
     """Weights in another memory order: the gradient's numbers are at the right places."""
     p, r = hvd.size(), hvd.rank()
