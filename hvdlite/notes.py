@@ -2,7 +2,7 @@
 
     entered.RANK    it has begun to meet the others, which `entering.RANK` says while it waits for them
     absent.RANK     it comes to no hvd.init() any more
-    present.RANK    the others count on it
+    present.RANK    the others count on it; has the number of its process, which a shell may have started
     failed          the host's first failure: rank, code, signal, time
     ending          hvdliterun is ending the job by a signal, in which ranks have time to save their work
     told            hvdliterun's word on several hosts: the rank whose failure was the first of all
@@ -41,16 +41,17 @@ def leave() -> None:
 
 def note_presence(rank: int, present: bool) -> None:
     """The others count on this rank from now on, or no more."""
-    note("present", str(rank), present)
+    note("present", str(rank), present, str(os.getpid()))
 
 
-def note(word: str, rank: str | None = RANK, there: bool = True) -> None:
-    """Make the file of this name, or remove it."""
+def note(word: str, rank: str | None = RANK, there: bool = True, text: str = "") -> None:
+    """Make the file of this name with this text, or remove it."""
     if FOLDER and rank:
         path = os.path.join(FOLDER, f"{word}.{rank}")
         with contextlib.suppress(OSError):  # the folder is on another host
             if there:
-                open(path, "x").close()
+                with open(path, "x", encoding="ascii") as file:
+                    file.write(text)
             else:
                 os.unlink(path)
 

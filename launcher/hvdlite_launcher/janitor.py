@@ -145,17 +145,29 @@ def is_own(folder: str) -> bool:
 
 
 def rank_processes(folder: str) -> list[int]:
-    """The process ids of the commands that have been started."""
-    found = []
+    """The process ids of the ranks that have been started: once they have met, of those that have called hvd.init(),
+    and else of the commands, which may be shells around them."""
     with contextlib.suppress(OSError):
-        if not is_own(folder):
-            return []
-        for name in os.listdir(folder):
-            if name.startswith("pid."):
-                path = os.path.join(folder, name)
-                with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-                    found.append(int(file.read()))
-    return found
+        if is_own(folder):
+            ranks = [name.removeprefix("pid.") for name in os.listdir(folder) if name.startswith("pid.")]
+            return [pid for rank in ranks if (pid := _present(folder, rank) or _number_in(folder, f"pid.{rank}"))]
+    return []
+
+
+def _present(folder: str, rank: str) -> int:
+    """The process that is this rank; 0: it has told of none. (In a container its number may be a stranger's here.)"""
+    pid, wanted = _number_in(folder, f"present.{rank}"), {f"HVDLITE_JOB_DIR={folder}", f"HVDLITE_JOB_RANK={rank}"}
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
+        if wanted <= set(map(os.fsdecode, environ.read().split(b"\0"))):
+            return pid
+    return 0
+
+
+def _number_in(folder: str, name: str) -> int:
+    """What a file of the job's folder says; 0: nothing, or not yet."""
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name), encoding="ascii") as file:
+        return int(file.read())
+    return 0
 
 
 def segments_of_ranks(folder: str) -> set[str]:

@@ -131,9 +131,12 @@ def test_a_daemon_that_comes_after_the_end_leaves_no_folder(tmp_path: Path) -> N
         assert wait_until(lambda: not folder.exists(), 2.0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_rank_has_time_to_save(runner: Runner, number: int) -> None:
-    """Also where the others end at once, as where rank 0 alone saves; and its handler of the signal runs once."""
+@pytest.mark.parametrize(("number", "shell"), [
+    (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, ["sh", "-c", '"$@"; exit $?', "sh"]),
+])  # fmt: skip
+def test_a_rank_has_time_to_save(runner: Runner, number: int, shell: list[str]) -> None:
+    """Also where the others end at once, as where rank 0 alone saves; and its handler of the signal runs once. Also
+    behind a shell, which a signal would end, and with it the rank."""
     code = (
         "import os, signal, sys, time, hvdlite\n"
         "def save(*_):\n    os.write(1, b'saving\\n'); time.sleep(1.5); os.write(1, b'saved\\n'); sys.exit(0)\n"
@@ -141,7 +144,7 @@ def test_a_rank_has_time_to_save(runner: Runner, number: int) -> None:
         f"if hvdlite.rank() == 0: signal.signal({int(number)}, save)\n"
         "hvdlite.barrier(); os.write(1, b'ready\\n'); time.sleep(30)"
     )
-    job = runner.start("-np", "3", "--no-prefix", sys.executable, "-c", code)
+    job = runner.start("-np", "3", "--no-prefix", *shell, sys.executable, "-c", code)
     assert job.stdout is not None
     assert [job.stdout.readline() for _ in range(3)] == ["ready\n"] * 3
     begun = time.monotonic()
