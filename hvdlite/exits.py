@@ -125,6 +125,7 @@ class _Guard:
         self._abort = abort
         self._rank = rank
         self._pid = os.getpid()
+        self._prompt = hasattr(sys, "ps1")  # later also where a debugger has been (ipdb, IPython.embed())
         self._lock = threading.Lock()
         self._excepthook = sys.excepthook
         self._threadhook = threading.excepthook
@@ -150,7 +151,7 @@ class _Guard:
 
     def _applies(self) -> bool:
         """Whether the end of this code is the end of a rank: not in a forked child, not at a prompt."""
-        return os.getpid() == self._pid and not (hasattr(sys, "ps1") or sys.flags.interactive)
+        return os.getpid() == self._pid and not (self._prompt or sys.flags.interactive)
 
     def _on_exception(
         self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None
@@ -182,7 +183,8 @@ class _Guard:
         try:
             sys._getframe(1)
         except ValueError:  # no Python frame reads it: the interpreter is on its way out
-            if threading.current_thread() is threading.main_thread() and self._applies():
+            here = threading.current_thread() is threading.main_thread() and os.getpid() == self._pid
+            if here and not sys.flags.interactive:  # at a prompt it ends the process, too
                 self._on_exit(code)
         return code
 
@@ -199,8 +201,8 @@ class _Guard:
         with self._lock:  # a second thread that fails waits here until the process ends
             if not claim(self._rank, code):
                 self._end(code, _PATIENCE / 2, functions)  # another rank's failure is being told; its abort ends us
-            if isinstance(sys.stderr, io.StringIO):  # of a hook around ours (torch.distributed's), which would write
-                sys.stderr = sys.__stderr__  # what it has caught once we have returned
+            if isinstance(sys.stderr, io.StringIO) or getattr(sys.stderr, "name", "") == os.devnull:
+                sys.stderr = sys.__stderr__  # a hook around ours (torch.distributed's) would read that: once we return
             with contextlib.suppress(Exception):
                 host = f" on {socket.gethostname()}" if SEVERAL_HOSTS else ""
                 print(f"hvdlite: rank {self._rank}{host} failed: {what}", file=sys.stderr)

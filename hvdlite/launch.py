@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import site
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -115,9 +117,19 @@ def _written(flags: Mapping[str, Any]) -> list[str]:
 
 def _variables(env: Mapping[str, str]) -> list[str]:
     """Flags for these variables, and for a PYTHONPATH by which ranks find what this process finds."""
+    own = _own_folders()
     folders = (folder or os.getcwd() for folder in sys.path if isinstance(folder, str))  # imports skip others, too
-    path = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *folders]))
+    path = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *(each for each in folders if each not in own)]))
     return [f"--env={name}={value}" for name, value in {**env, "PYTHONPATH": path}.items()]
+
+
+def _own_folders() -> set[str]:
+    """Where an interpreter looks by itself. Programs in another Python's that ranks start (gsutil) must not."""
+    library = sysconfig.get_path("platstdlib")
+    packed = os.path.join(os.path.dirname(library), f"python{sys.version_info[0]}{sys.version_info[1]}.zip")
+    users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    compiled = os.path.join(library, "lib-dynload")
+    return {library, sysconfig.get_path("stdlib"), compiled, packed, *site.getsitepackages(), *users}
 
 
 def _launched(arguments: Sequence[str], task: bytes) -> Any:

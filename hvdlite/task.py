@@ -26,7 +26,9 @@ def main() -> None:
     try:
         function, args, kwargs = cloudpickle.loads(_receive(os.path.join(FOLDER, "task")))
         _leave(FOLDER, RANK, (True, function(*args, **kwargs), ""))
-    except Exception as error:
+    except (SystemExit, KeyboardInterrupt):  # end the job with their own codes
+        raise
+    except BaseException as error:
         _leave(FOLDER, RANK, (False, error, traceback.format_exc()))
         raise
 

@@ -11,6 +11,7 @@ That is chosen for the PyPI wheel alone: it would drop CUDA support and fast fab
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,8 +20,10 @@ from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.schedulers import Starter
 from hvdlite_launcher.ssh import Ssh
+from hvdlite_launcher.usage import UsageError
 
 _KEPT_BYTES = 1 << 30
+_LONGEST = 125_000  # bytes of a command that Open MPI's daemons can start: they write it into one variable
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,13 @@ class Command:
 
 def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> Command:
     """The launcher's command line and the variables to add to `environ`; nothing set there is changed,
-    but for those given with -x."""
+    but for those given with -x. Raises UsageError for a command that is too long."""
+    length = sum(len(os.fsencode(word)) + 1 for word in settings.command)
+    if mpi.family is Family.OPEN_MPI and length > _LONGEST and not settings.step:
+        raise UsageError(
+            f"the command with its arguments has {length} bytes, of which Open MPI starts {_LONGEST} at most: let the "
+            "script read its arguments from a file, or find them itself"
+        )
     own_env, own_options = _DIALECTS[mpi.family]
     defaults = _common_env(settings, mpi) | _allocator_env(environ) | own_env(settings, mpi, place, environ)
     defaults |= _tcp_env(mpi) if settings.tcp else {}

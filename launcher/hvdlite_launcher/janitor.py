@@ -130,11 +130,11 @@ def send(processes: Iterable[int], number: int) -> None:
 
 
 def tidies(pid: int) -> bool:
-    """Whether it removes shared memory behind processes that have gone, and then goes itself: multiprocessing's
-    resource tracker, torch's manager of shared files."""
+    """Whether it removes shared memory behind processes that have gone, and then goes itself: the resource tracker of
+    multiprocessing, or joblib's, torch's manager of shared files."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         command = file.read()
-        return b"multiprocessing.resource_tracker" in command or b"torch_shm_manager" in command
+        return b"resource_tracker" in command or b"torch_shm_manager" in command
     return False
 
 

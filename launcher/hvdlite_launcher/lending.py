@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -37,11 +38,25 @@ def lending(place: Place, settings: Settings, streams: Streams, wanted: bool) ->
 
     streams.add_door(door.fileno(), serve)
     try:
-        yield True
+        with _as_before(stdin):
+            yield True
     finally:
         streams.remove_door(door.fileno())
         door.close()
         os.close(stdin)
+
+
+@contextmanager
+def _as_before(stdin: int) -> Iterator[None]:
+    """A terminal gets back the settings that it had, where rank 0 has been killed in getpass(), which lets nobody see
+    what is typed."""
+    settings = termios.tcgetattr(stdin) if os.isatty(stdin) else None
+    try:
+        yield
+    finally:
+        if settings and not _in_background():
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(stdin, termios.TCSADRAIN, settings)
 
 
 def _door(place: Place) -> socket.socket:

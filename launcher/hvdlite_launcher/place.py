@@ -36,7 +36,7 @@ def a_place(several: bool = False) -> Iterator[Place]:
     """
     name = f"hvdlite-{secrets.token_hex(6)}"
     try:
-        folder = os.path.join("/tmp" if several else tempfile.gettempdir(), name)
+        folder = os.path.join("/tmp" if several else os.path.abspath(tempfile.gettempdir()), name)
     except FileNotFoundError as error:
         raise UsageError(f"{error.strerror}: free some room there, or name a folder in TMPDIR", 1) from error
     shared = os.path.join(_SHARED_MEMORY, name) if os.access(_SHARED_MEMORY, os.W_OK) else None

@@ -8,6 +8,7 @@ import pytest
 from hvdlite_launcher.command import Place, Settings, compose
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi, identify
+from hvdlite_launcher.usage import UsageError
 
 PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
 SETTINGS = Settings(4, (Host("localhost", 4),), ("python", "train.py", "--np", "3"), cores=8)
@@ -118,6 +119,13 @@ def test_variables_of_the_command_line_win() -> None:
 def test_mpi_args_stand_behind_ours_and_before_the_command(mpi: Mpi) -> None:
     argv = compose(dataclasses.replace(SETTINGS, mpi_args=("--mca", "btl", "tcp")), mpi, PLACE, {}).argv
     assert argv[-len(TAIL) - 3 :] == ("--mca", "btl", "tcp", *TAIL)
+
+
+def test_a_command_that_open_mpi_cannot_start_is_refused() -> None:
+    long = dataclasses.replace(SETTINGS, command=("python", "train.py", *["x" * 99] * 1250))
+    assert compose(long, MPICH, PLACE, {}).argv[-1] == "x" * 99
+    with pytest.raises(UsageError, match="the command with its arguments has 125016 bytes, of which Open MPI starts 125000"):
+        compose(long, OPEN_MPI_5, PLACE, {})
 
 
 def test_intel_mpi_binds_as_it_is_told() -> None:

@@ -214,6 +214,22 @@ def test_shared_memory_of_the_users_goes_too(runner: Runner) -> None:
     assert runner.wait_gone()
 
 
+def test_shared_memory_of_joblibs_goes_too(runner: Runner) -> None:
+    """It has a resource tracker of its own."""
+    code = (
+        "import os, glob, numpy, joblib\n"
+        "with joblib.Parallel(2) as parallel:\n"
+        "    parallel(joblib.delayed(numpy.sum)(numpy.ones(1_000_000)) for _ in range(2))\n"
+        "    print(*glob.glob(f'/dev/shm/joblib_memmapping_folder_{os.getpid()}_*'), flush=True)\n"
+        "    os.kill(os.getpid(), 9)"
+    )
+    job = runner.run("-np", "1", "--no-prefix", sys.executable, "-c", code)
+    folders = [Path(name) for name in job.stdout.split()]
+    assert job.returncode == 137 and folders
+    assert wait_until(lambda: not any(folder.exists() for folder in folders), 5.0)
+    assert runner.wait_gone()
+
+
 def test_nobody_reads_our_output(runner: Runner) -> None:
     job = runner.start("-np", "2", "yes")
     assert job.stdout is not None

@@ -82,6 +82,33 @@ def test_a_rank_without_a_result(capfd: pytest.CaptureFixture[str]) -> None:
         hvdlite.run(lambda: sys.exit(0), np=1)
 
 
+def test_what_is_no_ordinary_exception_is_raised_too() -> None:
+    class Stop(BaseException):
+        """As pytest.fail() raises."""
+
+    def work() -> None:
+        raise Stop("here")
+
+    with pytest.raises(Stop, match="here"):
+        hvdlite.run(work, np=1)
+
+
+def test_ranks_find_what_this_process_finds_and_other_pythons_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside.py").write_text("here = 1")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    def work() -> tuple[int, list[str]]:
+        import beside  # type: ignore[import-not-found]
+
+        return beside.here, os.environ["PYTHONPATH"].split(os.pathsep)
+
+    ((found, folders),) = hvdlite.run(work, np=1)
+    assert found == 1 and str(tmp_path) in folders
+    assert not [folder for folder in folders if folder == os.path.dirname(os.__file__) or "-packages" in folder]
+
+
 def test_what_cannot_be_pickled_is_said() -> None:
     with pytest.raises(TypeError, match="rank 0: what the function returned cannot be pickled"):
         hvdlite.run(lambda: (each for each in "abc"), np=1)

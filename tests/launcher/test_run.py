@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 import venv
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from hvdlite_launcher.probe import Family
 
-from tests.launcher.conftest import LIMIT, ROOT, SCRIPTS, Runner
+from tests.launcher.conftest import LIMIT, ROOT, SCRIPTS, Runner, wait_until
 
 FAILS = (sys.executable, str(SCRIPTS / "fails.py"))
 
@@ -163,6 +164,19 @@ def test_rank_0_has_the_terminal(runner: Runner) -> None:
     assert (out, job.returncode) == ("name? True Ann\n", 0)
 
 
+def test_the_terminal_shows_again_what_is_typed(runner: Runner) -> None:
+    """Where rank 0 dies in getpass()."""
+    _terminal, theirs = pty.openpty()
+    code = (
+        "import getpass, os, time; rank = os.environ['HVDLITE_JOB_RANK']\n"
+        "getpass.getpass(stream=open('/dev/null', 'w')) if rank == '0' else time.sleep(1.5) or exit(3)"
+    )
+    job = runner.start("-np", "2", "--no-prefix", sys.executable, "-c", code, stdin=theirs)
+    off = wait_until(lambda: not termios.tcgetattr(theirs)[3] & termios.ECHO, LIMIT)
+    job.communicate(timeout=LIMIT)
+    assert off and job.returncode == 3 and termios.tcgetattr(theirs)[3] & termios.ECHO
+
+
 def test_words_that_mean_something_to_an_mpi_pass(runner: Runner) -> None:
     words = ["a", ":", "\\:", "::", "-n", "--", ""]
     job = runner.run("-np", "1", "--no-prefix", sys.executable, "-c", "import sys; print(sys.argv[1:])", *words)
@@ -262,6 +276,9 @@ def test_a_shutdown_that_is_interrupted(runner: Runner, error: str, how: str) ->
     ("sys.excepthook = lambda *error: print('my hook'); raise KeyError", 1, "failed: KeyError"),
     ("sys.excepthook = None; raise KeyError", 1, "failed: KeyError"),
     ("sys.excepthook = catching(sys.excepthook); raise KeyError", 1, "failed: KeyError"),
+    ("sys.stderr = open(os.devnull, 'w'); raise KeyError", 1, "failed: KeyError"),
+    ("sys.ps1 = '> '; raise KeyError", 1, "failed: KeyError"),  # as a debugger leaves it
+    ("sys.ps1 = '> '; exit(3)", 3, "failed: exit code 3"),
 ])  # fmt: skip
 def test_unusual_ends(runner: Runner, how: str, code: int, told: str) -> None:
     """The others, who wait for the rank, learn how it ended; nobody waits for ever. (From 3.12 on Python may start no
