@@ -28,6 +28,7 @@ def connect(comm: Any, patience: float) -> tuple[Communicator, topology.Topology
     started = launched.launcher()
     whole = comm is None or (isinstance(comm, Sequence) and not comm)
     if whole and started is None and not mpi_in_use():
+        refuse_torchrun()
         return alone(), topology.from_leaders(0, [0])
     all_come = whole or not mpi_in_use()  # to a part of the job others need not
     with told_of(patience), notes.entering() if all_come else nullcontext():
@@ -93,6 +94,16 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         segments.unlink()  # nobody else is to find them
     place = topology.from_leaders(own.Get_rank(), mpi.host_leaders(own))
     return mpi.MpiTransport(own, mpi.PIECE if place.one_host else mpi.network_piece(own)), place
+
+
+def refuse_torchrun() -> None:
+    """Raise HvdliteError where this process would take itself for a job of one, as others do beside it."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and ranks != "1":
+        raise HvdliteError(
+            "torchrun has started this process, and hvdlite's ranks meet over MPI: each would train alone. Start them "
+            f"with hvdliterun -np {ranks} instead (or unset TORCHELASTIC_RUN_ID for a job of one)"
+        )
 
 
 def initialize(started: launched.Launched | None, library: str) -> None:

@@ -38,6 +38,16 @@ def family(obj: Any) -> str:
     )
 
 
+def refuse_legacy(optimizer: Any) -> None:
+    """Raise TypeError for one of Keras 2's, with what there is for it."""
+    if any(kind.__module__.startswith("tf_keras") for kind in type(optimizer).__mro__):
+        raise TypeError(
+            f"{type(optimizer).__name__} is of Keras 2 (tf_keras, as with TF_USE_LEGACY_KERAS=1), and "
+            "DistributedOptimizer serves Keras 3: unset that variable, or write the training step with "
+            "hvdlite.tensorflow.DistributedGradientTape and broadcast_variables, which serve both"
+        )
+
+
 def adapter(obj: Any) -> Any:
     """The module with this object's collectives."""
     return importlib.import_module(ADAPTERS[family(obj)])

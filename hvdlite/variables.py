@@ -9,9 +9,13 @@ invents (dense, dense_1, ...) through the life of a process, so one model may be
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from hvdlite import runtime
 from hvdlite.algorithms import movement
@@ -21,6 +25,7 @@ from hvdlite.ops.common import array_facts, root_of, submit
 from hvdlite.process_sets import ProcessSet
 
 NUMBERED = re.compile(r"_\d+(?=[/:_]|$)")
+MEAN = re.compile(r"(.*/)?mean(:\d+)?")  # as a Normalization layer calls its own, and few others
 SEQUENTIAL = re.compile(r"(?<![^/])sequential[/_]")  # `_` in an optimizer's state: adam/sequential_dense_bias_velocity
 
 
@@ -74,6 +79,26 @@ def inside(variable: Any) -> Any:
     """The framework's variable in one of Keras', else the variable itself: Keras on JAX takes values out during fit."""
     value = getattr(variable, "_value", None)
     return variable if value is None else value
+
+
+def have_layers_follow(variables: Iterable[Any]) -> bool | None:
+    """Have Keras' Normalization layers compute with what these variables have been assigned: they do so with tensors
+    made of their mean and variance once. Whether these were others, with which functions go on that have been traced;
+    None, on all ranks, where the variables are of no such layer.
+
+    A variable does not tell its layer, so all of this process are looked through, where there may be one.
+    """
+    keras, means = sys.modules.get("keras"), [each for each in variables if MEAN.fullmatch(name_of(each))]
+    if keras is None or not means:
+        return None
+    kind, changed = keras.layers.Normalization, False
+    for layer in [found for found in gc.get_objects() if issubclass(type(found), kind)]:
+        if hasattr(layer, "adapt_mean") and is_one_of(layer.adapt_mean, means):
+            before = [np.array(keras.ops.convert_to_numpy(each)) for each in (layer.mean, layer.variance)]
+            layer.finalize_state()
+            after = [keras.ops.convert_to_numpy(each) for each in (layer.mean, layer.variance)]
+            changed |= not all(map(np.array_equal, before, after))
+    return changed
 
 
 def add_to(chosen: list[Any], found: Any) -> None:

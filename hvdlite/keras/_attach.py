@@ -13,7 +13,7 @@ that this cannot happen here, the optimizer's update step refuses gradients that
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,14 +50,30 @@ class Attachment:
         """Reduce the gradients over all ranks and apply them."""
         self.reduce_and(self.original("apply"), self.optimizer, grads, trainable_variables)
 
-    def update_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own update, for gradients that have been reduced."""
-        if self.at_work and not self.reduced:
-            raise RuntimeError(
-                f"{type(self.optimizer).__name__} was about to apply gradients that were not reduced over all ranks: "
-                "this Keras calls the optimizer in a way that hvdlite does not know. Nothing was changed."
-            )
-        return self.original("_backend_update_step")(*args, **kwargs)
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], **kwargs: Any) -> Any:
+        """The class's own, which is not Keras': it clips or chooses among reduced gradients, too."""
+        results: list[Any] = []
+
+        def go_on(grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
+            results.append(self.original("apply_gradients")(zip(grads, variables or (), strict=True), **kwargs))
+
+        grads, variables = map(list, zip(*grads_and_vars, strict=True))
+        self.reduce_and(go_on, self.optimizer, grads, variables)
+        return results[0] if results else self.optimizer.iterations
+
+    def guarded(self, method: str) -> Callable[..., Any]:
+        """The class's own update, for gradients that have been reduced."""
+
+        def update(*args: Any, **kwargs: Any) -> Any:
+            if not self.reduced and self.at_work:
+                raise RuntimeError(
+                    f"{type(self.optimizer).__name__} was about to apply gradients that were not reduced over all "
+                    "ranks: this Keras, or another optimizer around this one (then make that one distributed), calls "
+                    "it in a way that hvdlite does not know. Nothing was changed."
+                )
+            return self.original(method)(*args, **kwargs)
+
+        return update
 
     def original(self, method: str) -> Callable[..., Any]:
         """The class's method, looked up anew at each call."""
@@ -75,6 +91,8 @@ class Attachment:
         variables = optimizer._trainable_variables if given is None else given
         if len(grads) != len(variables):
             raise ValueError(f"{len(grads)} gradients for {len(variables)} variables: build the optimizer first")
+        if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
+            raise NotImplementedError("layers in float8: what Keras gives as their gradients are no sums over a batch")
 
         def reduce_all(grads: list[Any]) -> None:
             reduced = self.gradients.reduce(grads, variables, self.local, borrow=True)
@@ -122,14 +140,18 @@ class Attachment:
 
 def innermost(optimizer: Optimizer) -> Optimizer:
     """The optimizer inside a LossScaleOptimizer, else the optimizer itself."""
-    return innermost(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else optimizer
+    return innermost(optimizer.inner_optimizer) if scales(optimizer) else optimizer
+
+
+def scales(optimizer: Optimizer) -> bool:
+    """Whether it is a LossScaleOptimizer: others that have one inside may call that in any way."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def attachment_of(optimizer: Optimizer) -> Attachment | None:
     """What is attached to the optimizer, or to the one inside it."""
     found: Attachment | None = vars(optimizer).get("_hvdlite")
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return found if found is not None or inner is None else attachment_of(inner)
+    return found if found is not None or not scales(optimizer) else attachment_of(optimizer.inner_optimizer)
 
 
 def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
@@ -143,12 +165,12 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
     if before is not None:
         before.gradients.replace()
     untouched = attachment.border.untouched
+    methods: dict[str, Callable[..., Any]] = {"apply": attachment.apply}
+    methods |= {name: attachment.guarded(name) for name in ("_backend_update_step", "update_step")}
+    if type(inner).apply_gradients is not keras.optimizers.Optimizer.apply_gradients:
+        methods["apply_gradients"] = attachment.apply_gradients
     # Past __setattr__, with which Keras keeps account of an object's parts.
-    inner.__dict__.update(
-        _hvdlite=attachment,
-        apply=untouched(attachment.apply),
-        _backend_update_step=untouched(attachment.update_step),
-    )
+    inner.__dict__.update(_hvdlite=attachment, **{name: untouched(method) for name, method in methods.items()})
     for each in (inner, optimizer):
         each.__dict__.update(register_local_var=partial(keep_own, attachment.local))
     reduce_before_scaling()

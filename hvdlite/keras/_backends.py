@@ -42,5 +42,13 @@ def collectives() -> Any:
 
 
 def to_given(tensor: Any) -> Any:
-    """A tensor of the backend as `collectives()` take it: an array where they are NumPy's."""
-    return np.asarray(tensor) if name() == "jax" else tensor
+    """A tensor of the backend as `collectives()` take it: an array where they are NumPy's. Raises NotImplementedError
+    inside what JAX compiles."""
+    if name() != "jax":
+        return tensor
+    if isinstance(tensor, importlib.import_module("jax").core.Tracer):
+        raise NotImplementedError(
+            "hvdlite's collectives on JAX take values, not those of a step that JAX compiles: call them outside of it "
+            "(in a callback, say). The gradients that DistributedOptimizer reduces are no such call"
+        )
+    return np.asarray(tensor)

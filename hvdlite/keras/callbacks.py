@@ -16,7 +16,7 @@ from hvdlite.exchange import CARING, IN_SETS, OWN, Exchange
 from hvdlite.gradients import keep_own
 from hvdlite.keras._attach import Attachment, attachment_of
 from hvdlite.keras._backends import border, settle
-from hvdlite.keras.functions import broadcast_variables
+from hvdlite.keras.functions import give
 from hvdlite.keras.schedules import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvdlite.objects import allgather_object
 from hvdlite.variables import common_name, is_one_of
@@ -83,7 +83,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.first = Exchange.first = None
         self.reductions, self.started, self.reduces = Exchange.reductions, False, runtime.size() == 1
         weights = len(self.model.weights)  # of layers that have been built, also where the model says that it has not
-        plans = allgather_object((self.params.get("epochs"), self.params.get("steps"), self.model.built, weights))
+        known = self.params or {}  # a CallbackList in a loop of one's own may have none
+        plans = allgather_object((known.get("epochs"), known.get("steps"), self.model.built, weights))
         for what, numbers in zip(("epochs", "steps in an epoch"), zip(*plans, strict=True), strict=False):
             if None not in numbers and len(set(numbers)) > 1:
                 raise HvdliteError(
@@ -91,7 +92,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
                     "some would wait for ever. Drop the remainder of the data, or give steps_per_epoch= and epochs="
                 )
         if all(built and weights for *_, built, weights in plans) or len({weights for *_, weights in plans}) == 1:
-            broadcast_variables(self.common(self.model.weights), self.root_rank)
+            self.broadcast(self.model.weights)
         self.before = self.digests() if self.model.built else None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -116,8 +117,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self.look_for_reductions()
         if not self.started:
             state = [variable for optimizer in self.optimizers() for variable in optimizer.variables]
-            broadcast_variables(self.common([*self.model.weights, *state]), self.root_rank)
+            self.broadcast([*self.model.weights, *state])
             self.started = True
+
+    def broadcast(self, variables: Iterable[Any]) -> None:
+        """Give all ranks root_rank's values of those that are to be the same."""
+        changed = give(self.common(variables), self.root_rank)
+        if changed is not None and any(allgather_object(changed)):
+            self.model.make_train_function(force=True)  # fit() has it made before training begins
+            self.model.test_function = self.model.predict_function = None
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if runtime.size() == 1:
@@ -136,7 +144,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def optimizers(self) -> list[Any]:
         """The model's, and those that a training step of its own has."""
-        own = [each for each in vars(self.model).values() if isinstance(each, keras.optimizers.Optimizer)]
+        several = [values_of(each) for each in vars(self.model).values()]
+        own = [each for values in several for each in values if isinstance(each, keras.optimizers.Optimizer)]
         return list({id(each): each for each in (self.model.optimizer, *own) if each is not None}.values())
 
     def cares_for(self, variable: Any) -> bool:
@@ -173,6 +182,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
                 "model with optimizer=hvd.DistributedOptimizer(optimizer), or use DistributedGradientTape of "
                 "hvdlite.tensorflow."
             )
+
+
+def values_of(found: Any) -> Iterable[Any]:
+    """What is in a dict, list or tuple, else the object itself."""
+    return found.values() if isinstance(found, dict) else found if isinstance(found, (list, tuple)) else (found,)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -214,7 +228,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def samples(self) -> float:
         """How many samples the model's loss has been averaged over since it was last reset."""
         losses = [metric for metric in self.model.metrics if metric.name == "loss" and hasattr(metric, "count")]
-        return float(losses[0].count) if losses else 1.0
+        return float(keras.ops.convert_to_numpy(losses[0].count)) if losses else 1.0
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]

@@ -13,7 +13,7 @@ from hvdlite.compression import NoneCompressor, compressor
 from hvdlite.keras._backends import collectives, to_given
 from hvdlite.ops import Average, Op, resolve_op
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.variables import broadcast_arrays, common_name, variables_of
+from hvdlite.variables import broadcast_arrays, common_name, have_layers_follow, variables_of
 
 
 def broadcast_variables(
@@ -21,14 +21,21 @@ def broadcast_variables(
 ) -> None:
     """Overwrite the weights of a model, an optimizer's state, or variables in a dict or sequence with root_rank's.
 
-    inplace: accepted for Horovod's sake; variables are always assigned to. Waits for all ranks.
+    inplace: accepted for Horovod's sake; variables are always assigned to. Waits for all ranks. What layers keep beside
+    variables (a vocabulary) stays.
     """
+    give(variables, root_rank, process_set)
+
+
+def give(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> bool | None:
+    """`broadcast_variables`. Returns what `have_layers_follow` does."""
     chosen = variables_of(variables)
     values = [np.array(keras.ops.convert_to_numpy(variable), order="C") for variable in chosen]
     broadcast_arrays(values, [common_name(variable) for variable in chosen], root_rank, process_set)
     for variable, value in zip(chosen, values, strict=True):
         if runtime.rank() != root_rank:
             variable.assign(value)
+    return have_layers_follow(chosen)
 
 
 def broadcast_global_variables(root_rank: int) -> None:

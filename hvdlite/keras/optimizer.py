@@ -9,6 +9,7 @@ import keras
 
 from hvdlite.compression import NoneCompressor
 from hvdlite.exchange import Accumulator
+from hvdlite.frameworks import refuse_legacy
 from hvdlite.gradients import check_name, settings_of
 from hvdlite.keras._attach import attach, innermost
 from hvdlite.ops import Average, Op, Sum, op_of
@@ -57,6 +58,7 @@ def DistributedOptimizer(
     """
     op = op_of(op)
     check_name(name)
+    refuse_legacy(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"DistributedOptimizer takes a Keras optimizer, not {optimizer!r}")
     if op not in (Average, Sum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
@@ -17,9 +18,14 @@ STEP = os.path.join("tensorflow", "python", "eager", "execute.py")
 
 
 def main_position() -> str:
-    """'train.py:12 in step: loss.backward()': the innermost line of the main thread that is no library's."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "the main thread has ended" if frame is None else describe(users_frame(frame) or frame)
+    """'train.py:12 in step: loss.backward()': the innermost line of the main thread that is no library's; and what is
+    wrong there, which a call in a `finally:` keeps from being told."""
+    main = threading.main_thread().ident or 0
+    frame, found = sys._current_frames().get(main), sys._current_exceptions().get(main)
+    if frame is None:
+        return "the main thread has ended"
+    error = found[1] if isinstance(found, tuple) else found  # until Python 3.11 with its type and traceback
+    return describe(users_frame(frame) or frame) + (f" (because of {told(error)})" if error else "")
 
 
 def threads_of_users() -> set[int]:
@@ -44,6 +50,14 @@ def users_frame(frame: FrameType) -> FrameType | None:
     while found is not None and found.f_code.co_filename.startswith(LIBRARIES):
         found = found.f_back
     return found
+
+
+def told(error: BaseException) -> str:
+    """'ValueError: no such file'."""
+    text = ""
+    with contextlib.suppress(Exception):  # of a class of the user's
+        text = str(error).partition("\n")[0][:LONGEST_LINE]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def describe(frame: FrameType) -> str:

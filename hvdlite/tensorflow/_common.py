@@ -116,7 +116,10 @@ def differentiable_in_graph(
 
 @tf.RegisterGradient(GRADIENT)  # type: ignore[untyped-decorator]
 def gradient_of(operation: tf.Operation, *grads: Any) -> list[Any]:
-    """The gradients of what `differentiable_in_graph` has made."""
+    """The gradients of what `differentiable_in_graph` has made. Without an operation tf.saved_model.save looks for what
+    can be run elsewhere, which no collective can."""
+    if operation is None:
+        return list(grads)
     return _gradients[operation.get_attr(KEY).decode()](*grads)
 
 

@@ -11,7 +11,7 @@ from hvdlite import objects, runtime
 from hvdlite.arrays import Array
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow._graph import aligned_copy, call, untouched
-from hvdlite.variables import broadcast_arrays, common_name, variables_of
+from hvdlite.variables import broadcast_arrays, common_name, have_layers_follow, variables_of
 
 
 @untouched
@@ -25,12 +25,16 @@ def broadcast_variables(
     are always assigned to. Raises MismatchError with a diff, on every rank, where the ranks' variables differ (in
     graphs FailedPreconditionError).
     """
-    chosen = [unwrapped(variable) for variable in variables_of(variables)]
+    found = variables_of(variables)
+    chosen = [unwrapped(variable) for variable in found]
     if not chosen:
         return None if tf.executing_eagerly() else tf.no_op()
     values = received(chosen, root_rank, process_set)
     assigned = [variable.assign(value) for variable, value in zip(chosen, values, strict=True)]
-    return None if tf.executing_eagerly() else tf.group(*assigned)
+    if not tf.executing_eagerly():
+        return tf.group(*assigned)
+    have_layers_follow(found)
+    return None
 
 
 def unwrapped(variable: Any) -> Any:

@@ -48,6 +48,7 @@ def DistributedOptimizer(
     use_locking: accepted for Horovod's sake. Collective.
     """
     check_name(name)
+    frameworks.refuse_legacy(optimizer)
     if frameworks.family(optimizer) == "keras":
         from hvdlite.keras.optimizer import DistributedOptimizer as distributed
 

@@ -34,6 +34,8 @@ def dtype_of_gradient(p: torch.Tensor) -> torch.dtype:
 def spec(index: int, p: Parameter, settings: Settings) -> Spec:
     """What all ranks must have alike. Raises ValueError, which names the parameter, for what cannot be communicated."""
     name = settings.names.get(id(p), f"parameter.{index}")
+    if torch.nn.parameter.is_lazy(p):
+        raise ValueError(f"{name} has no shape yet, as in lazy modules: call the model once before that")
     with naming(name):
         dtype, device = dtype_on_wire(p, settings.compression), device_name(p)
     strides = strides_of_gradient(p)
@@ -64,8 +66,8 @@ class Planned:
 
     def __init__(self, parameters: Sequence[Parameter], settings: Settings, groups: Groups) -> None:
         self.parameters, self.settings = parameters, settings
-        self.note_addresses()
         self.facts = self.facts_of(parameters)
+        self.note_addresses()
         self.index = {id(p): i for i, p in enumerate(parameters)}
         self.frozen = [p for p in parameters if not p.requires_grad]
         self.total = total(groups)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ __all__ = [
     "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "broadcast_variables",
 ]  # fmt: skip
 
+HELD = ("param_groups", "state")  # what users, schedulers and wrappers hold on to
 LARGE_BYTES = 64 * 1024
 """From which size on a tensor of an optimizer's state is not pickled with the rest."""
 
@@ -98,7 +99,7 @@ def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):  # what is like one: it knows what it holds
         optimizer.load_state_dict(state)
         return
-    groups, values = optimizer.param_groups, optimizer.state
+    before = [(each, name, vars(each)[name]) for each in with_inner(optimizer) for name in HELD if name in vars(each)]
     optimizer.load_state_dict(state)
     given = state.get("state")
     for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
@@ -107,10 +108,24 @@ def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
             loaded = optimizer.state[p].get(name)
             if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
                 optimizer.state[p][name] = value.to(loaded.device)
-    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-        replace(group, loaded)
-    replace(values, optimizer.state)
-    optimizer.param_groups, optimizer.state = groups, values
+    filled: set[int] = set()  # by id(): wrappers share groups with those inside
+    for each, name, old in before:
+        new, vars(each)[name] = vars(each)[name], old
+        if new is not old and id(old) not in filled:
+            filled.add(id(old))
+            for mapping, loaded in [(old, new)] if name == "state" else zip(old, new, strict=True):
+                replace(mapping, loaded)
+
+
+def with_inner(
+    optimizer: torch.optim.Optimizer, found: Sequence[torch.optim.Optimizer] = ()
+) -> list[torch.optim.Optimizer]:
+    """Those found, the optimizer, and what it has inside (SAM, Lookahead), at any depth."""
+    everyone = [*found, optimizer]
+    for value in vars(optimizer).values():
+        if isinstance(value, torch.optim.Optimizer) and not any(value is each for each in everyone):
+            everyone = with_inner(value, everyone)
+    return everyone
 
 
 def replace(old: Any, new: Mapping[Any, Any]) -> None:

@@ -200,6 +200,20 @@ def test_under_nohup_a_hangup_ends_nothing(runner: Runner) -> None:
     assert (out, job.returncode) == ("done\n", 0)
 
 
+def test_who_was_killed_is_told_though_another_learns_of_it_at_once(runner: Runner) -> None:
+    """As gloo does, whose error would else be taken for the first."""
+    code = (
+        "import os, pathlib, time, hvdlite; hvdlite.init(); rank = hvdlite.rank()\n"
+        "peer = hvdlite.allgather_object(os.getpid())[1]\n"
+        "if rank == 1: time.sleep(0.3); os.kill(peer, 9)\n"
+        "stat = pathlib.Path(f'/proc/{peer}/stat')\n"
+        "while stat.exists() and ') Z ' not in stat.read_text(): pass\n"
+        "raise ConnectionError"
+    )
+    job = runner.run("-np", "2", sys.executable, "-c", code)
+    assert job.returncode == 137 and "rank 1 was killed by SIGKILL" in job.stderr, job.stderr
+
+
 def test_shared_memory_of_the_users_goes_too(runner: Runner) -> None:
     """What Python's resource tracker would have removed."""
     code = (

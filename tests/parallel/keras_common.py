@@ -99,3 +99,34 @@ def require_one_big_batch_norm(module: Any) -> None:
     np.testing.assert_allclose(keras.ops.convert_to_numpy(layer(x[mine], training=True)),
                                keras.ops.convert_to_numpy(whole)[mine], atol=1e-5)
     require_error(ValueError, lambda: module.SyncBatchNormalization(fused=True), "fused")
+
+
+def require_layers_that_follow(module: Any) -> None:
+    """Normalization layers compute with what rank 0 alone has adapted: from the first step on; in a step that was
+    compiled with something else; and after a broadcast of a list of variables."""
+    x, y = data()
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        return keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Normalization(), keras.layers.Dense(2)])
+
+    def fits(optimizer: Any, adapts: bool, rows: Any, batch: int, callbacks: list[Any]) -> list[np.ndarray]:
+        trained = build()
+        trained.compile(optimizer, "mse")
+        for factor in (3.0, 5.0):
+            if adapts:
+                trained.layers[0].adapt(factor * x + 1)
+                trained.make_train_function(force=True)
+            trained.fit(x[rows], y[rows], batch_size=batch, shuffle=False, verbose=0, callbacks=callbacks)
+        return weights(trained)
+
+    expected = alone(lambda: fits(OPTIMIZERS["SGD"](), True, slice(None), BATCH, []))
+    optimizer = module.DistributedOptimizer(OPTIMIZERS["SGD"]())
+    callbacks = [module.callbacks.BroadcastGlobalVariablesCallback(0)]
+    together = fits(optimizer, hvd.rank() == 0, share(), BATCH // hvd.size(), callbacks)
+    require_close(together, expected, "normalization", 1e-4)
+
+    listed = build()
+    listed.layers[0].adapt(x + hvd.rank())
+    module.broadcast_variables(listed.variables, root_rank=0)
+    require_same_bits([np.array(keras.ops.convert_to_numpy(listed(x)))])

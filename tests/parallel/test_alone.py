@@ -27,3 +27,11 @@ def test_ctrl_c_ends_a_script_as_if_hvdlite_were_not_there() -> None:
     """By the signal, by which a shell's loop ends, too."""
     result = jobs.run(0, ["-c", "import hvdlite; hvdlite.init(); raise KeyboardInterrupt"])
     assert result.code == -signal.SIGINT, result.output
+
+
+def test_one_of_torchruns_is_not_alone() -> None:
+    """It would train without the others."""
+    environ = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}
+    result = jobs.run(0, ["-c", "import hvdlite; hvdlite.init()"], environ)
+    assert result.code == 1 and "hvdliterun -np 2" in result.output
+    assert jobs.run(0, ["-c", "import hvdlite; hvdlite.init()"], environ | {"WORLD_SIZE": "1"}).code == 0

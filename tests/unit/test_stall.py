@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import pickle
 import sys
 import threading
@@ -119,6 +120,18 @@ def test_the_users_line_is_found_below_library_code() -> None:
     looker.start()
     looker.join()  # this line
     assert "tests/unit/test_stall.py:" in seen[0] and seen[0].endswith("looker.join()  # this line")
+
+
+def test_what_went_wrong_before_a_call_in_a_finally_is_told() -> None:
+    seen: list[str] = []
+    looker = threading.Thread(target=lambda: (time.sleep(0.1), seen.append(positions.main_position())))
+    with contextlib.suppress(ValueError):
+        try:
+            raise ValueError("sample 7 is corrupt\nin two lines")
+        finally:
+            looker.start()
+            looker.join()
+    assert seen[0].endswith("looker.join() (because of ValueError: sample 7 is corrupt)"), seen
 
 
 # The watch

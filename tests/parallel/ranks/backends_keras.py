@@ -26,6 +26,7 @@ from tests.parallel.keras_common import (
     fit,
     model,
     require_close,
+    require_layers_that_follow,
     require_one_big_batch_norm,
     share,
     weights,
@@ -313,3 +314,14 @@ def check_batch_norm_over_all_ranks() -> None:
         require_error(NotImplementedError, hvd.SyncBatchNormalization, "JAX")
         return
     require_one_big_batch_norm(hvd)
+
+
+def check_layers_follow_what_is_broadcast() -> None:
+    require_layers_that_follow(hvd)
+
+
+def check_a_collective_in_what_jax_compiles() -> None:
+    if on("jax"):
+        import jax
+
+        require_error(NotImplementedError, lambda: jax.jit(hvd.allreduce)(np.ones(2)), "outside of it")

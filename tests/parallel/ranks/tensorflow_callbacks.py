@@ -18,7 +18,20 @@ import hvdlite.tensorflow.keras as hvd
 from hvdlite import HvdliteError, MismatchError
 from hvdlite.exchange import IN_SETS
 from tests.parallel.common import last, require_error, require_same_bits
-from tests.parallel.keras_common import BATCH, STEPS, WIDTH, alone, data, fit, model, require_close, share, weights
+from tests.parallel.keras_common import (
+    BATCH,
+    STEPS,
+    WIDTH,
+    alone,
+    both,
+    data,
+    fit,
+    model,
+    require_close,
+    require_layers_that_follow,
+    share,
+    weights,
+)
 
 SIZES = (2,)
 
@@ -206,6 +219,58 @@ def check_training_alone_is_found_out() -> None:
     require_error(RuntimeError, lambda: train(trained, [], optimizer), "not reduced over all ranks")
     for a, b in zip(before, weights(trained), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def check_an_optimizer_around_another() -> None:
+    """That goes past the inner one's apply: either may be distributed, but only the outer one works."""
+    class Around(keras.optimizers.Optimizer):  # type: ignore[misc]
+        def __init__(self, inner: Any) -> None:
+            super().__init__(learning_rate=0.05)
+            self.inner_optimizer = inner
+
+        def build(self, variables: Any) -> None:
+            super().build(variables)
+            self.inner_optimizer.build(variables)
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            self.inner_optimizer.update_step(gradient, variable, learning_rate)
+
+    both(lambda: Around(keras.optimizers.SGD(0.05)))
+    if hvd.size() > 1:
+        inside = Around(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)))
+        require_error(RuntimeError, lambda: train(model(), [], inside), "another optimizer around this one")
+
+
+def check_an_optimizer_that_looks_at_gradients_first() -> None:
+    class Sign(keras.optimizers.SGD):  # type: ignore[misc]
+        def apply_gradients(self, grads_and_vars: Any) -> Any:
+            return super().apply_gradients([(keras.ops.sign(g), v) for g, v in grads_and_vars])
+
+    both(lambda: Sign(0.05))
+
+
+def check_layers_follow_what_is_broadcast() -> None:
+    require_layers_that_follow(hvd)
+
+
+def check_a_loop_with_a_list_of_callbacks() -> None:
+    """Which tells them neither of epochs nor of steps; and in a strategy's scope, as scripts have it that come from
+    there."""
+    mine = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    trained = random_model()
+    trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+    together = keras.callbacks.CallbackList(mine, model=trained)
+    x, y = data()
+    together.on_train_begin()
+    for batch in range(2):
+        trained.train_on_batch(x[share()], y[share()])
+        together.on_train_batch_end(batch)
+    together.on_train_end()
+    require_same_bits(weights(trained))
+    with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
+        trained = random_model()
+        train(trained, mine)
+    require_same_bits(weights(trained))
 
 
 def check_xla_is_settled() -> None:

@@ -163,6 +163,33 @@ def check_replicas_are_refused() -> None:
     np.testing.assert_array_equal(weight, [1.0])
 
 
+def check_keras_2_is_told() -> None:
+    kind = type("Adam", (), {"__module__": "tf_keras.src.optimizers.adam"})
+    for module in (hvd, hvd_keras):
+        require_error(TypeError, lambda module=module: module.DistributedOptimizer(kind()), "Adam is of Keras 2", "DistributedGradientTape")
+
+
+def check_float8_is_refused() -> None:
+    small = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+    small.quantize("float8")
+    small.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
+    if hvd.size() > 1:
+        x = np.ones((2, 4), np.float32)
+        require_error(NotImplementedError, lambda: small.train_on_batch(x, x), "float8")
+
+
+def check_a_module_with_a_collective_can_be_saved() -> None:
+    class Module(tf.Module):  # type: ignore[misc]
+        @tf.function(input_signature=[tf.TensorSpec([2])])  # type: ignore[untyped-decorator]
+        def mean(self, x: Any) -> Any:
+            return hvd.allreduce(x, name="mean")
+
+    module = Module()
+    assert module.mean(tf.fill([2], float(hvd.rank()))).numpy().tolist() == [(hvd.size() - 1) / 2] * 2
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder)
+
+
 def check_sparse_gradients() -> None:
     for options in ({}, {"sparse_as_dense": True}):
         both(OPTIMIZERS["SGD"], embedding, **options)

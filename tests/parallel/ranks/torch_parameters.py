@@ -471,3 +471,10 @@ def check_sparse_sum_twice_is_refused() -> None:
         assert (table.weight.grad.to_dense()[1] == hvd.size()).all()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def check_a_parameter_without_a_shape_is_named() -> None:
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    optimizer = torch.optim.SGD(lazy.parameters(), lr=0.1)
+    if hvd.size() > 1:
+        require_error(ValueError, lambda: hvd.DistributedOptimizer(optimizer, lazy.named_parameters()), "0.weight has no shape yet")

@@ -224,3 +224,47 @@ def check_what_holds_on_to_an_optimizers_insides_goes_on() -> None:
     assert group["lr"] is rate and rate == 0.5 and group["weight_decay"] == 0.0
     assert [key for key in group if key.startswith("of rank")] == ["of rank 0"] and group["params"][0] is p
     assert state[p]["master"].dtype == torch.float32 and (state[p]["master"] == torch.full((3,), 1 / 3)).all()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As SAM and Lookahead are usually written: it shares its groups, and its state, with the one inside."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+        self.inner.param_groups, self.inner.state = self.param_groups, self.state
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.inner.param_groups, self.inner.state = self.param_groups, self.state
+
+
+class Front(torch.optim.Optimizer):
+    """Another way: it has none of its own."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    param_groups = property(lambda self: self.inner.param_groups)  # type: ignore[assignment]
+    state = property(lambda self: self.inner.state)  # type: ignore[assignment]
+
+    def state_dict(self) -> Any:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.inner.load_state_dict(state_dict)
+
+
+def check_optimizers_around_another_stay_together() -> None:
+    """What a scheduler changes outside is changed inside, on all ranks."""
+    for kind in (Wrapper, Front):
+        p = torch.nn.Parameter(torch.zeros(3))
+        inner = torch.optim.SGD([p], lr=1.0, momentum=0.9)
+        optimizer = kind(inner)
+        groups, state = optimizer.param_groups, optimizer.state
+        if hvd.rank() == 0:
+            groups[0]["lr"], state[p]["momentum_buffer"] = 0.5, torch.ones(3)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert optimizer.param_groups is groups and inner.param_groups is groups, kind
+        assert optimizer.state is state and inner.state is state, kind
+        assert groups[0]["lr"] == 0.5 and (state[p]["momentum_buffer"] == 1).all()
