@@ -14,6 +14,7 @@ Imports the standard library only: it runs isolated from the user's Python setti
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import shutil
@@ -29,7 +30,7 @@ from hvdlite_launcher import facts, wire
 from hvdlite_launcher.entry import SETTLED, entry
 from hvdlite_launcher.janitor import is_own, kill_all, mark_of, rank_processes, see_off, segments_of_ranks, send
 from hvdlite_launcher.keeper import WATCHED
-from hvdlite_launcher.ranks import Farewell, publish
+from hvdlite_launcher.ranks import ROOM, Farewell, publish
 from hvdlite_launcher.watch import appeared, watch
 
 BEAT = 1.0  # seconds between signs of life
@@ -136,7 +137,7 @@ class Agent:
             for path in filter(None, (job["folder"], job["shared"])):
                 os.makedirs(path, 0o700)
                 self._made.append(path)
-            self._publish(WATCHED, b"")
+            publish(job["folder"], WATCHED, bytes(ROOM))
             facts.check_interfaces(job["interfaces"])
             descriptor = watch(job["folder"])
             self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._look(descriptor))
@@ -145,8 +146,8 @@ class Agent:
             twice = "this machine is in the list under another name too"
             self._say(problem=twice if is_own(path) else f"another user has made {path}: start again")
         except OSError as error:
-            reason = error.strerror if error.filename else None
-            self._say(problem=f"{reason}: {error.filename}" if reason else str(error))
+            where = error.filename or (job["folder"] if error.errno == errno.ENOSPC else None)
+            self._say(problem=f"{error.strerror}: {where}" if where else str(error))
 
     def _ask(self, program: list[str], env: Mapping[str, str]) -> None:
         """Have a child find out what must be alike on all hosts, and report it when it has ended."""

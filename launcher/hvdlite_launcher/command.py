@@ -181,7 +181,7 @@ def _open_mpi_options(settings: Settings, env: Mapping[str, str]) -> tuple[str, 
     root = ("--allow-run-as-root",) if settings.root else ()
     # On several hosts it would have Open MPI put all on the first one, unless told to go by slots.
     placement = ("--host", _host_list(settings), *(() if settings.several else ("--oversubscribe",)))
-    names = sorted(name for name in env if name not in LOGIN) if settings.several else ()
+    names = sorted(name for name in env if name not in LOGIN or name in settings.env) if settings.several else ()
     return (
         *("-np", str(settings.ranks), *root, *placement, *_open_mpi_binding(settings)),
         *(word for name in names for word in ("-x", name)),

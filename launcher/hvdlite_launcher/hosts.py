@@ -58,7 +58,8 @@ def parse_hostfile(path: str) -> tuple[Host, ...]:
 
 
 def located(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """The hosts, each told whether it is this machine, which is called by its own name beside others.
+    """The hosts, each told whether it is this machine, which is called by its own name beside others: by another one
+    Open MPI would reach it by ssh.
 
     Raises UsageError when this machine is there under several names.
     """
@@ -73,7 +74,7 @@ def located(hosts: Sequence[Host]) -> tuple[Host, ...]:
     if len(found) == 1:
         return found
     here = socket.gethostname()
-    return tuple(dataclasses.replace(host, name=here) if host.name in _LOOPBACK else host for host in found)
+    return tuple(dataclasses.replace(host, name=here) if host.local else host for host in found)
 
 
 def is_local(name: str) -> bool:

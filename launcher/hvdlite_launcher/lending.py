@@ -7,8 +7,10 @@ comes faster than it is read (Open MPI all behind 64 KiB, MPICH the whole job).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
+import stat
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +18,21 @@ from contextlib import contextmanager
 from hvdlite_launcher.command import Place, Settings
 from hvdlite_launcher.place import room
 from hvdlite_launcher.streams import Streams
+from hvdlite_launcher.usage import UsageError
 
 
 @contextmanager
 def lending(place: Place, settings: Settings, streams: Streams, wanted: bool) -> Iterator[bool]:
     """Rank 0's keeper finds our stdin at `FOLDER/stdin`, or one without input if ours is not `wanted`. Yields whether
-    it does: not where rank 0 may be on another host, to which the MPI or scheduler forwards our stdin."""
+    it does: not where rank 0 may be on another host, to which the MPI or scheduler forwards our stdin. Raises
+    UsageError where there is input that would be lost on the way."""
     moved = bool(settings.mpi_args or settings.binding_args)
     if settings.step or not settings.hosts[0].local or (settings.several and moved):
+        if wanted and not (settings.step or settings.hosts[0].local) and _has_input():
+            raise UsageError(
+                f"rank 0 is on {settings.hosts[0].name}, to which MPIs carry a part of redirected input only: start "
+                "hvdliterun on that host, or let the script open the file (< /dev/null, if it wants no input)"
+            )
         yield False
         return
     with room(place.folder):
@@ -68,6 +77,17 @@ def _door(place: Place) -> socket.socket:
         os.close(folder)
     door.listen(1)
     return door
+
+
+def _has_input() -> bool:
+    """Whether something waits in our stdin, a file or a pipe."""
+    try:
+        found = os.fstat(0)
+        if stat.S_ISREG(found.st_mode):
+            return os.lseek(0, 0, os.SEEK_CUR) < found.st_size
+        return stat.S_ISFIFO(found.st_mode) and fcntl.ioctl(0, termios.FIONREAD, bytes(4)) != bytes(4)
+    except OSError:
+        return False
 
 
 def _in_background() -> bool:

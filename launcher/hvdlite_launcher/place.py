@@ -20,7 +20,7 @@ from hvdlite_launcher.command import Place
 from hvdlite_launcher.failures import Failure, parse
 from hvdlite_launcher.janitor import is_own, mark_of, order
 from hvdlite_launcher.keeper import WATCHED
-from hvdlite_launcher.ranks import publish
+from hvdlite_launcher.ranks import ROOM, publish
 from hvdlite_launcher.usage import UsageError
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -48,7 +48,7 @@ def a_place(several: bool = False) -> Iterator[Place]:
         if not is_own(folder):  # an NFS server may give it to nobody
             raise UsageError(f"{folder}, just made, belongs to another user: name another place in TMPDIR", 1)
         with room(folder):
-            publish(folder, WATCHED, b"")
+            publish(folder, WATCHED, bytes(ROOM))
         if shared and not _made(shared):
             shared = None
         yield Place(name, folder, shared, _script("keeper"))

@@ -6,6 +6,8 @@ import os
 
 from hvdlite_launcher.janitor import rank_processes, send
 
+ROOM = 64 * 1024  # bytes that the job's folder must have room for, before anything starts
+
 
 class Farewell:
     """A signal that ends ranks: each gets it once, those too that have only started since the last time."""

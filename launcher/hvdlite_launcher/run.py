@@ -89,6 +89,8 @@ def run(
                     mpirun = _spawn(command, env, streams, lent)
                     spawned = time.monotonic() - started
                     _watch(mpirun, place, team, streams, ending)
+                if mpirun.returncode and not ending.signal and not failures.first(final=True):
+                    ending.lost = ending.lost or team.lost()  # its agent may have ended the MPI's daemon there
             missing = _missing(settings, place, team)
             failures.add(first_failure(place))
             failures.add(deserter({"": entry(place.folder)}, 0.0))
@@ -106,7 +108,7 @@ def run(
 def _job(place: Place, settings: Settings, env: Mapping[str, str]) -> dict[str, object]:
     """What agents must know; see `agent.Agent`."""
     folders = {"folder": place.folder, "shared": place.shared, "cwd": os.getcwd()}
-    theirs = {name: value for name, value in env.items() if name not in LOGIN}
+    theirs = {name: value for name, value in env.items() if name not in LOGIN or name in settings.env}
     wanted = {"command": settings.command, "interfaces": settings.interfaces}
     return {"id": place.id, **folders, **wanted, "env": theirs}
 

@@ -37,6 +37,7 @@ class Ssh:
             "ConnectTimeout": str(self.connect_timeout),
             "StrictHostKeyChecking": "accept-new",
             "LogLevel": "ERROR",
+            "ClearAllForwardings": "yes",  # of the user's configuration, whose ports a second connection finds taken
         }
         return (*given, *(word for name, value in settings.items() for word in ("-o", f"{name}={value}")))
 

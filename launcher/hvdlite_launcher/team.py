@@ -115,7 +115,8 @@ class Remote:
             self.entry = Entry(tuple(message["absent"]), message["waiting"])
         self.gone |= "gone" in message
         if "failed" in message:
-            self.failures.add(parse(message["failed"], self.name, self._offset))
+            with contextlib.suppress(ValueError):  # nothing could be written there: no room
+                self.failures.add(parse(message["failed"], self.name, self._offset))
 
 
 @dataclass
@@ -171,11 +172,11 @@ class Team:
             states[remote.name] = _problem(remote, settings.start_timeout)
         known |= {remote.name: remote.facts for remote in self.remotes if remote.facts}
         states |= {host: f"differs: {text}" for host, text in facts.differences(known).items() if not states[host]}
-        names = {here: socket.gethostname()} if here else {}
+        names = {_short(socket.gethostname())} if here else set()
         for remote in self.remotes:
-            if remote.facts is not None and remote.own_name in names.values():
+            if remote.facts is not None and _short(remote.own_name) in names:
                 states[remote.name] = f"has the host name of another one: {remote.own_name}"
-            names[remote.name] = remote.own_name
+            names.add(_short(remote.own_name))
         if readiness.unready(states):
             raise readiness.NotReadyError(states)
 
@@ -268,6 +269,11 @@ def _start(argv: Sequence[str], place: Place) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     env = {**os.environ, "HVDLITE_JOB_ID": place.id}  # for our janitor: a connection to nowhere may hang
     return subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+
+
+def _short(name: str) -> str:
+    """What MPIs tell hosts apart by."""
+    return name.partition(".")[0]
 
 
 def _own_facts(command: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:

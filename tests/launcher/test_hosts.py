@@ -65,6 +65,7 @@ def test_beside_others_this_machine_goes_by_its_name() -> None:
     here, other = located(parse_hosts("localhost:2,192.0.2.1:3"))
     assert here == Host(socket.gethostname(), 2, local=True)
     assert other == Host("192.0.2.1", 3, local=False)
+    assert located(parse_hosts("127.0.0.2:2,192.0.2.1:3"))[0] == here  # as a name that /etc/hosts has for it
     assert located(parse_hosts("localhost:2")) == (Host("localhost", 2),)
 
 

@@ -31,7 +31,7 @@ OPEN_MPI_5 = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
 OPEN_MPI_4 = Mpi("/usr/bin/mpirun", Family.OPEN_MPI, (4, 1, 4))
 MPICH = Mpi("/mpich/bin/mpiexec", Family.MPICH, (5, 0, 2))
 INTEL = Mpi("/intel/bin/mpiexec.hydra", Family.INTEL_MPI, (2021, 17))
-SSH = "-p 2222 -i /home/me/key -o BatchMode=yes -o ConnectTimeout=10 -o StrictHostKeyChecking=accept-new -o LogLevel=ERROR"
+SSH = "-p 2222 -i /home/me/key -o BatchMode=yes -o ConnectTimeout=10 -o StrictHostKeyChecking=accept-new -o LogLevel=ERROR -o ClearAllForwardings=yes"
 JOB = {"HVDLITE_JOB_DIR": "/tmp/job", "HVDLITE_JOB_HOSTS": "2", "HVDLITE_JOB_ID": "job"}
 
 
@@ -45,6 +45,12 @@ def test_open_mpi_5_is_told_hosts_ssh_and_each_variable() -> None:
     assert JOB.items() <= command.env.items()
     assert command.env["PRTE_MCA_plm_ssh_args"] == SSH
     assert command.env["PRTE_MCA_plm_ssh_no_tree_spawn"] == "1"
+
+
+def test_what_is_named_goes_to_other_hosts_though_each_has_its_own() -> None:
+    named = compose(dataclasses.replace(SETTINGS, env={"TMPDIR": "/scratch"}), OPEN_MPI_5, PLACE, {"HOME": "/root"})
+    assert ("-x", "TMPDIR") in zip(named.argv, named.argv[1:], strict=False) and named.env["TMPDIR"] == "/scratch"
+    assert "HOME" not in named.argv
 
 
 def test_open_mpi_4_has_its_own_names() -> None:

@@ -51,6 +51,12 @@ def test_all_ranks_on_another_host(runner: Runner) -> None:
     assert [each["host"] for each in told(runner, "-H", "hostb:2")] == ["hostb", "hostb"]
 
 
+def test_input_that_would_be_lost_is_refused(runner: Runner) -> None:
+    job = runner.run("-H", "hostb:1", "cat", text="x" * 5000)
+    assert job.returncode == 2 and "rank 0 is on hostb" in job.stderr.splitlines()[-1], job.stderr
+    assert runner.run("-H", "hostb:1", "cat").returncode == 0
+
+
 def test_the_environment_is_the_same_on_all_hosts(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {"OMP_NUM_THREADS": "3", "HVDLITE_ALGORITHM": "ring", "NAMED": "two words; $(echo)", "MY_KEY": "named"}
     unwanted = {"AWS_PROFILE": "a", "HF_TOKEN": "b", "HVDLITE_SECRET": "c", "UNNAMED": "d"}

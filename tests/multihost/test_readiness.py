@@ -119,3 +119,26 @@ def test_a_folder_that_is_not_there(
     monkeypatch.setattr(refused, "prefix", prefix)
     states = table(refused, "-np", "2", "-H", "hosta:1,hostb:1", "-i", str(strangers.folder / "key"))
     assert states["hostb"] == "No such file or directory: /tmp/work"
+
+
+def test_host_names_that_mpis_take_for_one(refused: Runner, strangers: Hosts) -> None:
+    """They look no further than to the first dot."""
+    names = ("gpu.one", "gpu.two")
+    for host, name in zip(strangers, names, strict=True):
+        host.run("hostname", name)
+    try:
+        states = table(refused, "-H", "hosta:1,hostb:1", "-i", str(strangers.folder / "key"))
+    finally:
+        for host in strangers:
+            host.run("hostname", host.name)
+    assert states["hostb"] == "has the host name of another one: gpu.two"
+
+
+def test_a_host_without_room(refused: Runner, strangers: Hosts) -> None:
+    """Where ranks' failures could not be noted, nor MPI's daemons start."""
+    strangers[1].run("mount", "-o", "remount,size=32k", "/tmp")
+    try:
+        states = table(refused, "-H", "hosta:1,hostb:1", "-i", str(strangers.folder / "key"))
+    finally:
+        strangers[1].run("mount", "-o", "remount,size=50%", "/tmp")
+    assert states["hostb"].startswith("No space left on device: /tmp/hvdlite-")
