@@ -228,11 +228,12 @@ def beyond_repair() -> bool:
 
 def run(func: Callable[Concatenate[StateT, P], R]) -> Callable[Concatenate[StateT, P], R]:
     """Decorate the training function; its first argument is a `State`. Collective, and at its end waits for all ranks,
-    whom one that fails there takes back; see the head of this module.
+    whom one that fails there takes back; see help(hvdlite.elastic).
 
     Nothing may communicate before its first call but what every rank does. Raises what the function raises, but for
-    the two errors that it handles; an HvdliteError is raised, too, where communication is broken for good, and without
-    a commit in between the same one the third time, and any the hundredth.
+    HvdliteError (back to the last commit) and HostsUpdatedInterrupt (on from here), which it handles; an HvdliteError
+    is raised, too, where communication is broken for good, and without a commit in between the same one the third time,
+    and any the hundredth.
     """
     return run_fn(func, start_anew)
 

@@ -1,13 +1,16 @@
 """hvdlite's log: Python's `logging`, logger "hvdlite", with Horovod's levels and switches where the user sets them.
 
-Without HVDLITE_LOG_LEVEL nothing is configured here: an application's own logging decides, and Python's default shows
-warnings. With it, lines go to stderr with time and rank, so that they can be told apart without a launcher.
+Without HVDLITE_LOG_LEVEL an application's own logging decides; where there is none, warnings are shown as by Python's
+default, but with whose they are. With it, lines go to stderr with time and rank, so that they can be told apart without
+a launcher.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +22,15 @@ LOG = logging.getLogger("hvdlite")
 LEVELS = {"trace": logging.DEBUG, "fatal": logging.CRITICAL}
 SIZES = {"4 KiB": 1 << 12, "256 KiB": 1 << 18, "4 MiB": 1 << 22, "64 MiB": 1 << 26}
 
+class LastResort(logging.StreamHandler[Any]):
+    """In place of Python's own, which would not say whose a warning is: where the application has no handler."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers and LOG.handlers == [self]:
+            self.stream = sys.stderr
+            super().emit(record)
+
+
 _handler: logging.Handler | None = None
 
 
@@ -26,6 +38,11 @@ def configure(settings: Config, rank: int) -> None:
     """Set level and form as the settings say; called again, replaces what it set before."""
     global _handler
     if not settings.log_level:
+        if _handler is None:
+            _handler = LastResort()
+            _handler.setLevel(logging.WARNING)
+            _handler.setFormatter(logging.Formatter("hvdlite: %(message)s"))
+            LOG.addHandler(_handler)
         return
     if _handler is not None:
         LOG.removeHandler(_handler)

@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from typing import Any, TypeAlias
 
 from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
-from hvdlite.requests import END, JOIN, LEAVE, UNKNOWN, Signature
+from hvdlite.requests import END, JOIN, LEAVE, UNEVEN, UNKNOWN, Signature
 
 CHANGES = "add_param_group or requires_grad in torch, trainable in Keras, a tape's sources"
 """How an attached optimizer's or tape's list of parameters changes."""
@@ -100,9 +100,10 @@ def forsaken(everyone: Sequence[Sequence[Signature]], members: Sequence[int], se
     for signature in (signature for queue in everyone for signature in queue):
         lacking = [members[place] for place, called in gone if signature.key not in called]
         if lacking and signature != LEAVE and signature.key not in settled:
+            cure = f" {UNEVEN}" if signature.kind == "gradients" else ""
             verdicts[signature.key] = ShutdownError(
                 f"{signature.key}: {ranks(lacking)} shut down, ended, or removed the process set, without calling it. "
-                "Every rank must call the same collectives before that."
+                f"Every rank must call the same collectives before that.{cure}"
             )
     return verdicts
 

@@ -37,5 +37,5 @@ def changeable() -> runtime.Runtime:
     live = runtime.current()
     if not config.dynamic_process_sets():
         raise ValueError("process sets may change only after hvd.init(process_sets='dynamic'), or with "
-                         "HOROVOD_DYNAMIC_PROCESS_SETS=1 in the environment")
+                         "HVDLITE_DYNAMIC_PROCESS_SETS=1 in the environment")
     return live

@@ -98,6 +98,11 @@ class Signature(NamedTuple):
         return f"{self.kind} '{self.name}'"
 
 
+UNEVEN = (
+    "Where ranks have different numbers of batches, call hvd.join() after the loop, or drop the remainder "
+    "(drop_last=True, dataset.take(n))."
+)
+"""The cure where one rank is in a backward and another has left the loop."""
 END = "end"
 """The kind of what a rank calls in place of a step's first bucket when it has ended an epoch of fit()."""
 LEAVE = Signature("shutdown", "all")

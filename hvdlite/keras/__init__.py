@@ -20,12 +20,14 @@ from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOpti
 from hvdlite.keras.sync_batch_norm import SyncBatchNormalization
 from hvdlite.names import *  # noqa: F403
 from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.ops import barrier
 
 Compression = border().Compression
 
 __all__ = [
     *names.__all__, "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "SyncBatchNormalization",
-    "allgather", "allgather_object", "allreduce", "alltoall", "broadcast", "broadcast_global_variables",
+    "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast",
+    "broadcast_global_variables",
     "broadcast_object", "broadcast_variables", "callbacks", "elastic", "grouped_allgather", "grouped_allreduce",
     "grouped_reducescatter", "load_model", "reducescatter",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.matching import ranks
+from hvdlite.requests import UNEVEN
 
 MOST_CALLS = 6  # listed per rank
 PAGE_WIDTH = 160  # where stderr is no terminal
@@ -108,6 +109,8 @@ def letter(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> str:
     for rank in missing:
         report = reports[rank]
         lines.append(f"Rank {rank}: {NO_ANSWER}." if report is None else f"Rank {rank} is at {report.position}")
+    if any(stall.key.startswith("gradients ") for stall in stalls):
+        lines.append(UNEVEN)
     return "\n".join(lines)
 
 

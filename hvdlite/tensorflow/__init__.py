@@ -5,6 +5,7 @@ from typing import Any
 
 from hvdlite.build import check_num_rank_power_of_2, split_list
 from hvdlite.names import *  # noqa: F403  (mpi_ops has them; type checkers see them here)
+from hvdlite.ops import barrier
 from hvdlite.tensorflow import mpi_ops
 from hvdlite.tensorflow.aggregation import LocalGradientAggregationHelper
 from hvdlite.tensorflow.compression import Compression
@@ -22,7 +23,7 @@ from hvdlite.tensorflow.tape import DistributedGradientTape, PartialDistributedG
 
 __all__ = [
     *mpi_ops.__all__, "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape", "DistributedOptimizer",
-    "LocalGradientAggregationHelper", "PartialDistributedGradientTape", "allgather_object",
+    "LocalGradientAggregationHelper", "PartialDistributedGradientTape", "allgather_object", "barrier",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables",
     "check_num_rank_power_of_2", "split_list",
     "SyncBatchNormalization", "elastic",  # noqa: F405  (see __getattr__)

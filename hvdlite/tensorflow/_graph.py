@@ -141,7 +141,7 @@ def text_of(error: HvdliteError) -> str:
     retell(error)
     if isinstance(error, ShutdownError):
         raise error
-    return f"/{shortened(str(error))}"
+    return f"/\n\nhvdlite: {shortened(str(error))}\n\n(what stands around this is TensorFlow's)"
 
 
 def in_order() -> bool:

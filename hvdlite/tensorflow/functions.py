@@ -18,8 +18,8 @@ from hvdlite.variables import broadcast_arrays, common_name, have_layers_follow,
 def broadcast_variables(
     variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Overwrite variables with root_rank's. variables: of TensorFlow or Keras, in a dict or sequence; a model's
-    weights, an optimizer's state. Waits for all ranks.
+    """Overwrite variables with root_rank's. variables: a model or optimizer, or variables of TensorFlow or Keras in a
+    dict or sequence. Waits for all ranks.
 
     In a graph: returns the operation that does it, when it is run. inplace: accepted for Horovod's sake; variables
     are always assigned to. Raises MismatchError with a diff, on every rank, where the ranks' variables differ (in

@@ -59,7 +59,7 @@ class Attachment:
         self.unreduced = False  # since the last round or step a backward may have left gradients that are a rank's own
         self.passes = self.retries = self.steps = 0
         self.backward, self.lock = Backward(weakly(self.end_backward)), threading.RLock()  # for autograd's threads
-        self.hooks = Hooks(weakly(self.on_gradient), self.backward.announcing(weakly(self.begin_run)))
+        self.hooks = Hooks(self, weakly(self.on_gradient), self.backward.announcing(weakly(self.begin_run)))
         self.tag = Round(ROUND, (0, 0, 0))  # names the round under way on all ranks
         self.number = self.group.serial("optimizer") if self.group else 0
         self.name = f"optimizer.{self.number}"

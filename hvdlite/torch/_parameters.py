@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter, is_not
 from typing import Any
+from weakref import finalize
 
 import torch
 
@@ -113,13 +114,15 @@ class Planned:
 
 
 class Hooks:
-    """On parameters: call is told of each gradient, or, where that is enough, announce. Neither may keep what is to be
-    collected: the collector of cycles does not see the hooks of tensors, which keep all that they refer to."""
+    """On parameters, as long as their owner lives: call is told of each gradient, or, where that is enough, announce.
+    Neither may keep what is to be collected: the collector of cycles does not see the hooks of tensors, which keep all
+    that they refer to."""
 
-    def __init__(self, call: Hook, announce: Hook) -> None:
+    def __init__(self, owner: object, call: Hook, announce: Hook) -> None:
         self.call, self.announce = call, announce
         self.handles: dict[int, tuple[Parameter, Any]] = {}  # by id() of the parameter
         self.told = False
+        finalize(owner, remove, self.handles).atexit = False
 
     def renew(self, now: Sequence[Parameter], members: Collection[int], announcing: bool) -> None:
         """Be on those of these that autograd computes, and no more on those that are not among the members by id()."""
@@ -151,5 +154,10 @@ class Hooks:
         return last
 
     def remove(self) -> None:
-        for _, handle in self.handles.values():
-            handle.remove()
+        remove(self.handles)
+
+
+def remove(handles: Mapping[int, tuple[Parameter, Any]]) -> None:
+    """Take these hooks off their parameters."""
+    for _, handle in handles.values():
+        handle.remove()

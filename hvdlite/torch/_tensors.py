@@ -22,7 +22,9 @@ DTYPES = {
 def require_dense(tensor: torch.Tensor) -> None:
     """Raises TypeError for what is no tensor, ValueError for a sparse one."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"hvdlite.torch takes tensors, not {type(tensor).__name__}: use torch.as_tensor(...)")
+        plain = isinstance(tensor, (int, float, complex, list, tuple, np.ndarray, np.generic))
+        cure = "use torch.as_tensor(...)" if plain else "objects travel by hvd.allgather_object, hvd.broadcast_object"
+        raise TypeError(f"hvdlite.torch takes tensors, not {type(tensor).__name__}: {cure}")
     if tensor.layout is not torch.strided:
         if tensor.is_nested:
             raise ValueError("a nested tensor: give its parts one by one (tensor.unbind())")

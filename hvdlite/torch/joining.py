@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from hvdlite import joining
+from hvdlite import joining, runtime
 from hvdlite.torch.functions import broadcast_variables
 
 
@@ -34,3 +34,5 @@ def uneven_inputs(*variables: Any) -> Iterator[None]:
     last = joining.join()
     for each in variables:
         broadcast_variables(each, last)
+    for attachment in runtime.current().attachments:
+        attachment.alike.root = "0"  # all have the last one's now

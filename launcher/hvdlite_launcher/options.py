@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots named)")
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
-    add("-v", "--verbose", action="store_true", help="show the command, the MPI and where start-up time goes")
+    add("-v", "--verbose", action="store_true", help="show the command, the MPI, what takes how long, hvdlite's log")
     add("--version", action="version", version=f"hvdliterun {version()}")
     add("-cb", "--check-build", "--check", dest="check", action="store_true", help="tell what is installed here")
     add("--config-file", metavar="FILE", help="settings in YAML, with Horovod's sections; flags win")

@@ -12,8 +12,11 @@ from hvdlite.torch._parameters import Hooks  # noqa: E402
 
 def test_hooks_change_with_what_is_to_be_known() -> None:
     """Of the gradients, or only that there are some; and no more of what is no member."""
-    told: list[str] = []
-    hooks = Hooks(lambda p: told.append("call"), lambda p: told.append("announce"))
+    class Owner:
+        pass
+
+    told, owner = list[str](), Owner()
+    hooks = Hooks(owner, lambda p: told.append("call"), lambda p: told.append("announce"))
     kept, left = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     for members, announcing in ({id(kept), id(left)}, True), ({id(kept)}, False), ({id(kept)}, False):
         hooks.renew([p for p in (kept, left) if id(p) in members], members, announcing)
@@ -24,6 +27,10 @@ def test_hooks_change_with_what_is_to_be_known() -> None:
     hooks.remove()
     kept.sum().backward()
     assert not told
+    hooks.renew([left], {id(left)}, False)
+    assert len(left._post_accumulate_grad_hooks) == 1
+    del owner
+    assert not left._post_accumulate_grad_hooks
 
 
 def test_a_run_is_announced_once() -> None:

@@ -21,10 +21,20 @@ def _as_before() -> Iterator[None]:
     logs.LOG.propagate, logs.LOG.handlers, logs._handler = before[1], before[2], None
 
 
-def test_without_a_level_logging_is_the_applications() -> None:
-    before = (logs.LOG.level, logs.LOG.propagate, list(logs.LOG.handlers))
-    logs.configure(Config.from_env({}), 0)
-    assert (logs.LOG.level, logs.LOG.propagate, list(logs.LOG.handlers)) == before
+def test_without_a_level_logging_is_the_applications(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that has no handler, a warning says whose it is."""
+    logs.LOG.handlers, before = [], (logs.LOG.level, logs.LOG.propagate)
+    for _ in range(2):
+        logs.configure(Config.from_env({}), 0)
+    assert (logs.LOG.level, logs.LOG.propagate) == before
+    logs.LOG.warning("heard")
+    assert caplog.messages == ["heard"] and capfd.readouterr().err == ""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logs.LOG.warning("unheard")
+    logs.LOG.info("nothing")
+    assert capfd.readouterr().err == "hvdlite: unheard\n"
 
 
 @pytest.mark.parametrize(

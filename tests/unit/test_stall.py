@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import dataclasses
 import pickle
 import sys
 import threading
@@ -42,7 +43,8 @@ def test_who_waits_for_whom() -> None:
     assert stall == Stall("loss", (0, 2), (1,), 70)
     assert diagnosis.summary(stall) == "loss: ranks 0, 2 have waited 70 s for rank 1"
     assert diagnosis.rows(reports, [stall]) == [("0, 2", "loss", "rank 1, 70 s", "a.py:1"), ("1", "", "", "b.py:2")]
-    assert "Rank 1 is at b.py:2" in diagnosis.letter(reports, [stall])
+    assert "Rank 1 is at b.py:2" in diagnosis.letter(reports, [stall]) and "batches" not in diagnosis.letter(reports, [stall])
+    assert "batches" in diagnosis.letter(reports, [dataclasses.replace(stall, key="gradients 'optimizer.0 bucket 0'")])
 
 
 def test_a_short_wait_is_no_stall() -> None:

@@ -47,6 +47,8 @@ def check_options_see_averaged_gradients() -> None:
 
 
 def check_arguments() -> None:
+    for module in (hvd, hvd_keras):
+        module.barrier()
     both(OPTIMIZERS["momentum"], groups=2)
     both(OPTIMIZERS["momentum"], gradient_predivide_factor=2.0)
     both(OPTIMIZERS["momentum"], compression=hvd.Compression.fp16, tolerance=0.02)

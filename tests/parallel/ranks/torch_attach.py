@@ -380,3 +380,19 @@ def check_what_goes_by_messages_shares_no_memory() -> None:
         (arena,) = optimizer._hvdlite.reducer.arenas.values()  # type: ignore[attr-defined]
         assert (arena.peers is not None) == shared, way
     restart()
+
+
+def check_dropped_optimizers_leave_no_hooks() -> None:
+    """Each would take its time in every backward of the model's to come."""
+    net = torch.nn.Linear(2, 2)
+    hvd.broadcast_parameters(net.state_dict(), 0)
+
+    def phase() -> None:
+        optimizer = attach(list(net.parameters()))
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    for _ in range(3):
+        phase()
+        gc.collect()
+        assert not net.weight._post_accumulate_grad_hooks
