@@ -31,21 +31,18 @@ class LastResort(logging.StreamHandler[Any]):
             super().emit(record)
 
 
-_handler: logging.Handler | None = None
+_handler: logging.Handler = LastResort()
+_handler.setLevel(logging.WARNING)
+_handler.setFormatter(logging.Formatter("hvdlite: %(message)s"))
+LOG.addHandler(_handler)
 
 
 def configure(settings: Config, rank: int) -> None:
     """Set level and form as the settings say; called again, replaces what it set before."""
     global _handler
     if not settings.log_level:
-        if _handler is None:
-            _handler = LastResort()
-            _handler.setLevel(logging.WARNING)
-            _handler.setFormatter(logging.Formatter("hvdlite: %(message)s"))
-            LOG.addHandler(_handler)
         return
-    if _handler is not None:
-        LOG.removeHandler(_handler)
+    LOG.removeHandler(_handler)
     time = "" if settings.log_hide_time else "[%(asctime)s] "
     _handler = logging.StreamHandler()
     _handler.setFormatter(logging.Formatter(f"{time}hvdlite rank {rank} %(levelname)s: %(message)s"))

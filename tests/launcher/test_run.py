@@ -200,7 +200,7 @@ def test_a_rank_that_comes_late(runner: Runner, monkeypatch: pytest.MonkeyPatch)
     both = f"{late}hvdlite.init(); hvdlite.shutdown(); {late}hvdlite.init(); {late}hvdlite.shutdown()"
     monkeypatch.setenv("HVDLITE_STALL_CHECK_TIME_SECONDS", "0.5")
     job = runner.run("-np", "2", sys.executable, "-c", f"import os, time, hvdlite; {both}")
-    told = "hvd.init() has waited for 0.5 s: every rank of the job must call it, and some have not"
+    told = "hvdlite: hvd.init() has waited for 0.5 s: every rank of the job must call it, and some have not"
     lines = job.stderr.splitlines()
     assert (job.returncode, lines.count(f"[0]<stderr>:{told}")) == (0, 2), job.stderr
     assert set(lines) <= {f"[0]<stderr>:{told}", f"[1]<stderr>:{told}"}, job.stderr

@@ -15,20 +15,19 @@ from hvdlite.topology import from_leaders
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    before = (logs.LOG.level, logs.LOG.propagate, list(logs.LOG.handlers))
+    before = (logs.LOG.level, logs.LOG.propagate, list(logs.LOG.handlers), logs._handler)
     yield
     logs.LOG.setLevel(before[0])
-    logs.LOG.propagate, logs.LOG.handlers, logs._handler = before[1], before[2], None
+    _, logs.LOG.propagate, logs.LOG.handlers, logs._handler = before
 
 
 def test_without_a_level_logging_is_the_applications(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where that has no handler, a warning says whose it is."""
-    logs.LOG.handlers, before = [], (logs.LOG.level, logs.LOG.propagate)
-    for _ in range(2):
-        logs.configure(Config.from_env({}), 0)
-    assert (logs.LOG.level, logs.LOG.propagate) == before
+    before = (logs.LOG.level, logs.LOG.propagate, list(logs.LOG.handlers))
+    logs.configure(Config.from_env({}), 0)
+    assert (logs.LOG.level, logs.LOG.propagate, list(logs.LOG.handlers)) == before
     logs.LOG.warning("heard")
     assert caplog.messages == ["heard"] and capfd.readouterr().err == ""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
