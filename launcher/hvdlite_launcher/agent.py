@@ -34,7 +34,7 @@ from hvdlite_launcher.ranks import ROOM, Farewell, publish
 from hvdlite_launcher.watch import appeared, watch
 
 BEAT = 1.0  # seconds between signs of life
-PATIENCE = 3.5  # seconds of silence after which the other side counts as lost
+PATIENCE = 3.5  # seconds of silence after which the other side counts as lost, unless told otherwise
 FROZEN = 2.0  # seconds without a look, after which silence counts anew: both sides' machine may have stood still
 _PAUSE = 0.05  # seconds between looks for MPICH's segments, at first
 _CHUNK = 65536
@@ -110,7 +110,7 @@ class Agent:
         self._selector.register(0, selectors.EVENT_READ, self._listen)
         beaten = looked = 0.0
         try:
-            while not self._over and (self._paused or time.monotonic() - self._heard < PATIENCE):
+            while not self._over and (self._paused or time.monotonic() - self._heard < self._job["patience"]):
                 began = time.monotonic()
                 if began - beaten > BEAT:
                     beaten, ranks = began, entry(self._job["folder"], SETTLED)

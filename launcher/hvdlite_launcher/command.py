@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hvdlite_launcher.agent import PATIENCE
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
@@ -43,7 +44,8 @@ class Settings:
     cores: cores that this process may use. root: whether we run as root. interfaces: networks to use, or all.
     tcp: whether to keep off other networks than TCP.
     binding_args: instead of our own on placing and binding ranks, or None. start_timeout: seconds for all hosts to be
-    ready. step: how a scheduler starts the ranks, or None where the MPI's launcher does.
+    ready. host_timeout: seconds of silence after which a host counts as lost. step: how a scheduler starts the ranks,
+    or None where the MPI's launcher does.
     """
 
     ranks: int
@@ -58,6 +60,7 @@ class Settings:
     tcp: bool = False
     binding_args: tuple[str, ...] | None = None
     start_timeout: float = 13.0
+    host_timeout: float = PATIENCE
     step: Step | None = None
 
     @property
@@ -82,13 +85,14 @@ class Place:
 
     id: marks every process of the job. folder: pipes, notes and the MPI's own session files.
     shared: folder in shared memory for the MPI's segments, or None where there is none.
-    keeper: the command that stands before the user's on every rank.
+    keeper: the command that stands before the user's on every rank. bourne: what stands before ssh for Open MPI.
     """
 
     id: str
     folder: str
     shared: str | None
     keeper: tuple[str, ...]
+    bourne: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -212,23 +216,13 @@ def _open_mpi_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[s
     if mpi.launcher.endswith("prterun"):
         env |= {"PRTE_MCA_schizo_proxy": "ompi", "PRTE_PREFIX": mpi.launcher.rsplit("/", 2)[0]}
     if settings.several:
-        env |= _open_mpi_ssh(settings, modern)
+        env |= settings.ssh.for_open_mpi(modern, len(settings.hosts), place.bourne)
     if settings.interfaces:
         names = ",".join(settings.interfaces)
         env["OMPI_MCA_btl_tcp_if_include"] = names
         if settings.several:  # daemons need none on one host, and Open MPI 5's none that is the loopback
             env["PRTE_MCA_prte_if_include" if modern else "OMPI_MCA_oob_tcp_if_include"] = names
     return env
-
-
-def _open_mpi_ssh(settings: Settings, modern: bool) -> dict[str, str]:
-    """All daemons are started from here, as our own connections are: hosts need not reach each other by ssh."""
-    plm = "PRTE_MCA_plm_ssh" if modern else "OMPI_MCA_plm_rsh"
-    hosts = str(max(len(settings.hosts), 128))
-    how = {f"{plm}_no_tree_spawn": "1", f"{plm}_num_concurrent": hosts}
-    if settings.ssh.program:
-        return {f"{plm}_agent": settings.ssh.program, **how}
-    return {f"{plm}_args": " ".join(settings.ssh.options), **how}
 
 
 def _hydra_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, str]) -> dict[str, str]:

@@ -51,7 +51,7 @@ def a_place(several: bool = False) -> Iterator[Place]:
             publish(folder, WATCHED, bytes(ROOM))
         if shared and not _made(shared):
             shared = None
-        yield Place(name, folder, shared, _script("keeper"))
+        yield Place(name, folder, shared, _script("keeper"), _script("bourne"))
     finally:
         _have_clean_up(janitor)
         if os.path.exists(folder):  # it has been killed, or stopped

@@ -109,7 +109,7 @@ def _job(place: Place, settings: Settings, env: Mapping[str, str]) -> dict[str, 
     """What agents must know; see `agent.Agent`."""
     folders = {"folder": place.folder, "shared": place.shared, "cwd": os.getcwd()}
     theirs = {name: value for name, value in env.items() if name not in LOGIN or name in settings.env}
-    wanted = {"command": settings.command, "interfaces": settings.interfaces}
+    wanted = {"command": settings.command, "interfaces": settings.interfaces, "patience": settings.host_timeout}
     return {"id": place.id, **folders, **wanted, "env": theirs}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -49,6 +51,7 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         tcp=options.tcp,
         binding_args=None if options.binding_args is None else tuple(_words("--binding-args", options.binding_args)),
         start_timeout=timeout + 3,  # ssh gives up before
+        host_timeout=options.host_timeout,
         step=step,
     )
     if not made.elsewhere:  # else each host is asked
@@ -182,4 +185,12 @@ def _ssh(options: argparse.Namespace, shell: str | None, timeout: float, environ
         if any(letter.isspace() for letter in key):  # MPIs take ssh's options as one text, cut at blanks
             raise UsageError(f"--ssh-identity-file {key!r}: the MPI cannot be given a path with blanks")
     agents = [environ[name] for name in SSH_AGENTS if environ.get(name)]
-    return Ssh(options.ssh_port, key, max(1, round(timeout)), agents[0] if agents else shell)
+    csh = os.path.basename(_login_shell(environ)) in ("csh", "tcsh")
+    return Ssh(options.ssh_port, key, max(1, round(timeout)), agents[0] if agents else shell, csh)
+
+
+def _login_shell(environ: Mapping[str, str]) -> str:
+    """As Open MPI finds it."""
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_shell
+    return environ.get("SHELL", "")

@@ -6,6 +6,7 @@ ready. A host seen for the first time is accepted, as `horovodrun` does; one who
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +19,15 @@ class Ssh:
     """port, key: as given by the user. connect_timeout: seconds.
 
     program: another program in ssh's place (`OMPI_MCA_plm_rsh_agent`, as Kubernetes operators set it); it is given
-    the host and the command and nothing else.
+    the host and the command and nothing else. csh: whether our login shell is of that kind, for which Open MPI takes
+    the others' then, too.
     """
 
     port: int | None = None
     key: str | None = None
     connect_timeout: int = 10
     program: str | None = None
+    csh: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -45,3 +48,15 @@ class Ssh:
         """What to execute here so that `command` runs there, through the login shell."""
         program = shlex.split(self.program) if self.program else ["ssh", "-T"]
         return [*program, *self.options, host, shlex.join(command)]
+
+    def for_open_mpi(self, modern: bool, hosts: int, bourne: Sequence[str]) -> dict[str, str]:
+        """The variables for it. All daemons are started from here, as our own connections are: hosts need not reach
+        each other by ssh. bourne: what stands before ssh, so that login shells may be others than Open MPI believes."""
+        plm = "PRTE_MCA_plm_ssh" if modern else "OMPI_MCA_plm_rsh"
+        how = {f"{plm}_no_tree_spawn": "1", f"{plm}_num_concurrent": str(max(hosts, 128))}
+        if self.program:
+            return {f"{plm}_agent": self.program, **how}
+        how[f"{plm}_args"] = " ".join(self.options)
+        if bourne and not self.csh and not re.search(r"[\s:]", "".join(bourne)):  # it cuts the text there
+            how[f"{plm}_agent"] = " ".join(bourne)
+        return how

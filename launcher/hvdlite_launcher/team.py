@@ -38,15 +38,16 @@ _TIDYING = 3.0  # seconds for janitors to be reached, and do the work of agents
 class Remote:
     """One other host. facts: its answer, once it is there. problem: why it cannot take part.
 
-    heard: when it last gave a sign of life. started, finished: how many ranks have there. entry: as it said last.
-    ended: its connection is closed. gone: its agent has cleaned up. said: what ssh, or an agent in trouble, has written
-    to stderr. results: what its ranks have returned.
+    patience: seconds of silence after which it is lost. heard: when it last gave a sign of life. started, finished: how
+    many ranks have there. entry: as it said last. ended: its connection is closed. gone: its agent has cleaned up.
+    said: what ssh, or an agent in trouble, has written to stderr. results: what its ranks have returned.
     """
 
     name: str
     process: subprocess.Popen[bytes]
     streams: Streams
     failures: Failures
+    patience: float
     facts: dict[str, str] | None = None
     own_name: str = ""
     problem: str | None = None
@@ -99,7 +100,8 @@ class Remote:
         """How the host was lost, if it was: the connection broke, or it has been silent for too long."""
         if self.ended:
             return (self.said.decode(errors="replace").strip().splitlines()[-1:] or ["the connection broke"])[0]
-        return "no sign of life" if time.monotonic() - self.heard > agent.PATIENCE else None
+        silent = f"no sign of life for {self.patience:g} s (--host-timeout)"
+        return silent if time.monotonic() - self.heard > self.patience else None
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         self._offset = min(self._offset, time.time() - message["now"])
@@ -183,6 +185,8 @@ class Team:
     def close(self) -> None:
         """Have all agents clean up, and print their ranks' last words. A host that does not answer is left alone."""
         self.say(end=1)
+        for remote in self.remotes:
+            remote.patience = min(remote.patience, agent.PATIENCE)
         while any(remote.present and not remote.lost for remote in self.remotes):
             self.streams.wait()
         for remote in self.remotes:
@@ -207,7 +211,7 @@ def a_team(
     job: their first message; see `agent.Agent`. task: a file for all hosts, or None.
     """
     others = [host.name for host in settings.hosts if not host.local]
-    team = Team(streams, [_connect(name, settings.ssh, place, streams, failures) for name in others])
+    team = Team(streams, [_connect(name, settings, place, streams, failures) for name in others])
     team.say(job=job)
     if task is not None:
         for remote in team.remotes:
@@ -248,8 +252,8 @@ def _beat(team: Team, over: threading.Event) -> None:
         left = sum(remote.send(b"") for remote in team.remotes) > 0
 
 
-def _connect(name: str, ssh: Ssh, place: Place, streams: Streams, failures: Failures) -> Remote:
-    argv = ssh.command(name, agent.command(sys.executable, _PACKAGE))
+def _connect(name: str, settings: Settings, place: Place, streams: Streams, failures: Failures) -> Remote:
+    argv = settings.ssh.command(name, agent.command(sys.executable, _PACKAGE))
     try:
         process = _start(argv, place)
     except FileNotFoundError as error:
@@ -258,7 +262,7 @@ def _connect(name: str, ssh: Ssh, place: Place, streams: Streams, failures: Fail
     os.set_blocking(process.stdin.fileno(), False)
     with contextlib.suppress(OSError):  # more than an unprivileged user may have
         fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE)
-    remote = Remote(name, process, streams, failures)
+    remote = Remote(name, process, streams, failures, settings.host_timeout)
     streams.add(os.dup(process.stdout.fileno()), remote.listen)
     streams.add(os.dup(process.stderr.fileno()), remote.note)
     return remote
@@ -277,18 +281,12 @@ def _short(name: str) -> str:
 
 
 def _own_facts(command: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
-    try:
-        child = facts.questions(command, env)
-    except FileNotFoundError:
-        return {}
-    if child is None:
-        return {}
     null = subprocess.DEVNULL
-    try:
-        answer = subprocess.run(child, env=dict(env), stdin=null, capture_output=True, text=True, timeout=_PATIENCE)
-    except subprocess.TimeoutExpired:
-        return {}  # the other hosts are compared with each other
-    return facts.answers(answer.stdout)
+    with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
+        if child := facts.questions(command, env):
+            found = subprocess.run(child, env=dict(env), stdin=null, capture_output=True, text=True, timeout=_PATIENCE)
+            return facts.answers(found.stdout)
+    return {}  # the other hosts are compared with each other
 
 
 def _problem(remote: Remote, timeout: float) -> str | None:

@@ -165,6 +165,7 @@ def test_interfaces_add_up() -> None:
         (["--host-discovery-script", "x"], "ranks cannot come and go yet"),
         (["--jsrun"], "--jsrun: not inside a job of LSF"),
         (["--start-timeout", "nan"], "nan: must be a number of seconds above 0"),
+        (["--host-timeout", "0"], "0: must be a number of seconds above 0"),
         (["-x", "=3"], "-x =3: write -x NAME=VALUE"),
         (["--stall-check", "--no-stall-check"], "not allowed with"),
         (["--network-interfaces", "nope0"], "--network-interfaces: no network interface nope0, but"),

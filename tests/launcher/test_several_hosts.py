@@ -58,6 +58,22 @@ def test_open_mpi_4_has_its_own_names() -> None:
     assert (env["OMPI_MCA_plm_rsh_args"], env["OMPI_MCA_plm_rsh_no_tree_spawn"]) == (SSH, "1")
 
 
+@pytest.mark.parametrize(
+    ("bourne", "csh", "stands"),
+    [
+        (("/usr/bin/python", "-I", "/x/bourne.py"), False, True),
+        (("/usr/bin/python", "-I", "/x/bourne.py"), True, False),  # then Open MPI writes for csh
+        (("/my python/bin/python", "/x/bourne.py"), False, False),
+        (("/usr/bin/python", "/a:b/bourne.py"), False, False),
+    ],
+)
+def test_what_stands_before_ssh(bourne: tuple[str, ...], csh: bool, stands: bool) -> None:
+    settings = dataclasses.replace(SETTINGS, ssh=Ssh(csh=csh))
+    env = compose(settings, OPEN_MPI_5, dataclasses.replace(PLACE, bourne=bourne), {}).env
+    assert env.get("PRTE_MCA_plm_ssh_agent") == (" ".join(bourne) if stands else None)
+    assert env["PRTE_MCA_plm_ssh_args"].startswith("-o BatchMode=yes")
+
+
 def test_hydra_forwards_by_itself() -> None:
     command = compose(SETTINGS, MPICH, PLACE, {"GLIBC_TUNABLES": "x"})
     assert command.argv == ("/mpich/bin/mpiexec", "-n", "3", "-hosts", "a:2,b:1", "keep", "python", "train.py")

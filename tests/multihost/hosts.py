@@ -119,6 +119,10 @@ class Hosts:
         """Cut a machine's cable: nothing arrives any more, and nobody is told."""
         _in_network(self.switch, "ip", "link", "set", machine.name, "down")
 
+    def plug_in(self, machine: Machine) -> None:
+        """What `unplug` has cut is whole again."""
+        _in_network(self.switch, "ip", "link", "set", machine.name, "up")
+
 
 @contextmanager
 def hosts(count: int = 2, rate: str | None = None, shared: Sequence[Path] = (), key: str = "key") -> Iterator[Hosts]:

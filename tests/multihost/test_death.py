@@ -64,9 +64,9 @@ def test_a_rank_that_ends_before_it_meets_those_of_other_hosts(runner: Runner, p
     assert runner.leftovers() == [] and traces(pair) == before
 
 
-def start(runner: Runner, pair: Hosts) -> subprocess.Popen[str]:
+def start(runner: Runner, pair: Hosts, *flags: str) -> subprocess.Popen[str]:
     """A job whose ranks sleep, on both hosts."""
-    process = runner.start("--no-prefix", "-H", "hosta:2,hostb:2", *SLEEPS)
+    process = runner.start("--no-prefix", *flags, "-H", "hosta:2,hostb:2", *SLEEPS)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("ready"), process.stderr
     assert "hvdlite-" in pair[1].run("ls", "/tmp")
@@ -145,11 +145,27 @@ def test_a_host_is_cut_off(runner: Runner) -> None:
         begun = time.monotonic()
         pair.unplug(pair[1])
         _, err = job.communicate(timeout=10.0)
-        assert job.returncode == 137 and "hvdliterun: host hostb was lost: no sign of life\n" in err
+        assert job.returncode == 137 and "hvdliterun: host hostb was lost: no sign of life for 3.5 s (--host-timeout)\n" in err
         assert runner.wait_gone(5.0), "processes are left"
         assert time.monotonic() - begun < 7.0  # the five seconds, and two for a busy machine
         assert wait_until(lambda: not daemons(), 2.0), "Open MPI's daemon is left"
         assert wait_until(lambda: traces(pair) == before, 2.0), traces(pair)
+
+
+def test_a_network_that_rests_longer_than_usual(runner: Runner) -> None:
+    """Its user has said so; the job goes on."""
+    with hosts(2) as pair:
+        runner.prefix = pair[0].command([])
+        job = start(runner, pair, "--host-timeout", "15")
+        (hvdliterun,) = processes(runner, HVDLITERUN)
+        pair.unplug(pair[1])
+        time.sleep(PATIENCE + 1.0)
+        pair.plug_in(pair[1])
+        time.sleep(PATIENCE + 1.0)  # TCP tries again only now and then
+        assert job.poll() is None and "hvdlite-" in pair[1].run("ls", "/tmp")
+        os.kill(hvdliterun, signal.SIGTERM)
+        job.communicate(timeout=5.0)
+        assert job.returncode == 143 and runner.wait_gone(4.0)
 
 
 def test_a_suspended_launcher_is_not_taken_for_dead(runner: Runner, pair: Hosts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,23 @@ def test_a_function_on_two_hosts(runner: Runner, tmp_path: Path) -> None:
     command = [*runner.prefix, sys.executable, str(script)]
     done = subprocess.run(command, env=runner.env(), capture_output=True, text=True, timeout=60)
     assert done.stdout == "[(0, 'hosta', [0.0, 1.0, 2.0]), (1, 'hostb', [0.0, 1.0, 2.0])]\n", done.stderr
+
+
+def test_a_login_shell_that_is_no_bourne_shell(runner: Runner, pair: Hosts, tmp_path: Path) -> None:
+    """tcsh and fish do not know `NAME=value; export NAME`, of which Open MPI's words for another host consist."""
+    shell, users = tmp_path / "shell", tmp_path / "passwd"
+    shell.write_text(
+        '#!/bin/sh\ncase "$2" in [A-Z_]*=* | "("*) echo "$2: Command not found." >&2; exit 1;; esac\nexec sh "$@"\n'
+    )
+    shell.chmod(0o755)
+    lines = Path("/etc/passwd").read_text().splitlines()
+    root = r"^(root:.*:).*"
+    users.write_text("".join(re.sub(root, rf"\1{shell}", line) + "\n" for line in lines))
+    pair[1].run("mount", "--bind", str(users), "/etc/passwd")
+    try:
+        assert [each["host"] for each in told(runner, "-H", "hosta:1,hostb:1")] == ["hosta", "hostb"]
+    finally:
+        pair[1].run("umount", "/etc/passwd")
 
 
 def test_another_remote_shell(runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
