@@ -3,6 +3,7 @@
     entered.RANK    it has begun to meet the others, which `entering.RANK` says while it waits for them
     absent.RANK     it comes to no hvd.init() any more
     present.RANK    the others count on it; has the number of its process, which a shell may have started
+    stopped.RANK    another rank has shut down: what this one fails with is that one's doing
     failed          the host's first failure: rank, code, signal, time
     ending          hvdliterun is ending the job by a signal, in which ranks have time to save their work
     told            hvdliterun's word on several hosts: the rank whose failure was the first of all
@@ -42,6 +43,14 @@ def leave() -> None:
 def note_presence(rank: int, present: bool) -> None:
     """The others count on this rank from now on, or no more."""
     note("present", str(rank), present, str(os.getpid()))
+
+
+def stopped() -> None:
+    """What this process fails with from now on is not its doing, but that of a rank that has shut down, which is to be
+    told of instead."""
+    note("stopped")
+    if not FOLDER:
+        time.sleep(0.5)
 
 
 def note(word: str, rank: str | None = RANK, there: bool = True, text: str = "") -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -161,8 +160,8 @@ def shutdown() -> None:
     """Stop communicating; waits for all ranks to do the same. Later `init()` starts anew. Safe to call twice."""
     another, counted = isinstance(sys.exc_info()[1], ShutdownError), exits.guarded()
     stop()
-    if another and counted:  # in a `finally`: the rank that has gone is to end first, since it is the one to be told of
-        time.sleep(0.5)
+    if another and counted:  # in a `finally`
+        notes.stopped()
 
 
 def stop() -> None:

@@ -27,6 +27,7 @@ _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCI
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _STAY = 8.0  # seconds, more than ranks ever have after a signal
+_COURTESY = 0.5  # seconds in which the rank ends that has stopped this one, since it is the one to be told of
 _DESERTED = -1  # in place of a signal: it ended as if all were well, but without hvd.shutdown()
 
 
@@ -57,6 +58,8 @@ def main(command: Sequence[str]) -> int:
     number = -code if code < 0 else 0
     result = 128 + number if number else code
     if result:
+        if os.path.exists(os.path.join(folder, f"stopped.{rank}")):
+            time.sleep(_COURTESY)  # at its end the MPI may have waited for all
         _note(os.path.join(folder, "failed"), f"{rank} {result} {number} {time.time()}\n")
     elif os.path.exists(os.path.join(folder, f"present.{rank}")):  # between hvd.init() and hvd.shutdown()
         result = 1
