@@ -221,7 +221,7 @@ def send_from(xp: ModuleType, device: int) -> None:
     first = not GPUS_IN_MESSAGES
     if first:
         GPUS_IN_MESSAGES.append((xp, device))
-    WITHOUT_GPU.discard(threading.get_ident())  # of two that wait here neither is to wait for the other
+    WITHOUT_GPU.discard(threading.get_ident())  # else two threads in here would wait for each other
     while WITHOUT_GPU:
         time.sleep(0.001)
     time.sleep(PAUSE if first else 0.0)

@@ -16,7 +16,6 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 with np.dtype)
 import numpy as np
 
 from hvdlite.arrays import LINE

@@ -23,7 +23,7 @@ from pathlib import Path
 import hvdlite
 
 FRAMEWORKS = {"PyTorch": "torch", "TensorFlow": "tensorflow", "Keras": "keras", "JAX (with Keras)": "jax"}
-LIBRARIES = ("numpy", "mpi4py", "ml_dtypes", "cloudpickle", "rich")
+LIBRARIES = ("numpy", "mpi4py", "ml_dtypes", "cloudpickle", "rich", "pyyaml")
 SCHEDULERS = {"Slurm": "srun", "LSF": "jsrun", "LSF (blaunch)": "blaunch", "PBS": "qsub", "Flux": "flux"}
 ROOM = 1 << 30  # bytes of shared memory below which gradients of a large model may not fit
 SECONDS = 120

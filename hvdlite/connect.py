@@ -134,7 +134,7 @@ def finalize(process: int) -> None:
     from mpi4py import MPI
 
     if os.getpid() == process and not exits.ending and not MPI.Is_finalized():
-        notes.leave()  # now: the MPI may wait there for all
+        notes.note("absent")  # now: the MPI may wait there for all
         MPI.Finalize()
 
 

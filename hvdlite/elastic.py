@@ -55,11 +55,11 @@ class HostUpdateResult(IntFlag):
 class State:
     """What training must not lose. Subclasses say how to `save`, `restore` and `sync`.
 
-    bcast_object: gives rank 0's object to all ranks. get_rank: this process' rank.
+    bcast_object: gives rank 0's object to all ranks. get_rank: accepted for Horovod's sake.
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
-        self._bcast_object, self._rank = bcast_object, get_rank
+        self._bcast_object = bcast_object
         self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
         self._last_updated = 0.0
         self._reset_callbacks: list[Callable[[], None]] = []

@@ -236,7 +236,7 @@ class Lane:
     @property
     def stuck(self) -> bool:
         """Whether nothing else will be called before what is queued is done: all threads that have ever called wait.
-        Lanes of our own always count as such, where one name never stands for several operations."""
+        An optimizer's lane always counts as such: names are unique on it, so waiting longer cannot help."""
         return self.name != EAGER or self.living_callers() == self.changed.waiters()
 
     def living_callers(self) -> set[int]:

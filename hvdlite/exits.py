@@ -46,7 +46,7 @@ from hvdlite.notes import FOLDER, SEVERAL_HOSTS, claim, job_is_ending, note_pres
 
 _PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
 _GOODBYE = 0.7  # seconds for what Python does at a process' end, which an abort leaves out
-_NOTICE = 0.1  # seconds until a rank that was killed is noted, of which others may learn at once (gloo: it is closed)
+_NOTICE = 0.1  # seconds until a rank that was killed is noted; others may know at once (gloo: the connection is closed)
 _TOGETHER = 0.2  # seconds in which the others may end by themselves, too, as where all call sys.exit(3)
 _PR_SET_PDEATHSIG = 1
 _LONG = 1 << 63

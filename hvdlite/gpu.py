@@ -162,7 +162,7 @@ def on_gpu(lane: Lane, request: Request, array: Array) -> None:
                 result = work(side)  # type: ignore[arg-type]
                 return result
             finally:
-                request.handle.ending = side.end((work, result))  # which nobody may have waited for
+                request.handle.ending = side.end((work, result))  # keeps both until the GPU is done
 
     request.work = ordered
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
@@ -45,7 +46,7 @@ class Group:
         """Messages between two members."""
         self.unnamed = count(1)
         """Numbers for calls without a name."""
-        self.serials: dict[str, int] = {}
+        self.serials = Counter[str]()
 
     @property
     def removed(self) -> bool:
@@ -54,7 +55,7 @@ class Group:
 
     def serial(self, kind: str) -> int:
         """1, 2, 3, ... per kind: names for what the user did not name, equal on all members that do the same."""
-        self.serials[kind] = self.serials.get(kind, 0) + 1
+        self.serials[kind] += 1
         return self.serials[kind]
 
     def new_lane(self, name: str, user: object) -> Lane:

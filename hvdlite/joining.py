@@ -8,6 +8,7 @@ that the others have not seen, so when all have joined they agree to count on fr
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from itertools import count
 
@@ -23,7 +24,7 @@ class Card:
     calls: int
     seconds: float
     rank: int
-    serials: dict[str, int]
+    serials: Counter[str]
     unnamed: int
     changes: int
 
@@ -57,10 +58,8 @@ def join() -> int:
 
 def count_on(live: runtime.Runtime, cards: list[Card]) -> None:
     """Go on from the largest number of each kind."""
-    serials = live.everyone.serials
     for card in cards:
-        for kind, number in card.serials.items():
-            serials[kind] = max(serials.get(kind, 0), number)
+        live.everyone.serials |= card.serials  # the larger of each
     live.everyone.unnamed = count(max(card.unnamed for card in cards))
     live.groups.changes = count(max(card.changes for card in cards))
     for each in live.after_join:

@@ -19,7 +19,6 @@ from hvdlite.config import Config
 from hvdlite.topology import Topology
 
 LOG = logging.getLogger("hvdlite")
-LEVELS = {"trace": logging.DEBUG, "fatal": logging.CRITICAL}
 SIZES = {"4 KiB": 1 << 12, "256 KiB": 1 << 18, "4 MiB": 1 << 22, "64 MiB": 1 << 26}
 
 class LastResort(logging.StreamHandler[Any]):
@@ -48,7 +47,7 @@ def configure(settings: Config, rank: int) -> None:
     _handler.setFormatter(logging.Formatter(f"{time}hvdlite rank {rank} %(levelname)s: %(message)s"))
     LOG.addHandler(_handler)
     LOG.propagate = False
-    LOG.setLevel(LEVELS.get(settings.log_level) or settings.log_level.upper())
+    LOG.setLevel("DEBUG" if settings.log_level == "trace" else settings.log_level.upper())
 
 
 def tell_choice(place: Place, topology: Topology) -> None:

@@ -35,11 +35,6 @@ def entering() -> Iterator[None]:
         note("entering", there=False)
 
 
-def leave() -> None:
-    """This process ends, and comes to no hvd.init() any more. Where others wait for it, hvdliterun ends the job."""
-    note("absent")
-
-
 def note_presence(rank: int, present: bool) -> None:
     """The others count on this rank from now on, or no more."""
     note("present", str(rank), present, str(os.getpid()))

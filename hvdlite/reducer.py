@@ -32,7 +32,7 @@ from hvdlite.requests import Handle, Request, Round, Signature
 from hvdlite.trial import Trial
 from hvdlite.zeros import Zeros
 
-VOID = 2  # and the rank: the flag of a round's last bucket where its backward raised; 1: uses other than DENSE
+VOID = 2  # the flag of a round's last bucket, 0 where all have all: 1: compare uses; 2 + r: rank r's backward raised
 
 
 class VoidError(HvdliteError):
@@ -91,15 +91,13 @@ class Reducer:
 
     def allocate(self, lane: Lane, device: str, gpu: Gpu | None) -> Arena:
         """The arena for a device's buckets. Collective."""
+        there: contextlib.AbstractContextManager[Lane | Side] = contextlib.nullcontext(lane)
         if device != "host":
             assert gpu is not None
-            with side_of(lane, gpu).working() as side:
-                return self.arena_at(side, device)
-        return self.arena_at(lane, device)
-
-    def arena_at(self, at: Lane | Side, device: str) -> Arena:
-        nbytes, place = self.plan.nbytes(device), at.place
-        return at.workspace.allocate(self.memory, at.transport, nbytes, place.in_memory, place.hosts)
+            there = side_of(lane, gpu).working()
+        with there as at:
+            nbytes, place = self.plan.nbytes(device), at.place
+            return at.workspace.allocate(self.memory, at.transport, nbytes, place.in_memory, place.hosts)
 
     def begin_round(self) -> None:
         self.marked = bytearray(len(self.plan.specs))

@@ -32,7 +32,7 @@ class Trial:
         return self.rounds >= WARM_UP + 2 * EACH
 
     def begin(self) -> None:
-        """A gradient of this round is there; again: nothing."""
+        """Start the clock at a round's first gradient; later calls do nothing."""
         self.began = self.began or time.perf_counter()
 
     def forget(self) -> None:

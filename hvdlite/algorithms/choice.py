@@ -89,8 +89,8 @@ def choose(place: Place, nbytes: int, dtype: np.dtype[Any], in_arena: bool) -> s
 
 
 def adds_as_we_do(dtype: np.dtype[Any]) -> bool:
-    """Whether every MPI does. Many know no float16, and Open MPI 5 lets sums of 8 and 16 bits end at the largest number
-    in some parts of an array, and wrap in others."""
+    """Whether every MPI's own all-reduce of this dtype gives our result. Many know no float16, and Open MPI 5 lets sums
+    of 8 and 16 bits end at the largest number in some parts of an array, and wrap in others."""
     return dtype.kind in "fiu" and dtype.itemsize in (4, 8)
 
 

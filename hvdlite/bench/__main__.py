@@ -18,7 +18,7 @@ from hvdlite.bench import allreduce, collectives, gpu, plot, report
 from hvdlite.bench.contenders import KEYS, TITLES
 from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS
 
-MODELS = ("mlp", "cnn", "transformer")  # here as well as in step.py, which imports torch
+MODELS = ("mlp", "cnn", "transformer")  # here as well as in tasks.py, which imports torch
 GPU_MODELS = ("resnet50", "gpt2")
 KERAS_MODELS = ("mlp", "cnn")
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

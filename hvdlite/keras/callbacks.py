@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 from typing import Any
 from weakref import ref
 
@@ -11,6 +10,7 @@ import keras
 import numpy as np
 
 from hvdlite import runtime
+from hvdlite.alike import checksum
 from hvdlite.errors import HvdliteError
 from hvdlite.exchange import CARING, IN_SETS, OWN, Exchange
 from hvdlite.gradients import keep_own
@@ -157,14 +157,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Those that are to be the same on all ranks."""
         return [variable for variable in variables if not is_one_of(variable, self.local)]
 
-    def digests(self, apart: Sequence[Any] = ()) -> dict[str, str]:
+    def digests(self, apart: Sequence[Any] = ()) -> dict[str, int]:
         """Of the trainable weights' bits, by number and name; without those that may be `apart`."""
-        found = {}
-        for number, variable in enumerate(self.model.trainable_variables):
-            if not is_one_of(variable, (*self.local, *apart)):
-                bits = np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).view(np.uint8)
-                found[f"{common_name(variable)} (variable {number})"] = blake2b(bits.data, digest_size=8).hexdigest()
-        return found
+        return {
+            f"{common_name(variable)} (variable {number})": checksum(keras.ops.convert_to_numpy(variable))
+            for number, variable in enumerate(self.model.trainable_variables)
+            if not is_one_of(variable, (*self.local, *apart))
+        }
 
     def look_for_reductions(self) -> None:
         """Raise RuntimeError where the steps so far have changed weights, and have reduced no gradients."""

@@ -66,17 +66,14 @@ def diagnose(reports: Sequence[Report | None], patience: float) -> list[Stall]:
             waits.setdefault((wait.lane, wait.key, wait.members), {})[rank] = wait
     stalls = []
     for (lane, key, members), found in waits.items():
-        lacking = tuple(m for m in members if m not in found and not takes_part(reports[m], lane, members))
+        joined = {m for m in members if (report := reports[m]) and (lane, members) in report.joined}
+        lacking = tuple(m for m in members if m not in found and m not in joined)
         if any(wait.working for wait in found.values()):
             lacking = tuple(m for m in lacking if reports[m] is None)  # all had called it, and some are done
         times = [wait.seconds if lacking else wait.working for wait in found.values()]
         if max(times) >= patience:
             stalls.append(Stall(key, tuple(found), lacking, max(times)))
     return sorted(stalls, key=lambda stall: -stall.seconds)
-
-
-def takes_part(report: Report | None, lane: str, members: tuple[int, ...]) -> bool:
-    return report is not None and (lane, members) in report.joined
 
 
 def deadlocked(reports: Sequence[Report | None], least: float) -> bool:

@@ -12,7 +12,6 @@ from hvdlite.ops.reductions import (
     allreduce_,
     amplification,
     grouped_allreduce_,
-    grouped_or_none_,
     grouped_reducescatter,
     reduce,
     reducescatter,
@@ -21,7 +20,7 @@ from hvdlite.ops.reductions import (
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Op", "Product", "Sum", "allgather", "allreduce_", "alltoall",
-    "amplification", "barrier", "broadcast_", "gather", "grouped_allgather", "grouped_allreduce_", "grouped_or_none_",
+    "amplification", "barrier", "broadcast_", "gather", "grouped_allgather", "grouped_allreduce_",
     "grouped_reducescatter", "letter_from", "letter_to", "op_of", "reduce", "reducescatter", "reduction",
     "require_adasum", "resolve_op", "scatter", "sparse_facts",
 ]  # fmt: skip

@@ -56,20 +56,13 @@ def allreduce_(
 
 def grouped_allreduce_(
     arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
-    process_set: ProcessSet | None = None, wait: bool = True,
+    process_set: ProcessSet | None = None, wait: bool = True, or_none: bool = False,
 ) -> Any:
     """All-reduce several arrays in place as one operation, short ones together. Result: the list of arrays. Raises
-    ValueError for none, and for arrays that share memory."""
-    if not arrays:
+    ValueError for arrays that share memory, and for none, unless `or_none`: then ranks agree that none gives any, and
+    it is a MismatchError where some do."""
+    if not arrays and not or_none:
         raise ValueError("grouped_allreduce needs at least one tensor")
-    return grouped_or_none_(arrays, op, name, prescale, postscale, process_set, wait)
-
-
-def grouped_or_none_(
-    arrays: Sequence[Array], op: Op, name: str | None, prescale: float = 1.0, postscale: float = 1.0,
-    process_set: ProcessSet | None = None, wait: bool = True,
-) -> Any:
-    """The same, or ranks' agreement that none of them gives an array. MismatchError where some do."""
     group = runtime.group_of(process_set)
     if shared := overlapping(arrays):
         raise ValueError(

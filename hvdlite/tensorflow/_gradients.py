@@ -24,6 +24,7 @@ from hvdlite.reducer import Use
 from hvdlite.tensorflow import _gpu
 from hvdlite.tensorflow._graph import aligned_copy, in_order, node, tensorflow_errors, to_tensors, untouched
 from hvdlite.tensorflow.compression import Compression
+from hvdlite.variables import inside
 
 __all__ = ["Compression", "in_order", "untouched"]
 BORDER: Any = sys.modules[__name__]
@@ -59,14 +60,14 @@ def divided(gradient: Gradient, divisor: int) -> Gradient:
 
 def gpu_of(variables: Sequence[Any]) -> Gpu | None:
     """The GPU that all of them lie on; None where some lie elsewhere, without CuPy, and in sessions."""
-    return _gpu.gpu_of([str(getattr(variable, "_value", variable).device) for variable in variables])
+    return _gpu.gpu_of([str(inside(variable).device) for variable in variables])
 
 
 def values_of(variables: Sequence[Any]) -> list[int] | None:
-    inside = [getattr(variable, "_value", variable) for variable in variables]
-    if any(getattr(variable, "_in_graph_mode", True) for variable in inside):  # a session's, or no variable at all
+    found = list(map(inside, variables))
+    if any(getattr(variable, "_in_graph_mode", True) for variable in found):  # a session's, or no variable at all
         return None
-    return [checksum(variable.numpy()) for variable in inside]  # eagerly, also within a graph's Python node
+    return [checksum(variable.numpy()) for variable in found]  # eagerly, also within a graph's Python node
 
 
 def traced(gradients: Sequence[Any]) -> bool:

@@ -11,7 +11,7 @@ from hvdlite import objects, runtime
 from hvdlite.arrays import Array
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow._graph import aligned_copy, call, untouched
-from hvdlite.variables import broadcast_arrays, common_name, have_layers_follow, variables_of
+from hvdlite.variables import broadcast_arrays, common_name, have_layers_follow, inside, variables_of
 
 
 @untouched
@@ -26,7 +26,7 @@ def broadcast_variables(
     graphs FailedPreconditionError).
     """
     found = variables_of(variables)
-    chosen = [unwrapped(variable) for variable in found]
+    chosen = list(map(inside, found))
     if not chosen:
         return None if tf.executing_eagerly() else tf.no_op()
     values = received(chosen, root_rank, process_set)
@@ -35,11 +35,6 @@ def broadcast_variables(
         return tf.group(*assigned)
     have_layers_follow(found)
     return None
-
-
-def unwrapped(variable: Any) -> Any:
-    """The tf.Variable inside a Keras variable, or the variable itself."""
-    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def received(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[tf.Tensor]:
@@ -59,7 +54,7 @@ def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[tf.Tensor]:
     """Overwrite tf.Variables with root_rank's; returns their new values. name: accepted for Horovod's sake."""
-    chosen = [unwrapped(variable) for variable in variables]
+    chosen = list(map(inside, variables))
     values = received(chosen, root_rank, process_set)
     return [tf.convert_to_tensor(each.assign(value)) for each, value in zip(chosen, values, strict=True)]
 

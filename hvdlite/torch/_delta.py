@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from hvdlite import runtime
-from hvdlite.ops import Adasum, grouped_or_none_
+from hvdlite.ops import Adasum, grouped_allreduce_
 from hvdlite.torch._alike import alike
 from hvdlite.torch._steps import nested
 from hvdlite.torch.reductions import grouped_allreduce
@@ -98,7 +98,7 @@ class DeltaAttachment:
             for (p, start), delta in zip(self.starts, combined, strict=True):
                 p.data.copy_(start + delta)
         else:  # the others have none either, or all are told
-            grouped_or_none_([], Adasum, self.name)
+            grouped_allreduce_([], Adasum, self.name, or_none=True)
         self.starts = []
         self.alike.look(self.group.eager, self.name)
 
@@ -139,16 +139,10 @@ def skip_synchronize() -> NoReturn:
     raise AssertionError("skip_synchronize() is not possible with op=Adasum: step() combines the ranks' steps")
 
 
-@contextlib.contextmanager
-def no_sync() -> Iterator[None]:
-    """Gradients accumulate locally anyway."""
-    yield
-
-
 METHODS: dict[str, Callable[..., Any]] = {
     "synchronize": lambda: None,
     "skip_synchronize": skip_synchronize,
-    "no_sync": no_sync,
+    "no_sync": contextlib.nullcontext,  # gradients accumulate locally anyway
     "set_backward_passes_per_step": lambda passes: None,
 }
 """What users call on the optimizer. Gradients stay this rank's own, so there is nothing to synchronize."""

@@ -125,7 +125,7 @@ class Slots:
 
 def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:
     """Give whoever has this tensor, or its storage (`shared`), other memory with the same values."""
-    for each in (alias, alias.untyped_storage()):  # their .numpy() goes on to be in this
+    for each in (alias, alias.untyped_storage()):  # their .numpy() still lies in this
         each._hvdlite = memory  # type: ignore[union-attr]
     before = alias.data_ptr()
     with contextlib.suppress(RuntimeError, OSError):  # it takes a file's descriptor, and room in /dev/shm

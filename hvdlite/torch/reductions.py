@@ -15,7 +15,7 @@ from hvdlite.handles import Call, later, waiting
 from hvdlite.ops import Average, Op, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._differentiable import differentiable
-from hvdlite.torch._tensors import fresh, in_place, readable, to_array, to_tensor
+from hvdlite.torch._tensors import fresh, in_place, readable, to_tensor
 from hvdlite.torch.compression import Compression
 
 Everyone = global_process_set
@@ -44,15 +44,6 @@ def allreduce_async(
     return allreduce_async_(fresh(tensor), average, name, op, prescale_factor, postscale_factor, process_set)
 
 
-def reduced(
-    tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
-) -> torch.Tensor:
-    """All-reduce into a new tensor, which autograd knows nothing of."""
-    copy = fresh(tensor)
-    ops.allreduce_(to_array(copy), op, name, prescale, postscale, process_set)
-    return copy
-
-
 def allreduce(
     tensor: torch.Tensor, average: bool | None = None, name: str | None = None, compression: Any = Compression.none,
     op: Op | int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
@@ -68,15 +59,15 @@ def allreduce(
     rank where the ranks' arguments differ; the job can go on.
     """
     small, context = compressor(compression).compress(tensor)
-    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    how = (ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     if isinstance(small, torch.Tensor) and small.requires_grad and torch.is_grad_enabled():
 
         def back(grad: torch.Tensor) -> list[torch.Tensor]:
-            return [allreduce(grad, None, None, Compression.none, how[0], *how[2:])]
+            return [allreduce(grad, None, None, Compression.none, *how)]
 
-        (result,) = differentiable(lambda given: (reduced(given, *how),), back, [small])
+        (result,) = differentiable(lambda given: (allreduce_(fresh(given), None, name, *how),), back, [small])
     else:  # metrics, mostly: autograd would take 10 us to find out that it has nothing to do
-        result = reduced(small, *how)
+        result = allreduce_(fresh(small), None, name, *how)
     return compression.decompress(result, context)  # type: ignore[no-any-return]
 
 

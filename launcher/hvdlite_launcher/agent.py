@@ -66,7 +66,7 @@ def main() -> None:
 
 @dataclass
 class Agent:
-    """One job's agent."""
+    """One job's agent. _job: its id, folders, what ranks are started with, and patience with silence (`run._job`)."""
 
     decoder: wire.Decoder
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)

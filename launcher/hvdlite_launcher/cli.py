@@ -76,7 +76,7 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
         os.getcwd()
     except OSError as error:
         raise UsageError("the current folder has been removed: change to one that exists") from error
-    mpi = find_mpi(os.environ, options.mpi_launcher or os.environ.get("HVDLITE_MPIEXEC"))
+    mpi = find_mpi(os.environ, os.environ.get("HVDLITE_MPIEXEC"))
     found = time.monotonic()
     wanted, explanations = settings(options, mpi, os.environ)
     for line in explanations:

@@ -57,13 +57,12 @@ def main(command: Sequence[str]) -> int:
     code = os.waitstatus_to_exitcode(status)
     number = -code if code < 0 else 0
     result = 128 + number if number else code
+    if not result and os.path.exists(os.path.join(folder, f"present.{rank}")):  # between hvd.init() and hvd.shutdown()
+        result, number = 1, _DESERTED
     if result:
         if os.path.exists(os.path.join(folder, f"stopped.{rank}")):
             time.sleep(_COURTESY)  # at its end the MPI may have waited for all
         _note(os.path.join(folder, "failed"), f"{rank} {result} {number} {time.time()}\n")
-    elif os.path.exists(os.path.join(folder, f"present.{rank}")):  # between hvd.init() and hvd.shutdown()
-        result = 1
-        _note(os.path.join(folder, "failed"), f"{rank} {result} {_DESERTED} {time.time()}\n")
     elif not os.path.exists(os.path.join(folder, f"entered.{rank}")):
         _note(os.path.join(folder, f"absent.{rank}"), "")  # a mistake only if others call hvd.init()
     if os.path.exists(os.path.join(folder, "ending")):

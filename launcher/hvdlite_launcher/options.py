@@ -65,7 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--version", action="version", version=f"hvdliterun {version()}")
     add("-cb", "--check-build", "--check", dest="check", action="store_true", help="tell what is installed here")
     add("--config-file", metavar="FILE", help="settings in YAML, with Horovod's sections; flags win")
-    add("--mpi-launcher", metavar="PATH", help=argparse.SUPPRESS)
     add("command", nargs=argparse.REMAINDER, help="the command and its arguments")
     _add_hosts(parser.add_argument_group("hosts"))
     _add_output(parser.add_argument_group("output"))

@@ -49,8 +49,11 @@ def a_place(several: bool = False) -> Iterator[Place]:
             raise UsageError(f"{folder}, just made, belongs to another user: name another place in TMPDIR", 1)
         with room(folder):
             publish(folder, WATCHED, bytes(ROOM))
-        if shared and not _made(shared):
-            shared = None
+        if shared:
+            try:
+                os.mkdir(shared, 0o700)
+            except OSError:  # no room
+                shared = None
         yield Place(name, folder, shared, _script("keeper"), _script("bourne"))
     finally:
         _have_clean_up(janitor)
@@ -89,15 +92,6 @@ def room(folder: str) -> Iterator[None]:
     except OSError as error:
         cure = "free some room there, or name another place in TMPDIR"
         raise UsageError(f"the job's folder {folder} cannot be written: {error.strerror}: {cure}", 1) from error
-
-
-def _made(folder: str) -> bool:
-    """Make the folder, if there is room."""
-    try:
-        os.mkdir(folder, 0o700)
-    except OSError:
-        return False
-    return True
 
 
 def first_failure(place: Place) -> Failure | None:

@@ -11,6 +11,7 @@ import enum
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -141,10 +142,8 @@ def _lsf(environ: Mapping[str, str], which: Which) -> Allocation:
 
 
 def _pbs(environ: Mapping[str, str], which: Which) -> Allocation:
-    slots: dict[str, int] = {}
     with open(environ["PBS_NODEFILE"], encoding="utf-8") as file:
-        for name in file.read().split():
-            slots[name] = slots.get(name, 0) + 1
+        slots = Counter(file.read().split())
     if not slots:
         raise ValueError("the file is empty")
     hosts = tuple(Host(name, count) for name, count in slots.items())

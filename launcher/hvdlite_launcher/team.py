@@ -208,7 +208,7 @@ def a_team(
 ) -> Iterator[Team]:
     """Agents on all hosts but this one, told of the job; gone at the end.
 
-    job: their first message; see `agent.Agent`. task: a file for all hosts, or None.
+    job: their first message, of `run._job`. task: a file for all hosts, or None.
     """
     others = [host.name for host in settings.hosts if not host.local]
     team = Team(streams, [_connect(name, settings, place, streams, failures) for name in others])

@@ -7,7 +7,6 @@ for time on such a machine is dear; what is timed, and the races, which want the
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import subprocess
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.gpu import jobs
-from tests.parallel.jobs import ROOT, explain
+from tests.parallel.jobs import ROOT, checks, explain
 
 MOST_JOBS = 6
 TOGETHER = max((os.cpu_count() or 1) // 3, 1)  # jobs side by side
@@ -88,12 +87,7 @@ BENCHMARKS = (
 
 def expanded(name: str) -> list[str]:
     """A module's checks, one by one; a single check as it is."""
-    folder, _, rest = name.rpartition("/")
-    if "." in rest:
-        return [name]
-    tree = ast.parse((ROOT / "tests" / (folder or "parallel") / "ranks" / f"{rest}.py").read_text())
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [f"{name}.{function}" for function in functions if function.startswith("check_")]
+    return [name] if "." in name else [f"{name}.{check}" for check in checks(name)]
 
 
 def failures(row: Row) -> list[str]:

@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 import venv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -374,7 +375,8 @@ def test_an_end_of_the_mpis_launcher_that_nobody_explains_is_told(runner: Runner
     launcher = tmp_path / Path(runner.mpi.launcher).name
     launcher.write_text(f'#!/bin/sh\ncase "$*" in *sleep*) exit {code};; esac\nexec {runner.mpi.launcher} "$@"\n')
     launcher.chmod(0o755)
-    job = runner.run("-np", "1", "--mpi-launcher", str(launcher), "sleep", "1")
+    runner.mpi = replace(runner.mpi, launcher=str(launcher))
+    job = runner.run("-np", "1", "sleep", "1")
     assert job.returncode == (code or 1) and f"launcher ended with exit code {code}" in job.stderr.splitlines()[-1]
 
 

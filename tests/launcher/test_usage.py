@@ -30,8 +30,6 @@ WRONG = [
     (["-np", "2", "no-such-command"], 127, "no-such-command: command not found"),
     (["-np", "2", "-H", "localhost:2", "b:1", "env"], 127, "hosts are listed with commas"),
     (["-np", "2", __file__], 127, f"did you mean `python {__file__}`?"),
-    (["-np", "2", "--mpi-launcher", "/bin/true", "true"], 127, "/bin/true is not a launcher"),
-    (["-np", "2", "--mpi-launcher", "/no/such/mpirun", "true"], 127, "/no/such/mpirun is not a launcher"),
 ]
 
 
@@ -42,6 +40,15 @@ def test_wrong_use(capfd: pytest.CaptureFixture[str], arguments: list[str], code
     assert out == ""
     assert err.startswith("hvdliterun: ") and err.count("\n") == 1
     assert text in err
+
+
+@pytest.mark.parametrize("path", ["/bin/true", "/no/such/mpirun"])
+def test_a_launcher_of_no_mpi(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setenv("HVDLITE_MPIEXEC", path)
+    assert main(["-np", "2", "true"]) == 127
+    assert capfd.readouterr().err == f"hvdliterun: {path} is not a launcher of Open MPI, MPICH or Intel MPI\n"
 
 
 def test_a_command_of_this_folder_is_named_with_it(

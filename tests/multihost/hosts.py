@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,12 +87,6 @@ class Machine:
         if done.returncode:
             raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
         return done.stdout
-
-    def popen(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a command here, with pipes for its output. Signals to this Popen do not reach the command."""
-        pipe = subprocess.PIPE
-        argv = self.command(command)
-        return subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
 
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent by `eth0` so far, headers included."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,26 @@ def require_mismatch(call: Callable[[], Any], *words: str) -> str:
     assert len(set(hvd.allgather_object(text))) == 1
     assert (hvd.allreduce(np.ones(3), op=hvd.Sum) == hvd.size()).all()
     return text
+
+
+@contextmanager
+def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
+    """What hvdlite logs meanwhile, from this level on."""
+    log, told, listener = logging.getLogger("hvdlite"), list[str](), logging.Handler(level)
+    listener.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    before = log.level
+    log.addHandler(listener)
+    log.setLevel(level)
+    try:
+        yield told
+    finally:
+        log.removeHandler(listener)
+        log.setLevel(before)
+
+
+def rows_of(rank: int, rows: int) -> int:
+    """How many of so many rows are dealt to this rank."""
+    return rows // hvd.size() + (rank < rows % hvd.size())
 
 
 def last() -> bool:

@@ -122,8 +122,9 @@ def modules() -> list[str]:
 
 @cache
 def checks(module: str) -> tuple[str, ...]:
-    """The names of a module's checks, without importing it."""
-    tree = ast.parse((RANKS / f"{module}.py").read_text())
+    """The names of a module's checks, without importing it. "gpu/MODULE" is in tests/gpu."""
+    folder, _, name = module.rpartition("/")
+    tree = ast.parse((ROOT / "tests" / (folder or "parallel") / "ranks" / f"{name}.py").read_text())
     return tuple(
         node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
     )

@@ -14,14 +14,10 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import runtime
-from tests.parallel.common import last, require_error, require_mismatch
+from tests.parallel.common import last, require_error, require_mismatch, rows_of
 
 MOVED = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
          "complex64")  # fmt: skip
-
-
-def rows_of(rank: int, rows: int) -> int:
-    return rows // hvd.size() + (rank < rows % hvd.size())
 
 
 def check_reductions_in_every_form() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ import tensorflow as tf
 import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as keras_hvd
 from hvdlite import alike, exchange
-from tests.parallel.common import last, require_error, require_same_bits, restart
+from tests.parallel.common import last, logged, require_error, require_same_bits, restart
 from tests.parallel.keras_common import WIDTH, fit, model, share, weights
 
 
@@ -163,18 +162,14 @@ def check_later() -> None:
 
 def later() -> None:
     rounds, alike.ROUNDS = alike.ROUNDS, 5
-    told: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("hvdlite").addHandler(handler)
     rates = [0.01]
     trained = model()
     step = stepper(trained, lambda: rates[-1])
-    for number in range(17):
-        if number == 7 and last():
-            rates.append(0.02)
-        step()
-    logging.getLogger("hvdlite").removeHandler(handler)
+    with logged() as told:
+        for number in range(17):
+            if number == 7 and last():
+                rates.append(0.02)
+            step()
     alike.ROUNDS = rounds
     assert len(told) == (hvd.size() > 1 and hvd.rank() == 0), told
     assert all("after 10 rounds" in text and "kernel (variable 0) and" in text for text in told), told

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 
 import hvdlite.torch as hvd
 from hvdlite import alike
-from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
+from tests.parallel.common import last, logged, require_error, require_mismatch, require_same_bits
 
 
 def model(seed: int = 0) -> torch.nn.Module:
@@ -85,19 +83,6 @@ def check_state_and_settings() -> None:
     require_same_bits(list(net.parameters()))
 
 
-@contextmanager
-def warnings() -> Iterator[list[str]]:
-    """What is logged meanwhile."""
-    told: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("hvdlite").addHandler(handler)
-    try:
-        yield told
-    finally:
-        logging.getLogger("hvdlite").removeHandler(handler)
-
-
 def check_weights_moved_for_a_while() -> None:
     """By each rank's own gradients, as by SAM: they are compared when they are back."""
     for apart in (False, True):
@@ -127,7 +112,7 @@ def check_later() -> None:
     rounds, alike.ROUNDS = alike.ROUNDS, 5
     net = model()
     optimizer = attach(net)
-    with warnings() as told:
+    with logged() as told:
         for _ in range(7):
             step(net, optimizer)
         assert not told
@@ -147,7 +132,7 @@ def check_settings_alone() -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0 + last(), foreach=last())
     attach(net, optimizer)
-    with warnings() as told:
+    with logged() as told:
         step(net, optimizer)
         step(net, optimizer)
     assert len(told) == (hvd.size() > 1 and hvd.rank() == 0) and all("lr of param_groups[0] is" in text for text in told)

@@ -16,7 +16,7 @@ import torch
 import hvdlite.torch as hvd
 from hvdlite.errors import HvdliteError
 from hvdlite.torch._tensors import to_tensor
-from tests.parallel.common import require_error, require_same_bits, restart
+from tests.parallel.common import logged, require_error, require_same_bits, restart
 
 
 def weights(*shapes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
@@ -338,27 +338,19 @@ def check_gradients_changed_by_a_hook() -> None:
 
 def check_what_a_later_hook_costs_is_told_once() -> None:
     """Where buckets would leave during backward, else it costs nothing."""
-    log = logging.getLogger("hvdlite")
-    told: list[str] = []
-    listener = logging.Handler(logging.INFO)
-    listener.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    level = log.level
-    log.addHandler(listener)
-    log.setLevel(logging.INFO)
-    for overlap in "01":
-        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
-        params = weights((50,), (50,))
-        optimizer = attach(params)
-        told.clear()
-        for p in params:
-            p.register_post_accumulate_grad_hook(lambda p: None)
-        for _ in range(2):
-            loss_of(params).backward()
-            optimizer.zero_grad()
-        assert len(told) == (overlap == "1" and hvd.size() > 1), told
-        assert all("register hooks before" in line for line in told)
-    log.removeHandler(listener)
-    log.setLevel(level)
+    with logged(logging.INFO) as told:
+        for overlap in "01":
+            restart(OVERLAP=overlap, BUCKET_MB="0.00001")
+            params = weights((50,), (50,))
+            optimizer = attach(params)
+            told.clear()
+            for p in params:
+                p.register_post_accumulate_grad_hook(lambda p: None)
+            for _ in range(2):
+                loss_of(params).backward()
+                optimizer.zero_grad()
+            assert len(told) == (overlap == "1" and hvd.size() > 1), told
+            assert all("register hooks before" in line for line in told)
     restart()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 import hvdlite.torch as hvd
-from tests.parallel.common import last, require_error, require_mismatch
+from tests.parallel.common import last, require_error, require_mismatch, rows_of
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32,
           torch.int64, torch.uint8)  # fmt: skip
@@ -82,10 +82,6 @@ def check_gradient_of_alltoall() -> None:
     y = torch.ones(2 * p, requires_grad=True)
     (hvd.alltoall(y) * (r + 1)).sum().backward()
     assert y.grad.tolist() == [float(d + 1) for d in range(p) for _ in range(2)]
-
-
-def rows_of(rank: int, rows: int) -> int:
-    return rows // hvd.size() + (rank < rows % hvd.size())
 
 
 def check_reducescatter() -> None:
