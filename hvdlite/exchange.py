@@ -37,7 +37,7 @@ from hvdlite.terms import Terms, passes_of
 from hvdlite.variables import is_one_of
 from hvdlite.weakly import Crowd, weakly
 
-CALLS = {"weights": "hvd.broadcast_variables(model.variables, root_rank={root}) (in fit(), "
+CALLS = {"weights": "hvd.broadcast_variables(model, root_rank={root}) (in fit(), "
                     "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root})])"}  # fmt: skip
 ROUND = "list {} of variables, step {}, attempt {}"
 BEGIN = 100  # Horovod's scripts broadcast after the first batch, which may be several rounds

@@ -25,7 +25,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.reducer import Use
 from hvdlite.requests import Request, Signature
 from hvdlite.terms import Terms
-from hvdlite.variables import add_to, common_name, is_one_of, name_of
+from hvdlite.variables import add_to, common_name, fixed_shape, inside, name_of
 from hvdlite.warned import deprecated
 from hvdlite.weakly import weakly
 
@@ -145,7 +145,7 @@ class Gradients:
         gpu = self.border.gpu_of(variables)
         device = "host" if gpu is None else "cuda"
         specs = [
-            Spec(common_name(v), tuple(map(int, v.shape)), self.wire_dtype(g, v), device, group)
+            Spec(common_name(v), fixed_shape(v), self.wire_dtype(g, v), device, group)
             for g, v, group in zip(grads, variables, groups, strict=True)
         ]
         uses = [self.border.use_of(g) for g in grads]
@@ -219,7 +219,8 @@ def around_local(
 ) -> list[Any]:
     """reduce(gradients, variables), but for local variables, whose gradients are only divided."""
     results = list(grads)
-    common = [i for i, variable in enumerate(variables) if not is_one_of(variable, local)]
+    own = {id(inside(variable)) for variable in local}
+    common = [i for i, variable in enumerate(variables) if id(inside(variable)) not in own]
     for i in set(range(len(results))) - set(common):
         if results[i] is not None and divisor != 1:
             results[i] = border.divided(results[i], divisor)

@@ -59,6 +59,14 @@ def name_of(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)
 
 
+def fixed_shape(variable: Any) -> tuple[int, ...]:
+    """Raises ValueError where a dimension may change."""
+    shape = tuple(variable.shape)
+    if None in shape:
+        raise ValueError(f"{name_of(variable)} has the shape {shape}: hvdlite reduces gradients of a fixed shape only")
+    return tuple(map(int, shape))
+
+
 def common_name(variable: Any) -> str:
     """A variable's or layer's name without what may differ between ranks that have the same model."""
     return SEQUENTIAL.sub("", unnumbered(name_of(variable)))

@@ -95,7 +95,7 @@ class Attachment:
             raise NotImplementedError("layers in float8: what Keras gives as their gradients are no sums over a batch")
 
         def reduce_all(grads: list[Any]) -> None:
-            reduced = self.gradients.reduce(grads, variables, self.local, borrow=True)
+            reduced = self.gradients.reduce(grads, variables, self.local, borrow=keeps_nothing(self.optimizer))
             with self.border.using(), self.updating():
                 apply(reduced, given)
 
@@ -141,6 +141,12 @@ class Attachment:
 def innermost(optimizer: Optimizer) -> Optimizer:
     """The optimizer inside a LossScaleOptimizer, else the optimizer itself."""
     return innermost(optimizer.inner_optimizer) if scales(optimizer) else optimizer
+
+
+def keeps_nothing(optimizer: Optimizer) -> bool:
+    """Whether its gradients may be gone after the step: Keras' own keep none. Others may assign one to a variable, to
+    which TensorFlow gives the gradient's memory."""
+    return type(optimizer).__module__.partition(".")[0] == "keras" and not hasattr(optimizer, "optimizers")
 
 
 def scales(optimizer: Optimizer) -> bool:

@@ -66,7 +66,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         optimizer = innermost(self.model.optimizer)
         before, now = self.rate(), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = now
-        if self.momentum_correction and before and getattr(optimizer, "momentum", 0) and now != before:
+        holds_rate = isinstance(optimizer, (keras.optimizers.SGD, keras.optimizers.RMSprop)) and optimizer.momentum
+        if self.momentum_correction and before and holds_rate and now != before:
             # Keras' momentum buffers hold the rate: scaling them once is what a scaled coefficient does in one step,
             # and reaches steps that have been compiled with the coefficient in them.
             for buffer in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []):

@@ -43,7 +43,7 @@ BUSY_TICK = 0.01  # while letters are under way
 SLACK = 0.5  # for a thread that must first get a core, and Python's lock
 SUSPENSION = 2.0  # longer than this no look is late, unless the process was stopped
 GRACE = 2.0  # between the error on all pending calls and the end of a process that cannot raise it
-MOST_WAITS = 20  # in a report: a letter must stay small
+MOST_WAITS = 1000  # in a report
 
 
 @dataclass(frozen=True)

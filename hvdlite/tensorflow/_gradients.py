@@ -96,7 +96,7 @@ def reduce(exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = Fal
     borrow: the results are gone when the next round begins; only for use within `using()`. Raises NotImplementedError
     for a strategy of TensorFlow's with several replicas, which are put together only when each has had a round.
     """
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync if borrow else 1
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync if exchange.name.startswith("optimizer") else 1
     if replicas > 1:
         raise NotImplementedError(
             f"hvd.DistributedOptimizer under a tf.distribute strategy of {replicas} replicas: start one process per "
@@ -181,15 +181,20 @@ def gather(
     after: what must have run before, in a graph.
     """
     spec = exchange.specs[index]
-    if gradient is None:
-        rows, values = tf.zeros([0], tf.int64), tf.zeros([0, *spec.shape[1:]], spec.dtype)
+    if gradient is None:  # eagerly, a row of number -1 says so: where all ranks do, the result is None, too
+        count = int(tf.executing_eagerly())
+        rows, values = tf.fill([count], tf.constant(-1, tf.int64)), tf.zeros([count, *spec.shape[1:]], spec.dtype)
     elif isinstance(gradient, tf.IndexedSlices):
         rows, values = tf.cast(gradient.indices, tf.int64), tf.convert_to_tensor(gradient.values)
     else:
         rows, values = tf.range(spec.shape[0], dtype=tf.int64), gradient
     if tf.executing_eagerly():
         with tensorflow_errors():
-            rows, values = map(tf.convert_to_tensor, exchange.gather(index, np.asarray(rows), np.asarray(values)))
+            all_rows, all_values = exchange.gather(index, np.asarray(rows), np.asarray(values))
+            given = all_rows >= 0
+            if given.size and not given.any():
+                return None, after
+            rows, values = map(tf.convert_to_tensor, (all_rows[given], all_values[given]))
     else:
         with tf.control_dependencies(after):
             (rows, values), done = node(

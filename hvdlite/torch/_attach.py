@@ -52,8 +52,7 @@ class Attachment:
         self.shared = False  # some of its parameters are others', too
         self.alone = self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.taking = self.accumulating = self.detached = self.apart = False
-        self.renewed = False  # it was made in another one's place
-        self.stepping = False  # a round that is no backward's is under way
+        self.renewed = self.stepping = False  # made in another one's place; a round that is no backward's is under way
         self.void = False  # a backward under way began before all ranks had come to the end of a round that has failed
         self.late = False  # its round begins when it ends, for that or since a plan is to be made
         self.unreduced = False  # since the last round or step a backward may have left gradients that are a rank's own
@@ -114,11 +113,12 @@ class Attachment:
             if self.planned.changed(now):
                 return False
             self.planned.note_addresses()
-            self.renew_hooks(now)
+            self.renew_hooks()
         return True
 
-    def renew_hooks(self, now: Sequence[Parameter] = ()) -> None:
-        self.hooks.renew(now, self.members() - self.given.keys(), self.packing.unnoted)
+    def renew_hooks(self) -> None:
+        members = [p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in self.given]
+        self.hooks.renew(members, self.packing.unnoted)
 
     def make_plan(self, now: Sequence[Parameter], order: list[int] | None = None) -> None:
         """Plan, allocate and hook; order: of gradients, if known. Collective. If it raises, the plan before stays."""
@@ -133,7 +133,7 @@ class Attachment:
         singly = bool(self.gradients.cast) or self.gradients.once
         slots, take, settled = self.gradients.slots, self.gradients.take, weakly(self.is_settled)
         self.packing = Packing(now, slots, take, settled, last, singly, at_end=overlap is False)
-        self.renew_hooks(now)
+        self.renew_hooks()
 
     # One backward
 
@@ -236,6 +236,7 @@ class Attachment:
     def reduce(self) -> None:
         """A round for gradients that no backward has reduced. Waits for all ranks."""
         self.stepping = True
+        self.renew_hooks()  # some may be gone, since no backward has called them
         try:
             self.begin_round()
             self.finish_round()
@@ -285,9 +286,8 @@ class Attachment:
         """Take the hooks off; those around the step stay where the heir's attachment reduces its gradients from now
         on."""
         self.detached, self.heir = True, heir
-        self.runtime.after_join.remove(self)
-        self.runtime.attachments.remove(self)
-        self.runtime.renewables.remove(self)
+        for each in (self.runtime.after_join, self.runtime.attachments, self.runtime.renewables):
+            each.remove(self)
         self.hooks.remove()
         if heir is None:
             for hook in self.step_hooks:

@@ -196,7 +196,11 @@ class Gradients:
                  if grad is not None and grad is self.parameters[i].grad and uses[i] is Use.DENSE}  # fmt: skip
         if taken:
             found = [self.restored(i) if self.compressor else self.slots.views[i] for i in taken]
-            torch._foreach_copy_(list(taken.values()), found)
+            if any(grad.is_conj() or grad.is_neg() for grad in taken.values()):  # which that function does not take
+                for grad, result in zip(taken.values(), found, strict=True):
+                    grad.copy_(result)
+            else:
+                torch._foreach_copy_(list(taken.values()), found)
         self.slots.own = dict.fromkeys(self.slots.own)
         return taken.keys()
 

@@ -128,8 +128,9 @@ def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:
     for each in (alias, alias.untyped_storage()):  # their .numpy() still lies in this
         each._hvdlite = memory  # type: ignore[union-attr]
     before = alias.data_ptr()
-    with contextlib.suppress(RuntimeError, OSError):  # it takes a file's descriptor, and room in /dev/shm
-        alias.untyped_storage().share_memory_()  # all that torch offers to change a storage itself; not on a GPU
+    if shared:
+        with contextlib.suppress(RuntimeError, OSError):  # it takes a file's descriptor, and room in /dev/shm
+            alias.untyped_storage().share_memory_()  # all that torch offers to change a storage itself; not on a GPU
     if alias.data_ptr() == before and alias.numel():
         alias.data = alias.clone()  # which graphs that have saved it take for the same tensor
         if shared:

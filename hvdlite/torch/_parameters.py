@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, is_not
 from typing import Any
 from weakref import finalize
@@ -124,20 +124,22 @@ class Hooks:
         self.told = False
         finalize(owner, remove, self.handles).atexit = False
 
-    def renew(self, now: Sequence[Parameter], members: Collection[int], announcing: bool) -> None:
-        """Be on those of these that autograd computes, and no more on those that are not among the members by id()."""
+    def renew(self, members: Sequence[Parameter], announcing: bool) -> None:
+        """Be on these, and on no others; on frozen ones, too: they may be thawed."""
         hook = self.announce if announcing else self.call
-        for p in [p for p, _ in self.handles.values() if id(p) not in members]:
+        wanted = set(map(id, members))
+        for p in [p for p, _ in self.handles.values() if id(p) not in wanted]:
             self.handles.pop(id(p))[1].remove()
-        for p in now:
-            if not p.requires_grad:
+        for p in members:
+            if not (p.is_floating_point() or p.is_complex()):  # never computed by autograd
                 continue
             known, there = self.handles.get(id(p)), getattr(p, "_post_accumulate_grad_hooks", None) or {}
             if known is None or there.get(known[1].id) is not hook:  # torch.utils.swap_tensors takes them away
                 if known is not None:
                     known[1].remove()
-                handle = p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-                self.handles[id(p)] = p, handle
+                self.handles[id(p)] = p, registered(p, hook)
+            else:  # swap_tensors may also leave them to Python alone: autograd calls those that were set since
+                p._post_accumulate_grad_hooks = there
 
     def are_last(self, p: torch.Tensor, name: Callable[[torch.Tensor], str] | None) -> bool:
         """Whether no hook on this one is called after ours. name: of a parameter, where one behind ours costs time,
@@ -155,6 +157,16 @@ class Hooks:
 
     def remove(self) -> None:
         remove(self.handles)
+
+
+def registered(p: Parameter, hook: Hook) -> Any:
+    """The handle of this hook on a parameter. A frozen one takes none, but keeps those that it has."""
+    frozen = not p.requires_grad
+    try:
+        return p.requires_grad_().register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    finally:
+        if frozen:
+            p.requires_grad_(False)
 
 
 def remove(handles: Mapping[int, tuple[Parameter, Any]]) -> None:

@@ -81,7 +81,7 @@ def coordinates(p: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
     grad: Any = p.grad
     if grad is None:
         return torch.empty(1, 0, dtype=torch.int64, device=p.device), p.new_empty(0, *p.shape[1:]).detach()
-    if grad.layout == torch.strided:
-        grad = grad.to_sparse(1)
+    if grad.layout == torch.strided or grad.sparse_dim() != 1:  # of gather(sparse_grad=True), or others' to be alike
+        grad = grad.to_dense().to_sparse(1)
     grad = grad.coalesce()
     return grad.indices(), grad.values()

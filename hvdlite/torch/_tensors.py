@@ -25,9 +25,9 @@ def require_dense(tensor: torch.Tensor) -> None:
         plain = isinstance(tensor, (int, float, complex, list, tuple, np.ndarray, np.generic))
         cure = "use torch.as_tensor(...)" if plain else "objects travel by hvd.allgather_object, hvd.broadcast_object"
         raise TypeError(f"hvdlite.torch takes tensors, not {type(tensor).__name__}: {cure}")
+    if tensor.is_nested:
+        raise ValueError("a nested tensor: give its parts one by one (tensor.unbind())")
     if tensor.layout is not torch.strided:
-        if tensor.is_nested:
-            raise ValueError("a nested tensor: give its parts one by one (tensor.unbind())")
         cure = "add it up with hvd.sparse_allreduce_async, or " if tensor.layout is torch.sparse_coo else ""
         raise ValueError(f"a sparse tensor ({tensor.layout}): {cure}make it .to_dense()")
 

@@ -45,6 +45,9 @@ def broadcast_parameters(
 def named_values(params: Any) -> list[tuple[str, Any]]:
     """(name, value) pairs, in the same order on all ranks. Raises ValueError for what has none."""
     if isinstance(params, Mapping):
+        for name, value in params.items():
+            if isinstance(value, Mapping) and any(isinstance(each, torch.Tensor) for each in value.values()):
+                raise ValueError(f"broadcast_parameters: {name!r} is a dict of tensors: give each of these by itself")
         return sorted(params.items())
     several = list(params) if isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)) else [None]
     if not all(isinstance(p, (tuple, torch.Tensor)) for p in several):

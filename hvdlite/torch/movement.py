@@ -1,5 +1,6 @@
 """Broadcast, all-gather and all-to-all of torch tensors. The plain functions that make new tensors are differentiable,
-by Horovod's rule: gradients are those of the average over ranks of the ranks' losses."""
+as Horovod's: gradients of broadcast and all-gather are those of the average of the ranks' losses, and of all-to-all
+those of their sum."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""All-reduce and reduce of torch tensors. `allreduce` and `grouped_allreduce` are differentiable, by Horovod's rule:
-gradients are those of the average over ranks of the ranks' losses."""
+"""All-reduce and reduce of torch tensors. `allreduce` and `grouped_allreduce` are differentiable, as Horovod's:
+gradients are those of the sum of the ranks' losses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reduce-scatter, gather and scatter of torch tensors; the first differentiable, by Horovod's rule: gradients are those
-of the average over ranks of the ranks' losses."""
+"""Reduce-scatter, gather and scatter of torch tensors; the first differentiable, as Horovod's: gradients are those of
+the sum of the ranks' losses, times the number of ranks."""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ class SyncBatchNorm(_BatchNorm):
     ) -> torch.nn.Module:
         """The module with each batch normalization in it replaced by one over all ranks that has the same parameters
         and buffers (the very objects). Returns the module itself, or its replacement. Do it before the optimizer is
-        attached; the optimizer may exist already."""
+        attached; the optimizer may exist already. Raises ValueError for one with a `forward` of its own, which would be
+        lost (timm's with an activation inside)."""
         return cls.converted(module, process_set, {})
 
     @classmethod
@@ -81,6 +82,11 @@ class SyncBatchNorm(_BatchNorm):
             return known[module]
         result: torch.nn.Module = module
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
+            if type(module).forward not in (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward):
+                raise ValueError(
+                    f"convert_sync_batchnorm: {type(module).__name__} has a forward() of its own, which would be lost: "
+                    "put an hvd.SyncBatchNorm and what else it does in its place before"
+                )
             result = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
                          process_set)  # fmt: skip
             for name in ("weight", "bias"):

@@ -24,6 +24,7 @@ from hvdlite_launcher.ssh import Ssh
 from hvdlite_launcher.usage import UsageError
 
 _KEPT_BYTES = 1 << 30
+_LARGE_BYTES = 32 << 20  # of a tensor that is given back: kept ones of this size leave gaps that no other fits
 _LONGEST = 125_000  # bytes of a command that Open MPI's daemons can start: they write it into one variable
 
 
@@ -158,7 +159,7 @@ def _allocator_env(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in environ):
         return {}
-    return {"MALLOC_MMAP_THRESHOLD_": str(_KEPT_BYTES), "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES)}
+    return {"MALLOC_MMAP_THRESHOLD_": str(_LARGE_BYTES), "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES)}
 
 
 def _tcp_env(mpi: Mpi) -> dict[str, str]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from hvdlite.alike import NONE, Values, apart, checksum
+import numpy as np
+import pytest
+
+from hvdlite.algorithms import Place
+from hvdlite.alike import NONE, Values, apart, checksum, compared
+from hvdlite.engine import Lane
+from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 
 def test_only_what_all_can_tell_is_compared() -> None:
@@ -21,3 +27,17 @@ def test_every_byte_counts() -> None:
             changed = array.copy()
             changed[place] += 1
             assert checksum(changed) != checksum(array), (length, place)
+
+
+@pytest.mark.parametrize("value", [1, float("nan"), None])
+def test_values_travel_only_where_some_differ(value: Any) -> None:
+    gathered: list[int] = []
+
+    def rank_main(transport: ThreadTransport) -> None:
+        lane, gather = Lane(transport, Place(2, False)), transport.allgather_object
+        transport.allgather_object = lambda item: (gathered.append(1), gather(item))[1]  # type: ignore[method-assign]
+        assert compared(lane, "optimizer.1", {("weights", "w"): value}) == {} and not gathered
+        found = compared(lane, "optimizer.1", {("weights", "w"): transport.rank})
+        assert found == {("weights", "w"): [(0, [0]), (1, [1])]} and gathered
+
+    run_ranks(2, rank_main)

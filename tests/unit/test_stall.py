@@ -21,7 +21,7 @@ from hvdlite.engine import Lane
 from hvdlite.errors import StallError
 from hvdlite.observers import diagnosis, positions
 from hvdlite.observers.diagnosis import Report, Stall, Wait, deadlocked, diagnose
-from hvdlite.observers.stall import Inquiry, Limits, StallWatch, watch
+from hvdlite.observers.stall import MOST_WAITS, Inquiry, Limits, StallWatch, watch
 from hvdlite.requests import JOIN, Changed, Handle, Request, Signature
 from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
 
@@ -462,16 +462,19 @@ def test_settings_are_rank_0s() -> None:
 
 
 def test_a_letter_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank with a thousand pending calls reports the oldest, from which no deadlock can be told."""
+    """A rank with thousands of pending calls reports the oldest, from which no deadlock can be told."""
     monkeypatch.setattr(StallWatch, "stuck", True)
 
     def rank_main(transport: ThreadTransport) -> None:
         lane = Lane(transport, Place(1, False))
         watch = StallWatch(transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK))
-        for i in range(1000):
+        for i in range(MOST_WAITS):
+            hang(lane, f"x{i}")
+        assert watch.report().stuck
+        for i in range(MOST_WAITS, 2 * MOST_WAITS):
             hang(lane, f"x{i}")
         report = watch.report()
         assert [w.key for w in report.waits] == [f"allreduce 'x{i}'" for i in range(len(report.waits))]
-        assert len(pickle.dumps(report)) < 4096 and not report.stuck
+        assert len(pickle.dumps(report)) < 100 * MOST_WAITS and not report.stuck
 
     run_ranks(1, rank_main)

@@ -32,7 +32,7 @@ def refused(call: Callable[[], Any]) -> None:
         call()
         return
     require_error(tf.errors.FailedPreconditionError, call, "kernel (variable 0) and 3 more differ between", "rank 0",
-                  "BroadcastGlobalVariablesCallback(0)", "broadcast_variables(model.variables, root_rank=0)")  # fmt: skip
+                  "BroadcastGlobalVariablesCallback(0)", "broadcast_variables(model, root_rank=0)")  # fmt: skip
 
 
 @contextmanager

@@ -46,6 +46,39 @@ def check_options_see_averaged_gradients() -> None:
         both(lambda options=options: keras.optimizers.SGD(0.05, momentum=0.9, **options))
 
 
+class Optimistic(keras.optimizers.Optimizer):  # type: ignore[misc]
+    """Keeps the last step's gradient."""
+
+    def build(self, variables: list[Any]) -> None:
+        if not self.built:
+            super().build(variables)
+            self.last = self.add_optimizer_variables(variables, "last")
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        last = self.last[self._get_variable_index(variable)]
+        self.assign_sub(variable, tf.cast(learning_rate, variable.dtype) * (2 * gradient - last))
+        self.assign(last, gradient)
+
+
+def check_an_optimizer_that_keeps_gradients() -> None:
+    both(lambda: Optimistic(0.05))
+    both(lambda: keras.optimizers.MultiOptimizer(partial(lambda own, variable: own, Optimistic(0.05))))
+
+
+def check_a_sparse_gradient_that_no_rank_has() -> None:
+    def train(optimizer: Any) -> Any:
+        table, w = tf.Variable(tf.ones([4, 2])), tf.Variable(tf.ones([2]))
+        for step in range(4):
+            with tf.GradientTape() as tape:
+                rows = tf.reduce_sum(tf.gather(table, [0, 1]) * w) if step % 2 == 0 else 0.0
+                loss = tf.reduce_sum(w**2) + rows
+            optimizer.apply(tape.gradient(loss, [table, w]), [table, w])
+        return [table.numpy()]
+
+    expected = train(keras.optimizers.SGD(0.1, momentum=0.9))
+    require_close(train(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))), expected, "None in two steps")
+
+
 def check_arguments() -> None:
     for module in (hvd, hvd_keras):
         module.barrier()

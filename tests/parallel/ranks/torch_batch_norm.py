@@ -163,6 +163,16 @@ def check_converter() -> None:
     assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))[1], hvd.SyncBatchNorm)
 
 
+def check_one_that_does_more_is_refused() -> None:
+    class WithActivation(torch.nn.BatchNorm1d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return torch.relu(super().forward(input))
+
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), WithActivation(3))
+    require_error(ValueError, lambda: hvd.SyncBatchNorm.convert_sync_batchnorm(net), "WithActivation has a forward()")
+    assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(torch.nn.SyncBatchNorm(3)), hvd.SyncBatchNorm)
+
+
 def check_one_in_several_places() -> None:
     """All of them, by one and the same; also where modules refer to each other."""
     one = nn.BatchNorm1d(4)

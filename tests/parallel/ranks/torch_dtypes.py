@@ -260,3 +260,13 @@ def check_a_dtype_that_cannot_be_communicated_is_named() -> None:
     if hvd.size() > 1:
         plain = torch.optim.SGD([p for _, p in params], lr=1.0)
         require_error(ValueError, lambda: hvd.DistributedOptimizer(plain, params), "scale: ", "float8_e4m3fn")
+
+
+def check_conjugates_by_hand() -> None:
+    """A gradient that is a view of another one's memory stays the user's, also where that holds its conjugates."""
+    z = torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([z], lr=1.0))
+    gradient = torch.full((3,), complex(1, hvd.rank() + 1))
+    z.grad = gradient.conj()
+    optimizer.step()
+    assert torch.equal(z.detach(), torch.full((3,), complex(0, (hvd.size() + 1) / 2))), z

@@ -257,6 +257,22 @@ def check_gradients_that_are_let_go_of_leave_nothing() -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
+def check_gradients_that_are_kept_take_no_descriptors() -> None:
+    """A model may have more parameters than a process may have files (1024 by default)."""
+    params = weights(*((4,),) * 20)
+    if params[0].is_cuda:
+        return
+    optimizer = attach(params)
+    kept: list[torch.Tensor | None] = []
+    before = len(os.listdir("/proc/self/fd"))
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        loss_of(params, step * (hvd.rank() + 1)).backward()
+        kept += [p.grad for p in params]
+    assert all(grad is not None and (grad == (i // 20 + 1) * average()).all() for i, grad in enumerate(kept))
+    assert len(os.listdir("/proc/self/fd")) <= before, len(os.listdir("/proc/self/fd")) - before
+
+
 def check_gradients_in_a_graph_are_told_of() -> None:
     params = weights()
     optimizer = attach(params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -153,6 +154,11 @@ def check_frozen_and_unfrozen() -> None:
     assert (params[0] == -6 * average()).all() and (params[1] == -2 * average()).all()
 
 
+def backward_and_step(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    loss.backward()
+    optimizer.step()
+
+
 def check_backward_of_new_ones_only() -> None:
     """Behind one that has been reduced: step() averages. With Sum it would have to sum again: an error."""
     for unfrozen in (True, False):
@@ -168,11 +174,12 @@ def check_backward_of_new_ones_only() -> None:
                 new.requires_grad_(True)
             else:
                 optimizer.add_param_group({"params": [new]})
-            loss_of([new]).backward()
             if op is hvd.Sum and hvd.size() > 1:
-                require_error(RuntimeError, optimizer.step, "parameter.1", "op=Sum")
+                require_error(RuntimeError, partial(backward_and_step, loss_of([new]), optimizer), "op=Sum")
                 optimizer.zero_grad()
                 loss_of([old, new]).backward()
+            else:
+                loss_of([new]).backward()
             optimizer.step()
             require_grads([old, new], average() * (1 if op is hvd.Average else hvd.size()))
             require_same_bits([old.detach(), new.detach()])
@@ -415,6 +422,23 @@ def check_sparse_gradients_equal_dense() -> None:
         assert (found - dense).abs().max() <= bound, how
 
 
+def check_sparse_gradients_of_single_elements() -> None:
+    """As gather(sparse_grad=True) makes them, with two sparse dimensions, on one rank only."""
+    table, w = torch.nn.Parameter(torch.ones(5, 7)), torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([table, w], lr=1.0))
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = w.sum()
+        if hvd.rank() == 0:
+            loss = loss + torch.gather(table, 1, torch.tensor([[0, 2]]), sparse_grad=True).sum()
+        loss.backward()
+        optimizer.step()
+    expected = torch.ones(5, 7)
+    expected[0, [0, 2]] -= 2 * (1 / hvd.size())
+    assert torch.allclose(table, expected) and torch.equal(w, -torch.ones(3)), (table, w)
+    require_same_bits([table.detach(), w.detach()])
+
+
 def check_sparse_gradients_without_rows_are_added_to() -> None:
     """No rank has used the table in one of two backwards, after zero_grad(set_to_none=False)."""
     table, w = embed(sparse=True), torch.nn.Parameter(torch.ones(1))
@@ -478,3 +502,35 @@ def check_a_parameter_without_a_shape_is_named() -> None:
     optimizer = torch.optim.SGD(lazy.parameters(), lr=0.1)
     if hvd.size() > 1:
         require_error(ValueError, lambda: hvd.DistributedOptimizer(optimizer, lazy.named_parameters()), "0.weight has no shape yet")
+
+
+def check_averages_behind_swapped_tensors() -> None:
+    """torch.utils.swap_tensors takes away what autograd calls, but not the dictionary in which the hooks are."""
+    params = weights((3,), (2, 2))
+    optimizer = attach(params)
+    for step in range(4):
+        if step == 1:
+            for p in params:
+                torch.utils.swap_tensors(p, torch.nn.Parameter(p.detach().clone()))
+        optimizer.zero_grad()
+        loss_of(params).backward()
+        if step != 1:  # in which no hook told of a backward
+            require_grads(params, average())
+        optimizer.step()
+    require_same_bits(params)
+
+
+def check_averages_of_a_model_that_is_thawed() -> None:
+    """An optimizer all of whose parameters were frozen when it was attached: clipping sees averages at once."""
+    params = weights((3,), (2, 2))
+    for p in params:
+        p.requires_grad_(False)
+    optimizer = attach(params)
+    for p in params:
+        p.requires_grad_(True)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(params).backward()
+        require_grads(params, average())
+        optimizer.step()
+    require_same_bits(params)

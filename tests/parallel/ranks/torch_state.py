@@ -52,6 +52,12 @@ def check_broadcast_of_a_dict_in_any_order() -> None:
     assert (given["a"], given["b"]) == (0, 10)
 
 
+def check_a_dict_of_dicts_is_refused() -> None:
+    """Nothing of it would be broadcast; a module's extra state is something else."""
+    held = {"model": {"w": torch.zeros(2)}, "_extra_state": {"version": 3}}
+    require_error(ValueError, lambda: hvd.broadcast_parameters(held, 0), "'model' is a dict of tensors")
+
+
 def check_broadcast_parameters_ignores_what_is_no_tensor() -> None:
     held = {"w": torch.full((2,), float(hvd.rank())), "note": f"of rank {hvd.rank()}"}
     hvd.broadcast_parameters(held, root_rank=0)
