@@ -114,10 +114,20 @@ def initialize(started: launched.Launched | None, library: str) -> None:
         raise HvdliteError(no_rank(process))
     if started and started.by == launched.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
         raise HvdliteError(strangers(started.by, library))
+    if launched.has_closed_launcher():
+        raise HvdliteError(CUT_OFF)
     launched.offer_cores()
     with launched.alone() if started is None else nullcontext():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     atexit.register(finalize, os.getpid())
+
+
+CUT_OFF = (
+    "the launcher's connection to this process (PMI_FD) is closed: under MPICH and Intel MPI a rank is one program. A "
+    'wrapper in Python starts it by os.execvp(), or with subprocess and pass_fds=[int(os.environ["PMI_FD"])]; a second '
+    "program needs an hvdliterun of its own"
+)
+"""What to say to a rank's second program, and to one that subprocess has started."""
 
 
 def name_segments(process: int) -> None:

@@ -42,11 +42,12 @@ from typing import Any, NoReturn
 
 from hvdlite import segments
 from hvdlite.errors import HvdliteError, ShutdownError
-from hvdlite.notes import FOLDER, SEVERAL_HOSTS, claim, job_is_ending, note_presence
+from hvdlite.notes import FOLDER, SEVERAL_HOSTS, claim, job_is_ending, note_presence, stopped
 
 _PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
 _GOODBYE = 0.7  # seconds for what Python does at a process' end, which an abort leaves out
 _NOTICE = 0.1  # seconds until a rank that was killed is noted; others may know at once (gloo: the connection is closed)
+_LET_GO = 0.5  # seconds for all to leave, where one has
 _TOGETHER = 0.2  # seconds in which the others may end by themselves, too, as where all call sys.exit(3)
 _PR_SET_PDEATHSIG = 1
 _LONG = 1 << 63
@@ -111,8 +112,12 @@ def guarded() -> bool:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies."""
+    """Have the kernel kill this process when its parent dies; or, where that has threads (a wrapper of the user's), of
+    which the end of one may be meant, leave that to hvdliterun."""
     parent = os.getppid()
+    with contextlib.suppress(OSError):
+        if FOLDER and len(os.listdir(f"/proc/{parent}/task")) > 1:
+            return
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # it died before the kernel knew our wish
@@ -130,21 +135,16 @@ class _Guard:
         self._lock = threading.Lock()
         self._excepthook = sys.excepthook
         self._threadhook = threading.excepthook
-        self._exit = sys.exit
         self._code = SystemExit.__dict__["code"]
 
     def attach(self) -> None:
         # Kept in variables: each access to a method makes a new object, and detach compares.
         self._my_excepthook, self._my_threadhook = self._on_exception, self._on_thread
-        sys.excepthook, threading.excepthook, sys.exit = self._my_excepthook, self._my_threadhook, _exit
-        _replace_in_main(self._exit, _exit)
+        sys.excepthook, threading.excepthook = self._my_excepthook, self._my_threadhook
         _set_code(property(self._read_code, self._code.__set__, self._code.__delete__))
 
     def detach(self) -> None:
         _set_code(self._code)
-        _replace_in_main(_exit, self._exit)
-        if sys.exit is _exit:
-            sys.exit = self._exit
         if threading.excepthook is self._my_threadhook:
             threading.excepthook = self._threadhook
         if sys.excepthook is self._my_excepthook:
@@ -157,7 +157,7 @@ class _Guard:
     def _on_exception(
         self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None
     ) -> None:
-        if not self._applies():
+        if not self._applies() or (issubclass(kind, ShutdownError) and _let_go()):
             self._excepthook(kind, value, traceback)
         else:
             self._uncaught(kind, kind.__name__, lambda: self._excepthook(kind, value, traceback))
@@ -258,16 +258,24 @@ def say_goodbye(functions: bool) -> None:
                 each.flush()
 
 
+def _let_go() -> bool:
+    """Leave, as the rank has that is gone: it may wait in hvd.shutdown() for us, on its way out with an exception or to
+    sys.exit(), and is the one to be told of. Whether all have left: then nobody waits for us."""
+    from hvdlite import runtime
+
+    leaver = threading.Thread(target=runtime.stop, daemon=True)
+    with contextlib.suppress(RuntimeError):  # Python starts no threads at its very end
+        leaver.start()
+        leaver.join(_LET_GO)
+        if not leaver.is_alive() and not guarded():
+            stopped()
+            return True
+    return False
+
+
 def _exit(status: object = None, /) -> NoReturn:
     """`sys.exit`, but raising from Python: until 3.11 the C one leaves a bare code, which nobody reads."""
     raise SystemExit(status)
-
-
-def _replace_in_main(old: object, new: object) -> None:
-    """Follow `from sys import exit` in the script."""
-    names = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
-    for name in [name for name, value in names.items() if value is old]:
-        names[name] = new
 
 
 def _set_code(descriptor: object) -> None:
@@ -276,3 +284,9 @@ def _set_code(descriptor: object) -> None:
     if behind and isinstance(behind[0], dict) and "code" in behind[0]:
         behind[0]["code"] = descriptor
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+
+
+if sys.version_info < (3, 12):  # now: `sys.exit(main())` looks it up before main() calls hvd.init()
+    _script = vars(sys.modules.get("__main__", sys))
+    _script.update({_name: _exit for _name, _value in _script.items() if _value is sys.exit})  # from sys import exit
+    sys.exit = _exit

@@ -8,6 +8,7 @@ learns that from MPI).
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,6 +102,16 @@ def has_open_launcher() -> bool:
     except (KeyError, ValueError, OSError):
         return False
     return True
+
+
+def has_closed_launcher() -> bool:
+    """Whether the launcher's pipe has not come to this process (subprocess closes it), or its other end is closed, as
+    after an earlier program of this rank has ended MPI."""
+    if not os.environ.get("PMI_FD", "").isdigit():
+        return False
+    pipe = select.poll()
+    pipe.register(int(os.environ["PMI_FD"]), select.POLLIN)
+    return any(event & (select.POLLHUP | select.POLLNVAL) for _, event in pipe.poll(0))
 
 
 def mpi_settings() -> list[str]:

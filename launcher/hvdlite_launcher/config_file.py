@@ -15,7 +15,7 @@ def load(path: str, over_mpi: bool = False) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             config = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8; a date or number that cannot be
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UsageError(f"cannot read the settings in {path}: {reason}") from error
     if config is None:

@@ -6,6 +6,7 @@ hvdliterun leaves something behind. Where it has been killed itself, another doe
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import select
@@ -91,6 +92,8 @@ def room(folder: str) -> Iterator[None]:
         yield
     except OSError as error:
         cure = "free some room there, or name another place in TMPDIR"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            cure = "each rank here takes two: raise `ulimit -n`, or start fewer"
         raise UsageError(f"the job's folder {folder} cannot be written: {error.strerror}: {cure}", 1) from error
 
 

@@ -173,7 +173,8 @@ def _explain(
         return failure.code, f"{rank} ended the job with exit code {failure.code}"
     if mpirun.returncode < 0:
         number = -mpirun.returncode
-        return 128 + number, f"the MPI's launcher was killed by {_name(number)} (signal {number})"
+        why = ": TMPDIR may be full" if number == signal.SIGBUS else ""
+        return 128 + number, f"the MPI's launcher was killed by {_name(number)} (signal {number}){why}"
     if mpirun.returncode:
         when = " before any rank started" if ending.patience < math.inf and not ending.begun else ""
         return mpirun.returncode, f"the MPI's launcher ended with exit code {mpirun.returncode}{when}"

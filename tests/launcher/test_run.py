@@ -324,6 +324,58 @@ finally:
     assert job.returncode == 7 and "rank 1" in job.stderr.splitlines()[-1], job.stderr
 
 
+@pytest.mark.parametrize(
+    ("how", "code", "told"),
+    [
+        ("try: 1 / (rank - 1)\nexcept ZeroDivisionError: hvdlite.shutdown(); raise", 1, "ZeroDivisionError: division by"),
+        ("if rank == 1: hvdlite.shutdown(); sys.exit(4)", 4, "rank 1 ended the job with exit code 4"),
+    ],
+)
+def test_who_shuts_down_before_it_fails_is_told(runner: Runner, how: str, code: int, told: str) -> None:
+    text = f"import sys, hvdlite\nhvdlite.init(); rank = hvdlite.rank()\n{how}\nhvdlite.barrier()\n"
+    job = runner.run("-np", "2", "--no-prefix", sys.executable, "-c", text)
+    assert job.returncode == code and told in job.stderr, job.stderr
+
+
+def test_a_code_that_main_returns(runner: Runner) -> None:
+    code = """
+import sys, time, hvdlite
+def main():
+    hvdlite.init()
+    if hvdlite.rank() == 1: return 3
+    time.sleep(30)
+sys.exit(main())"""
+    begun = time.monotonic()
+    job = runner.run("-np", "2", sys.executable, "-c", code)
+    assert job.returncode == 3 and time.monotonic() - begun < 15, job.stderr
+
+
+def test_a_rank_that_a_wrapper_starts(runner: Runner) -> None:
+    """By subprocess, which closes the descriptor that Hydra's ranks have."""
+    train = "import hvdlite; hvdlite.init()"
+    wrap = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {train!r}]).returncode)"
+    job = runner.run("-np", "2", sys.executable, "-c", wrap)
+    if runner.mpi.family is Family.OPEN_MPI:
+        assert (job.returncode, job.stderr) == (0, "")
+    else:
+        assert job.returncode == 1 and "pass_fds=" in job.stderr, job.stderr
+
+
+def test_the_end_of_a_wrappers_thread_is_not_that_of_its_rank(runner: Runner) -> None:
+    train = "import hvdlite, time; hvdlite.init(); time.sleep(1.5); hvdlite.barrier(); print('trained')"
+    wrap = f"""
+import os, subprocess, sys, threading, time
+def start():
+    global child
+    child = subprocess.Popen([sys.executable, "-c", {train!r}], close_fds=False)
+    while not os.path.exists(os.environ["HVDLITE_JOB_DIR"] + "/present." + os.environ["HVDLITE_JOB_RANK"]): time.sleep(0.05)
+thread = threading.Thread(target=start)
+thread.start(); thread.join()
+sys.exit(child.wait())"""
+    job = runner.run("-np", "2", "--no-prefix", sys.executable, "-c", wrap)
+    assert (job.returncode, job.stdout.split()) == (0, ["trained", "trained"]), job.stderr
+
+
 def test_a_thread_that_communicates_until_the_end_is_no_failure(runner: Runner) -> None:
     code = """
 import threading, time, hvdlite, numpy

@@ -65,6 +65,20 @@ def test_the_exit_code_needs_no_stderr() -> None:
         assert subprocess.call([sys.executable, "-m", "hvdlite_launcher.cli", "-np", "0", "true"], stderr=full) == 2
 
 
+@pytest.mark.parametrize("text", ["timeline: {filename: 2020-13-45}", "params: [", "- a list", "\x80"])
+def test_settings_that_cannot_be_read(capfd: pytest.CaptureFixture[str], tmp_path: Path, text: str) -> None:
+    (tmp_path / "settings.yaml").write_text(text, encoding="latin-1")
+    assert main(["-np", "1", "--config-file", str(tmp_path / "settings.yaml"), "true"]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("hvdliterun: cannot read the settings in ") and err.count("\n") == 1
+
+
+def test_too_few_files() -> None:
+    few = f"ulimit -n 64; exec {sys.executable} -m hvdlite_launcher.cli -np 40 true"
+    job = subprocess.run(["bash", "-c", few], capture_output=True, text=True)
+    assert job.returncode == 1 and "Too many open files: each rank here takes two: raise `ulimit -n`" in job.stderr
+
+
 def test_no_arguments_show_the_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert capfd.readouterr().err.startswith("usage: hvdliterun -np N")
