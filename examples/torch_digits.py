@@ -61,6 +61,8 @@ def main() -> None:
     parser.add_argument("--warmup-epochs", type=float, default=2.0)
     parser.add_argument("--device", default="cpu", help="cuda: each process on a GPU of its host (needs CuPy)")
     options = parser.parse_args()
+    if options.epochs < 1:
+        parser.error("--epochs must be at least 1")
 
     hvd.init()  # (1)
     torch.manual_seed(hvd.rank())

@@ -11,7 +11,7 @@ The functions here serve every framework: which one is found from the object the
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvdlite import elastic, frameworks, names
 from hvdlite.errors import (
@@ -47,7 +47,8 @@ def DistributedOptimizer(optimizer: T, *args: Any, **kwargs: Any) -> T:
 
 def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
     """Overwrite the weights of a model, an optimizer's state, or variables in a dict or sequence with root_rank's.
-    Waits for all ranks of the process set. Raises MismatchError with a diff, on every rank, where lists differ."""
+    Waits for all ranks of the process set. Raises MismatchError with a diff (of TensorFlow's variables
+    tf.errors.FailedPreconditionError), on every rank, where lists differ."""
     variables = frameworks.materialized(variables)
     frameworks.adapter(variables).broadcast_variables(variables, root_rank, process_set=process_set)
 
@@ -57,3 +58,11 @@ __all__ = [
     "NotInitializedError", "Op", "ShutdownError", "StallError", "allgather_object", "barrier", "broadcast_object",
     "broadcast_variables", "elastic", "join", "run",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise AttributeError(
+            f"module 'hvdlite' has no {name}: it has what all frameworks share (broadcast_variables(model) for "
+            "broadcast_parameters, say); what one has alone is in hvdlite.torch, hvdlite.tensorflow, hvdlite.keras"
+        )

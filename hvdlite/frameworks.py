@@ -32,6 +32,11 @@ def family(obj: Any) -> str:
         return family(obj[-1])
     if isinstance(obj, (int, float, complex, bool)):
         return "numpy"
+    if isinstance(obj, (Mapping, list, tuple)):
+        raise TypeError(
+            f"an empty {type(obj).__name__} tells no framework: call the function of hvdlite.torch, "
+            "hvdlite.tensorflow or hvdlite.keras, or none"
+        )
     raise TypeError(
         f"hvdlite does not know {type(obj).__module__}.{type(obj).__qualname__}: it serves models, optimizers, "
         "variables and tensors of PyTorch, Keras 3 and TensorFlow, and NumPy and CuPy arrays"

@@ -68,9 +68,11 @@ def _allreduce(
     value: Any, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Call[Array]:
-    """The reduction of all ranks' arrays (Average by default), of the same shape and dtype. Sums of integers wrap
-    around in their dtype, also those that Average divides, truncating. Of booleans Sum and Max are the logical or, Min
-    and Product the and; they have no Average."""
+    """The reduction of all ranks' arrays as a new array: Average (default), Sum, Min, Max, Product, Adasum. Waits for
+    all ranks, of which each gives the same shape, dtype and arguments: else it raises MismatchError on every rank, and
+    the job can go on. name: what messages call it; calls without one are matched by their order. prescale_factor,
+    postscale_factor: multiply before and after. Sums of integers wrap around in their dtype, also those that Average
+    divides, truncating. Of booleans Sum and Max are the logical or, Min and Product the and; they have no Average."""
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.allreduce_, contiguous_copy(value), *how))
 
@@ -79,7 +81,7 @@ def _allreduce_(
     array: Array, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Call[Array]:
-    """The same in place; the result is the argument."""
+    """`allreduce` in place; the result is the argument."""
     memory, deliver = in_place(array)
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.allreduce_, memory, *how), deliver)
@@ -89,7 +91,7 @@ def _grouped_allreduce(
     values: Sequence[Any], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Call[list[Array]]:
-    """Several all-reduces as one operation; a list of new arrays."""
+    """Several all-reduces as one operation; a list of new arrays. As many on every rank, else MismatchError."""
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.grouped_allreduce_, [contiguous_copy(value) for value in values], *how))
 
@@ -110,7 +112,8 @@ def _reduce(
     value: Any, root_rank: int, op: Op | int = Average, name: str | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Call[Array | None]:
-    """The reduction of all ranks' arrays at root_rank; None elsewhere."""
+    """`allreduce`, whose result root_rank (a global rank) alone gets; None elsewhere. Raises ValueError for a root that
+    is no member."""
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.reduce, contiguous(value), root_rank, *how))
 
@@ -119,7 +122,8 @@ def _reducescatter(
     value: Any, name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Call[Array]:
-    """This rank's rows of the reduction: dealt out as evenly as possible, the first ranks one more. Average or Sum."""
+    """This rank's rows of `allreduce`, by Average (default) or Sum: dealt out in rank order as evenly as possible, the
+    first ranks one more. Waits for all ranks; MismatchError as there."""
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.reducescatter, contiguous(value), *how))
 
@@ -128,34 +132,37 @@ def _grouped_reducescatter(
     values: Sequence[Any], name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Call[list[Array]]:
-    """Several of them as one operation; a list."""
+    """Several reduce-scatters as one operation; a list."""
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.grouped_reducescatter, [contiguous(value) for value in values], *how))
 
 
 def _allgather(value: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Call[Array]:
-    """All ranks' arrays concatenated along the first dimension, which may differ."""
+    """All ranks' arrays concatenated in rank order along the first dimension, which may differ. Waits for all ranks;
+    raises MismatchError on every rank where dtypes or other dimensions differ."""
     return Call(partial(ops.allgather, contiguous(value), name, process_set))
 
 
 def _grouped_allgather(
     values: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
 ) -> Call[list[Array]]:
-    """Several of them as one operation; a list."""
+    """Several all-gathers as one operation; a list."""
     return Call(partial(ops.grouped_allgather, [contiguous(value) for value in values], name, process_set))
 
 
 def _gather(
     value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Call[Array | None]:
-    """All ranks' arrays concatenated along the first dimension, which may differ, at root_rank; None elsewhere."""
+    """`allgather`, whose result root_rank (a global rank) alone gets; None elsewhere."""
     return Call(partial(ops.gather, contiguous(value), root_rank, name, process_set))
 
 
 def _scatter(
     value: Any, root_rank: int, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Call[Array]:
-    """This rank's rows of root_rank's array; without splits as evenly as possible. Elsewhere value may be None."""
+    """This rank's rows of root_rank's array: splits[0] rows for rank 0, and so on; without splits as evenly as
+    possible. Elsewhere value may be None. Waits for all ranks. Raises ValueError for splits that are not one number per
+    rank, or more than there are rows."""
     array = None if value is None else contiguous(value)
     return Call(partial(ops.scatter, array, root_rank, splits, name, process_set))
 
@@ -163,14 +170,15 @@ def _scatter(
 def _broadcast(
     value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Call[Array]:
-    """root_rank's array, as a new array on every rank."""
+    """root_rank's array, as a new array on every rank. Waits for all ranks, of which each gives an array of the same
+    shape and dtype: else MismatchError on every rank. Raises ValueError for a root that is no member."""
     return Call(partial(ops.broadcast_, contiguous_copy(value), root_rank, name, process_set))
 
 
 def _broadcast_(
     array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Call[Array]:
-    """The same in place; the result is the argument."""
+    """`broadcast` in place; the result is the argument."""
     memory, deliver = in_place(array)
     return Call(partial(ops.broadcast_, memory, root_rank, name, process_set), deliver)
 
@@ -178,12 +186,12 @@ def _broadcast_(
 def _alltoall(
     value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Call[tuple[Array, Array]]:
-    """The rows that all ranks sent here, in rank order, and how many each sent (int32)."""
+    """The rows that all ranks sent here, in rank order, and how many each sent (int32). See `alltoall`."""
     return Call(partial(ops.alltoall, contiguous(value), splits, name, process_set))
 
 
 def _send(value: Any, dest: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call[None]:
-    """Send an array to a rank that calls recv, which the plain form waits for. None.
+    """Send an array to a rank that calls recv, for which the plain form waits. The result is None.
 
     Two ranks that both send first and receive then wait for each other: let one of them use send_async."""
     array = contiguous(value)
@@ -192,7 +200,7 @@ def _send(value: Any, dest: int, name: str | None = None, process_set: ProcessSe
 
 
 def _recv(source: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call[Array]:
-    """The array that a rank sends here, as a new array."""
+    """The array that a rank (source, a global one) sends here, as a new array. Waits for it."""
     return Call(ops.letter_from(source, name, process_set).receive, lambda result: result[0])
 
 
@@ -217,7 +225,10 @@ recv, recv_async = waiting(_recv), later(_recv)
 def alltoall(
     value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:
-    """The rows that all ranks sent here, in rank order; with splits also how many each sent (int32)."""
+    """Send the first splits[0] rows to rank 0, the next splits[1] to rank 1, and so on; without splits equal parts. The
+    rows that all ranks sent here, in rank order; with splits also how many each sent (int32). Waits for all ranks.
+    Raises MismatchError on every rank where dtypes or other dimensions differ; ValueError for splits that are not one
+    number per rank or more than there are rows, and for rows that do not divide."""
     rows, received = alltoall_with_counts(value, splits, name, process_set)
     return rows if splits is None else (rows, received)
 

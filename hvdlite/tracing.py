@@ -9,7 +9,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Record what happens to each tensor, in file_path, until `stop_timeline` or `shutdown`. Rank 0 writes; on other
     ranks it does nothing. A timeline that runs already goes on if its file is the same, and is stopped if not.
 
-    mark_cycles: also mark where a lane turns to its next request. Raises ValueError before `init()`, and where
+    mark_cycles: also mark where the next operation begins. Raises ValueError before `init()`, and where
     HOROVOD_TIMELINE (or HVDLITE_TIMELINE) was not set then; set it to DYNAMIC to start later. A file that cannot be
     written is told of in the log.
     """

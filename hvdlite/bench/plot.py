@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdlite.bench.allreduce import Sweep, one_line, readable
-from hvdlite.bench.step import Result
+
+if TYPE_CHECKING:  # it imports torch, which need not be there
+    from hvdlite.bench.step import Result
 
 OURS = ("arena", "tensor", "ring", "halving_doubling", "auto")
 

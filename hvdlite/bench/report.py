@@ -21,11 +21,11 @@ from rich.table import Table
 from hvdlite.bench.allreduce import Row, Sweep, one_line, readable
 from hvdlite.bench.collectives import IN_FLIGHT, SIZES, Price, PriceList
 from hvdlite.bench.network import least_bytes
-from hvdlite.bench.step import Result
 
 if TYPE_CHECKING:
     from hvdlite.bench.keras_step import Result as KerasResult
     from hvdlite.bench.overlap import Result as OverlapResult
+    from hvdlite.bench.step import Result
 
 WIDTH = 120
 CROWDED = 0.05

@@ -222,6 +222,6 @@ def scatter(
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:
-    """Wait until every member has called this. The roll call is the barrier."""
+    """Wait until every member of the process set has called this."""
     group = runtime.group_of(process_set)
     submit(group, "barrier", None, (), lambda lane: None, None, wait=True)

@@ -22,8 +22,8 @@ def broadcast_variables(
     dict or sequence. Waits for all ranks.
 
     In a graph: returns the operation that does it, when it is run. inplace: accepted for Horovod's sake; variables
-    are always assigned to. Raises MismatchError with a diff, on every rank, where the ranks' variables differ (in
-    graphs FailedPreconditionError).
+    are always assigned to. Raises tf.errors.FailedPreconditionError with a diff, on every rank, where the ranks'
+    variables differ.
     """
     found = variables_of(variables)
     chosen = list(map(inside, found))

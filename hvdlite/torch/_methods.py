@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.terms import passes_of
@@ -31,11 +30,17 @@ def methods(attachment: Attachment) -> dict[str, Callable[..., Any]]:
         """step() inside does not synchronize: the user has, with optimizer.synchronize()."""
         return with_true("skipping", [attachment])
 
+    def synchronize() -> None:
+        """Average gradients that no backward() has averaged yet; then p.grad holds averages. Waits for all ranks."""
+        _steps.synchronize(attachment)
+
     def set_backward_passes_per_step(passes: int) -> None:
+        """Sum gradients over that many backward() before they are averaged, from the next one on. Raises ValueError
+        below 1."""
         attachment.passes_per_step, attachment.passes = passes_of(passes), 0
 
     return {
-        "synchronize": partial(_steps.synchronize, attachment),
+        "synchronize": synchronize,
         "skip_synchronize": skip_synchronize,
         "no_sync": no_sync,
         "set_backward_passes_per_step": set_backward_passes_per_step,

@@ -97,6 +97,7 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     add("--network-interfaces", metavar="NAME,...", help="networks to use between hosts (default: MPI's choice)")
     add("--network-interface", action="append", default=[], help=argparse.SUPPRESS)
     add("--tcp", action="store_true", help="use no network but TCP")
+    add("--mpi", action="store_true", help="in a scheduler's job: start ranks by the MPI's launcher, over ssh")
     add("--binding-args", metavar="ARGS", help="the MPI launcher's options for placing and binding ranks")
     add("--mpi-args", action="append", default=[], metavar="ARGS", help="more options for the MPI's launcher")
     add("--disable-cache", action="store_true", help="nothing to disable: hosts are checked at every start")
@@ -114,7 +115,6 @@ def _add_refused(parser: argparse.ArgumentParser) -> None:
     hidden = argparse.SUPPRESS
     add = parser.add_argument
     add("--gloo", action=_Refuse, nargs=0, const="hvdlite communicates over MPI only; leave it out", help=hidden)
-    add("--mpi", action="store_true", help=hidden)
     add("--jsrun", action="store_true", help=hidden)
     elastic = "ranks cannot come and go yet; start again from a checkpoint"
     add(*_ELASTIC, action=_Refuse, const=elastic, dest="elastic", help=hidden)

@@ -122,6 +122,10 @@ def test_the_core_imports_no_adapter() -> None:
             assert not [name for name in imports(path) if within(name, *packages)], module
 
 
+def test_the_benchmarks_need_no_torch() -> None:
+    python("import sys\nsys.modules['torch'] = None\nimport hvdlite.bench.__main__")
+
+
 def test_the_launcher_imports_nothing_of_hvdlite() -> None:
     found = modules("hvdlite_launcher")
     assert found
