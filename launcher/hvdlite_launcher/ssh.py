@@ -19,8 +19,8 @@ class Ssh:
     """port, key: as given by the user. connect_timeout: seconds.
 
     program: another program in ssh's place (`OMPI_MCA_plm_rsh_agent`, as Kubernetes operators set it); it is given
-    the host and the command and nothing else. csh: whether our login shell is of that kind, for which Open MPI takes
-    the others' then, too.
+    the host and the command and nothing else. csh: whether our login shell is of that kind, in which Open MPI would
+    write to all hosts.
     """
 
     port: int | None = None
@@ -57,6 +57,8 @@ class Ssh:
         if self.program:
             return {f"{plm}_agent": self.program, **how}
         how[f"{plm}_args"] = " ".join(self.options)
-        if bourne and not self.csh and not re.search(r"[\s:]", "".join(bourne)):  # it cuts the text there
+        if self.csh:
+            how[f"{plm}_assume_same_shell"] = "0"  # it asks each host
+        elif bourne and not re.search(r"[\s:]", "".join(bourne)):  # it cuts the text there
             how[f"{plm}_agent"] = " ".join(bourne)
         return how

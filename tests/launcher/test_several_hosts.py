@@ -62,7 +62,7 @@ def test_open_mpi_4_has_its_own_names() -> None:
     ("bourne", "csh", "stands"),
     [
         (("/usr/bin/python", "-I", "/x/bourne.py"), False, True),
-        (("/usr/bin/python", "-I", "/x/bourne.py"), True, False),  # then Open MPI writes for csh
+        (("/usr/bin/python", "-I", "/x/bourne.py"), True, False),  # then Open MPI writes for csh, or asks
         (("/my python/bin/python", "/x/bourne.py"), False, False),
         (("/usr/bin/python", "/a:b/bourne.py"), False, False),
     ],
@@ -72,6 +72,7 @@ def test_what_stands_before_ssh(bourne: tuple[str, ...], csh: bool, stands: bool
     env = compose(settings, OPEN_MPI_5, dataclasses.replace(PLACE, bourne=bourne), {}).env
     assert env.get("PRTE_MCA_plm_ssh_agent") == (" ".join(bourne) if stands else None)
     assert env["PRTE_MCA_plm_ssh_args"].startswith("-o BatchMode=yes")
+    assert env.get("PRTE_MCA_plm_ssh_assume_same_shell") == ("0" if csh else None)
 
 
 def test_hydra_forwards_by_itself() -> None:
