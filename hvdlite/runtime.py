@@ -221,7 +221,8 @@ def known() -> Runtime:
 
 
 def rank() -> int:
-    """This process' number among all, from 0."""
+    """This process' number among all, from 0. This and the like raise NotInitializedError, a ValueError, before
+    `init()`."""
     return known().topology.rank
 
 

@@ -1,4 +1,8 @@
-"""Starting alike, and collectives on values: numbers, arrays, tensors of the backend, Keras variables."""
+"""Starting alike, and collectives on values: numbers, arrays, tensors of the backend, Keras variables.
+
+Each waits for all ranks, and raises on all of them where their arguments differ: MismatchError, on TensorFlow
+tf.errors.FailedPreconditionError.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +77,9 @@ def allreduce(
     postscale_factor: float = 1.0, op: Op | int | None = None, compression: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The reduction of all ranks' values (Average by default); of booleans Sum is the logical or. compression:
-    `Compression.none`, `.fp16` or `.bf16`."""
+    """The reduction of all ranks' values (Average by default), of the same shape and dtype; of booleans Sum is the
+    logical or. compression: `Compression.none`, `.fp16` or `.bf16`. Waits for all ranks. Raises MismatchError on all
+    where they differ, on TensorFlow tf.errors.FailedPreconditionError."""
     return collective(
         "allreduce", value, compression, op=resolve_op(op, average), name=name, prescale_factor=prescale_factor,
         postscale_factor=postscale_factor, process_set=process_set,
@@ -82,28 +87,29 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """All ranks' values concatenated along the first dimension, which may differ."""
+    """All ranks' values concatenated in rank order along the first dimension, which may differ. Waits for all ranks."""
     return collective("allgather", value, name=name, process_set=process_set)
 
 
 def broadcast(
     value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """root_rank's value on every rank."""
+    """root_rank's value on every rank, each of which gives one of the same shape and dtype. Waits for all ranks."""
     return collective("broadcast", value, root_rank=root_rank, name=name, process_set=process_set)
 
 
 def reducescatter(
     value: Any, name: str | None = None, op: Op | int = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """This rank's rows of the reduction of all ranks' values, dealt out as evenly as possible."""
+    """This rank's rows of the reduction of all ranks' values, dealt out as evenly as possible. Waits for all ranks."""
     return collective("reducescatter", value, name=name, op=op, process_set=process_set)
 
 
 def alltoall(
     value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The rows that all ranks sent here, in rank order; with splits also how many each sent."""
+    """The rows that all ranks sent here, in rank order: splits[r] of each go to rank r, without splits equal parts;
+    with splits also how many each sent. Waits for all ranks. Raises ValueError for splits that do not fit."""
     tensor = to_given(keras.ops.convert_to_tensor(value))
     result = collectives().alltoall(tensor, splits=splits, name=name, process_set=process_set)
     if splits is None:
@@ -115,7 +121,7 @@ def grouped_allreduce(
     values: Sequence[Any], name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, op: Op | int | None = None, process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """The reductions of several values as one operation."""
+    """`allreduce` of several values, as many on every rank, as one operation."""
     return grouped(
         "grouped_allreduce", values, op=resolve_op(op, average), name=name, prescale_factor=prescale_factor,
         postscale_factor=postscale_factor, process_set=process_set,
@@ -125,7 +131,7 @@ def grouped_allreduce(
 def grouped_allgather(
     values: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """All-gathers of several values as one operation."""
+    """`allgather` of several values, as many on every rank, as one operation."""
     return grouped("grouped_allgather", values, name=name, process_set=process_set)
 
 
@@ -133,5 +139,5 @@ def grouped_reducescatter(
     values: Sequence[Any], name: str | None = None, op: Op | int = Average,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Reduce-scatters of several values as one operation."""
+    """`reducescatter` of several values, as many on every rank, as one operation."""
     return grouped("grouped_reducescatter", values, name=name, op=op, process_set=process_set)

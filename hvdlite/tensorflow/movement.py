@@ -37,7 +37,8 @@ def averaged(grad: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
 def allgather(
     tensor: Tensor, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = Everyone
 ) -> tf.Tensor:
-    """All ranks' tensors concatenated along the first dimension, which may differ; differentiable."""
+    """All ranks' tensors concatenated in rank order along the first dimension, which may differ; differentiable. Waits
+    for all ranks. Raises tf.errors.FailedPreconditionError on all where dtypes or other dimensions differ."""
     return gathered(tensor, name, ignore_name_scope, process_set)
 
 
@@ -78,7 +79,7 @@ def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, ignore_name_scope: bool = False,
     process_set: ProcessSet = Everyone,
 ) -> list[tf.Tensor]:
-    """All-gathers of several tensors as one operation; differentiable."""
+    """`allgather` of several tensors, as many on every rank, as one operation; differentiable. Waits for all ranks."""
     if not tensors:
         return list(tensors)
     given = [dense_tensor(tensor) for tensor in tensors]
@@ -98,7 +99,8 @@ def broadcast(
     process_set: ProcessSet = Everyone,
 ) -> tf.Tensor:
     """root_rank's tensor on every rank, as a new tensor; differentiable: the root receives the average of all ranks'
-    gradients, the others zeros."""
+    gradients, the others zeros. Waits for all ranks. Raises tf.errors.FailedPreconditionError on all where shapes or
+    dtypes differ."""
     tensor = dense_tensor(tensor)
     name = named("Broadcast", [tensor], name, ignore_name_scope, process_set)
 

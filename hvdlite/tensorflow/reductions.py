@@ -137,7 +137,7 @@ def grouped_reducescatter(
     process_set: ProcessSet = Everyone, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Reduce-scatters of several tensors as one operation; differentiable."""
+    """`reducescatter` of several tensors, as many on every rank, as one; differentiable. Waits for all ranks."""
     if not tensors:
         return list(tensors)
     how = summing(op, prescale_factor, postscale_factor, process_set)

@@ -27,7 +27,7 @@ Everyone = global_process_set
 def _broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
 ) -> Call[torch.Tensor]:
-    """Overwrite tensor with root_rank's, in place; the result is the tensor."""
+    """`broadcast` in place, without gradient: overwrites the tensor; the result is the tensor. Waits for all ranks."""
     array, deliver = in_place(tensor)
     return Call(partial(ops.broadcast_, array, root_rank, name, process_set), deliver)
 
@@ -77,7 +77,7 @@ def grouped_allgather_async(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = Everyone
 ) -> tuple[torch.Tensor, ...]:
-    """Several all-gathers as one operation; differentiable."""
+    """`allgather` of several tensors, as many on every rank, as one operation; differentiable. Waits for all ranks."""
     return gathered(tensors, lambda arrays: ops.grouped_allgather(arrays, name, process_set), process_set)
 
 

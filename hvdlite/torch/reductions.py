@@ -27,7 +27,7 @@ def _allreduce_(
     tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
 ) -> Call[torch.Tensor]:
-    """All-reduce in place; the result is the tensor. Same shape on every rank, any layout."""
+    """`allreduce` in place, without gradient; the result is the tensor, of any layout. Waits for all ranks."""
     array, deliver = in_place(tensor)
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.allreduce_, array, *how), deliver)
@@ -40,7 +40,7 @@ def allreduce_async(
     tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
 ) -> int:
-    """All-reduce into a new tensor, asynchronously; returns a handle."""
+    """`allreduce`, asynchronously and without gradient; returns a handle for `synchronize`. Waits for nobody."""
     return allreduce_async_(fresh(tensor), average, name, op, prescale_factor, postscale_factor, process_set)
 
 

@@ -66,7 +66,7 @@ def grouped_reducescatter(
     op: Op | int = Average, process_set: ProcessSet = Everyone, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """This rank's rows of the reductions of several tensors, as one operation; differentiable."""
+    """`reducescatter` of several tensors, as many on every rank, as one; differentiable. Waits for all ranks."""
     small = [compressor(compression).compress(tensor) for tensor in tensors]
     factor = ops.amplification(op_of(op), prescale_factor, postscale_factor, process_set)
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
@@ -86,7 +86,8 @@ def grouped_reducescatter(
 def _gather(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
 ) -> Call[torch.Tensor | None]:
-    """All ranks' tensors concatenated along dimension 0 (which may differ) at root_rank; None elsewhere."""
+    """All ranks' tensors concatenated in rank order along dimension 0 (which may differ) at root_rank (a global rank);
+    None elsewhere. Waits for all ranks. Raises MismatchError on every rank where dtypes or other dimensions differ."""
     start = partial(ops.gather, readable(tensor), root_rank, name, process_set)
     return Call(start, lambda array: None if array is None else to_tensor(array))
 
