@@ -64,6 +64,10 @@ class Border(Protocol):
         is being compiled for something that cannot call Python; so does `accumulate`."""
         ...
 
+    def refuse_replicas(self) -> None:
+        """Raises NotImplementedError where the framework has several devices compute, and adds up what they give."""
+        ...
+
     def using(self) -> AbstractContextManager[None]:
         """Where borrowed results are used."""
         ...

@@ -114,7 +114,7 @@ def initialize(started: launched.Launched | None, library: str) -> None:
         raise HvdliteError(no_rank(process))
     if started and started.by == launched.OPEN_MPI and library.startswith(("MPICH", "MVAPICH", "Intel")):
         raise HvdliteError(strangers(started.by, library))
-    if launched.has_closed_launcher():
+    if launched.launchers_pipe_is_open() is False:
         raise HvdliteError(CUT_OFF)
     launched.offer_cores()
     with launched.alone() if started is None else nullcontext():

@@ -8,8 +8,9 @@ blocks in MPI_Finalize, and nobody is told. So, while installed,
 - `sys.exit(n)` and `raise SystemExit(n)` that reach the top of the main thread abort with n, if n is
   not 0 (a message counts as 1). Nothing in Python's exit path calls out for SystemExit, but CPython
   reads the exception's `code` there, with no Python frame left: `SystemExit.code` is replaced by a
-  property that notices. Tried: `atexit` (the code is no longer known), wrapping `sys.exit` (misses
-  `raise`), tracing (slows everything), not finalizing MPI (Open MPI then fails codes of 0 too);
+  property that notices. (On Python 3.11 `sys.exit` is replaced, too, from the import on.) Tried:
+  `atexit` (the code is no longer known), wrapping `sys.exit` (misses `raise`), tracing (slows
+  everything), not finalizing MPI (Open MPI then fails codes of 0 too);
 - a file in the job's folder, there from `install` to `uninstall`, shows the keeper of a process that
   ends with code 0 in between (`os._exit(0)`) that the others still count on it (see `notes`);
 - before the abort, Python's exit functions run and buffered files are written, for 0.7 s at most;

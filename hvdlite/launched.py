@@ -84,7 +84,7 @@ def mark_rank() -> None:
 def rank_that_was_meant() -> int | None:
     """The number of the process that was started as a rank and passed its environment on to this one, which is none."""
     process, _, what = os.environ.get(RANKS_PROCESS, "").partition(" ")
-    if not process or int(process) == os.getpid() or what != told() or has_open_launcher():
+    if not process or int(process) == os.getpid() or what != told() or launchers_pipe_is_open():
         return None
     return int(process)
 
@@ -95,23 +95,14 @@ def told() -> str:
     return blake2b(os.fsencode("\n".join(told)), digest_size=8).hexdigest()
 
 
-def has_open_launcher() -> bool:
-    """Whether the launcher has left a pipe open to this process: Hydra does, and tells jobs apart by little else."""
-    try:
-        os.fstat(int(os.environ["PMI_FD"]))
-    except (KeyError, ValueError, OSError):
-        return False
-    return True
-
-
-def has_closed_launcher() -> bool:
-    """Whether the launcher's pipe has not come to this process (subprocess closes it), or its other end is closed, as
-    after an earlier program of this rank has ended MPI."""
+def launchers_pipe_is_open() -> bool | None:
+    """Whether the launcher's pipe has come to this process (subprocess closes it), and its other end is open (not after
+    an earlier program of this rank has ended MPI); None where there is none. Hydra tells jobs apart by little else."""
     if not os.environ.get("PMI_FD", "").isdigit():
-        return False
+        return None
     pipe = select.poll()
     pipe.register(int(os.environ["PMI_FD"]), select.POLLIN)
-    return any(event & (select.POLLHUP | select.POLLNVAL) for _, event in pipe.poll(0))
+    return not any(event & (select.POLLHUP | select.POLLNVAL) for _, event in pipe.poll(0))
 
 
 def mpi_settings() -> list[str]:

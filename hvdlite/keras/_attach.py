@@ -95,6 +95,7 @@ class Attachment:
             raise NotImplementedError("layers in float8: what Keras gives as their gradients are no sums over a batch")
 
         def reduce_all(grads: list[Any]) -> None:
+            self.border.refuse_replicas()
             reduced = self.gradients.reduce(grads, variables, self.local, borrow=keeps_nothing(self.optimizer))
             with self.border.using(), self.updating():
                 apply(reduced, given)

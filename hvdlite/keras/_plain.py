@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdlite.reducer import Use
 
-__all__ = ["divided", "in_order", "use_of", "using"]
+__all__ = ["divided", "in_order", "refuse_replicas", "use_of", "using"]
 
 
 def use_of(gradient: Any) -> Use:
@@ -16,6 +16,10 @@ def use_of(gradient: Any) -> Use:
 
 def divided(gradient: Any, divisor: int) -> Any:
     return gradient / divisor
+
+
+def refuse_replicas() -> None:
+    """There are none."""
 
 
 def in_order() -> bool:

@@ -90,18 +90,21 @@ def using() -> Iterator[None]:
     setattr(graph, USERS, graph.get_operations()[before:])
 
 
-def reduce(exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = False) -> list[Gradient]:
-    """The gradients reduced over all ranks, in the same order; None where no rank has any.
-
-    borrow: the results are gone when the next round begins; only for use within `using()`. Raises NotImplementedError
-    for a strategy of TensorFlow's with several replicas, which are put together only when each has had a round.
-    """
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync if exchange.name.startswith("optimizer") else 1
+def refuse_replicas() -> None:
+    """Those of a strategy of TensorFlow's, which are put together only when each has had a round."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         raise NotImplementedError(
             f"hvd.DistributedOptimizer under a tf.distribute strategy of {replicas} replicas: start one process per "
             "device instead (hvdliterun -np), and no strategy"
         )
+
+
+def reduce(exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = False) -> list[Gradient]:
+    """The gradients reduced over all ranks, in the same order; None where no rank has any.
+
+    borrow: the results are gone when the next round begins; only for use within `using()`.
+    """
     dense = [densified(gradients[i]) if use is not Use.SPARSE else None for i, use in enumerate(exchange.uses)]
     after: Sequence[Any] = ()
     if tf.executing_eagerly():

@@ -123,7 +123,7 @@ def test_the_core_imports_no_adapter() -> None:
 
 
 def test_the_benchmarks_need_no_torch() -> None:
-    python("import sys\nsys.modules['torch'] = None\nimport hvdlite.bench.__main__")
+    assert python("import sys\nsys.modules['torch'] = None\nimport hvdlite.bench.__main__\nprint('there')") == "there\n"
 
 
 def test_the_launcher_imports_nothing_of_hvdlite() -> None:
