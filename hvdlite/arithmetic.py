@@ -36,7 +36,7 @@ def quiet_runner() -> Callable[..., Any]:
     callers = ctypes.cast(room, ctypes.c_void_p)  # keeps the room alive
 
     def run(function: Callable[..., Any], *arguments: Any) -> Any:
-        if usual():
+        if SMALLEST * ONE > 0.0 and ONE + BIT / 2 == ONE == ONE - BIT / 4:  # subnormal numbers kept, round to nearest
             return quietly(function, *arguments)
         get(callers)
         put(USUAL)
@@ -46,11 +46,6 @@ def quiet_runner() -> Callable[..., Any]:
             put(callers)
 
     return run
-
-
-def usual() -> bool:
-    """Whether this thread's arithmetic keeps subnormal numbers, and rounds to nearest."""
-    return SMALLEST * ONE > 0.0 and ONE + BIT / 2 == ONE == ONE - BIT / 4
 
 
 @cache

@@ -232,8 +232,8 @@ def in_mpi(function: Callable[..., Any], *arguments: Any) -> Any:
     me = threading.get_ident()
     WITHOUT_GPU.add(me)  # before it looks whether there is one: of this and `send_from` one sees the other
     try:
-        adopt_gpu()
         if GPUS_IN_MESSAGES:
+            adopt_gpu()
             WITHOUT_GPU.discard(me)
         return function(*arguments)
     finally:

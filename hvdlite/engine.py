@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdlite.algorithms import Place
 from hvdlite.arithmetic import quiet_runner
-from hvdlite.arrays import adopt_gpu, in_mpi
+from hvdlite.arrays import GPUS_IN_MESSAGES, NOTHING_PENDING, adopt_gpu, in_mpi
 from hvdlite.errors import HvdliteError, ShutdownError, broken_by, in_the_middle
 from hvdlite.memory import Workspace
 from hvdlite.promptly import promptly
@@ -90,7 +90,8 @@ class Lane:
 
     def begin(self, request: Request) -> Handle:
         """Queue a request that is waited for next: where the lane is idle, it runs before this returns."""
-        self.require_no_lender(request.signature)
+        if self.lent:
+            self.require_no_lender(request.signature)
         inline = False
         try:
             with self.changed.lock:
@@ -130,9 +131,7 @@ class Lane:
         """Make a request pending. waking: the lane's thread, which goes on once it can have the lock."""
         if self.closed:
             raise self.closed.with_traceback(None)  # that of an earlier call keeps all that was in its frames
-        request.digest = request.signature.digest()
-        caller = threading.get_ident()
-        key = request.key = request.signature.key
+        caller, key = threading.get_ident(), request.key
         if key in self.pending:
             raise ValueError(f"{key} is in flight already: wait for it (synchronize), or give this one another name.")
         if waking:  # first: where no thread can be started, nothing has happened
@@ -200,8 +199,9 @@ class Lane:
     def attempt(self, request: Request) -> bool:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
         request.begun = True
-        request.ready.wait()
-        adopt_gpu()
+        if request.ready is not NOTHING_PENDING or GPUS_IN_MESSAGES:
+            request.ready.wait()
+            adopt_gpu()
         if self.transport.size > 1 and not agreed(self.maximum, request, self.check, self.hurried):
             return False
         self.execute(request)

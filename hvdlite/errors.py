@@ -25,6 +25,10 @@ class MismatchError(HvdliteError):
     """Ranks disagree about one operation or plan. Raised on every rank of the set; the job stays usable."""
 
 
+class VoidError(HvdliteError):
+    """A backward of another rank has failed after some of its gradients had left: no rank has results of this one."""
+
+
 class ScalarError(HvdliteError, IndexError, ValueError):
     """A gather was given a tensor without dimensions. Where all ranks did, on all of them; else it is a mismatch.
 

@@ -22,10 +22,10 @@ import numpy as np
 
 from hvdlite.algorithms import allreduce, prepared
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import is_host
+from hvdlite.arrays import Array, is_host
 from hvdlite.buckets import BucketPlan
 from hvdlite.engine import Lane
-from hvdlite.errors import HvdliteError
+from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.gpu import Gpu, Side, on_gpu, side_of
 from hvdlite.memory import Arena
 from hvdlite.requests import Handle, Request, Round, Signature
@@ -33,10 +33,6 @@ from hvdlite.trial import Trial
 from hvdlite.zeros import Zeros
 
 VOID = 2  # the flag of a round's last bucket, 0 where all have all: 1: compare uses; 2 + r: rank r's backward raised
-
-
-class VoidError(HvdliteError):
-    """A backward of another rank has failed after some of its gradients had left: no rank has results of this one."""
 
 
 class Use(IntEnum):
@@ -47,6 +43,27 @@ class Use(IntEnum):
     DENSIFIED = 2
     """Sparse, but travelling dense: every rank gets a sparse one back."""
     SPARSE = 3
+
+
+class Bucket:
+    """One bucket's memory, here and where the host's other ranks have theirs, and what all-reduces it."""
+
+    def __init__(self, buffer: Array, peers: Sequence[Array] | None, how: Reduction) -> None:
+        self.buffer, self.peers, self.how = buffer, peers, how
+        self.run: Callable[[], None] | None = None
+
+    def reduce(self, lane: Lane) -> bool:
+        """Runs on the lane. Whether all ranks took part, rather than stand-ins of some."""
+        if lane.without_all:
+            allreduce(lane.transport, lane.workspace, lane.place, self.buffer, self.how)
+            return False
+        if self.run is None:
+            self.run = prepared(lane.transport, lane.workspace, lane.place, self.buffer, self.how, self.peers)
+        self.run()
+        return True
+
+    def stand_in(self) -> Zeros:
+        return Zeros.like([self.buffer], self.how)
 
 
 class Reducer:
@@ -74,16 +91,17 @@ class Reducer:
             Signature("plan", f"{name} bucket 0", facts),
             lambda lane: {device: self.allocate(lane, device, gpu) for device in plan.devices},
         ))
-        self.buffers = [self.arenas[b.device].view(b.start, b.length, b.dtype) for b in plan.buckets]
-        self.peers = [self.arenas[b.device].peer_views(b.start, b.length, b.dtype) for b in plan.buckets]
+        self.buckets = [
+            Bucket(arena.view(*place), arena.peer_views(*place), how)
+            for b in plan.buckets for arena, place in [(self.arenas[b.device], (b.start, b.length, b.dtype))]
+        ]  # fmt: skip
+        self.requests: dict[int, Request] = {}
+        """Those of earlier rounds, by bucket, to be used again."""
         self.views = [
-            self.buffers[slot.bucket][slot.offset : slot.offset + slot.length].reshape(spec.shape)
+            self.buckets[slot.bucket].buffer[slot.offset : slot.offset + slot.length].reshape(spec.shape)
             for spec, slot in zip(plan.specs, plan.slots, strict=True)
         ]
-        self.runs: dict[int, Callable[[], None]] = {}
-        """What all-reduces each bucket, once it has been."""
         self.bucket_of = [slot.bucket for slot in plan.slots]
-        self.names = [f"{name} bucket {number}" for number in range(len(plan.buckets))]
         self.lengths = [len(bucket.members) for bucket in plan.buckets]
         self.all_dense = [Use.DENSE] * len(plan.specs)
         """What `finish_round` returns, this very list, where every rank had every gradient."""
@@ -104,9 +122,8 @@ class Reducer:
         self.missing = self.lengths.copy()
         self.sent: list[tuple[Request, Handle]] = []
         self.arrived: list[int] = []
-        self.all_take_part = True
 
-    def abandon_round(self, tag: Round | str, spare: Callable[[list[int]], object] | None = None) -> bool:
+    def abandon_round(self, tag: Round, spare: Callable[[list[int]], object] | None = None) -> bool:
         """Forget a round that was begun and not finished (its backward raised). Waits for all ranks to come to its end.
         True where any of it was reduced, as all ranks then know. tag: the round's. spare: see `void_round`."""
         if not self.sent and not self.trial and 1 not in self.marked:
@@ -125,7 +142,7 @@ class Reducer:
         """Between rounds: whether one that was begun has failed, and not all ranks have come to its end."""
         return bool(self.sent) and (self.half_sent or any(not handle.done for _, handle in self.sent))
 
-    def void_round(self, tag: Round | str, spare: Callable[[list[int]], object] | None = None) -> None:
+    def void_round(self, tag: Round, spare: Callable[[list[int]], object] | None = None) -> None:
         """What has not left of a round follows, with word that no rank is to have results of it. spare: called before
         with the parameters that were not marked, in whose views something else may lie."""
         if spare:
@@ -144,10 +161,10 @@ class Reducer:
             self.trial.forget()
         return any(handle.error is None for handle in left)
 
-    def mark_ready(self, indices: Iterable[int], tag: Round | str) -> None:
-        """These gradients lie in their views. tag: names this round on all ranks, in words. Never waits. A second mark
-        of the same parameter in a round does nothing; raises HvdliteError where its bucket has left, with what is now
-        not true."""
+    def mark_ready(self, indices: Iterable[int], tag: Round) -> None:
+        """These gradients lie in their views. tag: names this round on all ranks, in a reducer's always the same words.
+        Never waits. A second mark of the same parameter in a round does nothing; raises HvdliteError where its bucket
+        has left, with what is now not true."""
         if self.trial:
             self.trial.begin()
         for index in indices:
@@ -162,7 +179,7 @@ class Reducer:
             elif self.has_left(index):
                 raise HvdliteError(too_late(self.plan.specs[index].name))
 
-    def send_full(self, tag: Round | str) -> None:
+    def send_full(self, tag: Round) -> None:
         """The next buckets, as far as they are full."""
         while len(self.sent) < len(self.missing) - 1 and self.missing[len(self.sent)] == 0:
             request = self.request(len(self.sent), tag)
@@ -172,7 +189,7 @@ class Reducer:
         """Whether gradient `index` is on its way to the other ranks."""
         return self.bucket_of[index] < len(self.sent)
 
-    def finish_round(self, load: Callable[[int], Use], tag: Round | str) -> list[Use]:
+    def finish_round(self, load: Callable[[int], Use], tag: Round) -> list[Use]:
         """Complete the round; returns each parameter's use, the largest over all ranks. Blocks until all ranks did.
 
         load: called for each parameter not marked; puts what gradient there is into the view, else zeros, and says
@@ -185,8 +202,7 @@ class Reducer:
         if 0 in self.marked:
             uses = [Use.DENSE if marked else load(index) for index, marked in enumerate(self.marked)]
         self.send_rest(tag, int(uses != self.all_dense), self.lane.begin)
-        for _, handle in self.sent:
-            handle.wait()
+        took_part = [handle.wait() for _, handle in self.sent]
         flag = self.sent[-1][0].flag if self.sent else 0
         if flag >= VOID:
             who = self.lane.members[flag - VOID]
@@ -196,23 +212,23 @@ class Reducer:
             )
         if flag:
             uses = self.agreed_uses(uses, tag)
-        if self.learn and self.all_take_part:
+        if self.learn and all(took_part):
             self.order, self.learn = self.agreed_order(tag), False
-        if self.trial and self.all_take_part:
+        if self.trial and all(took_part):
             self.go_on(self.trial, tag)
         elif self.trial:
             self.trial.forget()
         self.begin_round()
         return uses
 
-    def go_on(self, trial: Trial, tag: Round | str) -> None:
+    def go_on(self, trial: Trial, tag: Round) -> None:
         """A round of the trial has ended, on all ranks: how the next one goes."""
         trial.end()
         self.overlap = self.agreed_overlap(trial, tag) if trial.over else trial.early
         if trial.over:
             self.trial = None
 
-    def send_rest(self, tag: Round | str, flag: int, send_last: Callable[[Request], Handle]) -> None:
+    def send_rest(self, tag: Round, flag: int, send_last: Callable[[Request], Handle]) -> None:
         """All buckets that have not left; the last, which never leaves early, with the flag: submitted, or, where it is
         waited for next, begun in this thread, which saves handing it over."""
         last = len(self.plan.buckets) - 1
@@ -226,32 +242,19 @@ class Reducer:
                 send_last(request)
             self.sent.append((request, request.handle))
 
-    def request(self, number: int, tag: Round | str, flag: int = 0) -> Request:
-        buffer = self.buffers[number]
-
-        def work(lane: Lane) -> None:
-            if lane.without_all:
-                self.all_take_part = False
-                allreduce(lane.transport, lane.workspace, lane.place, buffer, self.how)
-            else:
-                self.prepared_bucket(number, lane)()
-
-        signature = Signature("gradients", self.names[number], round=tag)
-        request = Request(signature, work, flag=flag, stand_in=lambda: Zeros.like([buffer], self.how))
-        if not is_host(buffer):
-            on_gpu(self.lane, request, buffer)
+    def request(self, number: int, tag: Round, flag: int = 0) -> Request:
+        bucket, before = self.buckets[number], self.requests.get(number)
+        if before is not None and before.handle.done:
+            return before.again(tag, flag)
+        signature = Signature("gradients", f"{self.name} bucket {number}", round=tag)
+        request = Request(signature, bucket.reduce, flag=flag, stand_in=bucket.stand_in)
+        if is_host(bucket.buffer):
+            self.requests[number] = request
+        else:
+            on_gpu(self.lane, request, bucket.buffer)
         return request
 
-    def prepared_bucket(self, number: int, lane: Lane) -> Callable[[], None]:
-        """What all-reduces a bucket. Runs on the lane."""
-        run = self.runs.get(number)
-        if run is None:
-            buffer, peers = self.buffers[number], self.peers[number]
-            run = prepared(lane.transport, lane.workspace, lane.place, buffer, self.how, peers)
-            self.runs[number] = run
-        return run
-
-    def combine(self, kind: str, values: np.ndarray, how: Reduction, tag: Round | str) -> None:
+    def combine(self, kind: str, values: np.ndarray, how: Reduction, tag: Round) -> None:
         """All-reduce what is no gradient, in place."""
 
         def work(lane: Lane) -> None:
@@ -260,13 +263,13 @@ class Reducer:
         signature = Signature(kind, f"{self.name} bucket 0", round=tag)
         self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([values], how)))
 
-    def agreed_uses(self, mine: Sequence[Use], tag: Round | str) -> list[Use]:
+    def agreed_uses(self, mine: Sequence[Use], tag: Round) -> list[Use]:
         """The largest use over ranks, for each parameter. Only when some rank has something other than DENSE."""
         uses = np.array(mine, np.uint8)
         self.combine("uses", uses, Reduction("max"), tag)
         return [Use(int(use)) for use in uses]
 
-    def agreed_overlap(self, trial: Trial, tag: Round | str) -> bool:
+    def agreed_overlap(self, trial: Trial, tag: Round) -> bool:
         """What was faster, over all ranks."""
         seconds = np.array(trial.medians)
         self.combine("overlap", seconds, Reduction(divisor=self.lane.transport.size), tag)
@@ -276,7 +279,7 @@ class Reducer:
             logging.getLogger("hvdlite").info(text, self.name, 1e3 * early, 1e3 * late)
         return bool(early <= late)
 
-    def agreed_order(self, tag: Round | str) -> list[int]:
+    def agreed_order(self, tag: Round) -> list[int]:
         """Rank 0's order of arrival; behind it what it had not, in the plan's."""
 
         def work(lane: Lane) -> list[int]:

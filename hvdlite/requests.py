@@ -38,7 +38,9 @@ def digest_of_facts(kind: str, facts: Facts) -> int:
     return digest(f"{kind} {facts}")
 
 
-digest_of_name = lru_cache(maxsize=1024)(digest)
+@lru_cache(maxsize=1024)
+def digest_of_name(name: str, words: str) -> int:
+    return digest(f"{name}\n{words}")
 
 
 ODD = [digest(f"number {i}") | 1 for i in range(4)]
@@ -78,6 +80,11 @@ class Round(NamedTuple):
     def __str__(self) -> str:
         return self.words.format(*self.numbers)
 
+    @property
+    def number(self) -> int:
+        """What they add to a digest."""
+        return sum(map(mul, self.numbers, ODD))
+
 
 class Signature(NamedTuple):
     """kind: 'allreduce', ...; name: the tensor's or plan's; round: what tells it from others of that name."""
@@ -89,9 +96,8 @@ class Signature(NamedTuple):
 
     def digest(self) -> int:
         """Equal in all processes for equal signatures, and else different but for a chance of 2^-62."""
-        words, numbers = self.round if isinstance(self.round, Round) else (self.round, ())
-        number: int = sum(map(mul, numbers, ODD))
-        return (digest_of_facts(self.kind, self.facts) + digest_of_name(f"{self.name}\n{words}") + number) & BITS
+        words, number = (self.round.words, self.round.number) if isinstance(self.round, Round) else (self.round, 0)
+        return (digest_of_facts(self.kind, self.facts) + digest_of_name(self.name, words) + number) & BITS
 
     @property
     def key(self) -> str:
@@ -135,7 +141,8 @@ class Handle:
                     self.changed.waiting.remove(mine)
         if self.error is not None:
             raise self.error
-        self.ending.precede()
+        if self.ending is not NOTHING_PENDING:
+            self.ending.precede()
         return self.result
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
@@ -163,15 +170,29 @@ class Request:
     stand_in: Callable[[], Callable[[Lane], None]] | None = None
     """Makes what a rank that has joined does instead of `work`, picklable. None: not possible while one has joined."""
     handle: Handle = field(init=False)
-    key: str = ""
-    """The signature's, as `digest` is. These and the handle are there once it is queued."""
-    digest: int = 0
+    """There once it is queued."""
+    key: str = field(init=False)
+    """The signature's, as `digest` is."""
+    digest: int = field(init=False)
     begun: bool = False
     """Whether it is under way, so that other ranks may know of it."""
     queued: float = 0.0
     """When it was queued (time.monotonic()), for whoever looks on; 0.0: not yet."""
     agreed: float = 0.0
     """When all ranks had called it and the work began; 0.0: not yet."""
+
+    def __post_init__(self) -> None:
+        self.key, self.digest = self.signature.key, self.signature.digest()
+
+    def again(self, round: Round, flag: int) -> Request:
+        """The same operation, in a round with other numbers but the same words; this object is used again, since a new
+        one takes 30 us behind a training step. Not while it is pending."""
+        kind, name, facts, before = self.signature
+        assert isinstance(before, Round)
+        self.digest = (self.digest + round.number - before.number) & BITS
+        self.signature = Signature(kind, name, facts, round)
+        self.flag, self.begun, self.agreed = flag, False, 0.0
+        return self
 
     def call(self) -> Call:
         return Call(self.signature, self.flag, self.count, self.stand_in() if self.stand_in else None)

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import torch
 
 from hvdlite import runtime
-from hvdlite.errors import HvdliteError
+from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.planning import planned
-from hvdlite.reducer import Reducer, VoidError
+from hvdlite.reducer import Reducer
 from hvdlite.requests import Round
 from hvdlite.torch import _compiled, _cuda, _sharing, _steps, _together
 from hvdlite.torch._alike import alike
@@ -53,6 +53,7 @@ class Attachment:
         self.alone = self.paused = self.group is None or self.group.size == 1  # then there is nothing to reduce
         self.skipping = self.reducing = self.taking = self.accumulating = self.detached = self.apart = False
         self.renewed = self.stepping = False  # made in another one's place; a round that is no backward's is under way
+        self.depth = 0  # of the optimizer's step()s under way: a subclass's calls another; more where one has raised
         self.void = False  # a backward under way began before all ranks had come to the end of a round that has failed
         self.late = False  # its round begins when it ends, for that or since a plan is to be made
         self.unreduced = False  # since the last round or step a backward may have left gradients that are a rank's own
@@ -164,7 +165,7 @@ class Attachment:
     def begin_run(self, run: int) -> None:
         """The first gradient of one of autograd's runs: of a backward, or of one nested in it. Waits for nobody."""
         with self.lock:
-            if self.backward.goes_on(run):
+            if self.backward.reference and self.backward.goes_on(run):
                 self.backward.run = run
                 return
             self.taking = self.reducing = self.accumulating = False  # marks of a backward that has raised
@@ -176,8 +177,8 @@ class Attachment:
             _compiled.refuse_autograd()
             self.accumulating = self.passes + 1 < self.passes_per_step
             if not self.accumulating:
-                self.void, self.reducing = self.reducer.unresolved, True
-                self.late = self.void or not self.fits()
+                self.void, self.reducing = bool(self.reducer.sent) and self.reducer.unresolved, True
+                self.late = self.void or not (self.packing.unnoted or self.fits())
                 if not self.late:
                     self.begin_round(fits=True)
                     self.taking = True
@@ -186,9 +187,12 @@ class Attachment:
 
     def begin_round(self, fits: bool = False) -> None:
         """fits: whether the plan is known to. Otherwise waits for all ranks, where it does not."""
-        _compiled.pass_over()
-        self.packing.forget()
+        if not _compiled.told:
+            _compiled.pass_over()
+        if self.packing.fresh:
+            self.packing.forget()
         self.gradients.sent.clear()
+        self.gradients.taken.clear()
         abandoned = self.reducer.abandon_round(self.tag, self.gradients.slots.preserve)
         self.retries += abandoned
         if abandoned and self.gradients.has_aliases():
@@ -201,18 +205,22 @@ class Attachment:
         if not fits and not self.fits():
             _sharing.leave_to_others(self)
             self.make_plan(self.trainable())
-        self.gradients.note_own()
+        if not fits or not self.packing.usual:
+            self.gradients.slots.note_own(self.planned.parameters)
 
     def end_backward(self) -> None:
         """Finish its rounds. Waits for all ranks."""
         run, self.backward.run = current_run(), -1
         self.passes, self.accumulating = self.passes + self.accumulating, False
-        _together.end(self, run)
+        try:
+            _together.end(self, run)
+        finally:
+            self.backward.forget()
 
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.taking = self.reducing = False
-        if self.late:
+        if self.late or (self.packing.unnoted and not self.fits()):
             self.begin_round()
         if self.gradients.once:
             self.gradients.refuse_sparse_results()
@@ -220,7 +228,7 @@ class Attachment:
             self.streams.join(self.pack)
         self.pack(ended=not self.reducer.overlap)  # else buckets leave with it, before `take_again`
         if not self.packing.unnoted:  # then all have been looked at just now
-            self.take_again()
+            self.gradients.take_again(self.reducer)
         try:
             uses = self.reducer.finish_round(self.gradients.take, self.tag)
         except VoidError:
@@ -242,20 +250,6 @@ class Attachment:
             self.finish_round()
         finally:
             self.stepping = False
-
-    def take_again(self) -> None:
-        """Take what a hook of the user's has put in the place of a gradient that had been taken. Raises HvdliteError
-        where that is too late."""
-        replaced = self.gradients.replaced()
-        for index in self.gradients.changed(set(replaced)) if self.gradients.sent else ():
-            if self.reducer.has_left(index):
-                raise HvdliteError(
-                    f"the gradient of {self.planned.specs[index].name} was changed after it had left. Change it in a "
-                    "hook of the parameter (p.register_post_accumulate_grad_hook), or set HVDLITE_OVERLAP=0"
-                )
-        for index in replaced:
-            if self.reducer.marked[index]:
-                self.gradients.take(index)
 
     # Its life
 

@@ -45,11 +45,11 @@ class Ending:
         """run: the number of the run under way."""
         self.end, self.run = end, run
         self.hooks: list[Any] = []
-        self.follow()
+        self.follow(run)
 
-    def follow(self) -> None:
-        """Be called at the end of the run under way."""
-        self.node, self.last = outermost_node(), current_run()
+    def follow(self, run: int) -> None:
+        """Be called at the end of this run, which is under way."""
+        self.node, self.last = outermost_node(), run
         queue_callback(self)
 
     def __call__(self) -> None:
@@ -62,7 +62,7 @@ class Ending:
     def go_on_outside(self, grads: Any) -> None:
         """The run around the nested one has come to its next node."""
         self.forget_outside()
-        self.follow()
+        self.follow(current_run())
 
     def forget_outside(self) -> None:
         for hook in self.hooks:
@@ -71,7 +71,8 @@ class Ending:
 
 
 class Backward:
-    """Tells one backward from the next. end: called when one ends that `begin` was called for."""
+    """Tells one backward from the next. end: called when one ends that `begin` was called for; it is to `forget` it in
+    the end: until then it is under way, for other threads, too."""
 
     reference: weakref.ref[Ending] | None
 
@@ -117,14 +118,8 @@ class Backward:
         return ending is not None and ending.node is None and not ending.hooks and ending.last == run
 
     def begin(self, run: int) -> None:
-        self.reference = weakref.ref(Ending(self.finish, run))
+        self.reference = weakref.ref(Ending(self.end, run))
 
     def forget(self) -> None:
         """What comes next is of another one."""
         self.reference = None
-
-    def finish(self) -> None:
-        try:
-            self.end()
-        finally:  # until then it is under way, for other threads, too
-            self.forget()

@@ -9,8 +9,9 @@ import torch
 
 from hvdlite.arrays import Array
 from hvdlite.compression import unknown
+from hvdlite.errors import HvdliteError
 from hvdlite.ops import Average
-from hvdlite.reducer import Use
+from hvdlite.reducer import Reducer, Use
 from hvdlite.torch._packing import Slots
 from hvdlite.torch._parameters import Parameter, dtype_of_gradient, strides_of_gradient
 from hvdlite.torch._settings import Settings
@@ -105,11 +106,6 @@ class Gradients:
         dtype = dtype_of_gradient(p)
         return self.slots.alias(index) if view.dtype == dtype else view.to(dtype)
 
-    def note_own(self) -> None:
-        """A backward begins."""
-        self.taken.clear()
-        self.slots.note_own(self.parameters)
-
     def is_alias(self, index: int) -> bool:
         """Whether p.grad is what `take` or a result has put there."""
         return self.parameters[index].grad is self.slots.aliases[index]
@@ -136,6 +132,20 @@ class Gradients:
         """The parameters whose p.grad has changed since, or is among those replaced."""
         grads = [(i, self.parameters[i].grad) for i in self.sent]
         return [i for i, grad in grads if i in replaced or (grad is not None and grad._version != self.sent[i])]
+
+    def take_again(self, reducer: Reducer) -> None:
+        """Take what a hook of the user's has put in the place of a gradient that had been taken. Raises HvdliteError
+        where that is too late."""
+        replaced = self.replaced()
+        for index in self.changed(set(replaced)) if self.sent else ():
+            if reducer.has_left(index):
+                raise HvdliteError(
+                    f"the gradient of {reducer.plan.specs[index].name} was changed after it had left. Change it in a "
+                    "hook of the parameter (p.register_post_accumulate_grad_hook), or set HVDLITE_OVERLAP=0"
+                )
+        for index in replaced:
+            if reducer.marked[index]:
+                self.take(index)
 
     def refuse_result(self, p: Parameter, alias: bool = False) -> None:
         """Raise where p.grad is a result that backward has added to, and reducing it again would be wrong."""

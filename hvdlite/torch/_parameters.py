@@ -19,7 +19,7 @@ from hvdlite.variables import naming
 Parameter = torch.nn.Parameter
 Groups = Sequence[Mapping[str, Any]]
 Hook = Callable[[torch.Tensor], Any]
-computed = attrgetter("requires_grad")
+computed, data_ptr = attrgetter("requires_grad"), torch.Tensor.data_ptr
 
 
 def strides_of_gradient(p: torch.Tensor) -> tuple[int, ...]:
@@ -93,7 +93,9 @@ class Planned:
         """Whether they are all that the optimizer has, lie where they did, and are trained. Quick: asked at each
         backward."""
         now = groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
-        return self.are(now) and all(map(computed, now)) and not self.moved(now)
+        if len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
+            return False
+        return all(map(computed, now)) and self.addresses == list(map(data_ptr, now)) and not self.frozen
 
     def are(self, now: Sequence[Parameter]) -> bool:
         """Whether these are the same objects, and those that were frozen still are."""
@@ -103,10 +105,10 @@ class Planned:
 
     def moved(self, now: Sequence[Parameter]) -> bool:
         """Whether the same objects' memory is another than when it was last noted: cast, moved, or only copied."""
-        return self.addresses != list(map(torch.Tensor.data_ptr, now))
+        return self.addresses != list(map(data_ptr, now))
 
     def note_addresses(self) -> None:
-        self.addresses = list(map(torch.Tensor.data_ptr, self.parameters))
+        self.addresses = list(map(data_ptr, self.parameters))
 
     def changed(self, now: Sequence[Parameter]) -> bool:
         """Whether the plan fits the same objects no more: their dtype, device, shape or strides."""

@@ -92,15 +92,15 @@ def give_away(attachment: Attachment, parameters: set[int], to: Attachment) -> N
 
 
 def reducers(attachment: Attachment) -> list[Attachment]:
-    """Those that reduce gradients of an optimizer's parameters: itself, unless another has taken its place, and others
-    that share some, in the order in which they were attached; none where communication has started anew since."""
+    """Those alive that reduce gradients of an optimizer's parameters: itself, unless another has taken its place, and
+    others that share some, in the order in which they were attached; none where communication has begun anew."""
     while not (alive := attachment.alive) and attachment.heir is not None:
         attachment = attachment.heir.__dict__["_hvdlite"]
     if not alive:
         return []
     if not attachment.given:
         return [attachment]
-    found = {each.number: each for each in (attachment, *attachment.given.values())}
+    found = {each.number: each for each in (attachment, *attachment.given.values()) if each.alive}
     return [found[number] for number in sorted(found)]  # the same order on all ranks
 
 

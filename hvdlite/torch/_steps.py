@@ -36,8 +36,10 @@ def before(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Complete a round for gradients that no backward has reduced: now, or behind the closure, whose backward may do
     its own. Returns other arguments for the step where there is one."""
-    if nested(optimizer):
+    if attachment.depth and nested(optimizer):
+        attachment.depth += 1
         return None
+    attachment.depth = 1
     reducers = _sharing.reducers(attachment)
     if not reducers:
         require_no_successor(attachment)
@@ -94,6 +96,7 @@ def after(
     attachment: Attachment, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """What was reduced behind a closure was for this step."""
+    attachment.depth -= 1
     if has_closure(args, kwargs) and not nested(optimizer):
         close(attachment, _sharing.reducers(attachment))
 
@@ -123,7 +126,7 @@ def complete(
     many rounds each of them, by name, had completed when the user last called `synchronize`."""
     for each in reducers:
         by_hand = each.gradients.done in (attachment.seen.get(each.name, 0), synchronized.get(each.name))
-        if each.alive and not each.paused and (each.unreduced or by_hand or lacks_some(each)):
+        if not each.paused and (each.unreduced or by_hand or lacks_some(each)):
             done = each.gradients.done
             each.reduce()
             if each.shared and not each.gradients.once:  # an average may be averaged again: others that share it

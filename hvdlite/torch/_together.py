@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hvdlite.errors import MismatchError
-from hvdlite.reducer import VoidError
+from hvdlite.errors import MismatchError, VoidError
 
 if TYPE_CHECKING:
     from hvdlite.torch._attach import Attachment
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
 def end(attachment: Attachment, run: int) -> None:
     """The run in which this one's backward ends has ended: finish the rounds of all that end with it. Waits for all
     ranks. Raises VoidError on all ranks where a rank has begun anew."""
+    if attachment.reducing and len(attachment.runtime.attachments) == 1:  # as usual
+        attachment.finish_round()
+        return
     ending = []
     for each in attachment.runtime.attachments:
         its = each is attachment

@@ -162,6 +162,8 @@ class MpiMaximum:
 
     def wait(self) -> None:
         """Block until complete; elsewhere than in Python's main thread inside MPI, in nobody's way."""
+        if in_main():
+            ask(self.test)
         while self.rest:
             self.rest[-1].wait()
             self.test()

@@ -15,6 +15,7 @@ from hvdlite.buckets import Spec, plan
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.reducer import Reducer, Use
+from hvdlite.requests import Round
 from tests.pretend import cupy
 from tests.pretend.lanes import expected, in_use, on_lanes, produced, stand_in, summed  # noqa: F401
 
@@ -35,13 +36,13 @@ def test_a_round_of_mixed_buckets(way: str, overlap: bool) -> None:
             for i in reversed(range(len(specs))):
                 if i != 5:
                     reducer.views[i][...] = np.full(specs[i].shape, i + step + lane.transport.rank)
-                    reducer.mark_ready([i], str(step))
+                    reducer.mark_ready([i], Round("step {}", (step,)))
 
             def load(index: int) -> Use:
                 reducer.views[index][...] = 0
                 return Use.UNUSED
 
-            uses = reducer.finish_round(load, str(step))
+            uses = reducer.finish_round(load, Round("step {}", (step,)))
             assert [use is Use.UNUSED for use in uses] == [i == 5 for i in range(len(specs))]
             found.append([v.get() if i % 3 else v.copy() for i, v in enumerate(reducer.views)])
         return found

@@ -10,7 +10,7 @@ from hvdlite import matching
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.errors import MismatchError, ShutdownError
 from hvdlite.matching import LONGEST_DIFF, Verdicts, ranks
-from hvdlite.requests import LEAVE, UNKNOWN, Signature
+from hvdlite.requests import LEAVE, UNKNOWN, Request, Round, Signature
 
 
 def match(everyone: Sequence[Sequence[Signature]]) -> Verdicts:
@@ -190,6 +190,15 @@ def test_digests() -> None:
     digests = [signature.digest() for signature in different]
     assert len(set(digests)) == len(different) and all(0 <= digest < 2**62 for digest in digests)
     assert allreduce("a").digest() == A.digest()
+
+
+def test_a_request_that_is_used_again_agrees_with_a_new_one() -> None:
+    words = "step {}, backward {}"
+    again = Request(Signature("gradients", "a", (), Round(words, (1, 1))), lambda lane: None, flag=3)
+    for numbers in ((2, 1), (2, 2), (1, 1), (10**6, 0)):
+        new = Request(Signature("gradients", "a", (), Round(words, numbers)), lambda lane: None, flag=0)
+        assert again.again(Round(words, numbers), 0) is again
+        assert (again.signature, again.digest, again.key, again.flag) == (new.signature, new.digest, new.key, 0)
 
 
 def test_members_of_a_set_go_by_their_global_ranks() -> None:

@@ -11,11 +11,14 @@ from hvdlite.algorithms import Place
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.buckets import Spec, plan
 from hvdlite.engine import Lane
-from hvdlite.reducer import Reducer, Use, VoidError
-from hvdlite.requests import JOIN, Request
+from hvdlite.errors import VoidError
+from hvdlite.reducer import Reducer, Use
+from hvdlite.requests import JOIN, Request, Round
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 from hvdlite.trial import EACH, WARM_UP
 
+WORDS = "part {}, round {}"
+FIRST, SECOND = Round(WORDS, (1, 0)), Round(WORDS, (2, 0))
 SPECS = [Spec(f"p{i}", (40, i + 1), "float32") for i in range(6)]
 
 
@@ -33,13 +36,13 @@ def on_reducers(
     return run_ranks(size, rank_main)
 
 
-def mark_all(reducer: Reducer, value: float, tag: str) -> None:
+def mark_all(reducer: Reducer, value: float, tag: Round) -> None:
     for i in reversed(range(len(SPECS))):
         reducer.views[i][...] = value
         reducer.mark_ready([i], tag)
 
 
-def finish(reducer: Reducer, tag: str) -> None:
+def finish(reducer: Reducer, tag: Round) -> None:
     reducer.finish_round(lambda index: Use.DENSE, tag)
 
 
@@ -55,18 +58,18 @@ def test_a_backward_that_raises_at_its_very_end_is_void_on_all_ranks() -> None:
     """All of its gradients were there, so all buckets were full; the last has not left, and tells whose it was."""
 
     def rank_main(reducer: Reducer) -> str:
-        mark_all(reducer, 1.0, "first")
+        mark_all(reducer, 1.0, FIRST)
         left, text = len(reducer.sent), ""
         if reducer.lane.transport.rank == 1:
-            assert reducer.abandon_round("first")
+            assert reducer.abandon_round(FIRST)
         else:
             try:
-                finish(reducer, "first")
+                finish(reducer, FIRST)
             except VoidError as error:
                 text = str(error)
-            reducer.abandon_round("second")
-        mark_all(reducer, 1.0, "second")
-        finish(reducer, "second")
+            reducer.abandon_round(SECOND)
+        mark_all(reducer, 1.0, SECOND)
+        finish(reducer, SECOND)
         assert all((view == 2).all() for view in reducer.views)
         assert left == len(reducer.plan.buckets) - 1
         return text
@@ -91,13 +94,27 @@ def test_the_last_bucket_is_reduced_by_the_thread_that_waits_for_it() -> None:
 
     def rank_main(reducer: Reducer) -> None:
         reducer.lane.observers = (threads := Threads(),)
-        mark_all(reducer, 1.0, "first")
+        mark_all(reducer, 1.0, FIRST)
         settle(reducer)
-        finish(reducer, "first")
-        own = [threads.of[name] == threading.get_ident() for name in reducer.names]
+        finish(reducer, FIRST)
+        own = [threads.of[f"r bucket {i}"] == threading.get_ident() for i in range(len(reducer.buckets))]
         assert own == [False] * (len(own) - 1) + [True]
 
     on_reducers(2, rank_main, overlap=True)
+
+
+def test_a_request_is_not_used_again_before_it_is_done() -> None:
+    """Ctrl-C may have ended the wait for it."""
+
+    def rank_main(reducer: Reducer) -> None:
+        mark_all(reducer, 1.0, FIRST)
+        finish(reducer, FIRST)
+        before = reducer.requests[0]
+        assert reducer.request(0, SECOND) is before
+        before.handle.done = False
+        assert reducer.request(0, SECOND) is not before
+
+    on_reducers(1, rank_main, overlap=False)
 
 
 def test_who_voids_a_round_does_not_wait_for_the_others() -> None:
@@ -105,10 +122,10 @@ def test_who_voids_a_round_does_not_wait_for_the_others() -> None:
     voided = threading.Event()
 
     def rank_main(reducer: Reducer) -> bool:
-        mark_all(reducer, 1.0, "first")
+        mark_all(reducer, 1.0, FIRST)
         settle(reducer)
         others_went_on = reducer.lane.transport.rank == 0 or voided.wait(5)
-        reducer.void_round("first")
+        reducer.void_round(FIRST)
         voided.set()
         reducer.forget_round()
         return others_went_on
@@ -118,8 +135,8 @@ def test_who_voids_a_round_does_not_wait_for_the_others() -> None:
 
 def test_an_abandoned_round_is_none_of_the_trials() -> None:
     def rank_main(reducer: Reducer) -> None:
-        mark_all(reducer, 1.0, "first")
-        reducer.abandon_round("first")
+        mark_all(reducer, 1.0, FIRST)
+        reducer.abandon_round(FIRST)
         assert reducer.trial is not None and reducer.trial.began is None  # else it would count until the next one ends
 
     on_reducers(2, rank_main, overlap=None)
@@ -131,13 +148,13 @@ def test_rounds_without_ranks_that_have_joined_are_none_of_the_trials() -> None:
     def rank_main(reducer: Reducer) -> list[bool]:
         ways = []
         for step in range(3 * reducer.lane.transport.rank):
-            mark_all(reducer, 1.0, f"alone {step}")
-            finish(reducer, f"alone {step}")
+            mark_all(reducer, 1.0, Round(WORDS, (3, step)))
+            finish(reducer, Round(WORDS, (3, step)))
         reducer.lane.run(Request(JOIN, lambda lane: None))
         for step in range(WARM_UP + 2 * EACH):
             ways.append(reducer.overlap)
-            mark_all(reducer, 1.0, f"together {step}")
-            finish(reducer, f"together {step}")
+            mark_all(reducer, 1.0, Round(WORDS, (4, step)))
+            finish(reducer, Round(WORDS, (4, step)))
         assert reducer.trial is None
         return ways
 
@@ -152,8 +169,8 @@ def test_the_order_learned_is_rank_0s() -> None:
         lane = Lane(transport, Place(transport.size, False))
         reducer = Reducer(lane, plan(SPECS, 2048, 1024), Reduction(), "r", True, learn=True)
         for i in ((3, 0, 4, 1), (5, 4, 3, 2, 1, 0))[transport.rank]:
-            reducer.mark_ready([i], "first")
-        finish(reducer, "first")
+            reducer.mark_ready([i], FIRST)
+        finish(reducer, FIRST)
         lane.leave()
         return reducer.order
 

@@ -14,6 +14,7 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.buckets import Spec, plan
 from hvdlite.engine import Lane
 from hvdlite.reducer import Reducer, Use
+from hvdlite.requests import Round
 from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
 from hvdlite.trial import EACH, WARM_UP, Trial
 
@@ -58,9 +59,9 @@ def test_all_ranks_go_on_the_way_that_is_faster_over_all(
             ways.append(reducer.overlap)
             for i in reversed(range(len(specs))):
                 reducer.views[i][...] = i + step + transport.rank
-                reducer.mark_ready([i], str(step))
+                reducer.mark_ready([i], Round("step {}", (step,)))
             assert bool(reducer.sent) == reducer.overlap
-            reducer.finish_round(lambda index: Use.DENSE, str(step))
+            reducer.finish_round(lambda index: Use.DENSE, Round("step {}", (step,)))
             for i, view in enumerate(reducer.views):
                 np.testing.assert_array_equal(view, np.full(specs[i].shape, 3 * (i + step) + 3))
         assert reducer.trial is None
@@ -99,6 +100,6 @@ def test_rounds_without_all_ranks_do_not_count() -> None:
     reducer = Reducer(lane := Lane(alone(), Place(1, False)), plan([Spec("p", (4,), "float32")], 64, 64), Reduction(), "r", None)
     assert (trial := reducer.trial) is not None
     lane.without_all = True
-    reducer.mark_ready([0], "0")
-    reducer.finish_round(lambda index: Use.DENSE, "0")
+    reducer.mark_ready([0], Round("step {}", (0,)))
+    reducer.finish_round(lambda index: Use.DENSE, Round("step {}", (0,)))
     assert trial.rounds == 0 and trial.began is None

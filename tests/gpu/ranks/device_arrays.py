@@ -13,6 +13,7 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import on_host
 from hvdlite.buckets import Spec, plan
 from hvdlite.reducer import Reducer, Use
+from hvdlite.requests import Round
 from hvdlite.transports import device
 from tests.parallel.common import require_error, require_same_bits, restart
 
@@ -166,8 +167,8 @@ def check_rounds_of_a_reducer() -> None:
             for step in range(3):
                 for i in reversed(range(count)):
                     reducer.views[i][...] = i + step + r
-                    reducer.mark_ready([i], str(step))
-                reducer.finish_round(lambda index: Use.UNUSED, str(step))
+                    reducer.mark_ready([i], Round("step {}", (step,)))
+                reducer.finish_round(lambda index: Use.UNUSED, Round("step {}", (step,)))
                 for i, view in enumerate(reducer.views):
                     assert (on_host(view) == p * (i + step) + p * (p - 1) // 2).all(), (way, step, i)
     restart()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -360,6 +361,41 @@ class Longer(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:
         return super().step(closure)
+
+
+class Broken(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise ZeroDivisionError
+
+
+class Persistent(Broken):
+    """Goes on where a step inside its own has raised; its own step may raise, too."""
+
+    broken = False
+
+    def step(self, closure: Any = None) -> Any:
+        with contextlib.suppress(ZeroDivisionError):
+            super().step(closure)
+        torch.optim.SGD.step(self, closure)
+        torch.optim.SGD.step(self, closure)
+        if self.broken:
+            raise ZeroDivisionError
+
+
+def check_a_step_inside_another_that_raises() -> None:
+    """However many there are inside, and whichever raise: one step of the user's is one round."""
+    torch.optim.SGD(weights(), lr=1.0), Broken(weights(), lr=1.0)
+    params = weights()
+    optimizer = hvd.DistributedOptimizer(Persistent(params, lr=0.5))
+    for step in range(1, 6):
+        for p in params:
+            p.grad = torch.full_like(p, hvd.rank() + 1.0)
+        optimizer.broken = step in (2, 3)
+        rounds = optimizer._hvdlite.gradients.done
+        with contextlib.suppress(ZeroDivisionError):
+            optimizer.step()
+        assert all((p == -step * average()).all() for p in params), (step, params)
+        assert optimizer._hvdlite.gradients.done == rounds + (hvd.size() > 1), step
 
 
 def check_a_step_that_extends_another() -> None:
