@@ -295,5 +295,6 @@ class Lane:
         self.released = True
         if self.gpu is not None:
             self.gpu.close()
+        del self.maximum  # and the memory that it may be in, while graphs of before keep the lane
         self.workspace.close()
         self.transport.close()

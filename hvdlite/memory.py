@@ -23,7 +23,8 @@ import numpy as np
 from hvdlite import levels
 from hvdlite.arrays import LINE, LONG, Array, is_host, module, on_boundary
 from hvdlite.levels import Levels
-from hvdlite.transports import Transport
+from hvdlite.transports import Maximum, Transport
+from hvdlite.transports.flags import FLAG_BYTES, MOST_RANKS, ORDERED
 from hvdlite.warned import say_once
 
 HEADER = LINE  # bytes: the token, padded so that what follows is aligned
@@ -147,6 +148,8 @@ class Workspace:
         self.staged: dict[Hashable, tuple[Array, Callable[[], None]]] = {}
         """By kind of piece: where it lies on the stage, and what reduces it there."""
         self.split: Levels | None = None
+        self.flags: Arena | None = None
+        self.agreement: Maximum | None = None
 
     def scratch(self, like: Array, length: int) -> Array:
         """A flat array of `length` elements with like's dtype, on like's device; its contents are anything."""
@@ -176,6 +179,14 @@ class Workspace:
         """An arena, shared within each host where that is possible; it replaces the one of that name. Collective."""
         return allocate(transport, nbytes, share, self.levels(transport, hosts).local)
 
+    def agree_in_memory(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Maximum | None:
+        """What agrees in memory that all ranks of `transport` share; None where they do not, or would be no quicker.
+        Collective at the first call."""
+        if self.flags is None and ORDERED and 1 < transport.size <= MOST_RANKS:
+            self.flags = self.allocate("flags", transport, FLAG_BYTES, share=True, hosts=hosts)
+            self.agreement = transport.share(self.flags.peers) if self.flags.peers else None
+        return self.agreement
+
     def levels(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Levels:
         """The ranks of this host, and the drivers across hosts. Collective at the first call."""
         if self.split is None:
@@ -186,7 +197,7 @@ class Workspace:
         """Release the communicators, and what memory nobody else holds. Collective."""
         if self.split is not None:
             self.split.close()
-        self.stage = self.buffer = None
+        self.stage = self.buffer = self.flags = self.agreement = None
         self.staged.clear()
 
 

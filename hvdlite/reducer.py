@@ -91,10 +91,8 @@ class Reducer:
             Signature("plan", f"{name} bucket 0", facts),
             lambda lane: {device: self.allocate(lane, device, gpu) for device in plan.devices},
         ))
-        self.buckets = [
-            Bucket(arena.view(*place), arena.peer_views(*place), how)
-            for b in plan.buckets for arena, place in [(self.arenas[b.device], (b.start, b.length, b.dtype))]
-        ]  # fmt: skip
+        places = [(self.arenas[b.device], (b.start, b.length, b.dtype)) for b in plan.buckets]
+        self.buckets = [Bucket(arena.view(*place), arena.peer_views(*place), how) for arena, place in places]
         self.requests: dict[int, Request] = {}
         """Those of earlier rounds, by bucket, to be used again."""
         self.views = [
@@ -109,6 +107,8 @@ class Reducer:
 
     def allocate(self, lane: Lane, device: str, gpu: Gpu | None) -> Arena:
         """The arena for a device's buckets. Collective."""
+        if lane.place.in_memory and lane.place.one_host:
+            lane.maximum = lane.workspace.agree_in_memory(lane.transport, lane.place.hosts) or lane.maximum
         there: contextlib.AbstractContextManager[Lane | Side] = contextlib.nullcontext(lane)
         if device != "host":
             assert gpu is not None
@@ -244,7 +244,7 @@ class Reducer:
 
     def request(self, number: int, tag: Round, flag: int = 0) -> Request:
         bucket, before = self.buckets[number], self.requests.get(number)
-        if before is not None and before.handle.done:
+        if before is not None and before.queued and before.handle.done:
             return before.again(tag, flag)
         signature = Signature("gradients", f"{self.name} bucket {number}", round=tag)
         request = Request(signature, bucket.reduce, flag=flag, stand_in=bucket.stand_in)

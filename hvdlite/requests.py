@@ -189,8 +189,8 @@ class Request:
         one takes 30 us behind a training step. Not while it is pending."""
         kind, name, facts, before = self.signature
         assert isinstance(before, Round)
-        self.digest = (self.digest + round.number - before.number) & BITS
-        self.signature = Signature(kind, name, facts, round)
+        signature, digest = Signature(kind, name, facts, round), (self.digest + round.number - before.number) & BITS
+        self.signature, self.digest = signature, digest  # both, or, where a signal's handler raises, neither
         self.flag, self.begun, self.agreed = flag, False, 0.0
         return self
 

@@ -3,9 +3,10 @@
 MAX over five 64-bit integers, `[h, -h, flag, count, -count]`, where h digests the request's signature: all equal
 exactly when max(h) == -max(-h). In the same way all learn whether their counts are equal, which need not be: of an
 all-gather the rows, which need no message of their own then. It doubles as the entry barrier of the shared-memory
-algorithms. Non-blocking and tested in a loop that gives up the core, so that a waiting rank takes Ctrl-C and lets
-others compute. Rejected: a coordinator (Horovod), which costs a cycle time per operation and traffic when idle; and no
-agreement at all (DDP), which hangs or adds apples to pears when ranks differ.
+algorithms; ranks that share gradients' memory call the roll there, too (`transports.flags`). Non-blocking and tested in
+a loop that gives up the core, so that a waiting rank takes Ctrl-C and lets others compute. Rejected: a coordinator
+(Horovod), which costs a cycle time per operation and traffic when idle; and no agreement at all (DDP), which hangs or
+adds apples to pears when ranks differ.
 """
 
 from __future__ import annotations

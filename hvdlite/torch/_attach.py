@@ -205,8 +205,7 @@ class Attachment:
         if not fits and not self.fits():
             _sharing.leave_to_others(self)
             self.make_plan(self.trainable())
-        if not fits or not self.packing.usual:
-            self.gradients.slots.note_own(self.planned.parameters)
+        self.gradients.slots.note_own(self.planned.parameters)
 
     def end_backward(self) -> None:
         """Finish its rounds. Waits for all ranks."""

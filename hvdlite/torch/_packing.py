@@ -25,8 +25,8 @@ from hvdlite.warned import warn
 
 PACK_BYTES = 1 << 20
 STRIDED = torch.strided
-USUAL = STRIDED, False, 0  # by `kind`, of what autograd has computed and nobody touched
-gradient, kind = attrgetter("grad"), attrgetter("layout", "requires_grad", "_version")
+USUAL = STRIDED, False  # by `kind`: see `ordinary`
+gradient, kind = attrgetter("grad"), attrgetter("layout", "requires_grad")
 data_ptr, stride = torch.Tensor.data_ptr, torch.Tensor.stride
 OVERLAP = 1  # at::MemOverlap::Yes
 uses = torch._C._storage_Use_Count
@@ -120,15 +120,12 @@ class Slots:
         self.numbers[index] = self.storages[index]._cdata
         return alias
 
-    def note_own(self, parameters: Sequence[torch.Tensor], added_to: bool = False) -> None:
+    def note_own(self, parameters: Sequence[torch.Tensor]) -> None:
         """A backward begins, or has just begun: gradients that there are already, and that somebody has besides the
-        parameter (a list, a flat buffer), are to become the results. added_to: it has ended, and those count that are
-        not as they were made."""
+        parameter (a list, a flat buffer), are to become the results."""
         for index, p in enumerate(parameters):
             grad = p.grad
             if grad is None or grad is self.aliases[index] or index in self.own or not ordinary(grad):
-                continue
-            if added_to and (grad.is_inference() or not grad._version):
                 continue
             del grad
             if any(map(gt, holders(p), NOBODY)) and can_be_own(p):
@@ -174,10 +171,7 @@ class Packing:
         """Whether none need be added, since all are looked at when backward has ended."""
         weights = [PACK_BYTES if index in urgent else view.nbytes for index, view in enumerate(slots.views)]
         self.weights = dict(zip(self.index, weights, strict=True))
-        self.everything, self.kinds = [*range(len(parameters))], [USUAL] * len(parameters)
-        self.usual = False
-        """Whether the last round was `pack_all`'s: what is there when the next backward begins need not be looked at
-        then, since in the end gradients tell whether it has been added to."""
+        self.everything, self.usual = [*range(len(parameters))], [USUAL] * len(parameters)
         self.forget()
 
     def forget(self) -> None:
@@ -197,11 +191,8 @@ class Packing:
         now, by index."""
         added, slots, aliases, own = self.fresh, self.slots, self.slots.aliases, self.slots.own
         if ended and self.unnoted:
-            unseen, self.usual = self.usual, self.pack_all()
-            if self.usual:
+            if self.pack_all():
                 return self.everything
-            if unseen:
-                slots.note_own(self.parameters, added_to=True)
             added = [*reversed(self.parameters)]
         self.forget()
         plain = not self.singly
@@ -238,12 +229,10 @@ class Packing:
         """`pack` where backward has ended as it usually does, or else nothing, and False: every parameter has a dense
         gradient that lies elsewhere, and nobody another."""
         slots, grads = self.slots, list(map(gradient, self.parameters))
-        if not grads or self.singly or slots.own or any(map(is_, grads, repeat(None))):
-            return False
-        try:
-            if any(map(is_, grads, slots.aliases)) or list(map(kind, grads)) != self.kinds or not slots.untouched:
-                return False
-        except RuntimeError:  # tensors of inference mode have no version
+        if (
+            not grads or self.singly or slots.own or any(map(is_, grads, repeat(None)))
+            or list(map(kind, grads)) != self.usual or not slots.untouched  # nor are those in `grads`
+        ):  # fmt: skip
             return False
         torch._foreach_copy_(slots.views, grads)
         for p, alias in zip(self.parameters, slots.aliases, strict=True):

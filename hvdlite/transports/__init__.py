@@ -8,6 +8,7 @@ A transport is one private communicator: messages on one never meet messages on 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,15 @@ from hvdlite.arrays import NOTHING_PENDING, Array, Mark
 LOOKS = 4
 """Who sleeps while waiting for MPI looks so often when it wakes: an MPI takes in one part of a message per call. With
 one look per nap of at most 1 ms, an agreement over TCP was known 3 ms late."""
+
+
+def ask(test: Callable[[], bool]) -> None:
+    """Until that is true, politely."""
+    for _ in range(LOOKS):
+        if test():
+            return
+    while not test():
+        os.sched_yield()
 
 
 class Pending(Protocol):
@@ -92,6 +102,11 @@ class Transport(Protocol):
 
     def maximum(self, count: int) -> Maximum:
         """What agrees on so many int64s. Sends nothing yet."""
+        ...
+
+    def share(self, flags: Sequence[Array]) -> Maximum | None:
+        """Agree in memory from now on, in the barrier, too: the Maximum that does, or None where messages go through
+        memory anyway. flags: FLAG_BYTES zeros of each rank, in rank order, which all share. Collective."""
         ...
 
     def native_allreduce(self, array: Array, op: str) -> None:

@@ -57,6 +57,9 @@ class DirectTransport:
     def maximum(self, count: int) -> Maximum:
         return self.base.maximum(count)
 
+    def share(self, flags: Sequence[Array]) -> Maximum | None:
+        return self.base.share(flags)
+
     def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
         return partial(self.exchange, send, dest, receive, source)
 

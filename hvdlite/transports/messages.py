@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
 from mpi4py import MPI
 
 from hvdlite.arrays import Array
-from hvdlite.transports import LOOKS
+from hvdlite.transports import LOOKS, ask
 
 SHORTEST_NAP, LONGEST_NAP = 1e-4, 1e-3
 """Who waits for long messages looks LOOKS times at the piece that is next, then sleeps: the kernel's buffers keep the
@@ -30,15 +30,6 @@ def in_main() -> bool:
     """Whether this is the thread in which Python runs signals' handlers: never while it is inside MPI. So there MPI is
     asked again and again instead, and Ctrl-C is noticed where another rank has left."""
     return threading.get_ident() == MAIN
-
-
-def ask(test: Callable[[], bool]) -> None:
-    """Until that is true, politely."""
-    for _ in range(LOOKS):
-        if test():
-            return
-    while not test():
-        os.sched_yield()
 
 
 class MpiExchange:

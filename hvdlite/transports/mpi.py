@@ -7,14 +7,16 @@ arithmetic is ours. Messages above 1 GiB go in pieces, since counts are C ints i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from mpi4py import MPI
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes
-from hvdlite.transports.messages import GIVEN_UP, MpiExchange, MpiMaximum, MpiRepeated, ask, in_main
+from hvdlite.transports import Maximum, ask
+from hvdlite.transports.flags import FLAG_BYTES, SharedMaximum
+from hvdlite.transports.messages import GIVEN_UP, MpiExchange, MpiMaximum, MpiRepeated, in_main
 
 PIECE = 1 << 30
 TCP_PIECE = 60 * 1024
@@ -38,7 +40,7 @@ class MpiTransport:
         self.size: int = comm.Get_size()
         self.library = library()
         self.maxima: list[MpiMaximum] = []
-        self.everyone: MpiMaximum | None = None
+        self.everyone: MpiMaximum | SharedMaximum | None = None
         """The barrier: a maximum of nothing."""
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
@@ -103,6 +105,11 @@ class MpiTransport:
         self.maxima.append(MpiMaximum(self.comm, count))
         return self.maxima[-1]
 
+    def share(self, flags: Sequence[Array]) -> Maximum | None:
+        half = FLAG_BYTES // 2
+        self.everyone = SharedMaximum([each[:half] for each in flags], self.rank, self.called_by)
+        return SharedMaximum([each[half:] for each in flags], self.rank, self.called_by)
+
     def native_allreduce(self, array: Array, op: str) -> None:
         flat, step = array.reshape(-1), PIECE // array.itemsize
         kind = MPI.Datatype.fromcode(array.dtype.str[1:])  # which mpi4py does not find where an array is not aligned
@@ -145,6 +152,7 @@ class MpiTransport:
 
     def close(self) -> None:
         if self.comm != MPI.COMM_NULL and not MPI.Is_finalized():
+            self.everyone = None
             for each in self.maxima:  # which would keep the communicator's number
                 each.close()
             self.comm.Free()

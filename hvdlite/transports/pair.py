@@ -49,7 +49,7 @@ class PairTransport:
     def no_collective(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError("a pair of ranks has messages, and no collectives")
 
-    exchange = prepared_exchange = start_exchange = barrier = native_allreduce = split = no_collective
+    exchange = prepared_exchange = start_exchange = barrier = share = native_allreduce = split = no_collective
 
     def send(self, array: Array, dest: int) -> None:
         self.parent.send(array, self.peer)

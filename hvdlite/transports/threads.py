@@ -105,6 +105,9 @@ class ThreadTransport:
     def maximum(self, count: int) -> ThreadMaximum:
         return ThreadMaximum(self)
 
+    def share(self, flags: Sequence[Array]) -> None:
+        return None
+
     def put_up(self, values: Sequence[int]) -> list[Sequence[int]]:
         """Put values on the board, beside those that the others put up in their same turn; the list of them."""
         with self.board.lock:

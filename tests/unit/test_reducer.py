@@ -113,6 +113,10 @@ def test_a_request_is_not_used_again_before_it_is_done() -> None:
         assert reducer.request(0, SECOND) is before
         before.handle.done = False
         assert reducer.request(0, SECOND) is not before
+        before = reducer.request(0, SECOND)  # which has not been queued, as where the lane could not take it
+        mark_all(reducer, 2.0, SECOND)
+        finish(reducer, SECOND)
+        assert reducer.requests[0] is not before and (reducer.views[0] == 2.0).all()
 
     on_reducers(1, rank_main, overlap=False)
 

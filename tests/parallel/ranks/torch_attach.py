@@ -6,12 +6,15 @@ import copy
 import gc
 import io
 import pickle
+import platform
+from typing import Any
 
 import torch
 
 import hvdlite
 import hvdlite.torch as hvd
 from hvdlite import runtime
+from hvdlite.transports.flags import SharedMaximum
 from tests.parallel.common import require_error, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
@@ -193,6 +196,31 @@ def check_optimizers_whose_place_others_have_taken() -> None:
                 optimizers[0].zero_grad()
                 loss_of(params[:1]).backward()
                 require_grads(params[:1], hvd.rank() + 1)
+
+
+def check_an_optimizer_that_takes_over_during_a_backward() -> None:
+    """The one before no longer reduces what it has begun: else sums would be summed again."""
+    params = weights((3,), (4,))
+    optimizers = [attach(params, op=hvd.Sum)]
+
+    class TakeOver(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            if len(optimizers) == 1:
+                optimizers.append(attach(params, op=hvd.Sum))
+            return grad
+
+    for step in range(3):
+        (TakeOver.apply(params[0] * 1.0).sum() * (hvd.rank() + 1) + loss_of(params[1:])).backward()
+        if step:  # the first backward has begun before there was the second optimizer
+            require_grads(params, average() * hvd.size())
+        optimizers[1].step()
+        require_grads(params, average() * hvd.size())
+        optimizers[1].zero_grad()
 
 
 def check_a_dropped_optimizer_is_gone_at_once() -> None:
@@ -379,6 +407,8 @@ def check_what_goes_by_messages_shares_no_memory() -> None:
         optimizer = attach(weights())
         (arena,) = optimizer._hvdlite.reducer.arenas.values()  # type: ignore[attr-defined]
         assert (arena.peers is not None) == shared, way
+        agrees_in_memory = isinstance(optimizer._hvdlite.lane.maximum, SharedMaximum)  # type: ignore[attr-defined]
+        assert agrees_in_memory == (shared and platform.machine() == "x86_64"), way
     restart()
 
 

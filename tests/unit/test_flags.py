@@ -1,0 +1,80 @@
+"""Agreements in shared memory: on one line of events, in which every order can be had."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hvdlite.arrays import LINE
+from hvdlite.transports.flags import LINES, PATIENCE, SharedMaximum
+
+
+def made(size: int, looks: list[int] | None = None) -> list[SharedMaximum]:
+    """One of each rank."""
+    lines = [np.zeros(LINES * LINE, np.uint8) for _ in range(size)]
+    return [SharedMaximum(lines, rank, (looks if looks is not None else []).append) for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_largest_of_all(size: int) -> None:
+    ranks = made(size)
+    for call in range(5):
+        for rank, each in enumerate(ranks):
+            each.start((-(1 << 62) + rank, rank - 10 * call, (1 << 62) if rank == call % size else 0))
+            assert each.test() == (rank == size - 1)
+        assert all(each.test() and list(each.values) == [-(1 << 62) + size - 1, size - 1 - 10 * call, 1 << 62] for each in ranks)
+
+
+def test_who_is_late_reads_the_last_calls_values() -> None:
+    """The others are in the next by then, and no further."""
+    early, late = made(2)
+    early.start((1,))
+    late.start((2,))
+    assert early.test() and early.values == [2]
+    early.start((30,))
+    assert not early.test()
+    assert late.test() and late.values == [2]
+    late.start((4,))
+    assert late.test() and early.test() and late.values == early.values == [30]
+
+
+def test_a_barrier_is_a_maximum_of_nothing() -> None:
+    first, second = made(2)
+    for _ in range(3):
+        first.start(())
+        assert not first.test()
+        second.start(())
+        second.wait()
+        first.wait()
+
+
+def test_mpi_is_looked_at_while_a_rank_is_waited_for() -> None:
+    looks: list[int] = []
+    ranks = made(3, looks)
+    ranks[0].start((0,))
+    ranks[2].start((0,))
+    for _ in range(3 * PATIENCE):
+        assert not ranks[0].test()
+    assert looks == [1] * 3
+
+
+def test_ranks_side_by_side() -> None:
+    ranks, calls = made(4), 40
+    found: list[list[int]] = [[] for _ in ranks]
+
+    def run(rank: int) -> None:
+        for call in range(calls):
+            ranks[rank].start((call * 10 + (rank + call) % 4,))
+            while not ranks[rank].test():
+                time.sleep(0)
+            found[rank] += ranks[rank].values
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[call * 10 + 3 for call in range(calls)]] * 4
