@@ -9,6 +9,7 @@ A transport is one private communicator: messages on one never meet messages on 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +18,15 @@ from hvdlite.arrays import NOTHING_PENDING, Array, Mark
 LOOKS = 4
 """Who sleeps while waiting for MPI looks so often when it wakes: an MPI takes in one part of a message per call. With
 one look per nap of at most 1 ms, an agreement over TCP was known 3 ms late."""
+
+
+MAIN = threading.main_thread().ident
+
+
+def in_main() -> bool:
+    """Whether this is the thread in which Python runs signals' handlers: never while it is inside MPI. So there MPI is
+    asked again and again instead, and Ctrl-C is noticed where another rank has left."""
+    return threading.get_ident() == MAIN
 
 
 def ask(test: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdlite.arrays import LINE, Array
-from hvdlite.transports import ask
+from hvdlite.transports import ask, in_main
 
 ORDERED = platform.machine() == "x86_64"
 """Whether all processors see one's writes in their order, with no more said. ARM's may not."""
@@ -20,7 +20,7 @@ MOST_RANKS = 32  # each looks at all others, where messages take log2 p steps
 LINES = 2  # of each rank, for one maximum
 WORDS = LINE // 8
 FLAG_BYTES = 2 * LINES * LINE
-PATIENCE = 8  # looks at another's line for one at MPI
+PATIENCE = 8  # looks of Python's main thread at another's line for one at MPI; each of those lets others have the GIL
 
 
 class SharedMaximum:
@@ -54,7 +54,7 @@ class SharedMaximum:
             theirs = self.lines[self.rest[-1]]
             if theirs[at] != self.number:
                 self.looks += 1
-                if self.looks % PATIENCE == 0:
+                if self.looks % PATIENCE == 0 or not in_main():
                     self.look(self.rest[-1])
                 return False
             self.rest.pop()

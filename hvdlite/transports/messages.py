@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Sequence
 from struct import Struct
@@ -12,7 +11,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hvdlite.arrays import Array
-from hvdlite.transports import LOOKS, ask
+from hvdlite.transports import LOOKS, ask, in_main
 
 SHORTEST_NAP, LONGEST_NAP = 1e-4, 1e-3
 """Who waits for long messages looks LOOKS times at the piece that is next, then sleeps: the kernel's buffers keep the
@@ -20,16 +19,9 @@ wire busy. With Open MPI 5 at 1 Gbit/s, 40 MiB in 370 ms: 48 ms of a rank's CPU 
 of 105 with naps of 0.1 ms and looks at all pieces. Where the CPU is the limit (7 Gbit/s) it takes 46 ms instead of
 43."""
 TAG_MAXIMUM = 9
-MAIN = threading.main_thread().ident
 
 GIVEN_UP: list[Any] = []
 """What MPI may still write to or read, though nobody waits for it any more (a signal's handler raised meanwhile)."""
-
-
-def in_main() -> bool:
-    """Whether this is the thread in which Python runs signals' handlers: never while it is inside MPI. So there MPI is
-    asked again and again instead, and Ctrl-C is noticed where another rank has left."""
-    return threading.get_ident() == MAIN
 
 
 class MpiExchange:

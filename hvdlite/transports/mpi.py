@@ -14,9 +14,9 @@ from typing import Any
 from mpi4py import MPI
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes
-from hvdlite.transports import Maximum, ask
+from hvdlite.transports import Maximum, ask, in_main
 from hvdlite.transports.flags import FLAG_BYTES, SharedMaximum
-from hvdlite.transports.messages import GIVEN_UP, MpiExchange, MpiMaximum, MpiRepeated, in_main
+from hvdlite.transports.messages import GIVEN_UP, MpiExchange, MpiMaximum, MpiRepeated
 
 PIECE = 1 << 30
 TCP_PIECE = 60 * 1024
@@ -155,6 +155,7 @@ class MpiTransport:
             self.everyone = None
             for each in self.maxima:  # which would keep the communicator's number
                 each.close()
+            self.maxima.clear()
             self.comm.Free()
 
 

@@ -59,6 +59,10 @@ def test_mpi_is_looked_at_while_a_rank_is_waited_for() -> None:
     for _ in range(3 * PATIENCE):
         assert not ranks[0].test()
     assert looks == [1] * 3
+    thread = threading.Thread(target=ranks[0].test)  # where nothing else lets others have the GIL
+    thread.start()
+    thread.join()
+    assert looks == [1] * 4
 
 
 def test_ranks_side_by_side() -> None:
