@@ -177,7 +177,7 @@ class Attachment:
             _compiled.refuse_autograd()
             self.accumulating = self.passes + 1 < self.passes_per_step
             if not self.accumulating:
-                self.void, self.reducing = bool(self.reducer.sent) and self.reducer.unresolved, True
+                self.void, self.reducing = self.reducer.unresolved, True
                 self.late = self.void or not (self.packing.unnoted or self.fits())
                 if not self.late:
                     self.begin_round(fits=True)

@@ -98,7 +98,7 @@ class Slots:
     @property
     def untouched(self) -> bool:
         """Whether nobody has kept an alias, nor made anything else of it. Of all in four loops of C, which behind a
-        backward take a quarter of what one of Python's does."""
+        backward take less than one of Python's."""
         return (
             list(map(uses, self.numbers)).count(UNSHARED) == len(self.numbers)
             and list(map(getrefcount, self.aliases)).count(ALONE_MAPPED) == len(self.aliases)

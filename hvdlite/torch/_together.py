@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 def end(attachment: Attachment, run: int) -> None:
     """The run in which this one's backward ends has ended: finish the rounds of all that end with it. Waits for all
     ranks. Raises VoidError on all ranks where a rank has begun anew."""
-    if attachment.reducing and not attachment.detached and len(attachment.runtime.attachments) == 1:  # as usual
-        attachment.finish_round()
-        return
     ending = []
     for each in attachment.runtime.attachments:
         its = each is attachment

@@ -14,7 +14,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes
-from hvdlite.transports import Maximum, ask, in_main
+from hvdlite.transports import ask, in_main
 from hvdlite.transports.flags import FLAG_BYTES, SharedMaximum
 from hvdlite.transports.messages import GIVEN_UP, MpiExchange, MpiMaximum, MpiRepeated
 
@@ -105,7 +105,7 @@ class MpiTransport:
         self.maxima.append(MpiMaximum(self.comm, count))
         return self.maxima[-1]
 
-    def share(self, flags: Sequence[Array]) -> Maximum | None:
+    def share(self, flags: Sequence[Array]) -> SharedMaximum:
         half = FLAG_BYTES // 2
         self.everyone = SharedMaximum([each[:half] for each in flags], self.rank, self.called_by)
         return SharedMaximum([each[half:] for each in flags], self.rank, self.called_by)

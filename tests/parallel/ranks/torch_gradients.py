@@ -36,6 +36,14 @@ def attach(params: Sequence[torch.nn.Parameter], **how: Any) -> torch.optim.SGD:
     return hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), **how)
 
 
+def train(params: Sequence[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Three steps as usual."""
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(params).backward()
+        optimizer.step()
+
+
 def require_grads(params: Sequence[torch.Tensor], value: float) -> None:
     for i, p in enumerate(params):
         assert p.grad is not None and (p.grad == value).all(), f"gradient {i} is {p.grad}, not {value}"
@@ -210,10 +218,7 @@ def check_gradients_of_the_users_that_come_later() -> None:
     """The same, where the rounds before were as usual, and of a parameter that only another rank's backward reaches."""
     params = weights()
     optimizer = attach(params)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss_of(params).backward()
-        optimizer.step()
+    train(params, optimizer)
     flat = torch.zeros(sum(p.numel() for p in params))
     for p, part in zip(params, flat.split([p.numel() for p in params]), strict=True):
         p.grad = part.view_as(p)
@@ -227,10 +232,7 @@ def check_gradients_of_the_users_that_come_later() -> None:
     require_same_bits(params)
     params = weights((3,), (4,))
     optimizer = attach(params)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss_of(params).backward()
-        optimizer.step()
+    train(params, optimizer)
     mine = [torch.zeros_like(p) for p in params]
     for p, grad in zip(params, mine, strict=True):
         p.grad = grad
@@ -243,10 +245,7 @@ def check_gradients_that_a_hook_keeps_stay_this_ranks() -> None:
     """Also where it has changed them in place, or autograd has copied them, as it does those of a sum."""
     params = weights((3,), (4,))
     optimizer = attach(params)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss_of(params).backward()
-        optimizer.step()
+    train(params, optimizer)
     kept: list[torch.Tensor] = []
 
     def keep(p: torch.Tensor) -> None:
