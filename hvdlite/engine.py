@@ -26,7 +26,7 @@ from hvdlite.arrays import GPUS_IN_MESSAGES, NOTHING_PENDING, adopt_gpu, in_mpi
 from hvdlite.errors import HvdliteError, ShutdownError, broken_by, in_the_middle
 from hvdlite.memory import Workspace
 from hvdlite.promptly import promptly
-from hvdlite.requests import LEAVE, Changed, Handle, Request, Signature
+from hvdlite.requests import LEAVE, Changed, Handle, Request
 from hvdlite.rollcall import VALUES, agreed
 from hvdlite.rounds import rounds
 from hvdlite.transports import Transport
@@ -90,7 +90,7 @@ class Lane:
 
     def begin(self, request: Request) -> Handle:
         """Queue a request that is waited for next: where the lane is idle, it runs before this returns."""
-        self.require_no_lender(request.signature)
+        self.require_no_lender(request.key)
         inline = False
         try:
             with self.changed.lock:
@@ -121,10 +121,10 @@ class Lane:
                 if self.queue:
                     self.wake()
 
-    def require_no_lender(self, signature: Signature) -> None:
+    def require_no_lender(self, key: str) -> None:
         """Raise HvdliteError where a call is about to wait in the middle of another of its thread's."""
         if self.lent and self.lender == threading.get_ident():
-            raise in_the_middle(signature.key)
+            raise in_the_middle(key)
 
     def admit(self, request: Request, waking: bool = True) -> None:
         """Make a request pending. waking: the lane's thread, which goes on once it can have the lock."""
@@ -219,7 +219,7 @@ class Lane:
         self.alike = False
         with self.changed.lock:
             self.settle(request, result, error)
-            if request.signature == LEAVE:  # closed before anyone learns of it: leaving twice is leaving once
+            if request.first is LEAVE:  # closed before anyone learns of it: leaving twice is leaving once
                 self.close(self.farewell)
         if error is not None and (reason := broken_by(error, request.key)):
             self.break_off(reason)
@@ -268,7 +268,7 @@ class Lane:
 
     def start_leaving(self) -> Handle:
         """Begin `leave`, and return at once: who leaves several lanes begins with all of them."""
-        self.require_no_lender(LEAVE)
+        self.require_no_lender(LEAVE.key)
         with self.changed.lock:
             if self.departure is None:
                 request = Request(LEAVE, lambda lane: None)

@@ -156,7 +156,8 @@ class Handle:
 class Request:
     """One collective operation: the signature to agree on, and the work that follows."""
 
-    signature: Signature
+    first: Signature
+    """Its signature when it was made: see `again`."""
     work: Callable[[Lane], Any]
     """Runs on the lane once all ranks have agreed; its return value becomes the handle's result."""
     ready: Mark = NOTHING_PENDING
@@ -171,9 +172,12 @@ class Request:
     """Makes what a rank that has joined does instead of `work`, picklable. None: not possible while one has joined."""
     handle: Handle = field(init=False)
     """There once it is queued."""
+    round: Round | str = field(init=False)
     key: str = field(init=False)
     """The signature's, as `digest` is."""
     digest: int = field(init=False)
+    timeless: int = field(init=False)
+    """The digest without the round's numbers."""
     begun: bool = False
     """Whether it is under way, so that other ranks may know of it."""
     queued: float = 0.0
@@ -182,15 +186,18 @@ class Request:
     """When all ranks had called it and the work began; 0.0: not yet."""
 
     def __post_init__(self) -> None:
-        self.key, self.digest = self.signature.key, self.signature.digest()
+        self.round, self.key, self.digest = self.first.round, self.first.key, self.first.digest()
+        self.timeless = self.digest - (self.round.number if isinstance(self.round, Round) else 0)
+
+    @property
+    def signature(self) -> Signature:
+        return self.first._replace(round=self.round)
 
     def again(self, round: Round, flag: int) -> Request:
         """The same operation, in a round with other numbers but the same words; this object is used again, since a new
         one takes 30 us behind a training step. Not while it is pending."""
-        kind, name, facts, before = self.signature
-        assert isinstance(before, Round)
-        signature, digest = Signature(kind, name, facts, round), (self.digest + round.number - before.number) & BITS
-        self.signature, self.digest = signature, digest  # both, or, where a signal's handler raises, neither
+        digest = (self.timeless + round.number) & BITS
+        self.round, self.digest = round, digest  # both, or, where a signal's handler raises, neither
         self.flag, self.begun, self.agreed = flag, False, 0.0
         return self
 

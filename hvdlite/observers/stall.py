@@ -282,7 +282,7 @@ class StallWatch:
 
 def patient(request: Request) -> bool:
     """Whether it waits for others to finish their work, however long that takes: to shut down, or to join."""
-    return request.signature in (LEAVE, JOIN)
+    return request.first in (LEAVE, JOIN)
 
 
 def watch(world: Communicator, lanes: Callable[[], list[Lane]], check: float, shutdown: float) -> StallWatch | None:

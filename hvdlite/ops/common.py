@@ -142,7 +142,7 @@ def submit(
     """
     if name is None:
         if wait:  # before the call is counted: what is refused is none
-            group.eager.require_no_lender(Signature(kind, "noname"))
+            group.eager.require_no_lender(Signature(kind, "noname").key)
         name = f"noname.{next(group.unnamed)}"
     request = Request(Signature(kind, name, facts), work, stand_in=stand_in, count=count)
     if array is not None and not is_host(array):

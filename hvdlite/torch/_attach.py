@@ -58,8 +58,8 @@ class Attachment:
         self.late = False  # its round begins when it ends, for that or since a plan is to be made
         self.unreduced = False  # since the last round or step a backward may have left gradients that are a rank's own
         self.passes = self.retries = self.steps = 0
-        self.backward, self.lock = Backward(weakly(self.end_backward)), threading.RLock()  # for autograd's threads
-        self.hooks = Hooks(self, weakly(self.on_gradient), self.backward.announcing(weakly(self.begin_run)))
+        self.backward = Backward(weakly(self.end_backward), weakly(self.on_gradient))
+        self.hooks, self.lock = Hooks(self, self.backward.hook), threading.RLock()  # for autograd's threads
         self.tag = Round(ROUND, (0, 0, 0))  # names the round under way on all ranks
         self.number = self.group.serial("optimizer") if self.group else 0
         self.name = f"optimizer.{self.number}"
@@ -119,7 +119,7 @@ class Attachment:
 
     def renew_hooks(self) -> None:
         members = [p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in self.given]
-        self.hooks.renew(members, self.packing.unnoted)
+        self.hooks.renew(members)
 
     def make_plan(self, now: Sequence[Parameter], order: list[int] | None = None) -> None:
         """Plan, allocate and hook; order: of gradients, if known. Collective. If it raises, the plan before stays."""
@@ -181,9 +181,8 @@ class Attachment:
                 self.late = self.void or not (self.packing.unnoted or self.fits())
                 if not self.late:
                     self.begin_round(fits=True)
-                    self.taking = True
-            self.backward.begin(run)
-            self.backward.run = run  # last: another thread looks at it without the lock
+                    self.taking = not self.packing.unnoted
+            self.backward.begin(run, deaf=self.packing.unnoted)
 
     def begin_round(self, fits: bool = False) -> None:
         """fits: whether the plan is known to. Otherwise waits for all ranks, where it does not."""
@@ -210,6 +209,7 @@ class Attachment:
     def end_backward(self) -> None:
         """Finish its rounds. Waits for all ranks."""
         run, self.backward.run = current_run(), -1
+        self.backward.listen()
         self.passes, self.accumulating = self.passes + self.accumulating, False
         try:
             _together.end(self, run)
@@ -225,7 +225,10 @@ class Attachment:
             self.gradients.refuse_sparse_results()
         if self.streams:
             self.streams.join(self.pack)
-        self.pack(ended=not self.reducer.overlap)  # else buckets leave with it, before `take_again`
+        if self.packing.unnoted and self.packing.pack_all():
+            self.reducer.mark_all()
+        else:
+            self.pack(ended=not self.reducer.overlap)  # else buckets leave with it, before `take_again`
         if not self.packing.unnoted:  # then all have been looked at just now
             self.gradients.take_again(self.reducer)
         try:

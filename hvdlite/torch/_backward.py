@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +27,9 @@ APPLY = {
 ROUND = "step {}, backward {}, attempt {}"
 current_run = torch._C._current_graph_task_id
 queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+change = partial.__setstate__  # type: ignore[attr-defined]
+DEAF: tuple[Any, ...] = deque[Any](maxlen=0).append, (), None, None
+"""The state of a `partial` that does nothing, with any argument, in C."""
 
 
 def outermost_node() -> Any:
@@ -72,25 +77,26 @@ class Ending:
 
 class Backward:
     """Tells one backward from the next. end: called when one ends that `begin` was called for; it is to `forget` it in
-    the end: until then it is under way, for other threads, too."""
+    the end: until then it is under way, for other threads, too. tell: what `hook` calls.
 
-    reference: weakref.ref[Ending] | None
+    hook: to be one of the parameters. Where the first gradient of a backward is enough, it is `deaf` to others as long
+    as that is under way: it comes back without a line of Python, each of which takes a microsecond between two
+    operators of backward. (A CNN with 18 parameters: 0.03 ms less per step, of the 0.50 that it takes more than without
+    hvdlite.)
+    """
 
-    def __init__(self, end: Callable[[], None]) -> None:
+    def __init__(self, end: Callable[[], None], tell: Callable[[torch.Tensor], Any]) -> None:
         self.end = end
+        self.hook = hook = partial(tell)  # what it calls is changed in place, for autograd holds on to it
+
+        def listen(_: object = None) -> None:
+            change(hook, (tell, (), None, None))
+
+        self.listen = listen
+        self.reference: weakref.ref[Ending] | None = None
         self.run = -1
         """The number of the run that had the last gradient, for the hooks of parameters: of the one that has begun last
         or, nested, goes on."""
-        self.forget()
-
-    def announcing(self, begin: Callable[[int], Any]) -> Callable[[torch.Tensor], None]:
-        """A hook that tells of a run's first gradient, and of no other: it costs 1.5 us besides autograd's 3."""
-
-        def hook(p: torch.Tensor) -> None:
-            if self.run != (run := current_run()):
-                begin(run)
-
-        return hook
 
     def goes_on(self, run: int) -> bool:
         """Whether this run belongs to the last one that began, which has neither ended nor failed."""
@@ -117,9 +123,16 @@ class Backward:
         ending = self.ending()
         return ending is not None and ending.node is None and not ending.hooks and ending.last == run
 
-    def begin(self, run: int) -> None:
-        self.reference = weakref.ref(Ending(self.end, run))
+    def begin(self, run: int, deaf: bool = False) -> None:
+        """deaf: see above. Not where it is nested: then the one around it may fail unseen."""
+        ending = Ending(self.end, run)
+        self.reference = weakref.ref(ending, self.listen)  # where backward fails
+        self.run = run  # last: another thread looks at it without the lock
+        if deaf and ending.node is None:
+            change(self.hook, DEAF)
 
     def forget(self) -> None:
         """What comes next is of another one."""
+        if self.reference is not None:
+            self.listen()
         self.reference = None

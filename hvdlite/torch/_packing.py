@@ -171,7 +171,7 @@ class Packing:
         """Whether none need be added, since all are looked at when backward has ended."""
         weights = [PACK_BYTES if index in urgent else view.nbytes for index, view in enumerate(slots.views)]
         self.weights = dict(zip(self.index, weights, strict=True))
-        self.everything, self.usual = [*range(len(parameters))], [USUAL] * len(parameters)
+        self.usual = [USUAL] * len(parameters)
         self.forget()
 
     def forget(self) -> None:
@@ -189,11 +189,8 @@ class Packing:
         """Pack what is fresh, but users' own, which are taken when backward ends: until then hooks may change them,
         which no view of them shows. ended: whether it has, so that no hook is to come. Returns what lies in its view
         now, by index."""
-        added, slots, aliases, own = self.fresh, self.slots, self.slots.aliases, self.slots.own
-        if ended and self.unnoted:
-            if self.pack_all():
-                return self.everything
-            added = [*reversed(self.parameters)]
+        slots, aliases, own = self.slots, self.slots.aliases, self.slots.own
+        added = [*reversed(self.parameters)] if ended and self.unnoted else self.fresh
         self.forget()
         plain = not self.singly
         fresh: list[int] = []
@@ -226,8 +223,8 @@ class Packing:
         return fresh
 
     def pack_all(self) -> bool:
-        """`pack` where backward has ended as it usually does, or else nothing, and False: every parameter has a dense
-        gradient that lies elsewhere, and nobody another."""
+        """`pack` where none were noted and backward has ended as it usually does, or else nothing, and False: every
+        parameter has a dense gradient that lies elsewhere, and nobody another."""
         slots, grads = self.slots, list(map(gradient, self.parameters))
         if (
             not grads or self.singly or slots.own or any(map(is_, grads, repeat(None)))

@@ -116,19 +116,17 @@ class Planned:
 
 
 class Hooks:
-    """On parameters, as long as their owner lives: call is told of each gradient, or, where that is enough, announce.
-    Neither may keep what is to be collected: the collector of cycles does not see the hooks of tensors, which keep all
-    that they refer to."""
+    """On parameters, as long as their owner lives: hook is told of gradients. It may not keep what is to be collected:
+    the collector of cycles does not see the hooks of tensors, which keep all that they refer to."""
 
-    def __init__(self, owner: object, call: Hook, announce: Hook) -> None:
-        self.call, self.announce = call, announce
+    def __init__(self, owner: object, hook: Hook) -> None:
+        self.hook = hook
         self.handles: dict[int, tuple[Parameter, Any]] = {}  # by id() of the parameter
         self.told = False
         finalize(owner, remove, self.handles).atexit = False
 
-    def renew(self, members: Sequence[Parameter], announcing: bool) -> None:
+    def renew(self, members: Sequence[Parameter]) -> None:
         """Be on these, and on no others; on frozen ones, too: they may be thawed."""
-        hook = self.announce if announcing else self.call
         wanted = set(map(id, members))
         for p in [p for p, _ in self.handles.values() if id(p) not in wanted]:
             self.handles.pop(id(p))[1].remove()
@@ -136,10 +134,10 @@ class Hooks:
             if not (p.is_floating_point() or p.is_complex()):  # never computed by autograd
                 continue
             known, there = self.handles.get(id(p)), getattr(p, "_post_accumulate_grad_hooks", None) or {}
-            if known is None or there.get(known[1].id) is not hook:  # torch.utils.swap_tensors takes them away
+            if known is None or there.get(known[1].id) is not self.hook:  # torch.utils.swap_tensors takes them away
                 if known is not None:
                     known[1].remove()
-                self.handles[id(p)] = p, registered(p, hook)
+                self.handles[id(p)] = p, registered(p, self.hook)
             else:  # swap_tensors may also leave them to Python alone: autograd calls those that were set since
                 p._post_accumulate_grad_hooks = there
 

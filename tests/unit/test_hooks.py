@@ -2,56 +2,128 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from hvdlite.torch._backward import Backward  # noqa: E402
+from hvdlite.torch._backward import Backward, current_run  # noqa: E402
 from hvdlite.torch._parameters import Hooks  # noqa: E402
 
 
-def test_hooks_change_with_what_is_to_be_known() -> None:
-    """Of the gradients, or only that there are some; and no more of what is no member."""
+def test_hooks_are_on_members_alone() -> None:
+    """Once, and no longer than their owner lives."""
     class Owner:
         pass
 
-    told, owner = list[str](), Owner()
-    hooks = Hooks(owner, lambda p: told.append("call"), lambda p: told.append("announce"))
+    told, owner = list[torch.Tensor](), Owner()
+    hooks = Hooks(owner, told.append)
     kept, left = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-    for members, announcing in ([kept, left], True), ([kept], False), ([kept], False):
-        hooks.renew(members, announcing)
+    for members in [kept, left], [kept], [kept]:
+        hooks.renew(members)
         (kept.sum() + left.sum()).backward()
-        assert told == ["announce" if announcing else "call"] * len(members)
-        assert len(kept._post_accumulate_grad_hooks) == 1
+        assert set(map(id, told)) == set(map(id, members)) and len(told) == len(members)
         told.clear()
     hooks.remove()
     kept.sum().backward()
     assert not told
-    hooks.renew([left], False)
+    hooks.renew([left])
     assert len(left._post_accumulate_grad_hooks) == 1
     del owner
     assert not left._post_accumulate_grad_hooks
 
 
-def test_a_run_is_announced_once() -> None:
-    """Whoever hears of it says so, or is told again."""
-    begun: list[int] = []
-    backward = Backward(lambda: None)
-    hook = backward.announcing(begun.append)
-    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
-    for p in parameters:
-        p.register_post_accumulate_grad_hook(hook)
+class Told:
+    """Three parameters with a Backward's hook, and the runs in which it has told of a gradient."""
 
-    def run() -> None:
-        sum(p.sum() for p in parameters).backward()
+    def __init__(self, deaf: bool = True) -> None:
+        self.runs: list[int] = []
+        self.deaf, self.ended = deaf, 0
+        self.backward = Backward(self.end, self.tell)
+        self.parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+        for p in self.parameters:
+            p.register_post_accumulate_grad_hook(self.backward.hook)
 
-    run()
-    assert len(begun) == 3 and len(set(begun)) == 1
-    hook = backward.announcing(lambda run: setattr(backward, "run", run) or begun.append(run))
-    for p in parameters:
-        p._post_accumulate_grad_hooks.clear()
-        p.register_post_accumulate_grad_hook(hook)
-    begun.clear()
-    run()
-    run()
-    assert len(begun) == 2 and begun[0] < begun[1]
+    def tell(self, _: torch.Tensor) -> None:
+        self.runs.append(run := current_run())
+        if not self.backward.under_way:
+            self.backward.begin(run, self.deaf)
+
+    def end(self) -> None:
+        self.ended += 1
+        self.backward.listen()
+        self.backward.forget()
+
+    def loss(self) -> torch.Tensor:
+        return sum((p.sum() for p in self.parameters), torch.zeros(()))
+
+
+class Failing(torch.autograd.Function):
+    """Behind which a backward has gradients of some parameters and raises."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("as planned")
+
+
+class Nested(torch.autograd.Function):
+    """Whose backward runs another one, as reentrant checkpointing does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, told: Told) -> torch.Tensor:
+        ctx.told = told
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        with torch.enable_grad():
+            ctx.told.loss().backward()
+        return grad, None
+
+
+@pytest.mark.parametrize(("deaf", "gradients"), ((True, 1), (False, 3)))
+def test_a_backward_is_announced_once(deaf: bool, gradients: int) -> None:
+    """Or each of its gradients."""
+    told = Told(deaf)
+    for count in 1, 2:
+        told.loss().backward()
+        assert len(set(told.runs)) == told.ended == count and len(told.runs) == count * gradients
+
+
+def test_the_next_one_is_announced_where_a_backward_has_failed() -> None:
+    told = Told()
+    for count in 1, 2:
+        p, *others = told.parameters
+        with pytest.raises(ArithmeticError):
+            (Failing.apply(p.sum()) + sum(q.mul(2).sum() for q in others)).backward()
+        assert len(set(told.runs)) == len(told.runs) == count and not told.ended
+    told.loss().backward()
+    assert len(told.runs) == 3 and told.ended == 1
+
+
+def test_one_that_is_forgotten_is_announced_again() -> None:
+    """An optimizer may step() in the middle of a backward."""
+    told = Told()
+    handles = [p.register_post_accumulate_grad_hook(lambda _: told.backward.forget()) for p in told.parameters]
+    told.loss().backward()
+    assert len(told.runs) == 3 and len(set(told.runs)) == 1
+    for handle in handles:
+        handle.remove()
+    told.loss().backward()
+    assert len(told.runs) == 4
+
+
+def test_nested_runs_are_announced() -> None:
+    """Each, while the backward around them goes on: it may fail unseen."""
+    told = Told()
+    x = torch.zeros(2, requires_grad=True)
+    Nested.apply(Nested.apply(x.sum(), told), told).backward()
+    assert len(set(told.runs)) == 2 and told.ended == 1
+    told.runs.clear()
+    told.loss().backward()
+    assert len(told.runs) == 1 and told.ended == 2
