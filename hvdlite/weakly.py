@@ -57,4 +57,4 @@ class Crowd:
         return len(self.members)
 
     def __iter__(self) -> Iterator[Any]:
-        return filter(there, map(call, list(self.members.values())))
+        return iter([*filter(there, map(call, list(self.members.values())))])

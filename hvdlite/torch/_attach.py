@@ -83,8 +83,9 @@ class Attachment:
         return optimizer
 
     def members(self) -> set[int]:
-        """The optimizer's parameters, trainable or not, by id()."""
-        return {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        """The optimizer's parameters, trainable or not, by id(); none where it has been dropped."""
+        optimizer = self.reference()
+        return {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer else set()
 
     @property
     def alive(self) -> bool:
@@ -165,7 +166,7 @@ class Attachment:
     def begin_run(self, run: int) -> None:
         """The first gradient of one of autograd's runs: of a backward, or of one nested in it. Waits for nobody."""
         with self.lock:
-            if self.backward.reference and self.backward.goes_on(run):
+            if self.backward.latest and self.backward.goes_on(run):
                 self.backward.run = run
                 return
             self.taking = self.reducing = self.accumulating = False  # marks of a backward that has raised
@@ -209,7 +210,6 @@ class Attachment:
     def end_backward(self) -> None:
         """Finish its rounds. Waits for all ranks."""
         run, self.backward.run = current_run(), -1
-        self.backward.listen()
         self.passes, self.accumulating = self.passes + self.accumulating, False
         try:
             _together.end(self, run)

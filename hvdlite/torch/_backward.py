@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -42,30 +43,58 @@ def outermost_node() -> Any:
     return found
 
 
-class Ending:
-    """What autograd holds to call when the backward under way ends; nobody else holds it, so it dies with a backward
-    that fails. Made in a hook of a parameter."""
+class Token(weakref.ref["partial[Any]"]):
+    """Of what autograd is to call next, which nobody else holds, no frame of a traceback either, so that it dies with a
+    backward that fails. Then C code alone calls `listen`: a signal's handler that raised (Ctrl-C) would stop Python."""
 
-    def __init__(self, end: Callable[[], None], run: int) -> None:
-        """run: the number of the run under way."""
-        self.end, self.run = end, run
+    __slots__ = ("listen",)
+    listen: Callable[[Any], None]
+
+
+def watched(listen: Callable[[Any], None], died: Callable[[Token], None], call: partial[Any]) -> Token:
+    token = Token(call, died)
+    token.listen = listen
+    return token
+
+
+class Ending:
+    """What autograd is to call when the backward under way ends. Made in a hook of a parameter.
+
+    run: the number of the run under way. watch: makes the token of what is to be called next.
+    """
+
+    def __init__(self, end: Callable[[], None], watch: Callable[[partial[Any]], Token], run: int) -> None:
+        self.end, self.watch, self.run = end, watch, run
         self.hooks: list[Any] = []
         self.follow(run)
 
     def follow(self, run: int) -> None:
         """Be called at the end of this run, which is under way."""
         self.node, self.last = outermost_node(), run
-        queue_callback(self)
+        self.token = self.queued(partial(self.at_end))
 
-    def __call__(self) -> None:
+    def queued(self, call: partial[None]) -> Token:
+        queue_callback(call)
+        return self.watch(call)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the backward has neither ended nor failed."""
+        return self.token() is not None
+
+    def at_end(self) -> None:
         if self.node is None:
             self.end()
         else:
-            following = [node for node, _ in self.node.next_functions if node is not None]
-            self.node, self.hooks = None, [node.register_prehook(self.go_on_outside) for node in following]
+            self.token = self.passed_on(partial(self.go_on_outside))
+
+    def passed_on(self, call: partial[None]) -> Token:
+        """Be called when the run around the nested one comes to its next node."""
+        following = [node for node, _ in self.node.next_functions if node is not None]
+        self.node, self.hooks = None, [node.register_prehook(call) for node in following]
+        return self.watch(call)
 
     def go_on_outside(self, grads: Any) -> None:
-        """The run around the nested one has come to its next node."""
         self.forget_outside()
         self.follow(current_run())
 
@@ -87,13 +116,11 @@ class Backward:
 
     def __init__(self, end: Callable[[], None], tell: Callable[[torch.Tensor], Any]) -> None:
         self.end = end
-        self.hook = hook = partial(tell)  # what it calls is changed in place, for autograd holds on to it
-
-        def listen(_: object = None) -> None:
-            change(hook, (tell, (), None, None))
-
-        self.listen = listen
-        self.reference: weakref.ref[Ending] | None = None
+        self.hook = partial(tell)  # what it calls is changed in place, for autograd holds on to it
+        self.listening = tell, (), None, None
+        listen: Callable[[Any], None] = self.hook.__setstate__  # type: ignore[attr-defined]
+        self.watch = partial(watched, listen, methodcaller("listen", self.listening))
+        self.latest: Ending | None = None
         self.run = -1
         """The number of the run that had the last gradient, for the hooks of parameters: of the one that has begun last
         or, nested, goes on."""
@@ -115,8 +142,8 @@ class Backward:
         return self.ending() is not None
 
     def ending(self) -> Ending | None:
-        reference = self.reference  # read once: in another thread a backward may begin or end
-        return None if reference is None else reference()
+        ending = self.latest  # read once: in another thread a backward may begin or end
+        return ending if ending is not None and ending.alive else None
 
     def ends_with(self, run: int) -> bool:
         """Whether it ends when this run does."""
@@ -125,14 +152,12 @@ class Backward:
 
     def begin(self, run: int, deaf: bool = False) -> None:
         """deaf: see above. Not where it is nested: then the one around it may fail unseen."""
-        ending = Ending(self.end, run)
-        self.reference = weakref.ref(ending, self.listen)  # where backward fails
+        self.latest = ending = Ending(self.end, self.watch, run)
         self.run = run  # last: another thread looks at it without the lock
         if deaf and ending.node is None:
             change(self.hook, DEAF)
 
     def forget(self) -> None:
         """What comes next is of another one."""
-        if self.reference is not None:
-            self.listen()
-        self.reference = None
+        change(self.hook, self.listening)
+        self.latest = None

@@ -46,6 +46,7 @@ class Gradients:
         """These parameters' gradients lie in these arrays from now on."""
         if self.once:  # results stay results
             self.given |= {id(p): p.grad for i, p in enumerate(self.parameters) if self.is_alias(i)}
+        self.sent.clear()
         self.parameters = parameters
         self.slots = Slots(arrays, [strides_of_gradient(p) for p in parameters])
         dtypes = [dtype_of_gradient(p) for p in parameters]

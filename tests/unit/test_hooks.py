@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from typing import Any
 
 import pytest
@@ -52,7 +54,6 @@ class Told:
 
     def end(self) -> None:
         self.ended += 1
-        self.backward.listen()
         self.backward.forget()
 
     def loss(self) -> torch.Tensor:
@@ -104,6 +105,41 @@ def test_the_next_one_is_announced_where_a_backward_has_failed() -> None:
         assert len(set(told.runs)) == len(told.runs) == count and not told.ended
     told.loss().backward()
     assert len(told.runs) == 3 and told.ended == 1
+
+
+@pytest.mark.parametrize("fails", (False, True))
+def test_the_next_one_is_announced_behind_a_signal(fails: bool) -> None:
+    """Its handler raises once C++ is done: where the backward ends, or, where it has failed by then, behind that. The
+    exception, whose frames are kept, keeps no backward under way."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError
+
+    told, factor = Told(), torch.full((1500, 1500), 1 / 1500)
+    told.loss().backward()
+    p, *others = told.parameters
+    scale = p.sum().exp()
+    slow = factor * scale
+    for _ in range(8):
+        slow = slow @ factor
+    loss = slow.sum() + sum(q.sum() for q in others)
+    if fails:
+        scale.detach().add_(1)  # which exp() wants in its backward
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        try:
+            loss.backward()
+        except RuntimeError:
+            time.sleep(0.001)
+        pytest.fail("no signal came")
+    except TimeoutError:
+        assert len(told.runs) == 2
+        told.loss().backward()
+        assert len(told.runs) == 3
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_one_that_is_forgotten_is_announced_again() -> None:

@@ -223,6 +223,27 @@ def check_an_optimizer_that_takes_over_during_a_backward() -> None:
         optimizers[1].zero_grad()
 
 
+def check_an_optimizer_that_takes_some_during_a_backward() -> None:
+    """Also when gradients have left already."""
+    for overlap in "01":
+        restart(OVERLAP=overlap, BUCKET_MB="0.00001")
+        params = weights((3,), (4,), (5,))
+        optimizers = [attach(params)]
+
+        def take(p: torch.Tensor, params: list[Any] = params, optimizers: list[Any] = optimizers) -> None:
+            optimizers.append(attach(params[2:]))
+
+        hook = params[0].register_post_accumulate_grad_hook(take)
+        for step in range(3):
+            optimizers[0].zero_grad()
+            loss_of(params, hvd.rank() + 1).backward()
+            hook.remove()
+            if step:
+                require_grads(params, average())
+            optimizers[0].step()
+    restart()
+
+
 def check_a_dropped_optimizer_is_gone_at_once() -> None:
     """Its hooks too, whenever Python's collector comes: parameters that it had are trained on, those of a part."""
     params = weights((3,), (4,))
