@@ -28,7 +28,6 @@ APPLY = {
 ROUND = "step {}, backward {}, attempt {}"
 current_run = torch._C._current_graph_task_id
 queue_callback = torch.autograd.Variable._execution_engine.queue_callback
-change = partial.__setstate__  # type: ignore[attr-defined]
 DEAF: tuple[Any, ...] = deque[Any](maxlen=0).append, (), None, None
 """The state of a `partial` that does nothing, with any argument, in C."""
 
@@ -45,37 +44,35 @@ def outermost_node() -> Any:
 
 class Token(weakref.ref["partial[Any]"]):
     """Of what autograd is to call next, which nobody else holds, no frame of a traceback either, so that it dies with a
-    backward that fails. Then C code alone calls `listen`: a signal's handler that raised (Ctrl-C) would stop Python."""
+    backward that fails. `change` is called then by C code alone: a signal's handler that raises (Ctrl-C) stops Python.
+    """
 
-    __slots__ = ("listen",)
-    listen: Callable[[Any], None]
-
-
-def watched(listen: Callable[[Any], None], died: Callable[[Token], None], call: partial[Any]) -> Token:
-    token = Token(call, died)
-    token.listen = listen
-    return token
+    __slots__ = ("change",)
+    change: Callable[[Any], None]
 
 
 class Ending:
     """What autograd is to call when the backward under way ends. Made in a hook of a parameter.
 
-    run: the number of the run under way. watch: makes the token of what is to be called next.
+    run: the number of the run under way. change, died: see `Token`.
     """
 
-    def __init__(self, end: Callable[[], None], watch: Callable[[partial[Any]], Token], run: int) -> None:
-        self.end, self.watch, self.run = end, watch, run
+    def __init__(
+        self, end: Callable[[], None], change: Callable[[Any], None], died: Callable[[Token], None], run: int
+    ) -> None:
+        self.end, self.change, self.died, self.run = end, change, died, run
         self.hooks: list[Any] = []
         self.follow(run)
 
     def follow(self, run: int) -> None:
         """Be called at the end of this run, which is under way."""
         self.node, self.last = outermost_node(), run
-        self.token = self.queued(partial(self.at_end))
-
-    def queued(self, call: partial[None]) -> Token:
+        call = partial(self.at_end)
         queue_callback(call)
-        return self.watch(call)
+        token = Token(call, self.died)
+        token.change = self.change
+        del call  # before it counts
+        self.token = token
 
     @property
     def alive(self) -> bool:
@@ -86,13 +83,16 @@ class Ending:
         if self.node is None:
             self.end()
         else:
-            self.token = self.passed_on(partial(self.go_on_outside))
+            self.pass_on(self.node)
 
-    def passed_on(self, call: partial[None]) -> Token:
-        """Be called when the run around the nested one comes to its next node."""
-        following = [node for node, _ in self.node.next_functions if node is not None]
-        self.node, self.hooks = None, [node.register_prehook(call) for node in following]
-        return self.watch(call)
+    def pass_on(self, node: Any) -> None:
+        """Be called when the run around the nested one comes to what follows its node."""
+        call = partial(self.go_on_outside)
+        hooks = [following.register_prehook(call) for following, _ in node.next_functions if following is not None]
+        token = Token(call, self.died)
+        token.change = self.change
+        del call
+        self.node, self.hooks, self.token = None, hooks, token
 
     def go_on_outside(self, grads: Any) -> None:
         self.forget_outside()
@@ -118,8 +118,8 @@ class Backward:
         self.end = end
         self.hook = partial(tell)  # what it calls is changed in place, for autograd holds on to it
         self.listening = tell, (), None, None
-        listen: Callable[[Any], None] = self.hook.__setstate__  # type: ignore[attr-defined]
-        self.watch = partial(watched, listen, methodcaller("listen", self.listening))
+        self.change: Callable[[Any], None] = self.hook.__setstate__  # type: ignore[attr-defined]
+        self.died = methodcaller("change", self.listening)  # of a Token
         self.latest: Ending | None = None
         self.run = -1
         """The number of the run that had the last gradient, for the hooks of parameters: of the one that has begun last
@@ -152,12 +152,12 @@ class Backward:
 
     def begin(self, run: int, deaf: bool = False) -> None:
         """deaf: see above. Not where it is nested: then the one around it may fail unseen."""
-        self.latest = ending = Ending(self.end, self.watch, run)
+        self.latest = ending = Ending(self.end, self.change, self.died, run)
         self.run = run  # last: another thread looks at it without the lock
         if deaf and ending.node is None:
-            change(self.hook, DEAF)
+            self.change(DEAF)
 
     def forget(self) -> None:
         """What comes next is of another one."""
-        change(self.hook, self.listening)
+        self.change(self.listening)
         self.latest = None
