@@ -44,7 +44,7 @@ def outermost_node() -> Any:
 
 class Token(weakref.ref["partial[Any]"]):
     """Of what autograd is to call next, which nobody else holds, no frame of a traceback either, so that it dies with a
-    backward that fails. `change` is called then by C code alone: a signal's handler that raises (Ctrl-C) stops Python.
+    backward that fails. Then C code alone calls `change`: in Python's a signal's handler could raise, in vain (Ctrl-C).
     """
 
     __slots__ = ("change",)
@@ -54,7 +54,7 @@ class Token(weakref.ref["partial[Any]"]):
 class Ending:
     """What autograd is to call when the backward under way ends. Made in a hook of a parameter.
 
-    run: the number of the run under way. change, died: see `Token`.
+    run: the number of the run under way. change, died: of hooks that are deaf, and of the token's death.
     """
 
     def __init__(
@@ -73,11 +73,6 @@ class Ending:
         token.change = self.change
         del call  # before it counts
         self.token = token
-
-    @property
-    def alive(self) -> bool:
-        """Whether the backward has neither ended nor failed."""
-        return self.token() is not None
 
     def at_end(self) -> None:
         if self.node is None:
@@ -120,7 +115,7 @@ class Backward:
         self.listening = tell, (), None, None
         self.change: Callable[[Any], None] = self.hook.__setstate__  # type: ignore[attr-defined]
         self.died = methodcaller("change", self.listening)  # of a Token
-        self.latest: Ending | None = None
+        self.latest: weakref.ref[Ending] | None = None
         self.run = -1
         """The number of the run that had the last gradient, for the hooks of parameters: of the one that has begun last
         or, nested, goes on."""
@@ -142,8 +137,9 @@ class Backward:
         return self.ending() is not None
 
     def ending(self) -> Ending | None:
-        ending = self.latest  # read once: in another thread a backward may begin or end
-        return ending if ending is not None and ending.alive else None
+        latest = self.latest  # read once: in another thread a backward may begin or end
+        ending = None if latest is None else latest()
+        return None if ending is None or ending.token() is None else ending
 
     def ends_with(self, run: int) -> bool:
         """Whether it ends when this run does."""
@@ -152,7 +148,8 @@ class Backward:
 
     def begin(self, run: int, deaf: bool = False) -> None:
         """deaf: see above. Not where it is nested: then the one around it may fail unseen."""
-        self.latest = ending = Ending(self.end, self.change, self.died, run)
+        ending = Ending(self.end, self.change, self.died, run)
+        self.latest = weakref.ref(ending)
         self.run = run  # last: another thread looks at it without the lock
         if deaf and ending.node is None:
             self.change(DEAF)
