@@ -47,8 +47,7 @@ class Token(weakref.ref["partial[Any]"]):
     backward that fails. Then C code alone calls `change`: in Python's a signal's handler could raise, in vain (Ctrl-C).
     """
 
-    __slots__ = ("change",)
-    change: Callable[[Any], None]
+    change: Callable[[Any], object] = id  # until it is set: nothing
 
 
 class Ending:

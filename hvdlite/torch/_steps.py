@@ -161,6 +161,7 @@ def close(attachment: Attachment, reducers: Sequence[Attachment]) -> None:
             attachment.seen[each.name], each.gradients.rounds = each.gradients.done, 0
             each.gradients.note_applied()
     attachment.unreduced = False
+    attachment.backward.run = -1  # of a backward under way, gradients that come yet begin another round
 
 
 def require_no_successor(attachment: Attachment) -> None:

@@ -487,6 +487,24 @@ def check_optimizers_that_step_in_backward() -> None:
             assert all((p == -number * average()).all() for p in params), (before, params)
 
 
+def check_gradients_behind_a_step_in_a_backward() -> None:
+    """They are averaged when that ends."""
+    params = weights((3,), (4,))
+    optimizer = attach(params)
+
+    def step(grad: torch.Tensor) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(2):
+        later = loss_of(params[:1], hvd.rank() + 1)
+        later.register_hook(step)
+        ((later * 1.0) + loss_of(params[1:], hvd.rank() + 1)).backward()
+        require_grads(params[:1], average())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def check_parameters_replaced_again_and_again() -> None:
     """New ones may have the ids of old ones, on some ranks."""
     (p,) = weights((8,))
