@@ -71,7 +71,7 @@ class Ending:
         token = Token(call, self.died)
         token.change = self.change
         del call  # before it counts
-        self.token = token
+        self.token: weakref.ref[partial[Any]] = token
 
     def at_end(self) -> None:
         if self.node is None:
@@ -83,8 +83,7 @@ class Ending:
         """Be called when the run around the nested one comes to what follows its node."""
         call = partial(self.go_on_outside)
         hooks = [following.register_prehook(call) for following, _ in node.next_functions if following is not None]
-        token = Token(call, self.died)
-        token.change = self.change
+        token = weakref.ref(call)  # no hook is deaf where runs are nested
         del call
         self.node, self.hooks, self.token = None, hooks, token
 

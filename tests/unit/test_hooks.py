@@ -125,7 +125,8 @@ def test_the_next_one_is_announced_behind_a_signal(fails: bool) -> None:
     loss = slow.sum() + sum(q.sum() for q in others)
     if fails:
         scale.detach().add_(1)  # which exp() wants in its backward
-    before = signal.signal(signal.SIGALRM, late)
+    before, threads = signal.signal(signal.SIGALRM, late), torch.get_num_threads()
+    torch.set_num_threads(1)  # however many there are, backward takes longer than until the signal comes
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.02)
         try:
@@ -140,6 +141,7 @@ def test_the_next_one_is_announced_behind_a_signal(fails: bool) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        torch.set_num_threads(threads)
 
 
 def test_one_that_is_forgotten_is_announced_again() -> None:
