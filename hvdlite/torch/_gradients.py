@@ -34,6 +34,7 @@ class Gradients:
         self.once = settings.terms.op is not Average  # the average of equal gradients is theirs: it may be taken again
         self.parameters: Sequence[Parameter] = ()
         self.sparse: dict[int, Parameter] = {}  # by id(); all ranks know of them, and no plan has them
+        self.beside: dict[int, torch.Tensor] = {}  # by id(): of ranks that had it dense, reduced
         self.densified: dict[int, Parameter] = {}  # by id(), likewise: sparse ones that travel dense
         self.given: dict[int, torch.Tensor | None] = {}  # results that are no slot's alias, by id() of the parameter
         self.taken: set[int] = set()  # in this round, by index, where results must not be taken again
@@ -195,8 +196,8 @@ class Gradients:
             for index, use in enumerate(uses):
                 if index not in own:
                     self.give_one(index, use)
-        for p in self.sparse.values():
-            reduce_sparse(p, self.settings.terms.op, self.settings.process_set)
+        for key, p in self.sparse.items():
+            reduce_sparse(p, self.settings.terms.op, self.settings.process_set, self.beside.pop(key, None))
         if self.once:
             others = [p for i, p in enumerate(self.parameters) if not self.is_alias(i)]
             self.given = {id(p): p.grad for p in (*others, *self.sparse.values())}
@@ -219,6 +220,11 @@ class Gradients:
         p = self.parameters[index]
         if use is Use.SPARSE:
             self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
+            dense = self.restored(index)
+            if dense.any():  # alike on all ranks
+                self.beside[id(p)] = dense.to_sparse(1)  # type: ignore[call-overload,no-untyped-call,unused-ignore]
+            if p.grad is not None and p.grad.layout is torch.strided:
+                p.grad = None  # it is in there
         elif use is not Use.UNUSED:
             self.densified |= {id(p): p} if use is Use.DENSIFIED else {}
             dense = self.restored(index)

@@ -458,6 +458,34 @@ def check_sparse_gradients_without_rows_are_added_to() -> None:
         assert (table.weight.grad.to_dense()[1:4] == average()).all(), table.weight.grad
 
 
+def check_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others() -> None:
+    """The first time, too, when nobody knows of it before all are reduced; the last rank's is dense."""
+    if hvd.size() == 1:
+        return
+    r, p = hvd.rank(), hvd.size()
+    bf16 = {"compression": hvd.Compression.bf16}
+    for rows, how, keep in ((5, {}, False), (5, {}, True), (200_000, {}, False), (5, {"op": hvd.Sum}, False), (5, bf16, True)):
+        divisor, tolerance = 1 if "op" in how else p, 2**-8 if how is bf16 else 1e-6
+        table, w = torch.nn.Parameter(torch.ones(rows, 2)), torch.nn.Parameter(torch.ones(3))
+        optimizer = attach([table, w], **how)
+        if keep and last():  # a gradient of the user's own, which results would be copied into
+            table.grad = torch.zeros_like(table)
+            kept = table.grad  # noqa: F841
+        expected = torch.full((rows, 2), 8.0 / divisor)
+        expected[1] += sum(range(1, p)) / divisor
+        for step in range(2):
+            looked_up = torch.nn.functional.embedding(torch.tensor([1]), table, sparse=True).sum() * (r + 1)
+            loss = (table * 8).sum() if last() else looked_up
+            (loss + w.sum()).backward()
+            assert table.grad is not None and table.grad.is_sparse
+            found = table.grad.to_dense()
+            assert torch.allclose(found, expected, rtol=tolerance), (rows, how, step, found[:3])
+            require_grads([w], p / divisor)
+            optimizer.step()
+            optimizer.zero_grad()
+        require_same_bits([table.detach(), w.detach()])
+
+
 def check_sparse_sum() -> None:
     """op=Sum: row i looked up by rank r adds r+1."""
     p = hvd.size()
