@@ -32,7 +32,7 @@ LAYERS = [
     {"process_sets", "planning", "post", "zeros", "logs", "weakly", "children"},
     {"groups"},
     {"runtime"},
-    {"joining", "membership", "ops", "tracing"},
+    {"joining", "membership", "ops", "tracing", "bucket"},
     {"alike", "objects", "reducer", "terms"},
     {"variables"},
     {"exchange"},

@@ -10,7 +10,7 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.errors import HvdliteError
-from tests.parallel.common import last, require_error, require_same_bits, restart
+from tests.parallel.common import last, require_error, require_mismatch, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
 
@@ -373,3 +373,96 @@ def check_a_compiled_step() -> None:
         step()
         require_grads(params, average())
     assert hvd.size() == 1 or not ours, ours
+
+
+def large(**how: Any) -> tuple[list[torch.nn.Parameter], torch.optim.SGD]:
+    """Parameters whose gradients are large enough for ranks to add their parts where they lie, and an optimizer: one of
+    them in columns, one that lies across two ranks' parts, one alone in its bucket, and small ones between."""
+    params = weights((5,), (600, 700), (3, 4), (800, 900), (7,), (1100, 2500))
+    columns = torch.nn.Parameter(torch.zeros(600, 800).t())
+    params.insert(3, columns)
+    optimizer = attach(params, **how)
+    if hvd.size() > 1 and not columns.is_cuda and not how:
+        assert optimizer._hvdlite.packing.large and optimizer._hvdlite.packing.unnoted
+    return params, optimizer
+
+
+def numbers(params: Sequence[torch.Tensor], seed: int, rank: int | None = None) -> list[torch.Tensor]:
+    """A rank's gradients: other ones for each element, as whole numbers, so that sums are exact."""
+    generator = torch.Generator(params[0].device).manual_seed(1000 * seed + (hvd.rank() if rank is None else rank))
+    return [torch.randint(-99, 99, p.shape, generator=generator, device=p.device).to(p.dtype) for p in params]
+
+
+def require_averages(params: Sequence[torch.Tensor], seed: int) -> None:
+    """p.grad is the average of all ranks' numbers, rounded once."""
+    of_ranks = [numbers(params, seed, rank) for rank in range(hvd.size())]
+    for i, (p, *grads) in enumerate(zip(params, *of_ranks, strict=True)):
+        assert torch.equal(p.grad, torch.stack(grads).sum(0) / hvd.size()), (seed, i)
+
+
+def backward_of(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> None:
+    torch.autograd.backward([p * 1.0 for p in params], list(grads))
+
+
+def check_large_gradients() -> None:
+    """Step after step, also where this or that is not as usual on a rank; who keeps a result keeps its values."""
+    params, optimizer = large()
+    kept: list[torch.Tensor] = []
+    for step in range(8):
+        optimizer.zero_grad(set_to_none=step != 2)
+        backward_of(params, numbers(params, step))
+        require_averages(params, step)
+        if step == 4 and last():
+            kept = [p.grad for p in params if p.grad is not None]
+            values = [grad.clone() for grad in kept]
+        if kept:
+            assert all(map(torch.equal, kept, values))
+        elif hvd.size() > 1:
+            assert all(map(optimizer._hvdlite.gradients.is_alias, range(len(params))))
+        optimizer.step()
+    require_same_bits([p.detach() for p in params])
+
+
+def check_large_gradients_are_changed_by_hooks() -> None:
+    """Of other parameters, at any time before backward has ended, and in any way."""
+    params, _ = large()
+
+    def change(p: torch.Tensor) -> None:
+        for other in params:
+            if other.grad is not None and other is not p:
+                other.grad.data.mul_(2.0)
+
+    for step in range(2):
+        handle = params[0].register_post_accumulate_grad_hook(change)  # the first parameter's comes last, or first
+        backward_of(params, numbers(params, step))
+        handle.remove()
+        require_same_bits([p.grad for p in params])
+        for p in params:
+            p.grad = None
+    backward_of(params, numbers(params, 2))
+    require_averages(params, 2)
+
+
+def check_a_mismatch_leaves_large_gradients_to_their_rank() -> None:
+    """One rank's parameters are others than the plan's, so that all are told; then all train on."""
+    if hvd.size() == 1:
+        return
+    params, optimizer = large()
+    backward_of(params, numbers(params, 0))
+    optimizer.step()
+    for step in (1, 2):
+        optimizer.zero_grad()
+        more = torch.nn.Parameter(torch.zeros(3))
+        if last():
+            optimizer.add_param_group({"params": [more]})
+        grads = numbers(params, step)
+        require_mismatch(lambda: backward_of(params, grads), "gradients", "plan")  # noqa: B023
+        if not last():
+            assert all(torch.equal(p.grad, g) for p, g in zip(params, numbers(params, step), strict=True))
+        if last():
+            optimizer.param_groups.pop()
+        optimizer.zero_grad()
+        backward_of(params, numbers(params, step + 10))
+        require_averages(params, step + 10)
+        optimizer.step()
+    require_same_bits([p.detach() for p in params])
