@@ -32,7 +32,7 @@ LAYERS = [
     {"process_sets", "planning", "post", "zeros", "logs", "weakly", "children"},
     {"groups"},
     {"runtime"},
-    {"joining", "membership", "ops", "tracing", "bucket"},
+    {"joining", "membership", "ops", "tracing"},
     {"alike", "objects", "reducer", "terms"},
     {"variables"},
     {"exchange"},
