@@ -8,8 +8,8 @@ noted: they are all looked at then; where each is as usual, by loops that C code
 per step more than without hvdlite instead of 0.60, medians of five runs in turns; with those loops a tenth less.)
 
 Rejected: to leave large ones where they lie until backward ends, and then not to copy what this rank itself adds up. An
-MLP's 42 MB on 2 ranks took 0.8 to 1.0 of the time on one machine, but 1.3 on another, for a gradient that has been copied
-makes room for the next one in memory that is there, and in the cache.
+MLP's 42 MB on 2 ranks took 0.8 to 1.0 of the time under hvdliterun, but 1.3 on another machine by plain mpirun, without
+its settings for glibc: a gradient that has been copied makes room for the next one.
 """
 
 from __future__ import annotations
