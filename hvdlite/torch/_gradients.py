@@ -34,7 +34,6 @@ class Gradients:
         self.once = settings.terms.op is not Average  # the average of equal gradients is theirs: it may be taken again
         self.parameters: Sequence[Parameter] = ()
         self.sparse: dict[int, Parameter] = {}  # by id(); all ranks know of them, and no plan has them
-        self.beside: dict[int, torch.Tensor] = {}  # by id(): of ranks that had it dense, reduced
         self.densified: dict[int, Parameter] = {}  # by id(), likewise: sparse ones that travel dense
         self.given: dict[int, torch.Tensor | None] = {}  # results that are no slot's alias, by id() of the parameter
         self.taken: set[int] = set()  # in this round, by index, where results must not be taken again
@@ -192,12 +191,15 @@ class Gradients:
         some = all_dense or any(uses) or bool(self.sparse)  # else a hook may have applied them already
         self.rounds, self.done = self.rounds + some, self.done + some
         own = self.give_own(uses) if self.slots.own else ()
+        dense: dict[int, torch.Tensor | None] = {}  # by id(): of ranks that had it dense, reduced
         if not all_dense or self.cast or self.densified:  # otherwise the views are there already
             for index, use in enumerate(uses):
-                if index not in own:
+                if use is Use.SPARSE:
+                    dense[id(self.parameters[index])] = self.become_sparse(index)
+                elif index not in own:
                     self.give_one(index, use)
         for key, p in self.sparse.items():
-            reduce_sparse(p, self.settings.terms.op, self.settings.process_set, self.beside.pop(key, None))
+            reduce_sparse(p, self.settings.terms.op, self.settings.process_set, dense.get(key))
         if self.once:
             others = [p for i, p in enumerate(self.parameters) if not self.is_alias(i)]
             self.given = {id(p): p.grad for p in (*others, *self.sparse.values())}
@@ -216,16 +218,18 @@ class Gradients:
         self.slots.own = dict.fromkeys(self.slots.own)
         return taken.keys()
 
+    def become_sparse(self, index: int) -> torch.Tensor | None:
+        """All ranks know now that this is sparse: the next plan is made without it. Returns, sparse, the reduction of
+        what ranks had dense; None where none had any. Alike on all ranks."""
+        p, dense = self.parameters[index], self.restored(index)
+        self.sparse[id(p)] = p
+        if p.grad is not None and p.grad.layout is torch.strided:
+            p.grad = None  # it is in there
+        return dense.to_sparse(1) if dense.any() else None  # type: ignore[call-overload,no-untyped-call,unused-ignore]
+
     def give_one(self, index: int, use: Use) -> None:
         p = self.parameters[index]
-        if use is Use.SPARSE:
-            self.sparse[id(p)] = p  # known on all ranks now: the next plan is made without it
-            dense = self.restored(index)
-            if dense.any():  # alike on all ranks
-                self.beside[id(p)] = dense.to_sparse(1)  # type: ignore[call-overload,no-untyped-call,unused-ignore]
-            if p.grad is not None and p.grad.layout is torch.strided:
-                p.grad = None  # it is in there
-        elif use is not Use.UNUSED:
+        if use is not Use.UNUSED:
             self.densified |= {id(p): p} if use is Use.DENSIFIED else {}
             dense = self.restored(index)
             p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call,unused-ignore]

@@ -55,9 +55,9 @@ def require_sum(op: Op) -> None:
         raise NotImplementedError(f"sparse tensors with op={op.name}: only Average and Sum are possible")
 
 
-def reduce_sparse(p: torch.nn.Parameter, op: Op, process_set: ProcessSet, beside: torch.Tensor | None) -> None:
-    """Replace p.grad by the sum (or average) of all ranks' sparse gradients; a rank without one adds nothing. beside:
-    what has been reduced already, sparse in the first dimension, to which they are added.
+def reduce_sparse(p: torch.nn.Parameter, op: Op, process_set: ProcessSet, dense: torch.Tensor | None) -> None:
+    """Replace p.grad by the sum (or average) of all ranks' sparse gradients; a rank without one adds nothing. dense:
+    what other ranks had dense, reduced, as a sparse tensor, to which they are added.
 
     Where no rank has any, p.grad stays as it is. Raises NotImplementedError for operations other than these two.
     """
@@ -68,14 +68,14 @@ def reduce_sparse(p: torch.nn.Parameter, op: Op, process_set: ProcessSet, beside
         to_tensor(ops.allgather(to_array(part.contiguous()), None, process_set, addends=True, facts=facts))
         for part in (indices.t(), values)
     )
-    if all_indices.shape[0] == 0 and p.grad is None and beside is None:
+    if all_indices.shape[0] == 0 and p.grad is None and dense is None:
         return
     if all_indices.shape[0] == 0:  # torch adds to a gradient without rows by resizing it: in memory of its own only
         all_indices, all_values = all_indices.clone(), all_values.clone()
     if op is Average:
         all_values /= runtime.group_of(process_set).size
     found = sparse(all_indices, all_values, p)
-    p.grad = found if beside is None else (found + beside).coalesce()  # each row once: see `sparse`
+    p.grad = found if dense is None else (found + dense).coalesce()  # each row once: see `sparse`
 
 
 def coordinates(p: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:

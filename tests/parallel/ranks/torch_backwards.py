@@ -435,10 +435,10 @@ def check_a_mismatch_leaves_large_gradients_to_their_rank() -> None:
             optimizer.add_param_group({"params": [more]})
         grads = numbers(params, step)
         require_mismatch(lambda: backward_of(params, grads), "gradients", "plan")  # noqa: B023
-        if not last():
-            assert all(torch.equal(p.grad, g) for p, g in zip(params, numbers(params, step), strict=True))
         if last():
             optimizer.param_groups.pop()
+        else:
+            assert all(torch.equal(p.grad, grad) for p, grad in zip(params, grads, strict=True))
         optimizer.zero_grad()
         backward_of(params, numbers(params, step + 10))
         require_averages(params, step + 10)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.torch import _gradients
 from tests.parallel.common import digest, last, require_error, require_mismatch, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
@@ -484,6 +485,32 @@ def check_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others() -> None:
             optimizer.step()
             optimizer.zero_grad()
         require_same_bits([table.detach(), w.detach()])
+
+
+def check_what_is_dense_on_others_goes_with_a_round_that_fails() -> None:
+    """The sum of the first table's gradients raises, on all ranks: of the second's nothing is left for the next round."""
+    if hvd.size() == 1:
+        return
+    tables = [torch.nn.Parameter(torch.ones(4, 2)) for _ in range(2)]
+    optimizer, reduce_sparse = attach(tables), _gradients.reduce_sparse
+
+    def backward() -> None:
+        looked_up = [torch.nn.functional.embedding(torch.tensor([1]), table, sparse=True).sum() for table in tables]
+        (sum((table * 8).sum() for table in tables) if last() else sum(looked_up)).backward()
+
+    def fail(*arguments: object) -> None:
+        raise KeyError("first")
+
+    try:
+        _gradients.reduce_sparse = fail
+        require_error(KeyError, backward, "first")
+    finally:
+        _gradients.reduce_sparse = reduce_sparse
+    optimizer.zero_grad()
+    backward()
+    expected = torch.full((4, 2), 8.0 / hvd.size())
+    expected[1] += (hvd.size() - 1) / hvd.size()
+    assert all(torch.allclose(table.grad.to_dense(), expected) for table in tables), tables[1].grad.to_dense()
 
 
 def check_sparse_sum() -> None:
