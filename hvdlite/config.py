@@ -99,6 +99,12 @@ def misspelt(env: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: found[0] for name, found in close.items() if found}
 
 
+def chose_allocator(env: Mapping[str, str] | None = None) -> bool:
+    """Whether the user has chosen an allocator, or settings of glibc's."""
+    names = os.environ if env is None else env
+    return any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in names)
+
+
 def read(env: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
     """The variable's value, parsed; None when unset or empty. Raises ValueError naming the variable."""
     text = env.get(name, "").strip()

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 
 import numpy as np
 
-from hvdlite.algorithms import allreduce, prepared
+from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, is_host
+from hvdlite.bucket import Bucket
 from hvdlite.buckets import BucketPlan
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError, VoidError
@@ -43,27 +44,6 @@ class Use(IntEnum):
     DENSIFIED = 2
     """Sparse, but travelling dense: every rank gets a sparse one back."""
     SPARSE = 3
-
-
-class Bucket:
-    """One bucket's memory, here and where the host's other ranks have theirs, and what all-reduces it."""
-
-    def __init__(self, buffer: Array, peers: Sequence[Array] | None, how: Reduction) -> None:
-        self.buffer, self.peers, self.how = buffer, peers, how
-        self.run: Callable[[], None] | None = None
-
-    def reduce(self, lane: Lane) -> bool:
-        """Runs on the lane. Whether all ranks took part, rather than stand-ins of some."""
-        if lane.without_all:
-            allreduce(lane.transport, lane.workspace, lane.place, self.buffer, self.how)
-            return False
-        if self.run is None:
-            self.run = prepared(lane.transport, lane.workspace, lane.place, self.buffer, self.how, self.peers)
-        self.run()
-        return True
-
-    def stand_in(self) -> Zeros:
-        return Zeros.like([self.buffer], self.how)
 
 
 class Reducer:
@@ -92,13 +72,15 @@ class Reducer:
             lambda lane: {device: self.allocate(lane, device, gpu) for device in plan.devices},
         ))
         places = [(self.arenas[b.device], (b.start, b.length, b.dtype)) for b in plan.buckets]
-        self.buckets = [Bucket(arena.view(*place), arena.peer_views(*place), how) for arena, place in places]
+        self.buckets = [Bucket(arena.view(*place), arena.peer_views(*place), how, lane) for arena, place in places]
         self.requests: dict[int, Request] = {}
         """Those of earlier rounds, by bucket, to be used again."""
         self.views = [
             self.buckets[slot.bucket].buffer[slot.offset : slot.offset + slot.length].reshape(spec.shape)
             for spec, slot in zip(plan.specs, plan.slots, strict=True)
         ]
+        self.to_lend = [self.buckets[slot.bucket].to_lend(slot) for slot in plan.slots]
+        """The elements of each gradient, from and to, that need not be copied where all leave at the end."""
         self.bucket_of = [slot.bucket for slot in plan.slots]
         self.lengths = [len(bucket.members) for bucket in plan.buckets]
         self.all_dense = [Use.DENSE] * len(plan.specs)
@@ -120,6 +102,8 @@ class Reducer:
     def begin_round(self) -> None:
         self.marked = bytearray(len(self.plan.specs))
         self.missing = self.lengths.copy()
+        for bucket in self.buckets:
+            bucket.lent.clear()
         self.sent: list[tuple[Request, Handle]] = []
         self.arrived: list[int] = []
 
@@ -179,9 +163,13 @@ class Reducer:
             elif self.has_left(index):
                 raise HvdliteError(too_late(self.plan.specs[index].name))
 
-    def mark_all(self) -> None:
-        """All gradients lie in their views, and nothing leaves before the end."""
-        self.marked = bytearray(b"\1") * len(self.marked)
+    def mark_all(self, lent: Mapping[int, Array]) -> None:
+        """All gradients lie in their views, and nothing leaves before the end. lent: by index: of those `to_lend` the
+        elements that do not, flat; they must not change before the round has ended."""
+        self.marked = bytearray(b"\1") * len(self.marked)  # first: a round is forgotten where any is marked
+        for index, array in lent.items():
+            slot = self.plan.slots[index]
+            self.buckets[slot.bucket].lend(slot, array)
 
     def send_full(self, tag: Round) -> None:
         """The next buckets, as far as they are full."""

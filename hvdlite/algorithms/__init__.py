@@ -7,7 +7,7 @@ Here they are prepared: given all that, each gives a function of nothing, to be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -18,11 +18,11 @@ from hvdlite.algorithms.halving_doubling import doubling, halving_doubling
 from hvdlite.algorithms.native import native
 from hvdlite.algorithms.pipeline import scratch_length
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array
+from hvdlite.arrays import Array, is_host
 from hvdlite.memory import Arena, Workspace
 from hvdlite.transports import Transport
 
-__all__ = ["MESSAGES", "Place", "allreduce", "choose", "prepared"]
+__all__ = ["MESSAGES", "Place", "allreduce", "choose", "prepared", "to_lend"]
 
 Prepare: TypeAlias = Callable[[Transport, Array, Array, Reduction], Callable[[], None]]
 
@@ -51,25 +51,39 @@ def allreduce(transport: Transport, workspace: Workspace, place: Place, buffer: 
 
 def prepared(
     transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction,
-    peers: Sequence[Array] | None = None,
+    peers: Sequence[Array] | None = None, lent: Mapping[int, Array] = shared.NOTHING_LENT,
 ) -> Callable[[], None]:
     """`allreduce` of this very buffer, to be called many times.
 
     peers: the buffers of all ranks of this host in rank order, where they lie in an arena; `buffer` is this rank's
-    among them. Every rank has finished writing its buffer (the roll call before is that barrier).
+    among them. Every rank has finished writing its buffer (the roll call before is that barrier), but for what it has
+    `lent` of the part `to_lend`.
     """
     if transport.size == 1:
         return partial(alone, buffer, reduction)
-    name = choose(place, buffer.nbytes, buffer.dtype, peers is not None)
-    if reduction.operation == "adasum":
-        name = "adasum"
-    elif name == "native" and reduction.operation in ("min", "max") and buffer.dtype.kind == "f":
-        name = "ring"  # MPIs lose NaN there
+    name = chosen(place, buffer, reduction, peers is not None)
     if name in MESSAGES:
         return by_messages(name, transport, workspace, buffer, reduction)
     if peers is None:
         return partial(staged, transport, workspace, place, buffer, reduction)
-    return in_memory(transport, workspace, place, peers, reduction)
+    return in_memory(transport, workspace, place, peers, reduction, lent)
+
+
+def chosen(place: Place, buffer: Array, reduction: Reduction, in_arena: bool) -> str:
+    """The name of the algorithm. in_arena: see `choose`."""
+    if reduction.operation == "adasum":
+        return "adasum"
+    name = choose(place, buffer.nbytes, buffer.dtype, in_arena)
+    lossy = name == "native" and reduction.operation in ("min", "max") and buffer.dtype.kind == "f"
+    return "ring" if lossy else name  # MPIs lose NaN there
+
+
+def to_lend(transport: Transport, place: Place, buffer: Array, reduction: Reduction) -> tuple[int, int]:
+    """Where in a buffer in an arena the part begins and ends that this rank alone reads, so that its addends may as
+    well lie elsewhere: it is empty unless the algorithm is the two-shot, on the host."""
+    if transport.size == 1 or not is_host(buffer) or chosen(place, buffer, reduction, True) != "shared":
+        return 0, 0
+    return ring.part(buffer, transport.size, transport.rank)
 
 
 def alone(buffer: Array, reduction: Reduction) -> None:
@@ -89,11 +103,12 @@ def by_messages(
 
 
 def in_memory(
-    transport: Transport, workspace: Workspace, place: Place, peers: Sequence[Array], reduction: Reduction
+    transport: Transport, workspace: Workspace, place: Place, peers: Sequence[Array], reduction: Reduction,
+    lent: Mapping[int, Array] = shared.NOTHING_LENT,
 ) -> Callable[[], None]:
     """The two-shot on one host; on several the hierarchical, with what suits between them."""
     if place.one_host:
-        return shared.prepared(transport, peers, reduction)
+        return shared.prepared(transport, peers, reduction, lent)
 
     def between(cross: Transport, part: Array, how: Reduction) -> Callable[[], None]:
         return by_messages(across(cross.size, part.nbytes), cross, workspace, part, how)

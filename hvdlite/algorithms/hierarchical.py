@@ -50,7 +50,7 @@ def prepared(
 
     def hierarchical() -> None:
         for block in blocks:
-            add_up(block, 1)
+            add_up(block, block[:1])
         allreduce()
         for total, *targets in blocks:
             for target in targets:

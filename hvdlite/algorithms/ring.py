@@ -35,10 +35,15 @@ def parts(buffer: Array, count: int) -> list[Array]:
     return [buffer[start:stop] for start, stop in pairwise(bounds(buffer.size, count, per_line(buffer)))]
 
 
+def part(buffer: Array, count: int, index: int) -> tuple[int, int]:
+    """Where the part of this index begins and ends, as `parts` cuts them."""
+    total, line = buffer.size, per_line(buffer)
+    return bound(total, count, index, line), bound(total, count, index + 1, line)
+
+
 def same_part(buffers: Sequence[Array], count: int, index: int) -> list[Array]:
-    """Of each of these equally long buffers the part of this index, as `parts` cuts them."""
-    total, line = buffers[0].size, per_line(buffers[0])
-    start, stop = bound(total, count, index, line), bound(total, count, index + 1, line)
+    """Of each of these equally long buffers the part of this index."""
+    start, stop = part(buffers[0], count, index)
     return [buffer[start:stop] for buffer in buffers]
 
 

@@ -12,7 +12,8 @@ a sixth of the time. Rejected: one-shot (each rank adds everything: p times the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 from hvdlite.algorithms import fused
@@ -21,8 +22,10 @@ from hvdlite.algorithms.ring import same_part
 from hvdlite.arrays import Array, accumulator
 from hvdlite.transports import Transport
 
-AddUp: TypeAlias = Callable[[Sequence[Array], int], None]
-"""From blocks of p buffers, and how many of them, from the first, are to hold their reduction: in order, scaled."""
+AddUp: TypeAlias = Callable[[Sequence[Array], Sequence[Array]], None]
+"""The reduction of these addends, in order, scaled, into each of these targets: the first of the addends, or others in
+their places, but not on a GPU."""
+NOTHING_LENT: Mapping[int, Array] = MappingProxyType({})
 BLOCK_BYTES, WHOLE_BYTES = 384 * 1024, 2 << 20
 """The sum of a block stays in the L2 until it is written everywhere, also in one of 512 KiB. With 1 MiB of L2, 2 ranks,
 at 4 and 16 MiB: 512 KiB 0-5 % less time, 256 KiB 4-10 % more, 128 KiB 15 % more, 64 KiB 45 % more. Parts of up to
@@ -30,22 +33,48 @@ WHOLE_BYTES, which stay in the L3, take 8-13 % less as one block, longer ones 5-
 16 MiB together on."""
 
 
-def prepared(transport: Transport, buffers: Sequence[Array], reduction: Reduction) -> Callable[[], None]:
+def prepared(
+    transport: Transport, buffers: Sequence[Array], reduction: Reduction, lent: Mapping[int, Array] = NOTHING_LENT
+) -> Callable[[], None]:
     """The two-shot of these very buffers, to be called many times. Each call: 1 step, no bytes sent, 1 barrier.
 
     buffers: all ranks' flat buffers, in rank order, equally long, changed in place; every rank has finished writing its
     own before any rank calls (the roll call sees to it). Sums are taken in rank order, 16-bit floats in float32 with
-    one rounding: the same bits in all buffers.
+    one rounding: the same bits in all buffers. lent: looked at in each call: by where they begin in this rank's part,
+    its own addends that lie elsewhere, in host memory, and that nobody need have copied, since nobody else reads them.
     """
-    pieces = same_part(buffers, transport.size, transport.rank)
+    rank = transport.rank
+    pieces = same_part(buffers, transport.size, rank)
     blocks, add_up = list(in_blocks(pieces, reduction)), adder(pieces, reduction)
 
     def two_shot() -> None:
-        for block in blocks:
-            add_up(block, len(block))
+        if lent:
+            add_up_lent(pieces, rank, reduction, lent, add_up)
+        else:
+            for block in blocks:
+                add_up(block, block)
         transport.barrier()  # without it a rank would read or change its buffer while others still write into it
 
     return two_shot
+
+
+def add_up_lent(
+    pieces: Sequence[Array], rank: int, reduction: Reduction, lent: Mapping[int, Array], add_up: AddUp
+) -> None:
+    """Add up these pieces, one of each rank; this rank's addends lie elsewhere where they are lent."""
+
+    def where_they_are(start: int, stop: int | None) -> None:
+        for block in in_blocks([piece[start:stop] for piece in pieces], reduction):
+            add_up(block, block)
+
+    done = 0
+    for start in sorted(lent):
+        stop = start + lent[start].size
+        where_they_are(done, start)
+        for addend, *targets in in_blocks([lent[start], *(piece[start:stop] for piece in pieces)], reduction):
+            add_up([*targets[:rank], addend, *targets[rank + 1 :]], targets)
+        done = stop
+    where_they_are(done, None)
 
 
 def in_blocks(pieces: Sequence[Array], reduction: Reduction) -> Iterator[tuple[Array, ...]]:
@@ -65,24 +94,24 @@ def adder(like: Sequence[Array], reduction: Reduction) -> AddUp:
     first, before = like[0], reduction.before
     if fused.possible(like, reduction.operation):
         scales = scaling(reduction.after, reduction.divisor)
-        return lambda blocks, targets: fused.add_up(blocks, targets, before, scales)
+        return lambda addends, targets: fused.add_up(addends, len(targets), before, scales)
     if in_place(first, reduction):
         return adder_in_place(reduction, first)
     return adder_aside(reduction, widened(first[:0]))
 
 
 def adder_in_place(reduction: Reduction, like: Array) -> AddUp:
-    """The sum grows in the first block."""
+    """The sum grows in the first target."""
     function = reduction.function(like)
     scale = reduction.postscaler(like)
 
-    def add_up(blocks: Sequence[Array], targets: int) -> None:
-        total = blocks[0]
-        for block in blocks[1:]:
-            function(total, block, out=total)
+    def add_up(addends: Sequence[Array], targets: Sequence[Array]) -> None:
+        total, so_far = targets[0], addends[0]
+        for addend in addends[1:]:
+            so_far = function(so_far, addend, out=total)
         scale(total)
-        for block in blocks[1:targets]:
-            block[...] = total
+        for target in targets[1:]:
+            target[...] = total
 
     return add_up
 
@@ -91,18 +120,19 @@ def adder_aside(reduction: Reduction, wide: Array) -> AddUp:
     """The sum grows in an array of its own, like `wide`; it is rounded once."""
     prescale, function, postscale = reduction.prescaler(wide), reduction.function(wide), reduction.postscaler(wide)
 
-    def addend(block: Array) -> Array:
-        copy = widened(block)
+    def widely(addend: Array) -> Array:
+        copy = widened(addend)
         prescale(copy)
         return copy
 
-    def add_up(blocks: Sequence[Array], targets: int) -> None:
-        total = addend(blocks[0])
-        for block in blocks[1:]:
-            function(total, addend(block), out=total)
+    def add_up(addends: Sequence[Array], targets: Sequence[Array]) -> None:
+        total = widely(addends[0])
+        for addend in addends[1:]:
+            function(total, widely(addend), out=total)
         postscale(total)
-        assign(blocks[0], total)
-        for block in blocks[1:targets]:
-            block[...] = blocks[0]
+        first = targets[0]
+        assign(first, total)
+        for target in targets[1:]:
+            target[...] = first
 
     return add_up

@@ -134,7 +134,7 @@ class Attachment:
         last = {bucket.members[-1] for bucket in layout.buckets if self.reducer.overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
         slots, take, settled = self.gradients.slots, self.gradients.take, weakly(self.is_settled)
-        self.packing = Packing(now, slots, take, settled, last, singly, at_end=overlap is False)
+        self.packing = Packing(now, slots, take, settled, last, singly, overlap is False, self.reducer.to_lend)
         self.renew_hooks()
 
     # One backward
@@ -225,8 +225,9 @@ class Attachment:
             self.gradients.refuse_sparse_results()
         if self.streams:
             self.streams.join(self.pack)
-        if self.packing.unnoted and self.packing.pack_all():
-            self.reducer.mark_all()
+        lent = self.packing.pack_all() if self.packing.unnoted else None
+        if lent is not None:
+            self.reducer.mark_all(lent)
         else:
             self.pack(ended=not self.reducer.overlap)  # else buckets leave with it, before `take_again`
         if not self.packing.unnoted:  # then all have been looked at just now
@@ -236,6 +237,8 @@ class Attachment:
         except VoidError:
             self.gradients.let_go()
             raise
+        if lent is not None:
+            self.packing.hand_over()
         self.passes, self.retries, self.unreduced = 0, 0, False
         self.gradients.give(uses, all_dense=uses is self.reducer.all_dense)
         if self.reducer.order:

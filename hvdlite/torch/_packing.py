@@ -2,14 +2,12 @@
 
 A hook runs between two operators of backward, with everything cold that it needs, so each line of Python in it costs
 up to a microsecond, ten times what it costs in a loop. So a hook only notes its gradient, and what there is to ask of
-each is asked when several are copied. Large ones are copied at once, while the cache still has them; a megabyte of
-small ones stays there, too. Where there is no more than that, and nothing leaves before backward ends, none need be
-noted: they are all looked at then; where each is as usual, by loops that C code runs. (A CNN with 18 gradients: 0.53 ms
-per step more than without hvdlite instead of 0.60, medians of five runs in turns; with those loops a tenth less.)
+each is asked when several are copied: a megabyte of them, which the cache still has.
 
-Rejected: to leave large ones where they lie until backward ends, and then not to copy what this rank itself adds up. An
-MLP's 42 MB on 2 ranks took 0.8 to 1.0 of the time under hvdliterun, but 1.3 on another machine by plain mpirun, without
-its settings for glibc: a gradient that has been copied makes room for the next one.
+Where there are no more small ones than that, and nothing leaves before backward ends, none need be noted: all are
+looked at then; where each is as usual, by loops that C code runs. (A CNN with 18 gradients: 0.53 ms per step more than
+without hvdlite instead of 0.60, medians of five runs in turns; with those loops a tenth less.) Of large ones only what
+peers add up is copied then: see `Bucket`.
 """
 
 from __future__ import annotations
@@ -24,10 +22,12 @@ import torch
 
 from hvdlite.arrays import Array
 from hvdlite.reducer import Use
-from hvdlite.torch._tensors import to_tensor
+from hvdlite.torch._tensors import to_array, to_tensor
 from hvdlite.warned import warn
 
-PACK_BYTES = 1 << 20
+PACK_BYTES, LENT_BYTES = 1 << 20, 256 * 1024
+AT_END_BYTES = 256 << 20
+"""Of gradients that are more, each is copied when it is there, so that its memory is free for the next."""
 STRIDED = torch.strided
 USUAL = STRIDED, False  # by `kind`: see `ordinary`
 gradient, kind = attrgetter("grad"), attrgetter("layout", "requires_grad")
@@ -162,17 +162,26 @@ class Packing:
 
     take: does it for one parameter. settled: whether a gradient changes no more, asked where a parameter has hooks
     besides ours. urgent: parameters that nothing waits behind. singly: whether each gradient needs `take`; otherwise
-    only those do that are sparse or part of a graph. at_end: whether nothing leaves before backward has ended.
+    only those do that are sparse or part of a graph. at_end: whether nothing leaves before backward has ended. to_lend:
+    of each gradient the elements, from and to, that need not be copied then.
     """
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], slots: Slots, take: Callable[[int], Use],
         settled: Callable[[torch.Tensor], bool | None], urgent: Collection[int], singly: bool, at_end: bool = False,
+        to_lend: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.parameters, self.slots, self.take, self.settled, self.singly = parameters, slots, take, settled, singly
         self.index = {id(p): index for index, p in enumerate(parameters)}
-        self.unnoted = at_end and sum(view.nbytes for view in slots.views) <= PACK_BYTES
+        nbytes = [view.nbytes for view in slots.views]
+        few = sum(nbytes) <= AT_END_BYTES and sum(each for each in nbytes if each <= PACK_BYTES) <= PACK_BYTES
+        self.unnoted = at_end and few
         """Whether none need be added, since all are looked at when backward has ended."""
+        parts = zip(slots.views, to_lend, strict=False)
+        self.large = {i: Large(view, *part) for i, (view, part) in enumerate(parts)
+                      if (part[1] - part[0]) * view.itemsize >= LENT_BYTES}  # fmt: skip
+        self.small = [index for index in range(len(parameters)) if index not in self.large]
+        self.small_views = [slots.views[index] for index in self.small]
         weights = [PACK_BYTES if index in urgent else view.nbytes for index, view in enumerate(slots.views)]
         self.weights = dict(zip(self.index, weights, strict=True))
         self.usual = [USUAL] * len(parameters)
@@ -226,19 +235,46 @@ class Packing:
                 self.parameters[index].grad = alias
         return fresh
 
-    def pack_all(self) -> bool:
-        """`pack` where none were noted and backward has ended as it usually does, or else nothing, and False: every
-        parameter has a dense gradient that lies elsewhere, and nobody another."""
+    def pack_all(self) -> dict[int, Array] | None:
+        """`pack` where none were noted and backward has ended as it usually does: every parameter has a dense gradient
+        that lies elsewhere, and nobody another. Returns what has been left where it lies, by index; None where nothing
+        has been done. `hand_over` is to follow."""
         slots, grads = self.slots, list(map(gradient, self.parameters))
         if (
             not grads or self.singly or slots.own or any(map(is_, grads, repeat(None)))
             or list(map(kind, grads)) != self.usual or not slots.untouched  # nor are those in `grads`
         ):  # fmt: skip
-            return False
-        torch._foreach_copy_(slots.views, grads)
-        for p, alias in zip(self.parameters, slots.aliases, strict=True):
+            return None
+        if self.small:
+            torch._foreach_copy_(self.small_views, [grads[index] for index in self.small] if self.large else grads)
+        found = ((index, large.copy(grads[index])) for index, large in self.large.items())
+        return {index: rest for index, rest in found if rest is not None}
+
+    def hand_over(self) -> None:
+        """What is in the views takes the gradients' places: behind `pack_all`, once it is reduced."""
+        for p, alias in zip(self.parameters, self.slots.aliases, strict=True):
             p.grad = alias
-        return True
+
+
+class Large:
+    """A view of which some elements, from start to stop in memory, need not be copied."""
+
+    def __init__(self, view: torch.Tensor, start: int, stop: int) -> None:
+        self.view, self.part = view, slice(start, stop)
+        flat = view.as_strided((view.numel(),), (1,))
+        self.others = [(each, flat[each]) for each in (slice(start), slice(stop, None)) if flat[each].numel()]
+
+    def copy(self, grad: torch.Tensor) -> Array | None:
+        """Copy the gradient but for these, which are returned; or all of it, where it lies otherwise in memory."""
+        view = self.view
+        plain = type(grad) is torch.Tensor and not grad.is_neg() and not grad.is_conj()
+        if not plain or grad.dtype != view.dtype or grad.stride() != view.stride():
+            view.copy_(grad)
+            return None
+        flat = grad.as_strided((grad.numel(),), (1,))
+        for each, there in self.others:
+            there.copy_(flat[each])
+        return to_array(flat[self.part])
 
 
 def can_be_own(p: torch.Tensor) -> bool:

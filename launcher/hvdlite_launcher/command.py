@@ -23,8 +23,6 @@ from hvdlite_launcher.schedulers import Starter
 from hvdlite_launcher.ssh import Ssh
 from hvdlite_launcher.usage import UsageError
 
-_KEPT_BYTES = 1 << 30
-_LARGE_BYTES = 32 << 20  # of a tensor that is given back: kept ones of this size leave gaps that no other fits
 _LONGEST = 125_000  # bytes of a command that Open MPI's daemons can start: they write it into one variable
 
 
@@ -118,7 +116,7 @@ def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, st
             "script read its arguments from a file, or find them itself"
         )
     own_env, own_options = _DIALECTS[mpi.family]
-    defaults = _common_env(settings, mpi) | _allocator_env(environ) | own_env(settings, mpi, place, environ)
+    defaults = _common_env(settings, mpi) | own_env(settings, mpi, place, environ)
     defaults |= _tcp_env(mpi) if settings.tcp else {}
     env = {name: value for name, value in defaults.items() if name not in environ} | dict(settings.env)
     env |= {"HVDLITE_JOB_ID": place.id, "HVDLITE_JOB_DIR": place.folder}
@@ -149,17 +147,6 @@ def _common_env(settings: Settings, mpi: Mpi) -> dict[str, str]:
     if mpi.library:
         env["MPI4PY_LIBMPI"] = mpi.library  # several MPIs may share an environment: load the launcher's own
     return env
-
-
-def _allocator_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Keep glibc from returning freed tensors to the kernel at every step, only to fault them in again.
-
-    Measured, torch on two cores: a step of a 10-million-parameter MLP took up to 10,000 page faults (15 ms of 50), an
-    8-layer CNN 1,700, in 21.5 ms instead of 17.8; with these none.
-    """
-    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in environ):
-        return {}
-    return {"MALLOC_MMAP_THRESHOLD_": str(_LARGE_BYTES), "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES)}
 
 
 def _tcp_env(mpi: Mpi) -> dict[str, str]:

@@ -24,8 +24,6 @@ COMMON = {
     "HVDLITE_JOB_DIR": "/tmp/job",
     "PYTHONUNBUFFERED": "1",
     "OMP_NUM_THREADS": "2",
-    "MALLOC_MMAP_THRESHOLD_": "33554432",
-    "MALLOC_TRIM_THRESHOLD_": "1073741824",
 }
 
 
@@ -102,11 +100,6 @@ def test_what_the_user_has_set_is_not_touched() -> None:
     env = compose(SETTINGS, OPEN_MPI_5, PLACE, environ).env
     assert not environ.keys() & env.keys()
     assert "OMPI_MCA_pml" not in env
-
-
-@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD"])
-def test_a_user_who_chose_an_allocator_keeps_it(name: str) -> None:
-    assert not [key for key in compose(SETTINGS, MPICH, PLACE, {name: "x"}).env if key.startswith("MALLOC")]
 
 
 def test_variables_of_the_command_line_win() -> None:

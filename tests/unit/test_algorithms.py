@@ -130,6 +130,40 @@ def test_a_two_shot_prepared_once_runs_many_times(dtype: str, before: float) -> 
             np.testing.assert_allclose(result.astype(float), np.sum(arrays, 0) * before / 3, atol=1.0, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("dtype", "operation", "before"), [
+    ("float32", "sum", 1.0), ("float64", "max", 1.0), ("float16", "sum", 1.0), ("bfloat16", "sum", 1.0), ("int32", "sum", 1.0),
+    ("float32", "sum", 0.5), ("bool", "sum", 1.0),
+])  # fmt: skip
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_what_is_lent_is_read_where_it_lies(size: int, dtype: str, operation: str, before: float) -> None:
+    """Some of a rank's own part, in other memory, which is not written: the bits of a sum of what was copied. The next
+    time nothing is lent."""
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    divisor, length = 1 if dtype == "bool" else size, 1_700_000 if dtype == "float32" else 3000
+    arrays = [(np.random.default_rng(rank).uniform(-90, 90, length)).astype(kind) for rank in range(size)]
+    how = Reduction(operation, before, 1.0, divisor)
+    expected, buffers = run("shared", arrays, how), [array.copy() for array in arrays]
+    part = longest_part(arrays[0], size)
+
+    def rank_main(transport) -> None:
+        rank, lent = transport.rank, {}
+        mine, own = same_part(arrays, size, rank)[rank], same_part(buffers, size, rank)[rank]
+        two_shot = prepared(transport, buffers, how, lent)
+        for start, stop in ([(0, part // 3), (part // 2, part // 2 + 5)], [(7, part)], [(part // 3, own.size)])[rank % 3]:
+            lent[start] = mine[start:stop].copy()
+            lent[start].flags.writeable = False
+            own[start:stop] = 77
+        for _ in range(2):
+            transport.barrier()
+            two_shot()
+            assert buffers[rank].tobytes() == expected[rank].tobytes()
+            lent.clear()
+            transport.barrier()
+            buffers[rank][:] = arrays[rank]
+
+    run_ranks(size, rank_main)
+
+
 def test_integer_averages_are_exact_and_truncate_toward_zero() -> None:
     values = np.array([49, 50, -49, -50, 2**62], np.int64)
     scaler(values, 1.0, 49)(values)

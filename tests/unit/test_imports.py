@@ -19,7 +19,7 @@ FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy")
 # only what is below it.
 LAYERS = [
     {"errors", "warned", "config", "launched", "topology", "compression", "notes", "arithmetic", "promptly", "trial"},
-    {"arrays", "segments"},
+    {"arrays", "segments", "heap"},
     {"transports"},
     {"requests", "levels"},
     {"memory"},
@@ -32,7 +32,7 @@ LAYERS = [
     {"process_sets", "planning", "post", "zeros", "logs", "weakly", "children"},
     {"groups"},
     {"runtime"},
-    {"joining", "membership", "ops", "tracing"},
+    {"joining", "membership", "ops", "tracing", "bucket"},
     {"alike", "objects", "reducer", "terms"},
     {"variables"},
     {"exchange"},

@@ -11,7 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hvdlite.reducer import Use  # noqa: E402
+from hvdlite.torch import _packing  # noqa: E402
 from hvdlite.torch._packing import PACK_BYTES, Packing, Slots  # noqa: E402
+from hvdlite.torch._tensors import to_array  # noqa: E402
 
 SMALL, LARGE = 10, PACK_BYTES // 4
 
@@ -167,3 +169,68 @@ def test_who_keeps_a_gradient_keeps_that_one_only() -> None:
     computed.pack()
     assert kept.eq(2.0).all() and computed.slots.own.keys() == {1}
     assert [view[0].item() for view in computed.views] == [11.0, 2.0, 13.0]  # the kept one's is taken at the end
+
+
+BIG = PACK_BYTES // 4 + 40  # elements of 4 bytes
+
+
+def lending(*shapes: tuple[int, ...], to_lend: Any, dtype: Any = torch.float32) -> tuple[Computed, list[Any]]:
+    """A packing that lends what is named of these gradients, and the gradients."""
+    computed = Computed(at_end=True)
+    computed.parameters = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    grads = [torch.arange(1.0, p.numel() + 1).reshape(p.shape).to(dtype) for p in computed.parameters]
+    for p, grad in zip(computed.parameters, grads, strict=True):
+        p.grad = grad.clone()
+    computed.views = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+    computed.slots = Slots([to_array(view) for view in computed.views], [view.stride() for view in computed.views])
+    computed.packing = Packing(computed.parameters, computed.slots, computed.refuse, lambda p: True, (), False, True, to_lend)
+    return computed, grads
+
+
+@pytest.mark.parametrize("part", [(0, BIG - 40), (40, BIG), (20, BIG - 20), (0, BIG)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_a_large_gradient_only_what_others_read_is_copied(part: tuple[int, int], dtype: Any) -> None:
+    start, stop = part
+    computed, (grad, small) = lending((BIG // 8, 8), (3,), to_lend=[part, (0, 3)], dtype=dtype)
+    assert computed.packing.unnoted
+    given = computed.parameters[0].grad
+    lent = computed.packing.pack_all()
+    assert lent is not None and list(lent) == [0]
+    assert computed.parameters[0].grad is given and torch.equal(given, grad)  # until it has been reduced
+    assert lent[0].tobytes() == to_array(given.view(-1)[start:stop]).tobytes()
+    assert lent[0].ctypes.data == given.view(-1)[start:stop].data_ptr()
+    grad.view(-1)[start:stop] = 0
+    assert torch.equal(computed.views[0], grad) and torch.equal(computed.views[1], small)
+    computed.packing.hand_over()
+    assert all(computed.slots.holds(i, p.grad) for i, p in enumerate(computed.parameters))
+
+
+def test_all_gradients_may_be_large() -> None:
+    computed, (grad,) = lending((BIG,), to_lend=[(0, BIG)])
+    lent = computed.packing.pack_all()
+    assert lent is not None and lent[0].tobytes() == grad.numpy().tobytes() and computed.views[0].eq(0).all()
+
+
+@pytest.mark.parametrize("other", [
+    lambda grad: grad.t().contiguous().t(),
+    lambda grad: torch._neg_view(-grad),
+    lambda grad: grad.as_subclass(torch.nn.Buffer),
+])  # fmt: skip
+def test_a_large_gradient_that_lies_otherwise_is_copied(other: Callable[[Any], Any]) -> None:
+    computed, (grad,) = lending((BIG // 8, 8), to_lend=[(0, BIG)])
+    computed.parameters[0].grad = other(grad)
+    assert computed.packing.pack_all() == {}
+    assert torch.equal(computed.views[0], grad)
+
+
+def test_nothing_is_lent_where_one_gradient_is_not_as_usual() -> None:
+    computed, _ = lending((BIG,), (3,), to_lend=[(0, BIG), (0, 0)])
+    computed.parameters[1].grad = None
+    assert computed.packing.pack_all() is None
+    assert all(view.eq(0).all() for view in computed.views)
+
+
+def test_much_is_copied_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_packing, "AT_END_BYTES", 4 * BIG)
+    assert lending((BIG,), to_lend=[(0, BIG)])[0].packing.unnoted
+    assert not lending((BIG,), (1,), to_lend=[(0, BIG), (0, 0)])[0].packing.unnoted

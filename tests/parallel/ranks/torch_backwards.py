@@ -375,13 +375,16 @@ def check_a_compiled_step() -> None:
     assert hvd.size() == 1 or not ours, ours
 
 
-def large() -> tuple[list[torch.nn.Parameter], torch.optim.SGD]:
-    """Parameters with large gradients, and an optimizer: one of them in columns, one that lies across the parts that two
-    ranks add up, one alone in its bucket, and small ones between."""
+def large(**how: Any) -> tuple[list[torch.nn.Parameter], torch.optim.SGD]:
+    """Parameters whose gradients are large enough for ranks to add their parts where they lie, and an optimizer: one of
+    them in columns, one that lies across two ranks' parts, one alone in its bucket, and small ones between."""
     params = weights((5,), (600, 700), (3, 4), (800, 900), (7,), (1100, 2500))
     columns = torch.nn.Parameter(torch.zeros(600, 800).t())
     params.insert(3, columns)
-    return params, attach(params)
+    optimizer = attach(params, **how)
+    if hvd.size() > 1 and not columns.is_cuda and not how:
+        assert optimizer._hvdlite.packing.large and optimizer._hvdlite.packing.unnoted
+    return params, optimizer
 
 
 def numbers(params: Sequence[torch.Tensor], seed: int, rank: int | None = None) -> list[torch.Tensor]:
@@ -420,12 +423,31 @@ def check_large_gradients() -> None:
     require_same_bits([p.detach() for p in params])
 
 
+def check_large_gradients_are_changed_by_hooks() -> None:
+    """Of other parameters, at any time before backward has ended, and in any way."""
+    params, _ = large()
+
+    def change(p: torch.Tensor) -> None:
+        for other in params:
+            if other.grad is not None and other is not p:
+                other.grad.data.mul_(2.0)
+
+    for step in range(2):
+        handle = params[0].register_post_accumulate_grad_hook(change)  # the first parameter's comes last, or first
+        backward_of(params, numbers(params, step))
+        handle.remove()
+        require_same_bits([p.grad for p in params])
+        for p in params:
+            p.grad = None
+    backward_of(params, numbers(params, 2))
+    require_averages(params, 2)
+
+
 def check_a_mismatch_leaves_large_gradients_to_their_rank() -> None:
-    """One rank's parameters are others than the plan's, so that all are told; then all train on. Where gradients have
-    not left before, as they have from a GPU."""
-    params, optimizer = large()
-    if hvd.size() == 1 or params[0].is_cuda:
+    """One rank's parameters are others than the plan's, so that all are told; then all train on."""
+    if hvd.size() == 1:
         return
+    params, optimizer = large()
     backward_of(params, numbers(params, 0))
     optimizer.step()
     for step in (1, 2):

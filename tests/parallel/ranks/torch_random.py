@@ -126,16 +126,22 @@ def halve(p: torch.Tensor) -> None:
 
 
 def ways() -> dict[str, Callable[[], None]]:
-    """Settings under which gradients are copied when backward ends, while it goes on, and leave then."""
+    """Settings under which gradients are copied when backward ends, or then but for what is lent, while it goes on, and
+    leave then."""
     return {
         "at the end": restart,
-        "early": lambda: setattr(_packing, "PACK_BYTES", 8),
+        "lent": lambda: settings(LENT_BYTES=1),
+        "early": lambda: settings(PACK_BYTES=8, AT_END_BYTES=0),
         "overlapping": lambda: restart(OVERLAP="1", BUCKET_MB="0.0002"),
     }
 
 
+def settings(**values: int) -> None:
+    vars(_packing).update(values)
+
+
 def check_random_programs() -> None:
-    pack_bytes = _packing.PACK_BYTES
+    usual = {name: value for name, value in vars(_packing).items() if name.endswith("_BYTES")}
     for seed in range(PROGRAMS):
         program, found = Program(seed), {}
         for way, begin in ways().items():
@@ -144,7 +150,7 @@ def check_random_programs() -> None:
                 weights = program.run(by_hand=False)
                 require_same_bits(weights)
                 found[way] = digest(weights)
-            _packing.PACK_BYTES = pack_bytes
+            settings(**usual)
         assert len(set(found.values())) == 1, (seed, found)
         for ours, expected in zip(weights, program.run(by_hand=True), strict=True):
             error = (ours - expected).abs().max()

@@ -87,8 +87,14 @@ def check_loss_curves() -> None:
 
 
 def check_a_model_of_more_than_a_megabyte() -> None:
-    """Whose gradients are copied while backward goes on, large ones with the small ones before them."""
-    compare(OPTIMIZERS["Adam"], torch.float64, width=400)
+    """In small gradients, which are copied while backward goes on, large ones with the small ones before them; or in
+    one that is large, of which each rank copies what others read when backward ends."""
+    for width, noted in ((400, False), (360, True)):
+        model = compare(OPTIMIZERS["Adam"], torch.float64, width)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        packing = optimizer._hvdlite.packing if hvd.size() > 1 else None
+        if packing and not next(model.parameters()).is_cuda:
+            assert packing.unnoted != noted and (noted or packing.large), width
 
 
 def check_every_path_gives_the_curve() -> None:
