@@ -46,9 +46,9 @@ class Bucket:
         start, stop = (min(max(edge - slot.offset, 0), slot.length) for edge in self.part)
         return start, stop
 
-    def lend(self, slot: Slot, array: Array) -> None:
-        """Read these elements, flat, where they lie, until what is lent is cleared."""
-        self.lent[slot.offset + self.to_lend(slot)[0] - self.part[0]] = array
+    def lend(self, start: int, array: Array) -> None:
+        """Read the elements from this one on where they lie, flat, until what is lent is cleared."""
+        self.lent[start - self.part[0]] = array
 
     def take_in(self) -> None:
         """Copy what was lent."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from hvdlite import exits, launched, notes, segments, topology
+from hvdlite import exits, heap, launched, notes, segments, topology
 from hvdlite.errors import HvdliteError
 from hvdlite.transports import Communicator
 from hvdlite.transports.threads import alone
@@ -86,6 +86,7 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         )
     own = base if mine else base.Dup()
     if own.Get_size() > 1:
+        heap.keep_freed()
         atexit.unregister(name_segments)  # of an earlier init
         atexit.register(name_segments, os.getpid())  # behind what ends MPI, so that it runs before
         # All ranks of this host have met when base or own was made. Launchers know each by its number in the world.

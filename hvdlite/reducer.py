@@ -164,12 +164,11 @@ class Reducer:
                 raise HvdliteError(too_late(self.plan.specs[index].name))
 
     def mark_all(self, lent: Mapping[int, Array]) -> None:
-        """All gradients lie in their views, and nothing leaves before the end. lent: by index: of those `to_lend` the
-        elements that do not, flat; they must not change before the round has ended."""
+        """All gradients lie in their views but for what is lent, and nothing leaves before the end. lent: by index, the
+        elements `to_lend`, flat, where they lie; they must not change before the round has ended."""
         self.marked = bytearray(b"\1") * len(self.marked)  # first: a round is forgotten where any is marked
         for index, array in lent.items():
-            slot = self.plan.slots[index]
-            self.buckets[slot.bucket].lend(slot, array)
+            self.buckets[self.bucket_of[index]].lend(self.plan.slots[index].offset + self.to_lend[index][0], array)
 
     def send_full(self, tag: Round) -> None:
         """The next buckets, as far as they are full."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdlite import children, config, exits, heap, logs, notes, topology
+from hvdlite import children, config, exits, logs, notes, topology
 from hvdlite.algorithms import Place
 from hvdlite.config import Config
 from hvdlite.connect import connect
@@ -136,7 +136,6 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     settings = Config.from_env()
     world, place = connect(comm, settings.stall_check)
     logs.configure(settings, place.rank)
-    heap.keep_freed()
     try:
         live = Runtime(world, place, settings)
     except HvdliteError:  # on all ranks

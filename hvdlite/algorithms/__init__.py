@@ -104,7 +104,7 @@ def by_messages(
 
 def in_memory(
     transport: Transport, workspace: Workspace, place: Place, peers: Sequence[Array], reduction: Reduction,
-    lent: Mapping[int, Array] = shared.NOTHING_LENT,
+    lent: Mapping[int, Array],
 ) -> Callable[[], None]:
     """The two-shot on one host; on several the hierarchical, with what suits between them."""
     if place.one_host:
@@ -147,5 +147,5 @@ def on_stage(
             workspace.staged.clear()
         mine, peers = stage.view(0, piece.size, piece.dtype), stage.peer_views(0, piece.size, piece.dtype)
         assert peers is not None
-        workspace.staged[kind] = mine, in_memory(transport, workspace, place, peers, reduction)
+        workspace.staged[kind] = mine, in_memory(transport, workspace, place, peers, reduction, shared.NOTHING_LENT)
     return workspace.staged[kind]

@@ -1,8 +1,8 @@
 """Attaching to a torch optimizer: hooks on its parameters, nothing wrapped.
 
-    backward():  each parameter's gradient is copied once into its slot of the arena, and `p.grad` becomes that view;
-                 an end-of-backward callback completes the round, so that clipping, unscaling and closures all see
-                 reduced gradients
+    backward():  each parameter's gradient is copied once into its slot of the arena (of a large one only what other
+                 ranks read), and `p.grad` becomes that view; an end-of-backward callback completes the round, so that
+                 clipping, unscaling and closures all see reduced gradients
     step():      nothing is left to do; for gradients set by hand, a hook before the step completes a round
 
 The optimizer stays the same object: schedulers, isinstance, state_dict, deepcopy and pickling go on working. Rejected:
@@ -134,7 +134,7 @@ class Attachment:
         last = {bucket.members[-1] for bucket in layout.buckets if self.reducer.overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
         slots, take, settled = self.gradients.slots, self.gradients.take, weakly(self.is_settled)
-        self.packing = Packing(now, slots, take, settled, last, singly, overlap is False, self.reducer.to_lend)
+        self.packing = Packing(now, slots, take, settled, last, singly, self.reducer.to_lend, overlap is False)
         self.renew_hooks()
 
     # One backward
@@ -225,10 +225,8 @@ class Attachment:
             self.gradients.refuse_sparse_results()
         if self.streams:
             self.streams.join(self.pack)
-        lent = self.packing.pack_all() if self.packing.unnoted else None
-        if lent is not None:
-            self.reducer.mark_all(lent)
-        else:
+        whole = self.packing.unnoted and self.packing.pack_all(self.reducer.mark_all)
+        if not whole:
             self.pack(ended=not self.reducer.overlap)  # else buckets leave with it, before `take_again`
         if not self.packing.unnoted:  # then all have been looked at just now
             self.gradients.take_again(self.reducer)
@@ -237,7 +235,7 @@ class Attachment:
         except VoidError:
             self.gradients.let_go()
             raise
-        if lent is not None:
+        if whole:
             self.packing.hand_over()
         self.passes, self.retries, self.unreduced = 0, 0, False
         self.gradients.give(uses, all_dense=uses is self.reducer.all_dense)

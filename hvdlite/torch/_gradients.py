@@ -26,7 +26,7 @@ NO_GRAPH = (
 
 
 class Gradients:
-    """What one optimizer's parameters have in p.grad: each is copied once, and its place taken by the copy's view."""
+    """What one optimizer's parameters have in p.grad: each is copied at most once, and its place taken by a view."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.compressor = settings, unknown(settings.compression)

@@ -26,8 +26,9 @@ from hvdlite.torch._tensors import to_array, to_tensor
 from hvdlite.warned import warn
 
 PACK_BYTES, LENT_BYTES = 1 << 20, 256 * 1024
-AT_END_BYTES = 256 << 20
-"""Of gradients that are more, each is copied when it is there, so that its memory is free for the next."""
+AT_END_BYTES = 128 << 20
+"""So much more memory may be in use when backward ends. Of gradients that are more, each is copied when it is there, so
+that its memory is free for the next."""
 STRIDED = torch.strided
 USUAL = STRIDED, False  # by `kind`: see `ordinary`
 gradient, kind = attrgetter("grad"), attrgetter("layout", "requires_grad")
@@ -162,26 +163,25 @@ class Packing:
 
     take: does it for one parameter. settled: whether a gradient changes no more, asked where a parameter has hooks
     besides ours. urgent: parameters that nothing waits behind. singly: whether each gradient needs `take`; otherwise
-    only those do that are sparse or part of a graph. at_end: whether nothing leaves before backward has ended. to_lend:
-    of each gradient the elements, from and to, that need not be copied then.
+    only those do that are sparse or part of a graph. to_lend: of each gradient the elements, from and to, that need not
+    be copied where all leave at the end. at_end: whether nothing leaves before backward has ended.
     """
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], slots: Slots, take: Callable[[int], Use],
-        settled: Callable[[torch.Tensor], bool | None], urgent: Collection[int], singly: bool, at_end: bool = False,
-        to_lend: Sequence[tuple[int, int]] = (),
+        settled: Callable[[torch.Tensor], bool | None], urgent: Collection[int], singly: bool,
+        to_lend: Sequence[tuple[int, int]], at_end: bool = False,
     ) -> None:
         self.parameters, self.slots, self.take, self.settled, self.singly = parameters, slots, take, settled, singly
         self.index = {id(p): index for index, p in enumerate(parameters)}
-        nbytes = [view.nbytes for view in slots.views]
-        few = sum(nbytes) <= AT_END_BYTES and sum(each for each in nbytes if each <= PACK_BYTES) <= PACK_BYTES
-        self.unnoted = at_end and few
-        """Whether none need be added, since all are looked at when backward has ended."""
-        parts = zip(slots.views, to_lend, strict=False)
+        parts = zip(slots.views, to_lend, strict=True)
         self.large = {i: Large(view, *part) for i, (view, part) in enumerate(parts)
                       if (part[1] - part[0]) * view.itemsize >= LENT_BYTES}  # fmt: skip
+        nbytes = [view.nbytes for view in slots.views]
+        small = sum(each for each in nbytes if each <= PACK_BYTES or not self.large)
+        self.unnoted = at_end and small <= PACK_BYTES and sum(nbytes) <= AT_END_BYTES
+        """Whether none need be added, since all are looked at when backward has ended."""
         self.small = [index for index in range(len(parameters)) if index not in self.large]
-        self.small_views = [slots.views[index] for index in self.small]
         weights = [PACK_BYTES if index in urgent else view.nbytes for index, view in enumerate(slots.views)]
         self.weights = dict(zip(self.index, weights, strict=True))
         self.usual = [USUAL] * len(parameters)
@@ -235,20 +235,27 @@ class Packing:
                 self.parameters[index].grad = alias
         return fresh
 
-    def pack_all(self) -> dict[int, Array] | None:
-        """`pack` where none were noted and backward has ended as it usually does: every parameter has a dense gradient
-        that lies elsewhere, and nobody another. Returns what has been left where it lies, by index; None where nothing
-        has been done. `hand_over` is to follow."""
+    def pack_all(self, mark: Callable[[dict[int, Array]], None]) -> bool:
+        """`pack` where none were noted and backward has ended as it usually does, or else nothing, and False: every
+        parameter has a dense gradient that lies elsewhere, and nobody another. mark: told of what is left where it
+        lies, by index; the caller has no part of it, for the frames that an error's traceback keeps would make it look
+        like a user's own. `hand_over` is to follow."""
         slots, grads = self.slots, list(map(gradient, self.parameters))
         if (
             not grads or self.singly or slots.own or any(map(is_, grads, repeat(None)))
             or list(map(kind, grads)) != self.usual or not slots.untouched  # nor are those in `grads`
         ):  # fmt: skip
-            return None
-        if self.small:
-            torch._foreach_copy_(self.small_views, [grads[index] for index in self.small] if self.large else grads)
-        found = ((index, large.copy(grads[index])) for index, large in self.large.items())
-        return {index: rest for index, rest in found if rest is not None}
+            return False
+        lent: dict[int, Array] = {}
+        if not self.large:
+            torch._foreach_copy_(slots.views, grads)
+        else:
+            if self.small:
+                torch._foreach_copy_([slots.views[i] for i in self.small], [grads[i] for i in self.small])
+            found = ((index, large.copy(grads[index])) for index, large in self.large.items())
+            lent = {index: rest for index, rest in found if rest is not None}
+        mark(lent)
+        return True
 
     def hand_over(self) -> None:
         """What is in the views takes the gradients' places: behind `pack_all`, once it is reduced."""
@@ -267,8 +274,8 @@ class Large:
     def copy(self, grad: torch.Tensor) -> Array | None:
         """Copy the gradient but for these, which are returned; or all of it, where it lies otherwise in memory."""
         view = self.view
-        plain = type(grad) is torch.Tensor and not grad.is_neg() and not grad.is_conj()
-        if not plain or grad.dtype != view.dtype or grad.stride() != view.stride():
+        odd = type(grad) is not torch.Tensor or grad.is_neg() or grad.is_conj() or grad._is_zerotensor()
+        if odd or grad.dtype != view.dtype or grad.stride() != view.stride():
             view.copy_(grad)
             return None
         flat = grad.as_strided((grad.numel(),), (1,))

@@ -41,7 +41,7 @@ class Computed:
             parameter.grad = torch.full_like(parameter, i + 1.0)
         self.views = [torch.zeros(length) for length in lengths]
         self.ready: list[int] = []
-        kwargs = {"settled": lambda p: True, "urgent": (), "singly": False} | kwargs
+        kwargs = {"settled": lambda p: True, "urgent": (), "singly": False, "to_lend": [(0, 0)] * len(lengths)} | kwargs
         self.slots = Slots([view.numpy() for view in self.views], [view.stride() for view in self.views])
         self.packing = Packing(self.parameters, self.slots, take or self.refuse, **kwargs)
 
@@ -183,8 +183,16 @@ def lending(*shapes: tuple[int, ...], to_lend: Any, dtype: Any = torch.float32) 
         p.grad = grad.clone()
     computed.views = [torch.zeros(shape, dtype=dtype) for shape in shapes]
     computed.slots = Slots([to_array(view) for view in computed.views], [view.stride() for view in computed.views])
-    computed.packing = Packing(computed.parameters, computed.slots, computed.refuse, lambda p: True, (), False, True, to_lend)
+    computed.packing = Packing(computed.parameters, computed.slots, computed.refuse, lambda p: True, (), False, to_lend, True)
     return computed, grads
+
+
+def lent_by(packing: Packing) -> dict[int, Any] | None:
+    """What is left where it lies; None where nothing is done."""
+    found: list[dict[int, Any]] = []
+    done = packing.pack_all(found.append)
+    assert done == bool(found)
+    return found[0] if done else None
 
 
 @pytest.mark.parametrize("part", [(0, BIG - 40), (40, BIG), (20, BIG - 20), (0, BIG)])
@@ -194,7 +202,7 @@ def test_of_a_large_gradient_only_what_others_read_is_copied(part: tuple[int, in
     computed, (grad, small) = lending((BIG // 8, 8), (3,), to_lend=[part, (0, 3)], dtype=dtype)
     assert computed.packing.unnoted
     given = computed.parameters[0].grad
-    lent = computed.packing.pack_all()
+    lent = lent_by(computed.packing)
     assert lent is not None and list(lent) == [0]
     assert computed.parameters[0].grad is given and torch.equal(given, grad)  # until it has been reduced
     assert lent[0].tobytes() == to_array(given.view(-1)[start:stop]).tobytes()
@@ -207,7 +215,7 @@ def test_of_a_large_gradient_only_what_others_read_is_copied(part: tuple[int, in
 
 def test_all_gradients_may_be_large() -> None:
     computed, (grad,) = lending((BIG,), to_lend=[(0, BIG)])
-    lent = computed.packing.pack_all()
+    lent = lent_by(computed.packing)
     assert lent is not None and lent[0].tobytes() == grad.numpy().tobytes() and computed.views[0].eq(0).all()
 
 
@@ -215,19 +223,27 @@ def test_all_gradients_may_be_large() -> None:
     lambda grad: grad.t().contiguous().t(),
     lambda grad: torch._neg_view(-grad),
     lambda grad: grad.as_subclass(torch.nn.Buffer),
+    lambda grad: torch._efficientzerotensor(grad.shape),  # as torch.sgn's gradient is
 ])  # fmt: skip
 def test_a_large_gradient_that_lies_otherwise_is_copied(other: Callable[[Any], Any]) -> None:
     computed, (grad,) = lending((BIG // 8, 8), to_lend=[(0, BIG)])
-    computed.parameters[0].grad = other(grad)
-    assert computed.packing.pack_all() == {}
-    assert torch.equal(computed.views[0], grad)
+    computed.views[0].fill_(7.0)
+    computed.parameters[0].grad = made = other(grad)
+    assert lent_by(computed.packing) == {}
+    assert torch.equal(computed.views[0], made + 0)
 
 
 def test_nothing_is_lent_where_one_gradient_is_not_as_usual() -> None:
     computed, _ = lending((BIG,), (3,), to_lend=[(0, BIG), (0, 0)])
     computed.parameters[1].grad = None
-    assert computed.packing.pack_all() is None
+    assert lent_by(computed.packing) is None
     assert all(view.eq(0).all() for view in computed.views)
+
+
+def test_large_ones_of_which_nothing_is_lent_are_copied_as_they_come() -> None:
+    """On a GPU, say."""
+    assert not lending((BIG,), to_lend=[(0, 0)])[0].packing.unnoted
+    assert lending((BIG,), (BIG,), to_lend=[(0, 0), (0, BIG)])[0].packing.unnoted  # then they may as well wait
 
 
 def test_much_is_copied_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
