@@ -193,7 +193,9 @@ class Reducer:
         if 0 in self.marked:
             uses = [Use.DENSE if marked else load(index) for index, marked in enumerate(self.marked)]
         self.send_rest(tag, int(uses != self.all_dense), self.lane.begin)
-        took_part = [handle.wait() for _, handle in self.sent]
+        all_there = True
+        for _, handle in self.sent:
+            all_there = handle.wait() and all_there
         flag = self.sent[-1][0].flag if self.sent else 0
         if flag >= VOID:
             who = self.lane.members[flag - VOID]
@@ -203,9 +205,9 @@ class Reducer:
             )
         if flag:
             uses = self.agreed_uses(uses, tag)
-        if self.learn and all(took_part):
+        if self.learn and all_there:
             self.order, self.learn = self.agreed_order(tag), False
-        if self.trial and all(took_part):
+        if self.trial and all_there:
             self.go_on(self.trial, tag)
         elif self.trial:
             self.trial.forget()
@@ -225,8 +227,8 @@ class Reducer:
         last = len(self.plan.buckets) - 1
         for number in range(len(self.sent), last + 1):
             request = self.request(number, tag, flag if number == last else 0)
-            send = send_last if number == last else self.lane.submit
-            send(request) if self.overlap else self.lane.run(request)
+            send = send_last if number == last else self.lane.submit if self.overlap else self.lane.run
+            send(request)
             self.sent.append((request, request.handle))
 
     def request(self, number: int, tag: Round, flag: int = 0) -> Request:

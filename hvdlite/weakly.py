@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import call, is_not
 from types import MethodType
 from typing import Any, TypeVar, TypeVarTuple
 from weakref import ref
 
 ArgumentTs = TypeVarTuple("ArgumentTs")
 R = TypeVar("R")
+present = partial(is_not, None)
 
 
 def weakly(method: Callable[[*ArgumentTs], R]) -> Callable[[*ArgumentTs], R | None]:
@@ -17,11 +20,11 @@ def weakly(method: Callable[[*ArgumentTs], R]) -> Callable[[*ArgumentTs], R | No
     assert isinstance(method, MethodType)
     reference, function = ref(method.__self__), method.__func__
 
-    def call(*arguments: *ArgumentTs) -> R | None:
+    def call_it(*arguments: *ArgumentTs) -> R | None:
         alive = reference()
         return None if alive is None else function(alive, *arguments)
 
-    return call
+    return call_it
 
 
 class Crowd:
@@ -54,4 +57,4 @@ class Crowd:
         return len(self.members)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([member for each in list(self.members.values()) if (member := each()) is not None])
+        return filter(present, map(call, list(self.members.values())))

@@ -161,8 +161,8 @@ class Gradients:
             )
 
     def note_applied(self) -> None:
-        """step() applies what there is. Of averages nobody asks."""
-        if self.once and self.applied is not None:
+        """step() applies what there is."""
+        if self.applied is not None:
             grads = [(p, p.grad) for p in self.parameters]
             self.applied = {id(p): grad._version for p, grad in grads if grad is not None}
 

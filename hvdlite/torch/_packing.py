@@ -130,7 +130,7 @@ class Slots:
         parameter (a list, a flat buffer), are to become the results."""
         for index, p in enumerate(parameters):
             grad = p.grad
-            if grad is None or grad is self.aliases[index] or index in self.own or not ordinary(grad):
+            if grad is None or grad is self.aliases[index] or index in self.own:
                 continue
             del grad
             if any(map(gt, holders(p), NOBODY)) and can_be_own(p):
@@ -285,10 +285,10 @@ class Large:
 
 
 def can_be_own(p: torch.Tensor) -> bool:
-    """Whether results can be written into p.grad, an ordinary one: not where elements share memory."""
+    """Whether results can be written into p.grad: into an ordinary one whose elements share no memory."""
     grad = p.grad
     assert grad is not None
-    return not grad.is_inference() and torch._debug_has_internal_overlap(grad) != OVERLAP
+    return ordinary(grad) and not grad.is_inference() and torch._debug_has_internal_overlap(grad) != OVERLAP
 
 
 def ordinary(grad: torch.Tensor) -> bool:

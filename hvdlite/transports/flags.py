@@ -62,4 +62,5 @@ class SharedMaximum:
         return True
 
     def wait(self) -> None:
-        ask(self.test)
+        if not self.test():  # the last one to come need not ask
+            ask(self.test)
