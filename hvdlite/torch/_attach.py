@@ -127,10 +127,11 @@ class Attachment:
         to_be = Planned(now, self.settings, self.optimizer.param_groups)
         layout, overlap = planned(to_be.specs, self.runtime.config, self.lane.place, order)
         gpu, how = _cuda.gpu_of(now), self.settings.terms.reduction(self.size)
-        self.reducer = Reducer(self.lane, layout, how, self.name, overlap, gpu, learn=order is None)
+        apart = overlap is False  # not while hooks look at what has left
+        self.reducer = Reducer(self.lane, layout, how, self.name, overlap, gpu, None, order is None, apart)
         self.streams = _cuda.Streams(gpu.number) if gpu else None
         self.planned = to_be
-        self.gradients.plan(now, self.reducer.views)
+        self.gradients.plan(now, self.reducer.views, self.reducer.results)
         last = {bucket.members[-1] for bucket in layout.buckets if self.reducer.overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
         slots, take, settled = self.gradients.slots, self.gradients.take, weakly(self.is_settled)

@@ -42,13 +42,13 @@ class Gradients:
         self.rounds = 0  # how often results have been handed out since the last step
         self.done = 0  # and ever
 
-    def plan(self, parameters: Sequence[Parameter], arrays: Sequence[Array]) -> None:
-        """These parameters' gradients lie in these arrays from now on."""
+    def plan(self, parameters: Sequence[Parameter], arrays: Sequence[Array], results: Sequence[Array]) -> None:
+        """These parameters' gradients lie in these arrays from now on, their results in those, or in the same."""
         if self.once:  # results stay results
             self.given |= {id(p): p.grad for i, p in enumerate(self.parameters) if self.is_alias(i)}
         self.sent.clear()
         self.parameters = parameters
-        self.slots = Slots(arrays, [strides_of_gradient(p) for p in parameters])
+        self.slots = Slots(arrays, results, [strides_of_gradient(p) for p in parameters])
         dtypes = [dtype_of_gradient(p) for p in parameters]
         self.cast = {i for i, dtype in enumerate(dtypes) if self.compressor or self.slots.views[i].dtype != dtype}
 
@@ -65,14 +65,17 @@ class Gradients:
             self.taken.add(index)
         if grad.layout is not torch.strided:
             return self.take_sparse(index, grad)
-        if not self.slots.holds(index, grad):
-            self.slots.preserve((index,))
-            if grad.requires_grad:
-                warn(NO_GRAPH)
-            self.put(index, grad.detach())
-            found = self.slots.handed_over(index, grad)
-            if index not in self.cast:
-                p.grad = found
+        if self.slots.holds(index, grad):
+            self.slots.send((index,))
+            return Use.DENSE
+        self.slots.preserve((index,))
+        if grad.requires_grad:
+            warn(NO_GRAPH)
+        self.put(index, grad.detach())
+        found = self.slots.handed_over(index, grad)
+        if index not in self.cast:
+            self.slots.keep((index,))
+            p.grad = found
         return Use.DENSE
 
     def take_sparse(self, index: int, grad: torch.Tensor) -> Use:
@@ -99,8 +102,8 @@ class Gradients:
             view.copy_(grad)
 
     def restored(self, index: int) -> torch.Tensor:
-        """What is in the view, as a gradient."""
-        p, view = self.parameters[index], self.slots.views[index]
+        """The result, as a gradient."""
+        p, view = self.parameters[index], self.slots.results[index]
         if self.compressor:
             grad: torch.Tensor = self.compressor.decompress(view.clone(), self.contexts[index])
             return grad
@@ -209,7 +212,7 @@ class Gradients:
         taken = {i: grad for i, grad in self.slots.own.items()
                  if grad is not None and grad is self.parameters[i].grad and uses[i] is Use.DENSE}  # fmt: skip
         if taken:
-            found = [self.restored(i) if self.compressor else self.slots.views[i] for i in taken]
+            found = [self.restored(i) if self.compressor else self.slots.results[i] for i in taken]
             if any(grad.is_conj() or grad.is_neg() for grad in taken.values()):  # which that function does not take
                 for grad, result in zip(taken.values(), found, strict=True):
                     grad.copy_(result)

@@ -55,33 +55,44 @@ NOBODY = holders(_parameter)
 
 
 class Slots:
-    """Where gradients lie for the peers: views that nobody else has, and an alias of each to be p.grad, with a storage
-    of its own. What users make of an alias (p.grad.data = ..., model.share_memory()) may have it point elsewhere: then
-    another takes its place.
+    """Where gradients lie for the peers: views that nobody else has; where results come, which is the same memory, or
+    other; and an alias of each result to be p.grad, with a storage of its own. What users make of an alias (p.grad.data
+    = ..., model.share_memory()) may have it point elsewhere: then another takes its place.
 
     Users may keep gradients, or have made them. Those of `own` stay what they are, and results are copied into them.
 
-    arrays: the memory, in the shapes of the parameters. strides: those in which each is used, all of it.
+    sent, arrays: the memory of both, in the shapes of the parameters. strides: those in which each is used, all of it.
     """
 
-    def __init__(self, arrays: Sequence[Array], strides: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, sent: Sequence[Array], arrays: Sequence[Array], strides: Sequence[tuple[int, ...]]) -> None:
         self.arrays, self.strides = arrays, strides
-        self.views = [self.tensor(index) for index in range(len(arrays))]
+        self.results = [self.tensor(index) for index in range(len(arrays))]
+        self.apart = sent is not arrays
+        self.views = [tensor_of(*each) for each in zip(sent, strides, strict=True)] if self.apart else self.results
         self.aliases = [self.tensor(index) for index in range(len(arrays))]
-        self.addresses = [view.data_ptr() for view in self.views]
+        self.addresses = [alias.data_ptr() for alias in self.aliases]
         self.storages = [alias.untyped_storage() for alias in self.aliases]
         self.numbers = [storage._cdata for storage in self.storages]  # which torch knows them by
         self.own: dict[int, torch.Tensor | None] = {}
         """By index: what was taken in this round."""
 
     def tensor(self, index: int) -> torch.Tensor:
-        """Of this memory, and of no other tensor's storage."""
-        made, strides = to_tensor(self.arrays[index]), self.strides[index]
-        return made if made.stride() == strides else made.as_strided(made.shape, strides).detach()  # without its base
+        """Of the result's memory, and of no other tensor's storage."""
+        return tensor_of(self.arrays[index], self.strides[index])
 
     def holds(self, index: int, grad: torch.Tensor) -> bool:
-        """Whether this gradient lies there."""
+        """Whether this gradient lies where its result comes."""
         return grad is self.aliases[index] and self.alias(index) is grad
+
+    def send(self, indices: Sequence[int]) -> None:
+        """What lies where results come is to be sent."""
+        if self.apart and indices:
+            torch._foreach_copy_([self.views[i] for i in indices], [self.results[i] for i in indices])
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """What is to be sent lies where results come, too: whoever looks at an alias before finds it."""
+        if self.apart and indices:
+            torch._foreach_copy_([self.results[i] for i in indices], [self.views[i] for i in indices])
 
     def preserve(self, indices: Iterable[int]) -> list[torch.Tensor]:
         """The views of gradients that lie elsewhere are about to be written: who has kept one that was handed out
@@ -130,7 +141,7 @@ class Slots:
         parameter (a list, a flat buffer), are to become the results."""
         for index, p in enumerate(parameters):
             grad = p.grad
-            if grad is None or grad is self.aliases[index] or index in self.own:
+            if grad is None or grad is self.aliases[index] or index in self.own or not ordinary(grad):
                 continue
             del grad
             if any(map(gt, holders(p), NOBODY)) and can_be_own(p):
@@ -142,6 +153,11 @@ class Slots:
             self.own[index] = grad
             return grad
         return self.alias(index)
+
+
+def tensor_of(array: Array, strides: tuple[int, ...]) -> torch.Tensor:
+    made = to_tensor(array)
+    return made if made.stride() == strides else made.as_strided(made.shape, strides).detach()  # without its base
 
 
 def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:
@@ -208,6 +224,7 @@ class Packing:
         plain = not self.singly
         fresh: list[int] = []
         moving: list[int] = []
+        there: list[int] = []
         grads: list[torch.Tensor] = []
         for p in added:  # one loop: each comprehension, or function, costs 2-3 us to come to
             index, grad = self.index.get(id(p)), p.grad
@@ -221,8 +238,11 @@ class Packing:
             elif grad is not aliases[index] or not slots.holds(index, grad):
                 moving.append(index)
                 grads.append(grad)
+            else:
+                there.append(index)
         if not plain:
             return [index for index in fresh if self.take(index) is Use.DENSE and index not in own]
+        slots.send(there)
         if moving:
             del grad
             spare = slots.preserve(moving)
@@ -231,6 +251,7 @@ class Packing:
                 del spare  # else they would be somebody's
                 return self.pack(ended)
             torch._foreach_copy_([slots.views[i] for i in moving], grads)
+            slots.keep(moving)
             for index, alias in zip(moving, spare, strict=True):
                 self.parameters[index].grad = alias
         return fresh
@@ -285,10 +306,10 @@ class Large:
 
 
 def can_be_own(p: torch.Tensor) -> bool:
-    """Whether results can be written into p.grad: into an ordinary one whose elements share no memory."""
+    """Whether results can be written into p.grad, an ordinary one: not where elements share memory."""
     grad = p.grad
     assert grad is not None
-    return ordinary(grad) and not grad.is_inference() and torch._debug_has_internal_overlap(grad) != OVERLAP
+    return not grad.is_inference() and torch._debug_has_internal_overlap(grad) != OVERLAP
 
 
 def ordinary(grad: torch.Tensor) -> bool:

@@ -42,7 +42,8 @@ class Computed:
         self.views = [torch.zeros(length) for length in lengths]
         self.ready: list[int] = []
         kwargs = {"settled": lambda p: True, "urgent": (), "singly": False, "to_lend": [(0, 0)] * len(lengths)} | kwargs
-        self.slots = Slots([view.numpy() for view in self.views], [view.stride() for view in self.views])
+        arrays = [view.numpy() for view in self.views]
+        self.slots = Slots(arrays, arrays, [view.stride() for view in self.views])
         self.packing = Packing(self.parameters, self.slots, take or self.refuse, **kwargs)
 
     def refuse(self, index: int) -> Use:
@@ -148,7 +149,8 @@ def test_what_is_not_ordinary_is_taken_one_by_one(how: str, calls: list[int]) ->
     lambda alias: alias.share_memory_(),
 ])  # fmt: skip
 def test_an_alias_that_points_elsewhere_is_replaced(change: Callable[[Any], None]) -> None:
-    slots = Slots([np.arange(9.0, dtype=np.float32).reshape(3, 3)], [(3, 1)])
+    arrays = [np.arange(9.0, dtype=np.float32).reshape(3, 3)]
+    slots = Slots(arrays, arrays, [(3, 1)])
     first = slots.alias(0)
     assert slots.alias(0) is first and slots.holds(0, first)
     change(first)
@@ -182,7 +184,8 @@ def lending(*shapes: tuple[int, ...], to_lend: Any, dtype: Any = torch.float32) 
     for p, grad in zip(computed.parameters, grads, strict=True):
         p.grad = grad.clone()
     computed.views = [torch.zeros(shape, dtype=dtype) for shape in shapes]
-    computed.slots = Slots([to_array(view) for view in computed.views], [view.stride() for view in computed.views])
+    arrays = [to_array(view) for view in computed.views]
+    computed.slots = Slots(arrays, arrays, [view.stride() for view in computed.views])
     computed.packing = Packing(computed.parameters, computed.slots, computed.refuse, lambda p: True, (), False, to_lend, True)
     return computed, grads
 
