@@ -173,6 +173,39 @@ def test_who_keeps_a_gradient_keeps_that_one_only() -> None:
     assert [view[0].item() for view in computed.views] == [11.0, 2.0, 13.0]  # the kept one's is taken at the end
 
 
+def apart(**kwargs: Any) -> tuple[Computed, list[Any]]:
+    """A packing whose results lie elsewhere than what is sent, and their memory."""
+    computed = Computed(*[SMALL] * 3, at_end=True)
+    results = [np.full(SMALL, 77, np.float32) for _ in computed.views]
+    computed.slots = Slots([view.numpy() for view in computed.views], results, [(1,)] * 3)
+    kwargs = {"take": computed.refuse, "settled": lambda p: True, "urgent": (), "singly": False} | kwargs
+    computed.packing = Packing(computed.parameters, computed.slots, to_lend=[(0, 0)] * 3, at_end=True, **kwargs)
+    return computed, results
+
+
+def test_results_that_lie_apart_are_not_looked_at_before_they_are_there() -> None:
+    computed, results = apart()
+    assert computed.packing.pack_all(lambda lent: None)
+    assert [view[0].item() for view in computed.views] == [1.0, 2.0, 3.0]
+    assert [p.grad[0].item() for p in computed.parameters] == [1.0, 2.0, 3.0]
+    for i, result in enumerate(results):
+        result[:] = 10.0 * i
+    computed.packing.hand_over()
+    assert [p.grad[0].item() for p in computed.parameters] == [0.0, 10.0, 20.0]
+
+
+def test_what_is_looked_at_before_lies_where_results_come() -> None:
+    """Where something is not as usual; and what is added to a result is sent."""
+    computed, results = apart()
+    computed.parameters[1].grad = None
+    computed.pack(ended=True)
+    assert [result[0] for result in results] == [1.0, 77.0, 3.0] and [v[0].item() for v in computed.views] == [1.0, 0.0, 3.0]
+    assert computed.slots.holds(0, computed.parameters[0].grad)
+    computed.parameters[0].grad += 4
+    computed.pack(ended=True)
+    assert results[0][0] == 5.0 and computed.views[0].eq(5.0).all() and not computed.slots.own
+
+
 BIG = PACK_BYTES // 4 + 40  # elements of 4 bytes
 
 

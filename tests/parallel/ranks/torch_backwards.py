@@ -443,11 +443,47 @@ def check_large_gradients_are_changed_by_hooks() -> None:
     require_averages(params, 2)
 
 
-def check_a_mismatch_leaves_large_gradients_to_their_rank() -> None:
+def few(unused: int = 0) -> tuple[list[torch.nn.Parameter], torch.optim.SGD]:
+    """Parameters with few gradients, which two ranks add up each for itself, and an optimizer that has some more."""
+    params = weights((5,), (3, 4), (400,), (), *[(2,)] * unused)
+    optimizer = attach(params)
+    if hvd.size() == 2 and not params[0].is_cuda:
+        assert optimizer._hvdlite.gradients.slots.apart
+    return params[: len(params) - unused], optimizer
+
+
+def check_few_gradients() -> None:
+    """Step after step, also where results are added to, kept, or some parameters have no gradient."""
+    for unused in (0, 1):
+        params, optimizer = few(unused)
+        kept: list[torch.Tensor] = []
+        for step in range(9):
+            before = [p.grad.clone() for p in params] if step % 3 == 2 else []
+            if not before:
+                optimizer.zero_grad(set_to_none=step % 3 == 0)
+            backward_of(params, numbers(params, step))
+            if before:  # the average of averages is theirs
+                of_ranks = [numbers(params, step, rank) for rank in range(hvd.size())]
+                for p, old, *grads in zip(params, before, *of_ranks, strict=True):
+                    assert torch.allclose(p.grad, old + torch.stack(grads).sum(0) / hvd.size(), atol=1e-4), step
+            else:
+                require_averages(params, step)
+            require_same_bits([p.grad for p in params])
+            if step == 5 and last():  # the next step sets None
+                kept = [p.grad for p in params]
+                values = [grad.clone() for grad in kept]
+            optimizer.step()
+        assert not kept or all(map(torch.equal, kept, values))
+        require_same_bits([p.detach() for p in params])
+
+
+def check_a_mismatch_leaves_gradients_to_their_rank() -> None:
     """One rank's parameters are others than the plan's, so that all are told; then all train on."""
-    if hvd.size() == 1:
-        return
-    params, optimizer = large()
+    for make in (large, few, lambda: few(1)) if hvd.size() > 1 else ():
+        train_past_a_mismatch(*make())
+
+
+def train_past_a_mismatch(params: list[torch.nn.Parameter], optimizer: torch.optim.SGD) -> None:
     backward_of(params, numbers(params, 0))
     optimizer.step()
     for step in (1, 2):
