@@ -191,7 +191,7 @@ class Reducer:
         """Complete the round; returns each parameter's use, the largest over all ranks. Blocks until all ranks did.
 
         load: called for each parameter not marked; puts what gradient there is into the view, else zeros, and says
-        which. Afterwards the views hold the result; those of parameters used on no rank hold zeros. Where it raises,
+        which. Afterwards `results` has them; zeros for parameters used on no rank. Where it raises,
         the round is left as it is: `abandon_round` before the next.
         """
         if self.trial:

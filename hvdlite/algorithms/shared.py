@@ -1,4 +1,4 @@
-"""Two-shot all-reduce on memory that the ranks of one host share: no message carries a gradient.
+"""Two-shot, and one-shot, all-reduce on memory that the ranks of one host share: no message carries a gradient.
 
     rank 0's buffer  [ 0 | 1 | 2 ]     rank r reads part r of all p buffers, adds, scales,
     rank 1's buffer  [ 0 | 1 | 2 ]     and writes the result into part r of all p buffers.
@@ -67,7 +67,7 @@ def one_shot(
     transport: Transport, buffers: Sequence[Array], reduction: Reduction, result: Array
 ) -> Callable[[], None]:
     """Each rank adds up the whole of all p buffers, into memory of its own. Like `prepared`, but that the buffers stay
-    as they are: p*S bytes are read and S written, none of them where a peer has them in its cache."""
+    as they are: p*S bytes are read and S written, none of these where a peer has them in its cache."""
     add_up = adder(buffers, reduction)
     blocks = list(in_blocks([result, *buffers], reduction))
 

@@ -12,9 +12,9 @@ from hvdlite.compression import unknown
 from hvdlite.errors import HvdliteError
 from hvdlite.ops import Average
 from hvdlite.reducer import Reducer, Use
-from hvdlite.torch._packing import Slots
 from hvdlite.torch._parameters import Parameter, dtype_of_gradient, strides_of_gradient
 from hvdlite.torch._settings import Settings
+from hvdlite.torch._slots import Slots
 from hvdlite.torch._sparse import reduce_sparse
 from hvdlite.warned import warn
 
@@ -53,7 +53,7 @@ class Gradients:
         self.cast = {i for i, dtype in enumerate(dtypes) if self.compressor or self.slots.views[i].dtype != dtype}
 
     def take(self, index: int) -> Use:
-        """Put the parameter's gradient into its view, and the view in the gradient's place."""
+        """Put the parameter's gradient into its view, and the result's alias in the gradient's place."""
         p = self.parameters[index]
         grad = p.grad
         if grad is None:
@@ -80,6 +80,7 @@ class Gradients:
 
     def take_sparse(self, index: int, grad: torch.Tensor) -> Use:
         """The same for a sparse gradient, which travels dense where the user wants that."""
+        self.slots.preserve((index,))
         if not self.settings.sparse_as_dense:
             self.put(index, None)
             return Use.SPARSE
@@ -129,7 +130,7 @@ class Gradients:
             self.sent[index] = -1 if grad is None else grad._version
 
     def has_aliases(self) -> bool:
-        """Whether any p.grad lies in memory that peers write to."""
+        """Whether any p.grad lies where results come."""
         return any(map(self.is_alias, range(len(self.parameters))))
 
     def changed(self, replaced: Collection[int]) -> list[int]:
@@ -195,7 +196,7 @@ class Gradients:
         self.rounds, self.done = self.rounds + some, self.done + some
         own = self.give_own(uses) if self.slots.own else ()
         dense: dict[int, torch.Tensor | None] = {}  # by id(): of ranks that had it dense, reduced
-        if not all_dense or self.cast or self.densified:  # otherwise the views are there already
+        if not all_dense or self.cast or self.densified:  # otherwise the aliases are there already
             for index, use in enumerate(uses):
                 if use is Use.SPARSE:
                     dense[id(self.parameters[index])] = self.become_sparse(index)
@@ -238,7 +239,7 @@ class Gradients:
             p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call,unused-ignore]
 
     def let_go(self) -> None:
-        """Of the memory that peers write to: in a forked child, and where no results came there."""
+        """Of the memory that results come to: in a forked child, and where none have come, since peers may write it."""
         for index, p in enumerate(self.parameters):
             if self.is_alias(index):
                 p.grad = None

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 from hvdlite.reducer import Use  # noqa: E402
 from hvdlite.torch import _packing  # noqa: E402
-from hvdlite.torch._packing import PACK_BYTES, Packing, Slots  # noqa: E402
+from hvdlite.torch._packing import PACK_BYTES, Packing  # noqa: E402
+from hvdlite.torch._slots import Slots  # noqa: E402
 from hvdlite.torch._tensors import to_array  # noqa: E402
 
 SMALL, LARGE = 10, PACK_BYTES // 4

@@ -19,7 +19,8 @@ import hvdlite.torch as hvd  # noqa: E402
 from hvdlite.errors import HvdliteError  # noqa: E402
 from hvdlite.reducer import Use  # noqa: E402
 from hvdlite.torch import _cuda, _tensors  # noqa: E402
-from hvdlite.torch._packing import Packing, Slots, move  # noqa: E402
+from hvdlite.torch._packing import Packing  # noqa: E402
+from hvdlite.torch._slots import Slots, move  # noqa: E402
 from hvdlite.torch._tensors import to_tensor  # noqa: E402
 
 

@@ -189,6 +189,18 @@ def check_views_of_gradients_that_are_kept() -> None:
             assert torch.allclose(p.grad, 2 * p.detach() * average()), (p.grad, p)
 
 
+def check_a_gradient_that_is_kept_before_a_sparse_one() -> None:
+    table = torch.nn.Parameter(torch.zeros(6, 3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([table], lr=1.0), sparse_as_dense=True)
+    rows = torch.tensor([hvd.rank() % 6, 2], device=table.device)
+    torch.nn.functional.embedding(rows, table).sum().backward()
+    kept, before = table.grad, table.grad.clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        (5 * torch.nn.functional.embedding(rows, table, sparse=True)).sum().backward()
+        assert torch.equal(kept, before) and torch.allclose(table.grad.to_dense(), 5 * before)
+
+
 def check_gradients_of_the_users_stay_theirs() -> None:
     """Parts of one flat tensor, or a list of them, made once and zeroed and scaled as such: results are in them."""
     ways: list[dict[str, Any]] = [{}, {"op": hvd.Sum}, {"compression": hvd.Compression.fp16}]
