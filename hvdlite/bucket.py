@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from hvdlite.algorithms import allreduce, prepared, to_lend
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array, on_boundary
+from hvdlite.arrays import Array
 from hvdlite.buckets import Slot
 from hvdlite.engine import Lane
 from hvdlite.zeros import Zeros
@@ -23,13 +23,9 @@ from hvdlite.zeros import Zeros
 class Bucket:
     """One bucket's memory, here and where the host's other ranks have theirs, and what all-reduces it."""
 
-    def __init__(
-        self, buffer: Array, peers: Sequence[Array] | None, how: Reduction, lane: Lane, apart: bool = False
-    ) -> None:
-        """apart: whether the result comes into memory of its own."""
+    def __init__(self, buffer: Array, peers: Sequence[Array] | None, how: Reduction, lane: Lane) -> None:
         self.buffer, self.peers, self.how = buffer, peers, how
-        self.result = on_boundary(buffer.nbytes).view(buffer.dtype) if apart else buffer
-        self.part = to_lend(lane.transport, lane.place, buffer, how) if peers and not apart else (0, 0)
+        self.part = to_lend(lane.transport, lane.place, buffer, how) if peers else (0, 0)
         self.lent: dict[int, Array] = {}  # by where they begin in that part: addends that lie elsewhere
         self.run: Callable[[], None] | None = None
 
@@ -38,12 +34,10 @@ class Bucket:
         if lane.without_all:
             self.take_in()
             allreduce(lane.transport, lane.workspace, lane.place, self.buffer, self.how)
-            if self.result is not self.buffer:
-                self.result[...] = self.buffer
             return False
         if self.run is None:
             at = lane.transport, lane.workspace, lane.place
-            self.run = prepared(*at, self.buffer, self.how, self.peers, self.lent, self.result)
+            self.run = prepared(*at, self.buffer, self.how, self.peers, self.lent)
         self.run()
         return True
 

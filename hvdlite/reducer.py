@@ -20,7 +20,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from hvdlite.algorithms import allreduce, to_lie_apart
+from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, is_host
 from hvdlite.bucket import Bucket
@@ -58,7 +58,7 @@ class Reducer:
 
     def __init__(
         self, lane: Lane, plan: BucketPlan, how: Reduction, name: str, overlap: bool | None, gpu: Gpu | None = None,
-        memory: str | None = None, learn: bool = False, may_lie_apart: bool = False,
+        memory: str | None = None, learn: bool = False,
     ) -> None:
         self.lane, self.plan, self.how, self.name, self.overlap = lane, plan, how, name, overlap is not False
         self.memory, self.learn = memory or name, learn and self.overlap and gpu is None
@@ -72,15 +72,13 @@ class Reducer:
             lambda lane: {device: self.allocate(lane, device, gpu) for device in plan.devices},
         ))
         places = [(self.arenas[b.device], (b.start, b.length, b.dtype)) for b in plan.buckets]
-        buffers = [(arena.view(*place), arena.peer_views(*place)) for arena, place in places]
-        shared = all(peers is not None for _, peers in buffers)
-        apart = may_lie_apart and shared and to_lie_apart(lane.place, [buffer for buffer, _ in buffers], how)
-        self.buckets = [Bucket(*each, how, lane, apart) for each in buffers]
+        self.buckets = [Bucket(arena.view(*place), arena.peer_views(*place), how, lane) for arena, place in places]
         self.requests: dict[int, Request] = {}
         """Those of earlier rounds, by bucket, to be used again."""
-        self.views = self.in_shape([bucket.buffer for bucket in self.buckets])
-        self.results = self.in_shape([bucket.result for bucket in self.buckets]) if apart else self.views
-        """Where results come: the views, or memory of this process' own."""
+        self.views = [
+            self.buckets[slot.bucket].buffer[slot.offset : slot.offset + slot.length].reshape(spec.shape)
+            for spec, slot in zip(plan.specs, plan.slots, strict=True)
+        ]
         self.to_lend = [self.buckets[slot.bucket].to_lend(slot) for slot in plan.slots]
         """The elements of each gradient, from and to, that need not be copied where all leave at the end."""
         self.bucket_of = [slot.bucket for slot in plan.slots]
@@ -88,11 +86,6 @@ class Reducer:
         self.all_dense = [Use.DENSE] * len(plan.specs)
         """What `finish_round` returns, this very list, where every rank had every gradient."""
         self.begin_round()
-
-    def in_shape(self, buffers: Sequence[Array]) -> list[Array]:
-        """Each parameter's slot in the buckets' buffers."""
-        slots = zip(self.plan.specs, self.plan.slots, strict=True)
-        return [buffers[at.bucket][at.offset : at.offset + at.length].reshape(spec.shape) for spec, at in slots]
 
     def allocate(self, lane: Lane, device: str, gpu: Gpu | None) -> Arena:
         """The arena for a device's buckets. Collective."""
@@ -191,7 +184,7 @@ class Reducer:
         """Complete the round; returns each parameter's use, the largest over all ranks. Blocks until all ranks did.
 
         load: called for each parameter not marked; puts what gradient there is into the view, else zeros, and says
-        which. Afterwards `results` has them; zeros for parameters used on no rank. Where it raises,
+        which. Afterwards the views hold the result; those of parameters used on no rank hold zeros. Where it raises,
         the round is left as it is: `abandon_round` before the next.
         """
         if self.trial:

@@ -22,9 +22,8 @@ from hvdlite.arrays import Array, is_host
 from hvdlite.memory import Arena, Workspace
 from hvdlite.transports import Transport
 
-__all__ = ["MESSAGES", "Place", "allreduce", "choose", "prepared", "to_lend", "to_lie_apart"]
+__all__ = ["MESSAGES", "Place", "allreduce", "choose", "prepared", "to_lend"]
 
-ONE_SHOT_RANKS, ONE_SHOT_BYTES = 2, 1 << 20
 Prepare: TypeAlias = Callable[[Transport, Array, Array, Reduction], Callable[[], None]]
 
 
@@ -53,13 +52,12 @@ def allreduce(transport: Transport, workspace: Workspace, place: Place, buffer: 
 def prepared(
     transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction,
     peers: Sequence[Array] | None = None, lent: Mapping[int, Array] = shared.NOTHING_LENT,
-    result: Array | None = None,
 ) -> Callable[[], None]:
     """`allreduce` of this very buffer, to be called many times.
 
     peers: the buffers of all ranks of this host in rank order, where they lie in an arena; `buffer` is this rank's
     among them. Every rank has finished writing its buffer (the roll call before is that barrier), but for what it has
-    `lent` of the part `to_lend`. result: where the result comes; other memory than the buffer's only `to_lie_apart`.
+    `lent` of the part `to_lend`.
     """
     if transport.size == 1:
         return partial(alone, buffer, reduction)
@@ -68,8 +66,6 @@ def prepared(
         return by_messages(name, transport, workspace, buffer, reduction)
     if peers is None:
         return partial(staged, transport, workspace, place, buffer, reduction)
-    if result is not None and result is not buffer:
-        return shared.one_shot(transport, peers, reduction, result)
     return in_memory(transport, workspace, place, peers, reduction, lent)
 
 
@@ -80,12 +76,6 @@ def chosen(place: Place, buffer: Array, reduction: Reduction, in_arena: bool) ->
     name = choose(place, buffer.nbytes, buffer.dtype, in_arena)
     lossy = name == "native" and reduction.operation in ("min", "max") and buffer.dtype.kind == "f"
     return "ring" if lossy else name  # MPIs lose NaN there
-
-
-def to_lie_apart(place: Place, buffers: Sequence[Array], reduction: Reduction) -> bool:
-    """Whether the results of these buffers in an arena had better come into other memory: by the one-shot."""
-    few = place.size == ONE_SHOT_RANKS and sum(buffer.nbytes for buffer in buffers) <= ONE_SHOT_BYTES
-    return few and all(is_host(b) and chosen(place, b, reduction, True) == "shared" for b in buffers)
 
 
 def to_lend(transport: Transport, place: Place, buffer: Array, reduction: Reduction) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Two-shot, and one-shot, all-reduce on memory that the ranks of one host share: no message carries a gradient.
+"""Two-shot all-reduce on memory that the ranks of one host share: no message carries a gradient.
 
     rank 0's buffer  [ 0 | 1 | 2 ]     rank r reads part r of all p buffers, adds, scales,
     rank 1's buffer  [ 0 | 1 | 2 ]     and writes the result into part r of all p buffers.
@@ -7,12 +7,8 @@
 Every byte is read once and written once per rank, 2pS/M seconds at S bytes and a copy bandwidth of M: on one host
 this is 2-3 times faster than any algorithm that sends messages (each of which costs a copy in and a copy out).
 The work goes in blocks that stay in the L2 cache; between two of them Python should take little: at 4 us a block it was
-a sixth of the time.
-
-In the one-shot each rank adds up everything, into memory of its own. For two ranks that is as many bytes between their
-cores, and the results, which the optimizer reads next, need not come from the other's. (0.6 MB of gradients, copied and
-reduced behind a CNN's backward: 0.21 ms instead of 0.34, medians of three runs in turns.) Rejected: the same for more
-ranks, or long buffers, where the p-fold reads count.
+a sixth of the time. Rejected: one-shot (each rank adds everything: p times the reads; for two ranks and 0.6 MB behind a
+CNN's backward no sooner, neither in place nor into memory of its own).
 """
 
 from __future__ import annotations
@@ -28,8 +24,8 @@ from hvdlite.arrays import Array, accumulator
 from hvdlite.transports import Transport
 
 AddUp: TypeAlias = Callable[[Sequence[Array], Sequence[Array]], None]
-"""The reduction of these addends, in order, scaled, into each of these targets: the first of the addends, or others,
-but not on a GPU."""
+"""The reduction of these addends, in order, scaled, into each of these targets: the first of the addends, or others in
+their places, but not on a GPU."""
 NOTHING_LENT: Mapping[int, Array] = MappingProxyType({})
 BLOCK_BYTES, WHOLE_BYTES = 384 * 1024, 2 << 20
 """The sum of a block stays in the L2 until it is written everywhere, also in one of 512 KiB. With 1 MiB of L2, 2 ranks,
@@ -61,22 +57,6 @@ def prepared(
         transport.barrier()  # without it a rank would read or change its buffer while others still write into it
 
     return two_shot
-
-
-def one_shot(
-    transport: Transport, buffers: Sequence[Array], reduction: Reduction, result: Array
-) -> Callable[[], None]:
-    """Each rank adds up the whole of all p buffers, into memory of its own. Like `prepared`, but that the buffers stay
-    as they are: p*S bytes are read and S written, none of these where a peer has them in its cache."""
-    add_up = adder(buffers, reduction)
-    blocks = list(in_blocks([result, *buffers], reduction))
-
-    def one_shot() -> None:
-        for target, *addends in blocks:
-            add_up(addends, [target])
-        transport.barrier()  # without it a rank would change its buffer while others still read it
-
-    return one_shot
 
 
 def add_up_lent(

@@ -1,8 +1,8 @@
 """Attaching to a torch optimizer: hooks on its parameters, nothing wrapped.
 
     backward():  each parameter's gradient is copied once into its slot of the arena (of a large one only what other
-                 ranks read), and `p.grad` becomes a view of where its result comes; an end-of-backward callback
-                 completes the round, so that clipping, unscaling and closures all see reduced gradients
+                 ranks read), and `p.grad` becomes that view; an end-of-backward callback completes the round, so that
+                 clipping, unscaling and closures all see reduced gradients
     step():      nothing is left to do; for gradients set by hand, a hook before the step completes a round
 
 The optimizer stays the same object: schedulers, isinstance, state_dict, deepcopy and pickling go on working. Rejected:
@@ -127,11 +127,10 @@ class Attachment:
         to_be = Planned(now, self.settings, self.optimizer.param_groups)
         layout, overlap = planned(to_be.specs, self.runtime.config, self.lane.place, order)
         gpu, how = _cuda.gpu_of(now), self.settings.terms.reduction(self.size)
-        apart = overlap is False  # not while hooks look at what has left
-        self.reducer = Reducer(self.lane, layout, how, self.name, overlap, gpu, None, order is None, apart)
+        self.reducer = Reducer(self.lane, layout, how, self.name, overlap, gpu, learn=order is None)
         self.streams = _cuda.Streams(gpu.number) if gpu else None
         self.planned = to_be
-        self.gradients.plan(now, self.reducer.views, self.reducer.results)
+        self.gradients.plan(now, self.reducer.views)
         last = {bucket.members[-1] for bucket in layout.buckets if self.reducer.overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
         slots, take, settled = self.gradients.slots, self.gradients.take, weakly(self.is_settled)

@@ -42,18 +42,18 @@ class Gradients:
         self.rounds = 0  # how often results have been handed out since the last step
         self.done = 0  # and ever
 
-    def plan(self, parameters: Sequence[Parameter], arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        """These parameters' gradients lie in these arrays from now on, their results in those, or in the same."""
+    def plan(self, parameters: Sequence[Parameter], arrays: Sequence[Array]) -> None:
+        """These parameters' gradients lie in these arrays from now on."""
         if self.once:  # results stay results
             self.given |= {id(p): p.grad for i, p in enumerate(self.parameters) if self.is_alias(i)}
         self.sent.clear()
         self.parameters = parameters
-        self.slots = Slots(arrays, results, [strides_of_gradient(p) for p in parameters])
+        self.slots = Slots(arrays, [strides_of_gradient(p) for p in parameters])
         dtypes = [dtype_of_gradient(p) for p in parameters]
         self.cast = {i for i, dtype in enumerate(dtypes) if self.compressor or self.slots.views[i].dtype != dtype}
 
     def take(self, index: int) -> Use:
-        """Put the parameter's gradient into its view, and the result's alias in the gradient's place."""
+        """Put the parameter's gradient into its view, and the view in the gradient's place."""
         p = self.parameters[index]
         grad = p.grad
         if grad is None:
@@ -65,17 +65,14 @@ class Gradients:
             self.taken.add(index)
         if grad.layout is not torch.strided:
             return self.take_sparse(index, grad)
-        if self.slots.holds(index, grad):
-            self.slots.send((index,))
-            return Use.DENSE
-        self.slots.preserve((index,))
-        if grad.requires_grad:
-            warn(NO_GRAPH)
-        self.put(index, grad.detach())
-        found = self.slots.handed_over(index, grad)
-        if index not in self.cast:
-            self.slots.keep((index,))
-            p.grad = found
+        if not self.slots.holds(index, grad):
+            self.slots.preserve((index,))
+            if grad.requires_grad:
+                warn(NO_GRAPH)
+            self.put(index, grad.detach())
+            found = self.slots.handed_over(index, grad)
+            if index not in self.cast:
+                p.grad = found
         return Use.DENSE
 
     def take_sparse(self, index: int, grad: torch.Tensor) -> Use:
@@ -103,8 +100,8 @@ class Gradients:
             view.copy_(grad)
 
     def restored(self, index: int) -> torch.Tensor:
-        """The result, as a gradient."""
-        p, view = self.parameters[index], self.slots.results[index]
+        """What is in the view, as a gradient."""
+        p, view = self.parameters[index], self.slots.views[index]
         if self.compressor:
             grad: torch.Tensor = self.compressor.decompress(view.clone(), self.contexts[index])
             return grad
@@ -130,7 +127,7 @@ class Gradients:
             self.sent[index] = -1 if grad is None else grad._version
 
     def has_aliases(self) -> bool:
-        """Whether any p.grad lies where results come."""
+        """Whether any p.grad lies in memory that peers write to."""
         return any(map(self.is_alias, range(len(self.parameters))))
 
     def changed(self, replaced: Collection[int]) -> list[int]:
@@ -196,7 +193,7 @@ class Gradients:
         self.rounds, self.done = self.rounds + some, self.done + some
         own = self.give_own(uses) if self.slots.own else ()
         dense: dict[int, torch.Tensor | None] = {}  # by id(): of ranks that had it dense, reduced
-        if not all_dense or self.cast or self.densified:  # otherwise the aliases are there already
+        if not all_dense or self.cast or self.densified:  # otherwise the views are there already
             for index, use in enumerate(uses):
                 if use is Use.SPARSE:
                     dense[id(self.parameters[index])] = self.become_sparse(index)
@@ -213,7 +210,7 @@ class Gradients:
         taken = {i: grad for i, grad in self.slots.own.items()
                  if grad is not None and grad is self.parameters[i].grad and uses[i] is Use.DENSE}  # fmt: skip
         if taken:
-            found = [self.restored(i) if self.compressor else self.slots.results[i] for i in taken]
+            found = [self.restored(i) if self.compressor else self.slots.views[i] for i in taken]
             if any(grad.is_conj() or grad.is_neg() for grad in taken.values()):  # which that function does not take
                 for grad, result in zip(taken.values(), found, strict=True):
                     grad.copy_(result)
@@ -239,7 +236,7 @@ class Gradients:
             p.grad = dense.to_sparse(1) if id(p) in self.densified else dense  # type: ignore[call-overload,no-untyped-call,unused-ignore]
 
     def let_go(self) -> None:
-        """Of the memory that results come to: in a forked child, and where none have come, since peers may write it."""
+        """Of the memory that peers write to: in a forked child, and where no results came there."""
         for index, p in enumerate(self.parameters):
             if self.is_alias(index):
                 p.grad = None

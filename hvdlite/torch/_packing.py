@@ -33,7 +33,7 @@ gradient, kind = attrgetter("grad"), attrgetter("layout", "requires_grad")
 
 
 class Packing:
-    """Brings gradients to their views, and aliases of the results in the gradients' places.
+    """Brings gradients to their views, and the views in the gradients' places.
 
     take: does it for one parameter. settled: whether a gradient changes no more, asked where a parameter has hooks
     besides ours. urgent: parameters that nothing waits behind. singly: whether each gradient needs `take`; otherwise
@@ -82,7 +82,6 @@ class Packing:
         plain = not self.singly
         fresh: list[int] = []
         moving: list[int] = []
-        there: list[int] = []
         grads: list[torch.Tensor] = []
         for p in added:  # one loop: each comprehension, or function, costs 2-3 us to come to
             index, grad = self.index.get(id(p)), p.grad
@@ -96,11 +95,8 @@ class Packing:
             elif grad is not aliases[index] or not slots.holds(index, grad):
                 moving.append(index)
                 grads.append(grad)
-            else:
-                there.append(index)
         if not plain:
             return [index for index in fresh if self.take(index) is Use.DENSE and index not in own]
-        slots.send(there)
         if moving:
             del grad
             spare = slots.preserve(moving)
@@ -109,7 +105,6 @@ class Packing:
                 del spare  # else they would be somebody's
                 return self.pack(ended)
             torch._foreach_copy_([slots.views[i] for i in moving], grads)
-            slots.keep(moving)
             for index, alias in zip(moving, spare, strict=True):
                 self.parameters[index].grad = alias
         return fresh
@@ -137,7 +132,7 @@ class Packing:
         return True
 
     def hand_over(self) -> None:
-        """The results take the gradients' places: behind `pack_all`, once it is reduced."""
+        """What is in the views takes the gradients' places: behind `pack_all`, once it is reduced."""
         for p, alias in zip(self.parameters, self.slots.aliases, strict=True):
             p.grad = alias
 

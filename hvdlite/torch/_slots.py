@@ -1,4 +1,4 @@
-"""Where the gradients of a plan's parameters lie: memory that peers read, and where results come.
+"""Where the gradients of a plan's parameters lie for the peers, and what users have of that.
 
 Users may keep gradients, or have made them. What is theirs keeps its values; to find out costs a look at how many have
 each tensor, and its memory, by loops that C code runs.
@@ -40,47 +40,36 @@ NOBODY = holders(_parameter)
 
 
 class Slots:
-    """Where gradients lie for the peers: views that nobody else has; where results come, which is the same memory, or
-    other; and an alias of each result to be p.grad, with a storage of its own. What users make of an alias (p.grad.data
-    = ..., model.share_memory()) may have it point elsewhere: then another takes its place.
+    """Where gradients lie for the peers: views that nobody else has, and an alias of each to be p.grad, with a storage
+    of its own. What users make of an alias (p.grad.data = ..., model.share_memory()) may have it point elsewhere: then
+    another takes its place.
 
     Users may keep gradients, or have made them. Those of `own` stay what they are, and results are copied into them.
 
-    sent, arrays: the memory of both, in the shapes of the parameters. strides: those in which each is used, all of it.
+    arrays: the memory, in the shapes of the parameters. strides: those in which each is used, all of it.
     """
 
-    def __init__(self, sent: Sequence[Array], arrays: Sequence[Array], strides: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, arrays: Sequence[Array], strides: Sequence[tuple[int, ...]]) -> None:
         self.arrays, self.strides = arrays, strides
-        self.results = [self.tensor(index) for index in range(len(arrays))]
-        self.apart = sent is not arrays
-        self.views = [tensor_of(*each) for each in zip(sent, strides, strict=True)] if self.apart else self.results
+        self.views = [self.tensor(index) for index in range(len(arrays))]
         self.aliases = [self.tensor(index) for index in range(len(arrays))]
-        self.addresses = [alias.data_ptr() for alias in self.aliases]
+        self.addresses = [view.data_ptr() for view in self.views]
         self.storages = [alias.untyped_storage() for alias in self.aliases]
         self.numbers = [storage._cdata for storage in self.storages]  # which torch knows them by
         self.own: dict[int, torch.Tensor | None] = {}
         """By index: what was taken in this round."""
 
     def tensor(self, index: int) -> torch.Tensor:
-        """Of the result's memory, and of no other tensor's storage."""
-        return tensor_of(self.arrays[index], self.strides[index])
+        """Of this memory, and of no other tensor's storage."""
+        made, strides = to_tensor(self.arrays[index]), self.strides[index]
+        return made if made.stride() == strides else made.as_strided(made.shape, strides).detach()  # without its base
 
     def holds(self, index: int, grad: torch.Tensor) -> bool:
-        """Whether this gradient lies where its result comes."""
+        """Whether this gradient lies there."""
         return grad is self.aliases[index] and self.alias(index) is grad
 
-    def send(self, indices: Sequence[int]) -> None:
-        """What lies where results come is to be sent."""
-        if self.apart and indices:
-            torch._foreach_copy_([self.views[i] for i in indices], [self.results[i] for i in indices])
-
-    def keep(self, indices: Sequence[int]) -> None:
-        """What is to be sent lies where results come, too: who looks at an alias finds it before, as `send` does."""
-        if self.apart and indices:
-            torch._foreach_copy_([self.results[i] for i in indices], [self.views[i] for i in indices])
-
     def preserve(self, indices: Iterable[int]) -> list[torch.Tensor]:
-        """Results are about to come where gradients that lie elsewhere do not: who has kept one that was handed out
+        """The views of gradients that lie elsewhere are about to be written: who has kept one that was handed out
         (`before = p.grad`, `p.grad.detach()`) goes on to have its values, in other memory, and is believed to do so
         again. Returns the aliases, one for each."""
         found = []
@@ -108,7 +97,7 @@ class Slots:
         )
 
     def alias(self, index: int) -> torch.Tensor:
-        """The result, for users."""
+        """The view, for users."""
         alias = self.aliases[index]
         if alias.data_ptr() != self.addresses[index] or alias.stride() != self.strides[index]:
             alias = self.renew(index)
@@ -138,11 +127,6 @@ class Slots:
             self.own[index] = grad
             return grad
         return self.alias(index)
-
-
-def tensor_of(array: Array, strides: tuple[int, ...]) -> torch.Tensor:
-    made = to_tensor(array)
-    return made if made.stride() == strides else made.as_strided(made.shape, strides).detach()  # without its base
 
 
 def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:

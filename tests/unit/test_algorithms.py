@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hvdlite.algorithms import MESSAGES, Place, movement, pipeline, reduction, to_lie_apart, tree
+from hvdlite.algorithms import MESSAGES, movement, pipeline, reduction, tree
 from hvdlite.algorithms.reduction import Reduction, scaler
 from hvdlite.algorithms.ring import longest_part, parts, same_part
-from hvdlite.algorithms.shared import one_shot, prepared
+from hvdlite.algorithms.shared import prepared
 from hvdlite.arrays import LINE, on_boundary
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
@@ -162,41 +162,6 @@ def test_what_is_lent_is_read_where_it_lies(size: int, dtype: str, operation: st
             buffers[rank][:] = arrays[rank]
 
     run_ranks(size, rank_main)
-
-
-@pytest.mark.parametrize(("dtype", "operation", "before"), [
-    ("float32", "sum", 1.0), ("float64", "max", 1.0), ("float16", "sum", 1.0), ("bfloat16", "sum", 1.0), ("int32", "sum", 1.0),
-    ("float32", "sum", 0.5), ("bool", "sum", 1.0), ("complex64", "sum", 1.0),
-])  # fmt: skip
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_one_shot_gives_the_bits_of_a_two_shot(size: int, dtype: str, operation: str, before: float) -> None:
-    """In memory of each rank's own; the buffers stay as they are."""
-    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    how = Reduction(operation, before, 1.0, 1 if dtype == "bool" else size)
-    arrays = [(np.random.default_rng(rank).uniform(-90, 90, 70_001)).astype(kind) for rank in range(size)]
-    expected, buffers = run("shared", arrays, how), [array.copy() for array in arrays]
-    for buffer in buffers:
-        buffer.flags.writeable = False
-
-    def rank_main(transport) -> None:
-        result = np.empty_like(buffers[0])
-        run_it = one_shot(transport, buffers, how, result)
-        for _ in range(2):
-            run_it()
-            assert result.tobytes() == expected[0].tobytes()
-
-    run_ranks(size, rank_main)
-
-
-def test_results_lie_apart_for_two_ranks_of_a_host_and_few_bytes() -> None:
-    one, two, three = (Place(size, True) for size in (1, 2, 3))
-    few, many = np.zeros(1 << 17, np.float32), np.zeros((1 << 17) + 1, np.float32)
-    average = Reduction(divisor=2)
-    assert to_lie_apart(two, [few, few], average)
-    assert not to_lie_apart(two, [few, many], average)
-    assert not any(to_lie_apart(place, [few], average) for place in (one, three, Place(2, True, "ring")))
-    assert not to_lie_apart(Place(2, True, hosts=((0,), (1,))), [few], average)
-    assert not to_lie_apart(two, [few], Reduction("adasum"))
 
 
 def test_integer_averages_are_exact_and_truncate_toward_zero() -> None:

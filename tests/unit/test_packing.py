@@ -43,8 +43,7 @@ class Computed:
         self.views = [torch.zeros(length) for length in lengths]
         self.ready: list[int] = []
         kwargs = {"settled": lambda p: True, "urgent": (), "singly": False, "to_lend": [(0, 0)] * len(lengths)} | kwargs
-        arrays = [view.numpy() for view in self.views]
-        self.slots = Slots(arrays, arrays, [view.stride() for view in self.views])
+        self.slots = Slots([view.numpy() for view in self.views], [view.stride() for view in self.views])
         self.packing = Packing(self.parameters, self.slots, take or self.refuse, **kwargs)
 
     def refuse(self, index: int) -> Use:
@@ -150,8 +149,7 @@ def test_what_is_not_ordinary_is_taken_one_by_one(how: str, calls: list[int]) ->
     lambda alias: alias.share_memory_(),
 ])  # fmt: skip
 def test_an_alias_that_points_elsewhere_is_replaced(change: Callable[[Any], None]) -> None:
-    arrays = [np.arange(9.0, dtype=np.float32).reshape(3, 3)]
-    slots = Slots(arrays, arrays, [(3, 1)])
+    slots = Slots([np.arange(9.0, dtype=np.float32).reshape(3, 3)], [(3, 1)])
     first = slots.alias(0)
     assert slots.alias(0) is first and slots.holds(0, first)
     change(first)
@@ -174,39 +172,6 @@ def test_who_keeps_a_gradient_keeps_that_one_only() -> None:
     assert [view[0].item() for view in computed.views] == [11.0, 2.0, 13.0]  # the kept one's is taken at the end
 
 
-def apart(**kwargs: Any) -> tuple[Computed, list[Any]]:
-    """A packing whose results lie elsewhere than what is sent, and their memory."""
-    computed = Computed(*[SMALL] * 3, at_end=True)
-    results = [np.full(SMALL, 77, np.float32) for _ in computed.views]
-    computed.slots = Slots([view.numpy() for view in computed.views], results, [(1,)] * 3)
-    kwargs = {"take": computed.refuse, "settled": lambda p: True, "urgent": (), "singly": False} | kwargs
-    computed.packing = Packing(computed.parameters, computed.slots, to_lend=[(0, 0)] * 3, at_end=True, **kwargs)
-    return computed, results
-
-
-def test_results_that_lie_apart_are_not_looked_at_before_they_are_there() -> None:
-    computed, results = apart()
-    assert computed.packing.pack_all(lambda lent: None)
-    assert [view[0].item() for view in computed.views] == [1.0, 2.0, 3.0]
-    assert [p.grad[0].item() for p in computed.parameters] == [1.0, 2.0, 3.0]
-    for i, result in enumerate(results):
-        result[:] = 10.0 * i
-    computed.packing.hand_over()
-    assert [p.grad[0].item() for p in computed.parameters] == [0.0, 10.0, 20.0]
-
-
-def test_what_is_looked_at_before_lies_where_results_come() -> None:
-    """Where something is not as usual; and what is added to a result is sent."""
-    computed, results = apart()
-    computed.parameters[1].grad = None
-    computed.pack(ended=True)
-    assert [result[0] for result in results] == [1.0, 77.0, 3.0] and [v[0].item() for v in computed.views] == [1.0, 0.0, 3.0]
-    assert computed.slots.holds(0, computed.parameters[0].grad)
-    computed.parameters[0].grad += 4
-    computed.pack(ended=True)
-    assert results[0][0] == 5.0 and computed.views[0].eq(5.0).all() and not computed.slots.own
-
-
 BIG = PACK_BYTES // 4 + 40  # elements of 4 bytes
 
 
@@ -218,8 +183,7 @@ def lending(*shapes: tuple[int, ...], to_lend: Any, dtype: Any = torch.float32) 
     for p, grad in zip(computed.parameters, grads, strict=True):
         p.grad = grad.clone()
     computed.views = [torch.zeros(shape, dtype=dtype) for shape in shapes]
-    arrays = [to_array(view) for view in computed.views]
-    computed.slots = Slots(arrays, arrays, [view.stride() for view in computed.views])
+    computed.slots = Slots([to_array(view) for view in computed.views], [view.stride() for view in computed.views])
     computed.packing = Packing(computed.parameters, computed.slots, computed.refuse, lambda p: True, (), False, to_lend, True)
     return computed, grads
 

@@ -114,8 +114,7 @@ def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: p
         parameter.grad = torch.ones(10)
     ready: list[int] = []
     views = [torch.zeros(10) for _ in parameters]
-    arrays = [view.numpy() for view in views]
-    slots = Slots(arrays, arrays, [(1,)] * 6)
+    slots = Slots([view.numpy() for view in views], [(1,)] * 6)
     packing = Packing(parameters, slots, lambda index: Use.DENSE, lambda p: True, {2}, singly=False, to_lend=[(0, 0)] * 6)
     streams = _cuda.Streams(0)
 
