@@ -99,10 +99,9 @@ def misspelt(env: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: found[0] for name, found in close.items() if found}
 
 
-def chose_allocator(env: Mapping[str, str] | None = None) -> bool:
+def chose_allocator() -> bool:
     """Whether the user has chosen an allocator, or settings of glibc's."""
-    names = os.environ if env is None else env
-    return any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in names)
+    return any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in os.environ)
 
 
 def read(env: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:

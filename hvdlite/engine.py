@@ -90,8 +90,7 @@ class Lane:
 
     def begin(self, request: Request) -> Handle:
         """Queue a request that is waited for next: where the lane is idle, it runs before this returns."""
-        if self.lent:
-            self.require_no_lender(request.key)
+        self.require_no_lender(request.key)
         inline = False
         try:
             with self.changed.lock:

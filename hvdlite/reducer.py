@@ -224,11 +224,10 @@ class Reducer:
     def send_rest(self, tag: Round, flag: int, send_last: Callable[[Request], Handle]) -> None:
         """All buckets that have not left; the last, which never leaves early, with the flag: submitted, or, where it is
         waited for next, begun in this thread, which saves handing it over."""
-        last = len(self.plan.buckets) - 1
+        last, send = len(self.plan.buckets) - 1, self.lane.submit if self.overlap else self.lane.run
         for number in range(len(self.sent), last + 1):
             request = self.request(number, tag, flag if number == last else 0)
-            send = send_last if number == last else self.lane.submit if self.overlap else self.lane.run
-            send(request)
+            send_last(request) if number == last else send(request)
             self.sent.append((request, request.handle))
 
     def request(self, number: int, tag: Round, flag: int = 0) -> Request:

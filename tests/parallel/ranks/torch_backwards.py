@@ -375,14 +375,14 @@ def check_a_compiled_step() -> None:
     assert hvd.size() == 1 or not ours, ours
 
 
-def large(**how: Any) -> tuple[list[torch.nn.Parameter], torch.optim.SGD]:
+def large() -> tuple[list[torch.nn.Parameter], torch.optim.SGD]:
     """Parameters whose gradients are large enough for ranks to add their parts where they lie, and an optimizer: one of
     them in columns, one that lies across two ranks' parts, one alone in its bucket, and small ones between."""
     params = weights((5,), (600, 700), (3, 4), (800, 900), (7,), (1100, 2500))
     columns = torch.nn.Parameter(torch.zeros(600, 800).t())
     params.insert(3, columns)
-    optimizer = attach(params, **how)
-    if hvd.size() > 1 and not columns.is_cuda and not how:
+    optimizer = attach(params)
+    if hvd.size() > 1 and not columns.is_cuda:
         assert optimizer._hvdlite.packing.large and optimizer._hvdlite.packing.unnoted
     return params, optimizer
 
@@ -506,7 +506,9 @@ def train_past_a_mismatch(params: list[torch.nn.Parameter], optimizer: torch.opt
         else:  # what came of the one that failed stays, and is nobody else's
             backward_of(params, numbers(params, step))
             require_same_bits([p.grad for p in params])
-            assert torch.equal(params[1].grad, 2 * sum(numbers(params, step, rank)[1] for rank in range(hvd.size())) / hvd.size())
+            of_ranks = [numbers(params, step, rank) for rank in range(hvd.size())]
+            for p, *its in zip(params, *of_ranks, strict=True):
+                assert torch.equal(p.grad, 2 * torch.stack(its).sum(0) / hvd.size())
         assert not optimizer._hvdlite.gradients.slots.own
         optimizer.step()
     require_same_bits([p.detach() for p in params])
