@@ -100,6 +100,8 @@ class Reducer:
             return at.workspace.allocate(self.memory, at.transport, nbytes, place.in_memory, place.hosts)
 
     def begin_round(self) -> None:
+        self.begun = self.trial is not None
+        """Whether anything of this round has been marked or has left."""
         self.marked = bytearray(len(self.plan.specs))
         self.missing = self.lengths.copy()
         for bucket in self.buckets:
@@ -110,7 +112,7 @@ class Reducer:
     def abandon_round(self, tag: Round, spare: Callable[[list[int]], object] | None = None) -> bool:
         """Forget a round that was begun and not finished (its backward raised). Waits for all ranks to come to its end.
         True where any of it was reduced, as all ranks then know. tag: the round's. spare: see `void_round`."""
-        if not self.sent and not self.trial and 1 not in self.marked:
+        if not self.begun:
             return False
         if self.sent:
             self.void_round(tag, spare)
@@ -149,6 +151,7 @@ class Reducer:
         """These gradients lie in their views. tag: names this round on all ranks, in a reducer's always the same words.
         Never waits. A second mark of the same parameter in a round does nothing; raises HvdliteError where its bucket
         has left, with what is now not true."""
+        self.begun = True
         if self.trial:
             self.trial.begin()
         for index in indices:
@@ -166,7 +169,8 @@ class Reducer:
     def mark_all(self, lent: Mapping[int, Array]) -> None:
         """All gradients lie in their views but for what is lent, and nothing leaves before the end. lent: by index, the
         elements `to_lend`, flat, where they lie; they must not change before the round has ended."""
-        self.marked = bytearray(b"\1") * len(self.marked)  # first: a round is forgotten where any is marked
+        self.begun = True  # first: such a round is to be forgotten
+        self.marked = bytearray(b"\1") * len(self.marked)
         for index, array in lent.items():
             self.buckets[self.bucket_of[index]].lend(self.plan.slots[index].offset + self.to_lend[index][0], array)
 
@@ -187,6 +191,7 @@ class Reducer:
         which. Afterwards the views hold the result; those of parameters used on no rank hold zeros. Where it raises,
         the round is left as it is: `abandon_round` before the next.
         """
+        self.begun = True
         if self.trial:
             self.trial.begin()
         uses = self.all_dense

@@ -11,6 +11,7 @@ communicating in the step hook alone (GradScaler unscales before it, LBFGS calls
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -90,7 +91,7 @@ class Attachment:
     @property
     def alive(self) -> bool:
         in_use = self.runtime.live and not self.detached and self.reference() is not None
-        return in_use and (self.group is None or not self.group.removed)
+        return in_use and (self.group is None or self.group.eager.closed is None or not self.group.removed)
 
     def trainable(self) -> list[Parameter]:
         """What a step may move: frozen parameters, too, while they have a gradient."""
@@ -143,7 +144,7 @@ class Attachment:
         """Autograd has accumulated into p.grad. Runs cold, once per parameter: every line here costs microseconds. From
         two threads at once where some parameters lie on the host and some on a GPU."""
         if self.backward.run != (run := current_run()):
-            self.begin_run(run)
+            self.begin_run(run, p)
         if self.taking and self.streams:
             with self.lock:
                 self.streams.join(self.pack)
@@ -163,8 +164,8 @@ class Attachment:
         if self.reducer.overlap:
             self.gradients.note_sent(packed)
 
-    def begin_run(self, run: int) -> None:
-        """The first gradient of one of autograd's runs: of a backward, or of one nested in it. Waits for nobody."""
+    def begin_run(self, run: int, first: torch.Tensor) -> None:
+        """The first gradient, and whose, of a run of autograd's: a backward, or nested in one. Waits for nobody."""
         with self.lock:
             if self.backward.latest and self.backward.goes_on(run):
                 self.backward.run = run
@@ -175,25 +176,27 @@ class Attachment:
             self.unreduced = True
             if self.paused:
                 return
-            _compiled.refuse_autograd()
+            if _compiled.AUTOGRAD in sys.modules:
+                _compiled.refuse_autograd()
             self.accumulating = self.passes + 1 < self.passes_per_step
             if not self.accumulating:
-                self.void, self.reducing = self.reducer.unresolved, True
+                self.void, self.reducing = self.reducer.begun and self.reducer.unresolved, True
                 self.late = self.void or not (self.packing.unnoted or self.fits())
                 if not self.late:
-                    self.begin_round(fits=True)
+                    self.begin_round(first)
                     self.taking = not self.packing.unnoted
             self.backward.begin(run, deaf=self.packing.unnoted)
 
-    def begin_round(self, fits: bool = False) -> None:
-        """fits: whether the plan is known to. Otherwise waits for all ranks, where it does not."""
+    def begin_round(self, first: torch.Tensor | None = None) -> None:
+        """first: whose gradient is the first of a backward that has begun, where the plan is known to fit. Otherwise
+        waits for all ranks, where it does not."""
         if not _compiled.told:
             _compiled.pass_over()
         if self.packing.fresh:
             self.packing.forget()
         self.gradients.sent.clear()
         self.gradients.taken.clear()
-        abandoned = self.reducer.abandon_round(self.tag, self.gradients.slots.preserve)
+        abandoned = self.reducer.begun and self.reducer.abandon_round(self.tag, self.gradients.slots.preserve)
         self.retries += abandoned
         if abandoned and self.gradients.has_aliases():
             raise HvdliteError(
@@ -202,10 +205,10 @@ class Attachment:
             )
         self.tag = Round(ROUND, (self.steps + 1, self.gradients.rounds + 1, self.retries + 1))  # tells retries apart
         self.void = self.late = False
-        if not fits and not self.fits():
+        if first is None and not self.fits():
             _sharing.leave_to_others(self)
             self.make_plan(self.trainable())
-        self.gradients.slots.note_own(self.planned.parameters)
+        self.gradients.slots.note_own(self.planned.parameters, first)
 
     def end_backward(self) -> None:
         """Finish its rounds. Waits for all ranks."""

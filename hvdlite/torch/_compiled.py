@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+AUTOGRAD = "torch._dynamo.compiled_autograd"
+"""The module, where it has been imported."""
 told = False
 
 
@@ -20,7 +22,7 @@ def pass_over() -> None:
 def refuse_autograd() -> None:
     """Raise RuntimeError under compiled autograd: it drops what is to be called when a backward ends, so that clipping
     would see gradients that are not reduced."""
-    if getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "in_compiled_autograd_region", False):
+    if getattr(sys.modules.get(AUTOGRAD), "in_compiled_autograd_region", False):
         raise RuntimeError(
             "hvd.DistributedOptimizer and compiled autograd do not go together: it does not tell when a backward has "
             "ended, and gradients would not be averaged then. Set torch._dynamo.config.compiled_autograd = False (the "

@@ -13,8 +13,7 @@ peers add up is copied then: see `Bucket`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import repeat
-from operator import attrgetter, is_
+from operator import attrgetter
 
 import torch
 
@@ -115,10 +114,12 @@ class Packing:
         lies, by index; the caller has no part of it, for the frames that an error's traceback keeps would make it look
         like a user's own. `hand_over` is to follow."""
         slots, grads = self.slots, list(map(gradient, self.parameters))
-        if (
-            not grads or self.singly or slots.own or any(map(is_, grads, repeat(None)))
-            or list(map(kind, grads)) != self.usual or not slots.untouched  # nor are those in `grads`
-        ):  # fmt: skip
+        if self.singly or slots.own:
+            return False
+        try:
+            if list(map(kind, grads)) != self.usual or not slots.untouched or not grads:  # nor are those in `grads`
+                return False
+        except AttributeError:  # there is none of some
             return False
         lent: dict[int, Array] = {}
         if not self.large:

@@ -110,12 +110,17 @@ class Slots:
         self.numbers[index] = self.storages[index]._cdata
         return alias
 
-    def note_own(self, parameters: Sequence[torch.Tensor]) -> None:
-        """A backward begins, or has just begun: gradients that there are already, and that somebody has besides the
-        parameter (a list, a flat buffer), are to become the results."""
+    def note_own(self, parameters: Sequence[torch.Tensor], first: torch.Tensor | None = None) -> None:
+        """A backward begins, or has just begun: gradients that there were already, and that somebody has besides the
+        parameter (a list, a flat buffer), are to become the results. first: the parameter that autograd has accumulated
+        into: where its gradient was there, that has changed."""
         for index, p in enumerate(parameters):
             grad = p.grad
-            if grad is None or grad is self.aliases[index] or index in self.own or not ordinary(grad):
+            if grad is None or grad is self.aliases[index] or index in self.own:
+                continue
+            if grad.layout is not torch.strided or grad.requires_grad:  # part of a graph
+                continue
+            if p is first and not grad.is_inference() and grad._version == 0:
                 continue
             del grad
             if any(map(gt, holders(p), NOBODY)) and can_be_own(p):
@@ -148,8 +153,3 @@ def can_be_own(p: torch.Tensor) -> bool:
     grad = p.grad
     assert grad is not None
     return not grad.is_inference() and torch._debug_has_internal_overlap(grad) != OVERLAP
-
-
-def ordinary(grad: torch.Tensor) -> bool:
-    """Dense, and computed without create_graph."""
-    return grad.layout is torch.strided and not grad.requires_grad

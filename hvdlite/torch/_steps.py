@@ -58,7 +58,7 @@ def before(
             "the others'. Call it outside, where it reduces what has been accumulated", RuntimeWarning,
         )  # fmt: skip
     attachment.backward.forget()
-    if has_closure(args, kwargs):
+    if (len(args) > 1 or kwargs) and has_closure(args, kwargs):
         wrap = partial(completing, attachment)
         return (args[0], *map(wrap, args[1:])), {name: wrap(value) for name, value in kwargs.items()}
     if not attachment.skipping:
@@ -97,13 +97,13 @@ def after(
 ) -> None:
     """What was reduced behind a closure was for this step."""
     attachment.depth -= 1
-    if has_closure(args, kwargs) and not nested(optimizer):
+    if (len(args) > 1 or kwargs) and has_closure(args, kwargs) and not nested(optimizer):
         close(attachment, _sharing.reducers(attachment))
 
 
 def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether step() was called with one. The first argument is the optimizer."""
-    return (len(args) > 1 or bool(kwargs)) and any(map(is_closure, (*args[1:], *kwargs.values())))
+    return any(map(is_closure, (*args[1:], *kwargs.values())))
 
 
 def is_closure(given: Any) -> bool:

@@ -137,6 +137,18 @@ def test_who_voids_a_round_does_not_wait_for_the_others() -> None:
     assert all(on_reducers(2, rank_main, overlap=True))
 
 
+def test_marks_of_an_abandoned_round_are_forgotten() -> None:
+    """However they were set: else a gradient that the next round lacks would be taken from this one."""
+
+    def rank_main(reducer: Reducer) -> None:
+        for mark in (lambda: reducer.mark_all({}), lambda: reducer.mark_ready([2], FIRST)):
+            mark()
+            assert not reducer.abandon_round(FIRST), "none was reduced"
+            assert not any(reducer.marked)
+
+    on_reducers(2, rank_main, overlap=False)
+
+
 def test_an_abandoned_round_is_none_of_the_trials() -> None:
     def rank_main(reducer: Reducer) -> None:
         mark_all(reducer, 1.0, FIRST)
