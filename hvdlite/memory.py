@@ -10,10 +10,8 @@ it is the right file (process numbers mean something else in another container).
 
 from __future__ import annotations
 
-import mmap
 import os
 import secrets
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +21,7 @@ import numpy as np
 from hvdlite import levels
 from hvdlite.arrays import LINE, LONG, Array, is_host, module, on_boundary
 from hvdlite.levels import Levels
+from hvdlite.pages import HUGE_PAGE, map_file, whole_pages
 from hvdlite.transports import Maximum, Transport
 from hvdlite.transports.flags import FLAG_BYTES, MOST_RANKS, ORDERED
 from hvdlite.warned import say_once
@@ -30,9 +29,6 @@ from hvdlite.warned import say_once
 HEADER = LINE  # bytes: the token, padded so that what follows is aligned
 STAGING_BYTES = 1 << 20
 NETWORK_STAGING_BYTES = 8 << 20
-HUGE_PAGE = 2 << 20
-"""Bytes. Long scratch lies in cache lines as what it is added to: else that takes an eighth more. NumPy asks for huge
-pages for arrays of two of them; 2 MiB arrive there in 0.9 of the time."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +62,8 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -
         return Arena(np.zeros(nbytes, np.uint8), None)
     mine = SharedFile.create(nbytes)
     cards = local.allgather_object(mine.card if mine else None)
-    maps = [mine.map if mine and rank == local.rank else attach(card) for rank, card in enumerate(cards)]
-    agreed = transport.allgather_object(all(found is not None for found in maps))
+    found = [mine.memory if mine and rank == local.rank else attach(card) for rank, card in enumerate(cards)]
+    agreed = transport.allgather_object(all(each is not None for each in found))
     if mine:
         os.close(mine.card.descriptor)  # after the second exchange: every peer has opened it
     if not all(agreed):
@@ -76,7 +72,7 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -
             say_once(f"ranks {without} cannot share memory with their peers (no room, another container, too many open "
                      "files, see `ulimit -n`): gradients travel as messages instead")
         return Arena(np.zeros(nbytes, np.uint8), None)
-    peers = tuple(np.frombuffer(found, np.uint8)[HEADER:] for found in maps if found is not None)
+    peers = tuple(each[HEADER : HEADER + nbytes] for each in found if each is not None)
     return Arena(peers[local.rank], peers)
 
 
@@ -93,26 +89,26 @@ class Card:
 @dataclass(frozen=True)
 class SharedFile:
     card: Card
-    map: mmap.mmap
+    memory: Array
 
     @classmethod
     def create(cls, nbytes: int) -> SharedFile | None:
         """A new anonymous file with its memory claimed; None where there is no room (or no memfd)."""
         descriptor = -1
         try:
-            descriptor = os.memfd_create("hvdlite")
-            os.posix_fallocate(descriptor, 0, HEADER + nbytes)  # claimed now: no bus error later
-            found = map_file(descriptor, HEADER + nbytes)
+            descriptor, length = os.memfd_create("hvdlite"), whole_pages(HEADER + nbytes)
+            os.posix_fallocate(descriptor, 0, length)  # claimed now: no bus error later
+            found = map_file(descriptor, length)
         except (OSError, AttributeError):
             if descriptor >= 0:
                 os.close(descriptor)
             return None
         token = secrets.token_bytes(16)
-        found[:16] = token
-        return cls(Card(os.getpid(), descriptor, HEADER + nbytes, token), found)
+        found[:16] = np.frombuffer(token, np.uint8)
+        return cls(Card(os.getpid(), descriptor, length, token), found)
 
 
-def attach(card: Card | None) -> mmap.mmap | None:
+def attach(card: Card | None) -> Array | None:
     """A peer's file, mapped; None where it cannot be opened or is not the one meant."""
     if card is None:
         return None
@@ -128,14 +124,7 @@ def attach(card: Card | None) -> mmap.mmap | None:
         return None
     finally:
         os.close(descriptor)
-    return found if found[:16] == card.token else None
-
-
-def map_file(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Map the whole file, its pages present (a first touch costs more than the sum that it belongs to). Until 3.12
-    Python keeps a descriptor of its own for each mapping; hundreds of ranks per host come near the limit of 1024."""
-    how = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-    return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, **how)
+    return found if found[:16].tobytes() == card.token else None
 
 
 class Workspace:
@@ -154,6 +143,8 @@ class Workspace:
     def scratch(self, like: Array, length: int) -> Array:
         """A flat array of `length` elements with like's dtype, on like's device; its contents are anything."""
         nbytes = length * like.dtype.itemsize
+        # In cache lines as what it is added to: else that takes an eighth more. NumPy asks for huge pages for arrays of
+        # two of them; 2 MiB arrive there in 0.9 of the time.
         start = like.ctypes.data % LINE if nbytes >= LONG and is_host(like) else 0
         if self.buffer is None or self.buffer.size < start + nbytes:
             room, boundary = nbytes + LINE, HUGE_PAGE if nbytes >= HUGE_PAGE else LINE

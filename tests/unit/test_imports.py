@@ -20,7 +20,7 @@ FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy")
 LAYERS = [
     {"errors", "warned", "config", "launched", "topology", "compression", "notes", "arithmetic", "promptly", "trial"},
     {"arrays", "segments", "heap"},
-    {"transports"},
+    {"transports", "pages"},
     {"requests", "levels"},
     {"memory"},
     {"ipc"},
