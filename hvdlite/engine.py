@@ -218,10 +218,7 @@ class Lane:
         except Exception as raised:
             error = raised
         self.alike = False
-        with self.changed.lock:
-            self.settle(request, result, error)
-            if request.first is LEAVE:  # closed before anyone learns of it: leaving twice is leaving once
-                self.close(self.farewell)
+        self.settle(request, result, error)
         if error is not None and (reason := broken_by(error, request.key)):
             self.break_off(reason)
 
@@ -230,6 +227,8 @@ class Lane:
             if self.pending.pop(request.key, None) is None:
                 return  # the lane was closed meanwhile
             request.handle.finish(result, error)
+            if request.first is LEAVE and error is None:  # before anyone learns of it: leaving twice is leaving once
+                self.close(self.farewell)
         for observer in self.observers:
             observer.done(self, request)
 
