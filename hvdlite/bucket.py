@@ -10,26 +10,21 @@ hvdlite instead of 9.1 where a machine's memory is slow; where it is fast, up to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from hvdlite.algorithms import allreduce, prepared, to_lend
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array, on_boundary
-from hvdlite.buckets import BucketPlan, Slot
+from hvdlite.arrays import Array
+from hvdlite.buckets import Slot
 from hvdlite.engine import Lane
-from hvdlite.memory import Arena
-from hvdlite.outbox import TURNS, Outbox
 from hvdlite.zeros import Zeros
 
 
 class Bucket:
-    """One bucket's memory, here and where the host's other ranks have theirs, and what all-reduces it. outbox: where
-    this rank leaves what is in its buffer, which others do not see then."""
+    """One bucket's memory, here and where the host's other ranks have theirs, and what all-reduces it."""
 
-    def __init__(
-        self, buffer: Array, peers: Sequence[Array] | None, how: Reduction, lane: Lane, outbox: Outbox | None = None
-    ) -> None:
-        self.buffer, self.peers, self.how, self.outbox = buffer, peers, how, outbox
+    def __init__(self, buffer: Array, peers: Sequence[Array] | None, how: Reduction, lane: Lane) -> None:
+        self.buffer, self.peers, self.how = buffer, peers, how
         self.part = to_lend(lane.transport, lane.place, buffer, how) if peers else (0, 0)
         self.lent: dict[int, Array] = {}  # by where they begin in that part: addends that lie elsewhere
         self.run: Callable[[], None] | None = None
@@ -40,9 +35,6 @@ class Bucket:
             self.take_in()
             allreduce(lane.transport, lane.workspace, lane.place, self.buffer, self.how)
             return False
-        if self.outbox:
-            self.outbox.add_up()
-            return True
         if self.run is None:
             at = lane.transport, lane.workspace, lane.place
             self.run = prepared(*at, self.buffer, self.how, self.peers, self.lent)
@@ -59,29 +51,9 @@ class Bucket:
         self.lent[start - self.part[0]] = array
 
     def take_in(self) -> None:
-        """Copy what was lent, or lies in the outbox."""
-        if self.outbox:
-            self.outbox.empty()
+        """Copy what was lent."""
         for start, array in self.lent.items():
             self.buffer[self.part[0] + start :][: array.size] = array
 
     def stand_in(self) -> Zeros:
         return Zeros.like([self.buffer], self.how)
-
-
-def buckets_of(plan: BucketPlan, arenas: Mapping[str, Arena], how: Reduction, lane: Lane) -> list[Bucket]:
-    """The plan's, in the arenas of their devices."""
-    places = [(arenas[each.device], (each.start, each.length, each.dtype)) for each in plan.buckets]
-    return [Bucket(arena.view(*place), arena.peer_views(*place), how, lane) for arena, place in places]
-
-
-def bucket_by_outbox(plan: BucketPlan, arenas: Mapping[str, Arena], how: Reduction, lane: Lane) -> list[Bucket]:
-    """The plan's only one, with outboxes in the arena."""
-    (only,), arena = plan.buckets, arenas["host"]
-    room = arena.own.size // TURNS
-    results = on_boundary(room)
-    results[:] = 0
-    buffer = results.view(only.dtype)
-    turns = [arena.peer_views(turn * room, only.length, only.dtype) or () for turn in range(TURNS)]
-    outbox = Outbox(plan, turns, lane.transport.rank, buffer, how) if arena.peers else None
-    return [Bucket(buffer, None, how, lane, outbox)]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite.arrays import LINE, Array
+from hvdlite.arrays import LINE
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,6 @@ class BucketPlan:
     def nbytes(self, device: str) -> int:
         """The size of the device's arena."""
         return max((b.start + b.length * b.dtype.itemsize for b in self.buckets if b.device == device), default=0)
-
-    def in_shape(self, buffers: Sequence[Array]) -> list[Array]:
-        """Each parameter's gradient, in these memories of the buckets."""
-        return [
-            buffers[slot.bucket][slot.offset : slot.offset + slot.length].reshape(spec.shape)
-            for spec, slot in zip(self.specs, self.slots, strict=True)
-        ]
 
     @property
     def devices(self) -> tuple[str, ...]:

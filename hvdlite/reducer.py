@@ -23,13 +23,12 @@ import numpy as np
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, is_host
-from hvdlite.bucket import bucket_by_outbox, buckets_of
+from hvdlite.bucket import Bucket
 from hvdlite.buckets import BucketPlan
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.gpu import Gpu, Side, on_gpu, side_of
 from hvdlite.memory import Arena
-from hvdlite.outbox import TURNS, pays
 from hvdlite.requests import Handle, Request, Round, Signature
 from hvdlite.trial import Trial
 from hvdlite.zeros import Zeros
@@ -66,28 +65,30 @@ class Reducer:
         self.trial = Trial() if overlap is None and not self.learn else None
         self.order: list[int] | None = None
         """For a better plan: the order in which rank 0's gradients were marked, in the first round of all ranks."""
-        by_outbox = overlap is False and pays(plan, lane.place, how)
         facts = (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))
         # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
         self.arenas: dict[str, Arena] = lane.run(Request(
             Signature("plan", f"{name} bucket 0", facts),
-            lambda lane: {each: self.allocate(lane, each, gpu, TURNS if by_outbox else 1) for each in plan.devices},
+            lambda lane: {device: self.allocate(lane, device, gpu) for device in plan.devices},
         ))
-        self.buckets = (bucket_by_outbox if by_outbox else buckets_of)(plan, self.arenas, how, lane)
-        self.outbox = self.buckets[0].outbox if by_outbox else None
-        """Where gradients may be left instead of in their views: see `mark_all`."""
+        places = [(self.arenas[b.device], (b.start, b.length, b.dtype)) for b in plan.buckets]
+        self.buckets = [Bucket(arena.view(*place), arena.peer_views(*place), how, lane) for arena, place in places]
         self.requests: dict[int, Request] = {}
         """Those of earlier rounds, by bucket, to be used again."""
-        self.views = plan.in_shape([bucket.buffer for bucket in self.buckets])
+        self.views = [
+            self.buckets[slot.bucket].buffer[slot.offset : slot.offset + slot.length].reshape(spec.shape)
+            for spec, slot in zip(plan.specs, plan.slots, strict=True)
+        ]
         self.to_lend = [self.buckets[slot.bucket].to_lend(slot) for slot in plan.slots]
         """The elements of each gradient, from and to, that need not be copied where all leave at the end."""
-        self.bucket_of, self.lengths = [slot.bucket for slot in plan.slots], [len(b.members) for b in plan.buckets]
+        self.bucket_of = [slot.bucket for slot in plan.slots]
+        self.lengths = [len(bucket.members) for bucket in plan.buckets]
         self.all_dense = [Use.DENSE] * len(plan.specs)
         """What `finish_round` returns, this very list, where every rank had every gradient."""
         self.begin_round()
 
-    def allocate(self, lane: Lane, device: str, gpu: Gpu | None, copies: int) -> Arena:
-        """The arena for so many copies of a device's buckets. Collective."""
+    def allocate(self, lane: Lane, device: str, gpu: Gpu | None) -> Arena:
+        """The arena for a device's buckets. Collective."""
         if lane.place.in_memory and lane.place.one_host:
             lane.maximum = lane.workspace.agree_in_memory(lane.transport, lane.place.hosts) or lane.maximum
         there: contextlib.AbstractContextManager[Lane | Side] = contextlib.nullcontext(lane)
@@ -95,7 +96,7 @@ class Reducer:
             assert gpu is not None
             there = side_of(lane, gpu).working()
         with there as at:
-            nbytes, place = copies * self.plan.nbytes(device), at.place
+            nbytes, place = self.plan.nbytes(device), at.place
             return at.workspace.allocate(self.memory, at.transport, nbytes, place.in_memory, place.hosts)
 
     def begin_round(self) -> None:
@@ -107,8 +108,6 @@ class Reducer:
         self.missing = self.lengths.copy()
         for bucket in self.buckets:
             bucket.lent.clear()
-        if self.outbox:
-            self.outbox.filled = False
         self.sent: list[tuple[Request, Handle]] = []
         self.arrived: list[int] = []
 
@@ -170,12 +169,9 @@ class Reducer:
                 raise HvdliteError(too_late(self.plan.specs[index].name))
 
     def mark_all(self, lent: Mapping[int, Array]) -> None:
-        """All gradients lie in their views, or in the outbox where there is one, but for what is lent, and nothing
-        leaves before the end. lent: by index, the elements `to_lend`, flat, where they lie; they must not change before
-        the round has ended."""
+        """All gradients lie in their views but for what is lent, and nothing leaves before the end. lent: by index, the
+        elements `to_lend`, flat, where they lie; they must not change before the round has ended."""
         self.begun = True  # first: such a round is to be forgotten
-        if self.outbox:
-            self.outbox.filled = True
         self.marked = bytearray(b"\1") * len(self.marked)
         for index, array in lent.items():
             self.buckets[self.bucket_of[index]].lend(self.plan.slots[index].offset + self.to_lend[index][0], array)
@@ -243,8 +239,6 @@ class Reducer:
 
     def request(self, number: int, tag: Round, flag: int = 0) -> Request:
         bucket, before = self.buckets[number], self.requests.get(number)
-        if self.outbox and not self.outbox.filled:
-            self.outbox.fill()
         if before is not None and before.queued and before.handle.done:
             return before.again(tag, flag)
         signature = Signature("gradients", f"{self.name} bucket {number}", round=tag)

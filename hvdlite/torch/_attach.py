@@ -134,8 +134,8 @@ class Attachment:
         self.gradients.plan(now, self.reducer.views)
         last = {bucket.members[-1] for bucket in layout.buckets if self.reducer.overlap}  # with them a bucket may leave
         singly = bool(self.gradients.cast) or self.gradients.once
-        how_to = self.gradients.slots, self.gradients.take, weakly(self.is_settled)
-        self.packing = Packing(now, *how_to, last, singly, self.reducer.to_lend, overlap is False, self.reducer.outbox)
+        slots, take, settled = self.gradients.slots, self.gradients.take, weakly(self.is_settled)
+        self.packing = Packing(now, slots, take, settled, last, singly, self.reducer.to_lend, overlap is False)
         self.renew_hooks()
 
     # One backward

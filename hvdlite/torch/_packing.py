@@ -18,7 +18,6 @@ from operator import attrgetter
 import torch
 
 from hvdlite.arrays import Array
-from hvdlite.outbox import Outbox
 from hvdlite.reducer import Use
 from hvdlite.torch._slots import Slots
 from hvdlite.torch._tensors import to_array
@@ -38,14 +37,13 @@ class Packing:
     take: does it for one parameter. settled: whether a gradient changes no more, asked where a parameter has hooks
     besides ours. urgent: parameters that nothing waits behind. singly: whether each gradient needs `take`; otherwise
     only those do that are sparse or part of a graph. to_lend: of each gradient the elements, from and to, that need not
-    be copied where all leave at the end. at_end: whether nothing leaves before backward has ended. outbox: where all
-    are copied then, if there is one, instead of to their views.
+    be copied where all leave at the end. at_end: whether nothing leaves before backward has ended.
     """
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], slots: Slots, take: Callable[[int], Use],
         settled: Callable[[torch.Tensor], bool | None], urgent: Collection[int], singly: bool,
-        to_lend: Sequence[tuple[int, int]], at_end: bool = False, outbox: Outbox | None = None,
+        to_lend: Sequence[tuple[int, int]], at_end: bool = False,
     ) -> None:
         self.parameters, self.slots, self.take, self.settled, self.singly = parameters, slots, take, settled, singly
         self.index = {id(p): index for index, p in enumerate(parameters)}
@@ -60,8 +58,6 @@ class Packing:
         weights = [PACK_BYTES if index in urgent else view.nbytes for index, view in enumerate(slots.views)]
         self.weights = dict(zip(self.index, weights, strict=True))
         self.usual = [USUAL] * len(parameters)
-        self.outbox = outbox
-        self.outgoing = [slots.tensors(arrays) for arrays in outbox.places] if outbox else []
         self.forget()
 
     def forget(self) -> None:
@@ -127,7 +123,7 @@ class Packing:
             return False
         lent: dict[int, Array] = {}
         if not self.large:
-            torch._foreach_copy_(self.outgoing[self.outbox.turn] if self.outbox else slots.views, grads)
+            torch._foreach_copy_(slots.views, grads)
         else:
             if self.small:
                 torch._foreach_copy_([slots.views[i] for i in self.small], [grads[i] for i in self.small])

@@ -51,16 +51,18 @@ class Slots:
 
     def __init__(self, arrays: Sequence[Array], strides: Sequence[tuple[int, ...]]) -> None:
         self.arrays, self.strides = arrays, strides
-        self.views, self.aliases = self.tensors(arrays), self.tensors(arrays)
+        self.views = [self.tensor(index) for index in range(len(arrays))]
+        self.aliases = [self.tensor(index) for index in range(len(arrays))]
         self.addresses = [view.data_ptr() for view in self.views]
         self.storages = [alias.untyped_storage() for alias in self.aliases]
         self.numbers = [storage._cdata for storage in self.storages]  # which torch knows them by
         self.own: dict[int, torch.Tensor | None] = {}
         """By index: what was taken in this round."""
 
-    def tensors(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
-        """Of this memory, one for each, and of no other tensor's storage."""
-        return list(map(tensor, arrays, self.strides))
+    def tensor(self, index: int) -> torch.Tensor:
+        """Of this memory, and of no other tensor's storage."""
+        made, strides = to_tensor(self.arrays[index]), self.strides[index]
+        return made if made.stride() == strides else made.as_strided(made.shape, strides).detach()  # without its base
 
     def holds(self, index: int, grad: torch.Tensor) -> bool:
         """Whether this gradient lies there."""
@@ -103,7 +105,7 @@ class Slots:
 
     def renew(self, index: int) -> torch.Tensor:
         """Another alias takes the place of one that is somebody else's now."""
-        alias = self.aliases[index] = tensor(self.arrays[index], self.strides[index])
+        alias = self.aliases[index] = self.tensor(index)
         self.storages[index] = alias.untyped_storage()
         self.numbers[index] = self.storages[index]._cdata
         return alias
@@ -130,11 +132,6 @@ class Slots:
             self.own[index] = grad
             return grad
         return self.alias(index)
-
-
-def tensor(array: Array, strides: tuple[int, ...]) -> torch.Tensor:
-    made = to_tensor(array)
-    return made if made.stride() == strides else made.as_strided(made.shape, strides).detach()  # without its base
 
 
 def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:

@@ -30,7 +30,7 @@ LAYERS = [
     {"observers"},
     {"gpu"},
     {"process_sets", "planning", "post", "zeros", "logs", "weakly", "children"},
-    {"groups", "outbox"},
+    {"groups"},
     {"runtime"},
     {"joining", "membership", "ops", "tracing", "bucket"},
     {"alike", "objects", "reducer", "terms"},
