@@ -53,10 +53,6 @@ class Crowd:
         """Take one out, if it is there."""
         self.members.pop(id(member), None)
 
-    def has_only(self, member: Any) -> bool:
-        """Whether this is the only one, dead ones counted."""
-        return len(self.members) == 1 and id(member) in self.members
-
     def __len__(self) -> int:
         return len(self.members)
 

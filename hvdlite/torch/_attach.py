@@ -1,8 +1,8 @@
 """Attaching to a torch optimizer: hooks on its parameters, nothing wrapped.
 
-    backward():  each parameter's gradient is copied once to where other ranks read it (of a large one only what they
-                 do read), and `p.grad` becomes a view of the result; an end-of-backward callback completes the round,
-                 so that clipping, unscaling and closures all see reduced gradients
+    backward():  each parameter's gradient is copied once into its slot of the arena (of a large one only what other
+                 ranks read), and `p.grad` becomes that view; an end-of-backward callback completes the round, so that
+                 clipping, unscaling and closures all see reduced gradients
     step():      nothing is left to do; for gradients set by hand, a hook before the step completes a round
 
 The optimizer stays the same object: schedulers, isinstance, state_dict, deepcopy and pickling go on working. Rejected:

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 def end(attachment: Attachment, run: int) -> None:
     """The run in which this one's backward ends has ended: finish the rounds of all that end with it. Waits for all
     ranks. Raises VoidError on all ranks where a rank has begun anew."""
-    attachments = attachment.runtime.attachments
-    if attachment.reducing and attachments.has_only(attachment):  # else it would take 15 us to find that out
-        attachment.finish_round()
-        return
     ending = []
-    for each in attachments:
+    for each in attachment.runtime.attachments:
         its = each is attachment
         if each.reducing and (its or each.backward.ends_with(run)):
             ending.append(each)
