@@ -51,8 +51,8 @@ def agreed(maximum: Maximum, request: Request, check: Callable[[], None], hurry:
     """True when all ranks called with the same request; then sets request.flag to the largest one, and request.alike.
     Collective. maximum: of VALUES, made once. check, hurry: see `wait`."""
     digest, count = request.digest, request.count
-    maximum.start((digest, -digest, request.flag, count, -count))
-    wait(maximum, check, hurry)
+    if not maximum.start((digest, -digest, request.flag, count, -count)):
+        wait(maximum, check, hurry)
     largest, minus_least, flag, most, minus_fewest = maximum.values
     if largest != -minus_least:
         return False

@@ -11,26 +11,28 @@ communicating in the step hook alone (GradScaler unscales before it, LBFGS calls
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from hvdlite import runtime
 from hvdlite.errors import HvdliteError, VoidError
+from hvdlite.express import finished
 from hvdlite.planning import planned
-from hvdlite.reducer import Reducer
+from hvdlite.reducer import Reducer, Use
 from hvdlite.requests import Round
-from hvdlite.torch import _compiled, _cuda, _sharing, _steps, _together
+from hvdlite.torch import _compiled, _cuda, _sharing, _steps
 from hvdlite.torch._alike import alike
-from hvdlite.torch._backward import ROUND, Backward, current_run
+from hvdlite.torch._backward import ROUND, Backward, current_run, outermost_node
 from hvdlite.torch._gradients import Gradients
 from hvdlite.torch._methods import methods
 from hvdlite.torch._packing import Packing
 from hvdlite.torch._parameters import Hooks, Parameter, Planned
 from hvdlite.torch._settings import Settings
+from hvdlite.torch._usual import ended, heard
 from hvdlite.weakly import weakly
 
 
@@ -59,7 +61,7 @@ class Attachment:
         self.late = False  # its round begins when it ends, for that or since a plan is to be made
         self.unreduced = False  # since the last round or step a backward may have left gradients that are a rank's own
         self.passes = self.retries = self.steps = 0
-        self.backward = Backward(weakly(self.end_backward), weakly(self.on_gradient))
+        self.backward = Backward(partial(ended, weakref.ref(self)), partial(heard, weakref.ref(self)))
         self.hooks, self.lock = Hooks(self, self.backward.hook), threading.RLock()  # for autograd's threads
         self.tag = Round(ROUND, (0, 0, 0))  # names the round under way on all ranks
         self.number = self.group.serial("optimizer") if self.group else 0
@@ -176,8 +178,7 @@ class Attachment:
             self.unreduced = True
             if self.paused:
                 return
-            if _compiled.AUTOGRAD in sys.modules:
-                _compiled.refuse_autograd()
+            _compiled.refuse_autograd()
             self.accumulating = self.passes + 1 < self.passes_per_step
             if not self.accumulating:
                 self.void, self.reducing = self.reducer.begun and self.reducer.unresolved, True
@@ -185,18 +186,16 @@ class Attachment:
                 if not self.late:
                     self.begin_round(first)
                     self.taking = not self.packing.unnoted
-            self.backward.begin(run, deaf=self.packing.unnoted)
+            self.backward.begin(run, outermost_node(), deaf=self.packing.unnoted)
 
     def begin_round(self, first: torch.Tensor | None = None) -> None:
         """first: whose gradient is the first of a backward that has begun, where the plan is known to fit. Otherwise
         waits for all ranks, where it does not."""
-        if not _compiled.told:
-            _compiled.pass_over()
-        if self.packing.fresh:
-            self.packing.forget()
+        _compiled.pass_over()
+        self.packing.forget()
         self.gradients.sent.clear()
         self.gradients.taken.clear()
-        abandoned = self.reducer.begun and self.reducer.abandon_round(self.tag, self.gradients.slots.preserve)
+        abandoned = self.reducer.abandon_round(self.tag, self.gradients.slots.preserve)
         self.retries += abandoned
         if abandoned and self.gradients.has_aliases():
             raise HvdliteError(
@@ -210,42 +209,42 @@ class Attachment:
             self.make_plan(self.trainable())
         self.gradients.slots.note_own(self.planned.parameters, first)
 
-    def end_backward(self) -> None:
-        """Finish its rounds. Waits for all ranks."""
-        run, self.backward.run = current_run(), -1
-        self.passes, self.accumulating = self.passes + self.accumulating, False
-        try:
-            _together.end(self, run)
-        finally:
-            self.backward.forget()
-
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.taking = self.reducing = False
-        if self.late or (self.packing.unnoted and not self.fits()):
-            self.begin_round()
-        if self.gradients.once:
-            self.gradients.refuse_sparse_results()
-        if self.streams:
-            self.streams.join(self.pack)
-        whole = self.packing.unnoted and self.packing.pack_all(self.reducer.mark_all)
-        if not whole:
-            self.pack(ended=not self.reducer.overlap)  # else buckets leave with it, before `take_again`
-        if not self.packing.unnoted:  # then all have been looked at just now
-            self.gradients.take_again(self.reducer)
-        try:
-            uses = self.reducer.finish_round(self.gradients.take, self.tag)
-        except VoidError:
-            self.gradients.let_go()
-            raise
+        packing, reducer, gradients, uses = self.packing, self.reducer, self.gradients, self.reducer.all_dense
+        whole = (
+            packing.unnoted and not (self.late or self.streams or gradients.sparse or self.given)
+            and self.planned.untouched(self.optimizer.param_groups) and packing.pack_all(reducer.mark_all)
+        )  # fmt: skip
+        if not (whole and finished(reducer, self.tag)):
+            uses = self.finish_slowly(whole)
         if whole:
-            self.packing.hand_over()
+            packing.hand_over()
         self.passes, self.retries, self.unreduced = 0, 0, False
-        self.gradients.give(uses, all_dense=uses is self.reducer.all_dense)
+        gradients.give(uses, all_dense=uses is self.reducer.all_dense)
         if self.reducer.order:
             self.make_plan(self.planned.parameters, self.reducer.order)
         if not self.apart:
             self.alike.look(self.lane, self.name)
+
+    def finish_slowly(self, whole: bool) -> list[Use]:
+        """What `finish_round` does where not all is as usual. whole: whether the gradients are. Returns their uses."""
+        if not whole:
+            if self.late or (self.packing.unnoted and not self.fits()):
+                self.begin_round()
+            if self.gradients.once:
+                self.gradients.refuse_sparse_results()
+            if self.streams:
+                self.streams.join(self.pack)
+            self.pack(ended=not self.reducer.overlap)  # else buckets leave with it, before `take_again`
+            if not self.packing.unnoted:  # then all have been looked at just now
+                self.gradients.take_again(self.reducer)
+        try:
+            return self.reducer.finish_round(self.gradients.take, self.tag)
+        except VoidError:
+            self.gradients.let_go()
+            raise
 
     def reduce(self) -> None:
         """A round for gradients that no backward has reduced. Waits for all ranks."""

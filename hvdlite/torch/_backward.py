@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -51,31 +51,25 @@ class Token(weakref.ref["partial[Any]"]):
 
 
 class Ending:
-    """What autograd is to call when the backward under way ends. Made in a hook of a parameter.
+    """What autograd is to call when the backward under way ends. Made in a hook of a parameter."""
 
-    run: the number of the run under way. change, died: of hooks that are deaf, and of the token's death.
-    """
+    run: int
+    """The number of the run under way when it was made."""
+    hooks: Sequence[Any] = ()
 
-    def __init__(
-        self, end: Callable[[], None], change: Callable[[Any], None], died: Callable[[Token], None], run: int
-    ) -> None:
-        self.end, self.change, self.died, self.run = end, change, died, run
-        self.hooks: list[Any] = []
-        self.follow(run)
-
-    def follow(self, run: int) -> None:
-        """Be called at the end of this run, which is under way."""
-        self.node, self.last = outermost_node(), run
+    def follow(self, backward: Backward, run: int, node: Any) -> None:
+        """Be called at the end of this run, which is under way. node: what it is nested in (`outermost_node`)."""
+        self.backward, self.last, self.node = backward, run, node
         call = partial(self.at_end)
         queue_callback(call)
-        token = Token(call, self.died)
-        token.change = self.change
+        token = Token(call, backward.died)
+        token.change = backward.change
         del call  # before it counts
         self.token: weakref.ref[partial[Any]] = token
 
     def at_end(self) -> None:
         if self.node is None:
-            self.end()
+            self.backward.end()
         else:
             self.pass_on(self.node)
 
@@ -89,12 +83,12 @@ class Ending:
 
     def go_on_outside(self, grads: Any) -> None:
         self.forget_outside()
-        self.follow(current_run())
+        self.follow(self.backward, current_run(), outermost_node())
 
     def forget_outside(self) -> None:
         for hook in self.hooks:
             hook.remove()
-        self.hooks = []
+        self.hooks = ()
 
 
 class Backward:
@@ -144,12 +138,15 @@ class Backward:
         ending = self.ending()
         return ending is not None and ending.node is None and not ending.hooks and ending.last == run
 
-    def begin(self, run: int, deaf: bool = False) -> None:
-        """deaf: see above. Not where it is nested: then the one around it may fail unseen."""
-        ending = Ending(self.end, self.change, self.died, run)
+    def begin(self, run: int, node: Any, deaf: bool = False) -> None:
+        """node: what this run is nested in. deaf: see above. Not where it is nested: then the one around it may fail
+        unseen."""
+        ending = Ending()
+        ending.run = run
+        ending.follow(self, run, node)
         self.latest = weakref.ref(ending)
         self.run = run  # last: another thread looks at it without the lock
-        if deaf and ending.node is None:
+        if deaf and node is None:
             self.change(DEAF)
 
     def forget(self) -> None:

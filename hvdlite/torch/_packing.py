@@ -110,9 +110,9 @@ class Packing:
 
     def pack_all(self, mark: Callable[[dict[int, Array]], None]) -> bool:
         """`pack` where none were noted and backward has ended as it usually does, or else nothing, and False: every
-        parameter has a dense gradient that lies elsewhere, and nobody another. mark: told of what is left where it
-        lies, by index; the caller has no part of it, for the frames that an error's traceback keeps would make it look
-        like a user's own. `hand_over` is to follow."""
+        parameter has a dense gradient that lies elsewhere, and nobody another. mark: where there are large ones, told
+        of what is left where it lies, by index; the caller has no part of it, for the frames that an error's traceback
+        keeps would make it look like a user's own. `hand_over` is to follow."""
         slots, grads = self.slots, list(map(gradient, self.parameters))
         if self.singly or slots.own:
             return False
@@ -121,15 +121,13 @@ class Packing:
                 return False
         except AttributeError:  # there is none of some
             return False
-        lent: dict[int, Array] = {}
         if not self.large:
             torch._foreach_copy_(slots.views, grads)
-        else:
-            if self.small:
-                torch._foreach_copy_([slots.views[i] for i in self.small], [grads[i] for i in self.small])
-            found = ((index, large.copy(grads[index])) for index, large in self.large.items())
-            lent = {index: rest for index, rest in found if rest is not None}
-        mark(lent)
+            return True
+        if self.small:
+            torch._foreach_copy_([slots.views[i] for i in self.small], [grads[i] for i in self.small])
+        found = ((index, large.copy(grads[index])) for index, large in self.large.items())
+        mark({index: rest for index, rest in found if rest is not None})
         return True
 
     def hand_over(self) -> None:

@@ -52,8 +52,8 @@ class Maximum(Pending, Protocol):
     values: Sequence[int]
     """Once complete, the largest of all ranks."""
 
-    def start(self, values: Sequence[int]) -> None:
-        """Begin one; the last must be complete."""
+    def start(self, values: Sequence[int]) -> bool:
+        """Begin one; the last must be complete. Whether this one is already."""
         ...
 
 

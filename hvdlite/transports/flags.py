@@ -7,12 +7,14 @@ communication, for the roll call and the barrier, medians of four runs in turns.
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 from hvdlite.arrays import LINE, Array
-from hvdlite.transports import ask, in_main
+from hvdlite.transports import LOOKS, MAIN, in_main
 
 ORDERED = platform.machine() == "x86_64"
 """Whether all processors see one's writes in their order, with no more said. ARM's may not."""
@@ -41,12 +43,18 @@ class SharedMaximum:
         self.rest: list[int] = []
         """The ranks still waited for, the next one last."""
 
-    def start(self, values: Sequence[int]) -> None:
-        self.number, self.values, self.rest = self.number + 1, values, self.others.copy()
-        at = self.number % LINES * WORDS
+    def start(self, values: Sequence[int]) -> bool:
+        number = self.number = self.number + 1
+        at, end, mine, rest = number % LINES * WORDS, len(values) + 1, self.mine, []
         for place, value in enumerate(values, at + 1):
-            self.mine[place] = value
-        self.mine[at] = self.number  # last
+            mine[place] = value
+        mine[at] = number  # last
+        for other in self.others:
+            theirs = self.lines[other]
+            if theirs[at] != number or theirs[at + 1 : at + end] != mine[at + 1 : at + end]:
+                rest.append(other)
+        self.values, self.rest = values, rest
+        return not rest
 
     def test(self) -> bool:
         at = self.number % LINES * WORDS
@@ -61,6 +69,17 @@ class SharedMaximum:
             self.values = list(map(max, self.values, theirs[at + 1 :]))
         return True
 
-    def wait(self) -> None:
-        if not self.test():  # the last one to come need not ask
-            ask(self.test)
+    def meet(self) -> None:
+        """The barrier: `start` without values and wait until all have, in one function, which behind a training step
+        takes less."""
+        number = self.number = self.number + 1
+        at, looks = number % LINES * WORDS, 0
+        self.mine[at] = number
+        for other in self.others:
+            theirs = self.lines[other]
+            while theirs[at] != number:
+                looks += 1
+                if looks % PATIENCE == 0 or get_ident() != MAIN:
+                    self.look(other)
+                if looks > LOOKS:
+                    os.sched_yield()

@@ -126,9 +126,10 @@ class MpiMaximum:
         if self.rest:
             GIVEN_UP.append(self.steps)
 
-    def start(self, values: Sequence[int]) -> None:
+    def start(self, values: Sequence[int]) -> bool:
         self.values, self.rest = values, self.steps[::-1]
         self.begin()
+        return not self.rest
 
     def begin(self) -> None:
         if self.rest:
@@ -142,6 +143,11 @@ class MpiMaximum:
             self.values = list(map(max, self.values, theirs))
             self.begin()
         return not self.rest
+
+    def meet(self) -> None:
+        """A barrier, where there are no values."""
+        self.start(())
+        self.wait()
 
     def wait(self) -> None:
         """Block until complete; elsewhere than in Python's main thread inside MPI, in nobody's way."""

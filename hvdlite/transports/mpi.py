@@ -98,8 +98,7 @@ class MpiTransport:
 
     def barrier(self) -> None:
         everyone = self.everyone = self.everyone or self.maximum(0)
-        everyone.start(())
-        everyone.wait()
+        everyone.meet()
 
     def maximum(self, count: int) -> MpiMaximum:
         self.maxima.append(MpiMaximum(self.comm, count))

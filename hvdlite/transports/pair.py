@@ -24,9 +24,10 @@ class PairMaximum:
         self.mine, self.theirs = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.values: Sequence[int] = ()
 
-    def start(self, values: Sequence[int]) -> None:
+    def start(self, values: Sequence[int]) -> bool:
         self.mine[:] = values
         self.exchange = self.parent.start_exchange(self.mine, self.peer, self.theirs, self.peer)
+        return False
 
     def test(self) -> bool:
         if not self.exchange.test():

@@ -39,8 +39,9 @@ class ThreadMaximum:
         self.transport = transport
         self.values: Sequence[int] = ()
 
-    def start(self, values: Sequence[int]) -> None:
+    def start(self, values: Sequence[int]) -> bool:
         self.given = self.transport.put_up(values)
+        return self.test()
 
     def test(self) -> bool:
         with self.transport.board.lock:

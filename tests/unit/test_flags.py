@@ -46,9 +46,23 @@ def test_a_barrier_is_a_maximum_of_nothing() -> None:
     for _ in range(3):
         first.start(())
         assert not first.test()
-        second.start(())
-        second.wait()
-        first.wait()
+        second.meet()
+        assert first.test()
+
+
+def test_who_comes_to_a_barrier_first_waits() -> None:
+    """And looks at MPI meanwhile."""
+    looks: list[int] = []
+    first, second = made(2, looks)
+    for _ in range(3):
+        looks.clear()
+        thread = threading.Thread(target=first.meet)
+        thread.start()
+        while len(looks) < 3:
+            assert thread.is_alive()
+        second.meet()
+        thread.join(5)
+        assert not thread.is_alive() and set(looks) == {1}
 
 
 def test_mpi_is_looked_at_while_a_rank_is_waited_for() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hvdlite.torch._backward import Backward, current_run  # noqa: E402
+from hvdlite.torch._backward import Backward, current_run, outermost_node  # noqa: E402
 from hvdlite.torch._parameters import Hooks  # noqa: E402
 
 
@@ -50,7 +50,7 @@ class Told:
     def tell(self, _: torch.Tensor) -> None:
         self.runs.append(run := current_run())
         if not self.backward.under_way:
-            self.backward.begin(run, self.deaf)
+            self.backward.begin(run, outermost_node(), self.deaf)
 
     def end(self) -> None:
         self.ended += 1
