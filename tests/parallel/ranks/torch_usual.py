@@ -1,0 +1,129 @@
+"""The short way of a usual backward: taken whenever it can be, and by a rank alone where others cannot."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import hvdlite.torch as hvd
+from hvdlite.torch import _attach
+from tests.parallel.common import last, require_same_bits
+from tests.parallel.ranks.torch_backwards import backward_of, few, numbers, require_averages
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[str]]:
+    """What was called inside: 'begin', 'finish' for the longer ways; 'short' where a round was finished by the short."""
+    calls: list[str] = []
+    finished, begin, finish = _attach.finished, _attach.Attachment.begin_run, _attach.Attachment.finish_slowly
+
+    def told(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            calls.append(name)
+            return function(*arguments)
+
+        return call
+
+    def short(*arguments: Any) -> bool:
+        done = finished(*arguments)
+        calls.extend(["short"] * done)
+        return done
+
+    _attach.finished = short
+    _attach.Attachment.begin_run = told("begin", begin)  # type: ignore[method-assign]
+    _attach.Attachment.finish_slowly = told("finish", finish)  # type: ignore[method-assign]
+    try:
+        yield calls
+    finally:
+        _attach.finished = finished
+        _attach.Attachment.begin_run, _attach.Attachment.finish_slowly = begin, finish  # type: ignore[method-assign]
+
+
+def step(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, seed: int) -> list[str]:
+    """Train one; what was called."""
+    with counted() as calls:
+        optimizer.zero_grad()
+        backward_of(params, numbers(params, seed))
+    require_averages(params, seed)
+    require_same_bits([p.grad for p in params])
+    optimizer.step()
+    return calls
+
+
+def check_a_training_loop_takes_the_short_way() -> None:
+    """From its second step on: also behind one that a rank took otherwise."""
+    if hvd.size() == 1:
+        return
+    params, optimizer = few()
+    if params[0].is_cuda:
+        return
+    step(params, optimizer, 0)
+    for seed in range(1, 4):
+        assert step(params, optimizer, seed) == ["short"], seed
+    kept = params[1].grad if last() else None  # the next step sets None
+    assert step(params, optimizer, 4) == (["finish"] if last() else ["short"])
+    values = None if kept is None else kept.clone()
+    step(params, optimizer, 5)
+    assert kept is None or torch.equal(kept, values)
+
+    params, optimizer = few()
+    step(params, optimizer, 0)
+    for seed, change in enumerate((added_to, swapped, nested, by_hand), 1):
+        if last():
+            change(params, optimizer)
+            require_averages(params, seed)
+            require_same_bits([p.grad for p in params])
+            optimizer.step()
+        else:
+            step(params, optimizer, seed)
+    for seed in range(5, 8):
+        assert step(params, optimizer, seed) == (["begin", "finish"] if last() else ["short"]), seed
+
+
+def by_hand(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """A gradient that there was before, and that somebody has: it becomes the result."""
+    optimizer.zero_grad()
+    mine = [torch.zeros_like(p) for p in params]
+    for p, grad in zip(params, mine, strict=True):
+        p.grad = grad
+    backward_of(params, numbers(params, 4))
+    assert all(p.grad is grad for p, grad in zip(params, mine, strict=True))
+    optimizer.zero_grad()
+    for p, grad in zip(params, mine, strict=True):
+        p.grad = grad.clone()
+
+
+def added_to(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Zeros instead of none."""
+    optimizer.zero_grad(set_to_none=False)
+    backward_of(params, numbers(params, 1))
+
+
+def swapped(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Other memory for a parameter."""
+    optimizer.zero_grad()
+    params[0].data = params[0].data.clone()
+    backward_of(params, numbers(params, 2))
+
+
+def nested(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """A backward inside another one's function."""
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1.0
+
+        @staticmethod
+        def backward(context: Any, grad: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                backward_of(params[:2], grads[:2])
+            return grad
+
+    optimizer.zero_grad()
+    grads = numbers(params, 3)
+    start = torch.ones((), requires_grad=True)
+    torch.autograd.backward([Nested.apply(start * 1.0), *(p * 1.0 for p in params[2:])], [torch.ones(()), *grads[2:]])
