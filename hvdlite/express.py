@@ -40,7 +40,7 @@ def run_again(lane: Lane, request: Request, round: Round) -> bool:
     """Run the request in the calling thread, on a lane of several ranks that is idle, and that nobody observes. False
     otherwise: then nothing has been done. Afterwards it is done or, where ranks differ, left to the lane's thread.
     Waits for all ranks. Nobody else may have the request's handle, which is used again."""
-    me, handle, maximum, mine, result, error = get_ident(), request.handle, lane.maximum, False, None, None
+    me, handle, mine, result, error = get_ident(), request.handle, False, None, None
     try:
         with lane.changed.lock:
             if (
@@ -55,13 +55,13 @@ def run_again(lane: Lane, request: Request, round: Round) -> bool:
             lane.callers[me] = THREADS.get(me)
             lane.calls += 1
             lane.pending[request.key] = request
-        digest, request.begun = request.digest, True
+        digest, maximum, request.begun = request.digest, lane.maximum, True
         if not maximum.start((digest, -digest, 0, 0, 0)):
             wait(maximum, lane.check, lane.hurried)
-        largest, minus_least, request.flag, *_ = maximum.values
+        largest, minus_least, flag, *_ = maximum.values
         common = largest == -minus_least
         if common:
-            request.agreed = time.monotonic()
+            request.flag, request.agreed = flag, time.monotonic()
             try:
                 result = in_mpi(lane.quietly, request.work, lane)
             except Exception as raised:

@@ -213,10 +213,8 @@ class Attachment:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.taking = self.reducing = False
         packing, reducer, gradients, uses = self.packing, self.reducer, self.gradients, self.reducer.all_dense
-        whole = (
-            packing.unnoted and not (self.late or self.streams or gradients.sparse or self.given)
-            and self.planned.untouched(self.optimizer.param_groups) and packing.pack_all(reducer.mark_all)
-        )  # fmt: skip
+        usual = packing.unnoted and not self.late and not self.streams and self.fits()
+        whole = usual and packing.pack_all(reducer.mark_all)
         if not (whole and finished(reducer, self.tag)):
             uses = self.finish_slowly(whole)
         if whole:

@@ -69,6 +69,12 @@ def check_a_training_loop_takes_the_short_way() -> None:
     step(params, optimizer, 5)
     assert kept is None or torch.equal(kept, values)
 
+    for p in params[2:]:
+        p.requires_grad_(False)  # and still the optimizer's
+    step(params[:2], optimizer, 6)
+    for seed in range(7, 9):
+        assert step(params[:2], optimizer, seed) == ["short"], seed
+
     params, optimizer = few()
     step(params, optimizer, 0)
     for seed, change in enumerate((added_to, swapped, nested, by_hand), 1):
