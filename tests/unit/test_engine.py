@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import random
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
 from hvdlite.handles import remember, synchronize
 from hvdlite.requests import Changed, Handle, Request, Signature
 from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
+from tests.unit.interrupts import raising_at
 
 SIZES = (1, 2, 3, 4)
 
@@ -438,7 +437,7 @@ def test_an_exception_of_a_signals_handler_at_any_line(name: str) -> None:
     first, reached = method.__code__.co_firstlineno, 0
     for line in range(first + 1, first + len(inspect.getsource(method).splitlines())):
         lane = Lane(alone(), Place(1, False))
-        with raising_at(name, line):
+        with raising_at(method, line):
             try:
                 lane.run(total("x"))
             except KeyboardInterrupt:
@@ -450,23 +449,6 @@ def test_an_exception_of_a_signals_handler_at_any_line(name: str) -> None:
         assert found == [1] and not lane.pending and not lane.busy, (name, line)
         assert lane.run(total("x")) == 1, (name, line)
     assert reached > 5
-
-
-@contextlib.contextmanager
-def raising_at(name: str, line: int) -> Iterator[None]:
-    """Inside, this line of a lane's method raises KeyboardInterrupt, once."""
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        if event == "line" and frame.f_lineno == line:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace if frame.f_code.co_name == name and frame.f_globals["__name__"] == "hvdlite.engine" else None
-
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
 
 
 def test_a_closed_lanes_thread_ends_and_its_reason_stays() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from hvdlite import express
 from hvdlite.algorithms import Place
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.buckets import Spec, plan
@@ -21,6 +19,7 @@ from hvdlite.express import finished, run_again
 from hvdlite.reducer import Reducer, Use
 from hvdlite.requests import JOIN, Request, Round, Signature
 from hvdlite.transports.threads import ThreadTransport, run_ranks
+from tests.unit.interrupts import raising_at
 
 SPECS = [Spec(f"p{i}", (7, i + 1), "float32") for i in range(3)]
 
@@ -234,7 +233,7 @@ def test_an_exception_of_a_signals_handler_at_any_line(function: Callable[..., A
         def rank_main(reducer: Reducer, rank: int) -> tuple[bool, bool]:
             lane, raised = reducer.lane, False
             put(reducer, 3.0)
-            with raising_at(function.__name__, line):  # noqa: B023
+            with raising_at(function, line):  # noqa: B023
                 try:
                     finished(reducer, tag(1)) or finish(reducer, 1)
                 except KeyboardInterrupt:
@@ -258,20 +257,3 @@ def test_an_exception_of_a_signals_handler_at_any_line(function: Callable[..., A
         reached, closed = reached + raised, closed + broken
     assert reached > 5
     assert (closed > 0) == (function is run_again)
-
-
-@contextlib.contextmanager
-def raising_at(name: str, line: int) -> Iterator[None]:
-    """Inside, this line of a function of `express` raises KeyboardInterrupt, once."""
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        if event == "line" and frame.f_lineno == line:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace if frame.f_code.co_name == name and frame.f_globals["__name__"] == express.__name__ else None
-
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
