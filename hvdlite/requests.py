@@ -196,7 +196,7 @@ class Request:
     def again(self, round: Round, flag: int = 0) -> Request:
         """The same operation, in a round with other numbers but the same words; this object is used again, since a new
         one takes 30 us behind a training step. Not while it is pending."""
-        digest = (self.timeless + sum(map(mul, round.numbers, ODD))) & BITS  # `round.number`
+        digest = (self.timeless + round.number) & BITS
         self.round, self.digest = round, digest  # both, or, where a signal's handler raises, neither
         self.flag, self.begun, self.agreed = flag, False, 0.0
         return self

@@ -212,32 +212,30 @@ class Attachment:
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.taking = self.reducing = False
-        packing, reducer, gradients, uses = self.packing, self.reducer, self.gradients, self.reducer.all_dense
-        usual = packing.unnoted and not self.late and not self.streams and self.fits()
-        whole = usual and packing.pack_all(reducer.mark_all)
-        if not (whole and finished(reducer, self.tag)):
-            uses = self.finish_slowly(whole)
+        if self.late or (self.packing.unnoted and not self.fits()):
+            self.begin_round()
+        if self.gradients.once:
+            self.gradients.refuse_sparse_results()
+        if self.streams:
+            self.streams.join(self.pack)
+        packing, reducer = self.packing, self.reducer
+        whole = packing.unnoted and packing.pack_all(reducer.mark_all)
+        uses = reducer.all_dense if whole and finished(reducer, self.tag) else self.finish_slowly(whole)
         if whole:
             packing.hand_over()
         self.passes, self.retries, self.unreduced = 0, 0, False
-        gradients.give(uses, all_dense=uses is self.reducer.all_dense)
-        if self.reducer.order:
-            self.make_plan(self.planned.parameters, self.reducer.order)
+        self.gradients.give(uses, all_dense=uses is reducer.all_dense)
+        if reducer.order:
+            self.make_plan(self.planned.parameters, reducer.order)
         if not self.apart:
             self.alike.look(self.lane, self.name)
 
     def finish_slowly(self, whole: bool) -> list[Use]:
-        """What `finish_round` does where not all is as usual. whole: whether the gradients are. Returns their uses."""
+        """The same round where not all is as usual. whole: whether the gradients are. Returns each parameter's use."""
         if not whole:
-            if self.late or (self.packing.unnoted and not self.fits()):
-                self.begin_round()
-            if self.gradients.once:
-                self.gradients.refuse_sparse_results()
-            if self.streams:
-                self.streams.join(self.pack)
             self.pack(ended=not self.reducer.overlap)  # else buckets leave with it, before `take_again`
-            if not self.packing.unnoted:  # then all have been looked at just now
-                self.gradients.take_again(self.reducer)
+        if not self.packing.unnoted:  # then all have been looked at just now
+            self.gradients.take_again(self.reducer)
         try:
             return self.reducer.finish_round(self.gradients.take, self.tag)
         except VoidError:

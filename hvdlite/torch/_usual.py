@@ -36,7 +36,7 @@ def heard(me: weakref.ref[Attachment], p: torch.Tensor) -> None:
         usual = bool(
             backward.latest is None and attachment.alive and not attachment.paused and not attachment.reducer.begun
             and attachment.passes + 1 >= attachment.passes_per_step
-            and not packing.singly and not packing.fresh and not packing.slots.own and packing.index
+            and not packing.singly and not packing.fresh and not packing.slots.own and packing.parameters
             and _compiled.told and not getattr(compiled, "in_compiled_autograd_region", False)
             and outermost_node() is None
         )  # fmt: skip

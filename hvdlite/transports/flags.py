@@ -49,7 +49,7 @@ class SharedMaximum:
         for place, value in enumerate(values, at + 1):
             mine[place] = value
         mine[at] = number  # last
-        for other in self.others:
+        for other in self.others:  # `test` of those who are there and gave the same: 10 us less behind a training step
             theirs = self.lines[other]
             if theirs[at] != number or theirs[at + 1 : at + end] != mine[at + 1 : at + end]:
                 rest.append(other)
