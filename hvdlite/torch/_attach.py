@@ -43,6 +43,7 @@ class Attachment:
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int) -> None:
         self.reference, self.settings, self.passes_per_step = weakref.ref(optimizer), settings, passes_per_step
         self.runtime = runtime.current()
+        self.together = self.runtime.attachments.members  # with this one, as long as it is attached
         self.group = self.runtime.groups.find(settings.process_set)
         _sharing.refuse_other_ranks(self)
         self.gradients = Gradients(settings)
@@ -212,26 +213,30 @@ class Attachment:
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.taking = self.reducing = False
-        if self.late or (self.packing.unnoted and not self.fits()):
+        planned, packing, reducer, groups = self.planned, self.packing, self.reducer, self.optimizer.param_groups
+        now = groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
+        if len(now) != len(planned.parameters) or self.gradients.sparse or self.given:
+            now = self.trainable()
+        whole = not (self.late or self.streams) and packing.pack_all(now, planned.addresses, reducer.mark_all)
+        uses = reducer.all_dense if whole and finished(reducer, self.tag) else self.finish_slowly(whole)
+        if whole:
+            for p, alias in zip(packing.parameters, packing.slots.aliases, strict=True):
+                p.grad = alias
+        self.passes, self.retries, self.unreduced = 0, 0, False
+        self.gradients.give(uses, all_dense=uses is self.reducer.all_dense)
+        if self.reducer.order:
+            self.make_plan(self.planned.parameters, self.reducer.order)
+        if not self.apart:
+            self.alike.look(self.lane, self.name)
+
+    def finish_slowly(self, whole: bool) -> list[Use]:
+        """The same round where not all is as usual. whole: whether all are packed. Returns each parameter's use."""
+        if not whole and (self.late or (self.packing.unnoted and not self.fits())):
             self.begin_round()
         if self.gradients.once:
             self.gradients.refuse_sparse_results()
         if self.streams:
             self.streams.join(self.pack)
-        packing, reducer = self.packing, self.reducer
-        whole = packing.unnoted and packing.pack_all(reducer.mark_all)
-        uses = reducer.all_dense if whole and finished(reducer, self.tag) else self.finish_slowly(whole)
-        if whole:
-            packing.hand_over()
-        self.passes, self.retries, self.unreduced = 0, 0, False
-        self.gradients.give(uses, all_dense=uses is reducer.all_dense)
-        if reducer.order:
-            self.make_plan(self.planned.parameters, reducer.order)
-        if not self.apart:
-            self.alike.look(self.lane, self.name)
-
-    def finish_slowly(self, whole: bool) -> list[Use]:
-        """The same round where not all is as usual. whole: whether the gradients are. Returns each parameter's use."""
         if not whole:
             self.pack(ended=not self.reducer.overlap)  # else buckets leave with it, before `take_again`
         if not self.packing.unnoted:  # then all have been looked at just now
@@ -280,7 +285,7 @@ class Attachment:
     def detach(self, heir: torch.optim.Optimizer | None = None) -> None:
         """Take the hooks off; those around the step stay where the heir's attachment reduces its gradients from now
         on."""
-        self.detached, self.heir = True, heir
+        self.detached, self.heir, self.reducing = True, heir, False
         for each in (self.runtime.after_join, self.runtime.attachments, self.runtime.renewables):
             each.remove(self)
         self.hooks.remove()

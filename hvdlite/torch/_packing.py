@@ -13,13 +13,14 @@ peers add up is copied then: see `Bucket`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from operator import attrgetter
+from operator import attrgetter, is_not
+from sys import getrefcount
 
 import torch
 
 from hvdlite.arrays import Array
 from hvdlite.reducer import Use
-from hvdlite.torch._slots import Slots
+from hvdlite.torch._slots import ALONE_MAPPED, UNSHARED, Slots, data_ptr, stride, uses
 from hvdlite.torch._tensors import to_array
 
 PACK_BYTES, LENT_BYTES = 1 << 20, 256 * 1024
@@ -108,18 +109,32 @@ class Packing:
                 self.parameters[index].grad = alias
         return fresh
 
-    def pack_all(self, mark: Callable[[dict[int, Array]], None]) -> bool:
-        """`pack` where none were noted and backward has ended as it usually does, or else nothing, and False: every
-        parameter has a dense gradient that lies elsewhere, and nobody another. mark: where there are large ones, told
-        of what is left where it lies, by index; the caller has no part of it, for the frames that an error's traceback
-        keeps would make it look like a user's own. `hand_over` is to follow."""
-        slots, grads = self.slots, list(map(gradient, self.parameters))
-        if self.singly or slots.own:
+    def pack_all(
+        self, now: Sequence[torch.Tensor], addresses: list[int], mark: Callable[[dict[int, Array]], None]
+    ) -> bool:
+        """`pack` where none were noted and backward has ended as it usually does, or else nothing, and False: the
+        parameters are those planned, at these addresses, each has a dense gradient that lies elsewhere, and nobody has
+        kept or changed an alias. (All asked in loops of C, which behind a backward take less than one of Python's.)
+        mark: where there are large ones, told of what is left where it lies, by index; the caller has no part of it,
+        for the frames that an error's traceback keeps would make it look like a user's own. Once all is reduced, the
+        aliases are to take the gradients' places."""
+        slots, many = self.slots, len(self.parameters)
+        if not self.unnoted or self.singly or slots.own or not many or len(now) != many:
             return False
+        if any(map(is_not, now, self.parameters)):
+            return False
+        grads, aliases = list(map(gradient, now)), slots.aliases
         try:
-            if list(map(kind, grads)) != self.usual or not slots.untouched or not grads:  # nor are those in `grads`
-                return False
+            usual = list(map(kind, grads)) == self.usual and list(map(data_ptr, now)) == addresses
         except AttributeError:  # there is none of some
+            return False
+        if not (
+            usual
+            and list(map(uses, slots.numbers)).count(UNSHARED) == many
+            and list(map(getrefcount, aliases)).count(ALONE_MAPPED) == many  # nor are they in `grads`
+            and list(map(data_ptr, aliases)) == slots.addresses
+            and list(map(stride, aliases)) == slots.strides
+        ):
             return False
         if not self.large:
             torch._foreach_copy_(slots.views, grads)
@@ -129,11 +144,6 @@ class Packing:
         found = ((index, large.copy(grads[index])) for index, large in self.large.items())
         mark({index: rest for index, rest in found if rest is not None})
         return True
-
-    def hand_over(self) -> None:
-        """What is in the views takes the gradients' places: behind `pack_all`, once it is reduced."""
-        for p, alias in zip(self.parameters, self.slots.aliases, strict=True):
-            p.grad = alias
 
 
 class Large:

@@ -85,17 +85,6 @@ class Slots:
             found.append(alias)
         return found
 
-    @property
-    def untouched(self) -> bool:
-        """Whether nobody has kept an alias, nor made anything else of it. Of all in four loops of C, which behind a
-        backward take less than one of Python's."""
-        return (
-            list(map(uses, self.numbers)).count(UNSHARED) == len(self.numbers)
-            and list(map(getrefcount, self.aliases)).count(ALONE_MAPPED) == len(self.aliases)
-            and list(map(data_ptr, self.aliases)) == self.addresses
-            and list(map(stride, self.aliases)) == self.strides
-        )
-
     def alias(self, index: int) -> torch.Tensor:
         """The view, for users."""
         alias = self.aliases[index]

@@ -20,6 +20,8 @@ from hvdlite.torch._backward import ROUND, current_run, outermost_node
 if TYPE_CHECKING:
     from hvdlite.torch._attach import Attachment
 
+made = tuple.__new__  # what Round(...) calls from a function of Python's
+
 
 def heard(me: weakref.ref[Attachment], p: torch.Tensor) -> None:
     """A parameter's hook: autograd has accumulated into its gradient. Usually it is the first one of a backward, and to
@@ -34,8 +36,9 @@ def heard(me: weakref.ref[Attachment], p: torch.Tensor) -> None:
     compiled = sys.modules.get(_compiled.AUTOGRAD)
     with attachment.lock:
         usual = bool(
-            backward.latest is None and attachment.alive and not attachment.paused and not attachment.reducer.begun
-            and attachment.passes + 1 >= attachment.passes_per_step
+            backward.latest is None and not attachment.paused and attachment.passes + 1 >= attachment.passes_per_step
+            and attachment.runtime.live and not attachment.detached and attachment.lane.closed is None
+            and attachment.reference() is not None and not attachment.reducer.begun
             and not packing.singly and not packing.fresh and not packing.slots.own and packing.parameters
             and _compiled.told and not getattr(compiled, "in_compiled_autograd_region", False)
             and outermost_node() is None
@@ -51,7 +54,7 @@ def heard(me: weakref.ref[Attachment], p: torch.Tensor) -> None:
             attachment.taking = attachment.accumulating = attachment.void = attachment.late = False
             attachment.unreduced = attachment.reducing = True
             rounds = attachment.gradients.rounds
-            attachment.tag = Round(ROUND, (attachment.steps + 1, rounds + 1, attachment.retries + 1))
+            attachment.tag = made(Round, (ROUND, (attachment.steps + 1, rounds + 1, attachment.retries + 1)))
             backward.begin(run, None, deaf=True)
     if not usual:
         attachment.on_gradient(p)
@@ -66,7 +69,7 @@ def ended(me: weakref.ref[Attachment]) -> None:
     run, backward.run = current_run(), -1
     attachment.passes, attachment.accumulating = attachment.passes + attachment.accumulating, False
     try:
-        if attachment.reducing and [*attachment.runtime.attachments.members] == [id(attachment)]:
+        if attachment.reducing and len(attachment.together) == 1:
             attachment.finish_round()
         else:
             _together.end(attachment, run)

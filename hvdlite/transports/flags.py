@@ -26,7 +26,7 @@ PATIENCE = 8  # looks of Python's main thread at another's line for one at MPI; 
 
 
 class SharedMaximum:
-    """A Maximum: each rank writes its values into a line of its own, then the call's number, and reads the others'.
+    """A Maximum of five values: each rank writes its own into a line, then the call's number, and reads the others'.
 
     Two lines in turn: a rank that is late may still read the last call's, and nobody begins the next call but one
     before that rank has come to the next.
@@ -44,17 +44,19 @@ class SharedMaximum:
         """The ranks still waited for, the next one last."""
 
     def start(self, values: Sequence[int]) -> bool:
+        """values: five, in a tuple. Complete where all are there and gave the same. Behind a training step to look at
+        once takes 10 us less than `test`, and to write the words out another 10 less than loops and slices."""
         number = self.number = self.number + 1
-        at, end, mine, rest = number % LINES * WORDS, len(values) + 1, self.mine, []
-        for place, value in enumerate(values, at + 1):
-            mine[place] = value
+        at, mine = number % LINES * WORDS, self.mine
+        mine[at + 1], mine[at + 2], mine[at + 3], mine[at + 4], mine[at + 5] = values
         mine[at] = number  # last
-        for other in self.others:  # `test` of those who are there and gave the same: 10 us less behind a training step
-            theirs = self.lines[other]
-            if theirs[at] != number or theirs[at + 1 : at + end] != mine[at + 1 : at + end]:
-                rest.append(other)
-        self.values, self.rest = values, rest
-        return not rest
+        self.values, self.rest = values, []
+        for other in self.others:
+            line = self.lines[other]
+            if line[at] != number or (line[at + 1], line[at + 2], line[at + 3], line[at + 4], line[at + 5]) != values:
+                self.rest = self.others.copy()
+                break
+        return not self.rest
 
     def test(self) -> bool:
         at = self.number % LINES * WORDS
@@ -70,8 +72,7 @@ class SharedMaximum:
         return True
 
     def meet(self) -> None:
-        """The barrier: `start` without values and wait until all have, in one function, which behind a training step
-        takes less."""
+        """The barrier: a call without values, waited for until all ranks have come to it."""
         number = self.number = self.number + 1
         at, looks = number % LINES * WORDS, 0
         self.mine[at] = number

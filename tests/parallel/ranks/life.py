@@ -242,16 +242,16 @@ def check_a_maximum_is_everybodys() -> None:
     from hvdlite.transports import messages, mpi
 
     transport, last = mpi.MpiTransport(MPI.COMM_WORLD.Dup()), hvd.size() - 1
-    for make in (lambda: transport.maximum(3), lambda: in_memory(transport)):
+    for make in (lambda: transport.maximum(5), lambda: in_memory(transport)):
         maximum = make()
         for call in range(50 if maximum else 0):
             largest = call % hvd.size()  # each rank has it once
-            maximum.start([1 << 62 if hvd.rank() == largest else -call, hvd.rank(), -hvd.rank()])
+            maximum.start((1 << 62 if hvd.rank() == largest else -call, hvd.rank(), -hvd.rank(), call, 7))
             if (call + hvd.rank()) % 3 and isinstance(maximum, messages.MpiMaximum):
                 maximum.wait()
             while not maximum.test():
                 time.sleep(0)
-            assert list(maximum.values) == [1 << 62, last, 0]
+            assert list(maximum.values) == [1 << 62, last, 0, call, 7]
             transport.barrier()
     steps = [step for each in transport.maxima for step in each.steps]
     assert len(steps) == 2 * (hvd.size() - 1).bit_length()
