@@ -53,7 +53,7 @@ def run_again(lane: Lane, request: Request, round: Round) -> bool:
             mine, lane.lender = True, me
             lane.busy = lane.lent = True
             request.round, request.digest = round, (request.timeless + sum(map(mul, round.numbers, ODD))) & BITS
-            request.flag, request.begun, request.agreed = 0, False, 0.0
+            request.flag, request.begun, request.agreed = 0, False, 0.0  # this and the line above: `Request.again`
             handle.done, handle.result, request.queued = False, None, time.monotonic()
             lane.calls += 1
             lane.pending[request.key] = request

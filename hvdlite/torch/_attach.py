@@ -30,9 +30,9 @@ from hvdlite.torch._backward import ROUND, Backward, current_run, outermost_node
 from hvdlite.torch._gradients import Gradients
 from hvdlite.torch._methods import methods
 from hvdlite.torch._packing import Packing
-from hvdlite.torch._parameters import Hooks, Parameter, Planned
+from hvdlite.torch._parameters import Hooks, Parameter, Planned, flat
 from hvdlite.torch._settings import Settings
-from hvdlite.torch._usual import ended, heard
+from hvdlite.torch._usual import ended, heard, packed
 from hvdlite.weakly import weakly
 
 
@@ -89,7 +89,7 @@ class Attachment:
     def members(self) -> set[int]:
         """The optimizer's parameters, trainable or not, by id(); none where it has been dropped."""
         optimizer = self.reference()
-        return {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer else set()
+        return set(map(id, flat(optimizer.param_groups))) if optimizer else set()
 
     @property
     def alive(self) -> bool:
@@ -98,8 +98,8 @@ class Attachment:
 
     def trainable(self) -> list[Parameter]:
         """What a step may move: frozen parameters, too, while they have a gradient."""
-        groups, sparse, given = self.optimizer.param_groups, self.gradients.sparse, self.given
-        found = [p for group in groups for p in group["params"] if p.requires_grad or p.grad is not None]
+        sparse, given = self.gradients.sparse, self.given
+        found = [p for p in flat(self.optimizer.param_groups) if p.requires_grad or p.grad is not None]
         return [p for p in found if id(p) not in sparse and id(p) not in given] if sparse or given else found
 
     # The plan, made anew when the set of parameters changed
@@ -123,8 +123,7 @@ class Attachment:
         return True
 
     def renew_hooks(self) -> None:
-        members = [p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in self.given]
-        self.hooks.renew(members)
+        self.hooks.renew([p for p in flat(self.optimizer.param_groups) if id(p) not in self.given])
 
     def make_plan(self, now: Sequence[Parameter], order: list[int] | None = None) -> None:
         """Plan, allocate and hook; order: of gradients, if known. Collective. If it raises, the plan before stays."""
@@ -213,15 +212,10 @@ class Attachment:
     def finish_round(self) -> None:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.taking = self.reducing = False
-        planned, packing, reducer, groups = self.planned, self.packing, self.reducer, self.optimizer.param_groups
-        now = groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
-        if len(now) != len(planned.parameters) or self.gradients.sparse or self.given:
-            now = self.trainable()
-        whole = not (self.late or self.streams) and packing.pack_all(now, planned.addresses, reducer.mark_all)
-        uses = reducer.all_dense if whole and finished(reducer, self.tag) else self.finish_slowly(whole)
+        whole = packed(self)
+        uses = self.reducer.all_dense if whole and finished(self.reducer, self.tag) else self.finish_slowly(whole)
         if whole:
-            for p, alias in zip(packing.parameters, packing.slots.aliases, strict=True):
-                p.grad = alias
+            self.packing.hand_over()
         self.passes, self.retries, self.unreduced = 0, 0, False
         self.gradients.give(uses, all_dense=uses is self.reducer.all_dense)
         if self.reducer.order:
@@ -285,7 +279,7 @@ class Attachment:
     def detach(self, heir: torch.optim.Optimizer | None = None) -> None:
         """Take the hooks off; those around the step stay where the heir's attachment reduces its gradients from now
         on."""
-        self.detached, self.heir, self.reducing = True, heir, False
+        self.detached, self.heir, self.reducing = True, heir, False  # what is under way is the heir's, too
         for each in (self.runtime.after_join, self.runtime.attachments, self.runtime.renewables):
             each.remove(self)
         self.hooks.remove()

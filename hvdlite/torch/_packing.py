@@ -112,24 +112,23 @@ class Packing:
     def pack_all(
         self, now: Sequence[torch.Tensor], addresses: list[int], mark: Callable[[dict[int, Array]], None]
     ) -> bool:
-        """`pack` where none were noted and backward has ended as it usually does, or else nothing, and False: the
-        parameters are those planned, at these addresses, each has a dense gradient that lies elsewhere, and nobody has
-        kept or changed an alias. (All asked in loops of C, which behind a backward take less than one of Python's.)
-        mark: where there are large ones, told of what is left where it lies, by index; the caller has no part of it,
-        for the frames that an error's traceback keeps would make it look like a user's own. Once all is reduced, the
-        aliases are to take the gradients' places."""
+        """`pack` where none were noted and backward has ended as it usually does, or else nothing, and False: these are
+        the parameters planned, each has a dense gradient that lies elsewhere, and nobody has kept or changed an alias.
+        (Asked in loops of C, which behind a backward take less than one of Python's.) now, addresses: what there is,
+        and where it was when planned. mark: where there are large ones, told of what is left where it lies, by index;
+        the caller has no part of it, for the frames that an error's traceback keeps would make it look like a user's
+        own. `hand_over` is to follow."""
         slots, many = self.slots, len(self.parameters)
-        if not self.unnoted or self.singly or slots.own or not many or len(now) != many:
-            return False
-        if any(map(is_not, now, self.parameters)):
+        if self.singly or slots.own or not many or len(now) != many or any(map(is_not, now, self.parameters)):
             return False
         grads, aliases = list(map(gradient, now)), slots.aliases
         try:
-            usual = list(map(kind, grads)) == self.usual and list(map(data_ptr, now)) == addresses
+            if list(map(kind, grads)) != self.usual:
+                return False
         except AttributeError:  # there is none of some
             return False
         if not (
-            usual
+            list(map(data_ptr, now)) == addresses
             and list(map(uses, slots.numbers)).count(UNSHARED) == many
             and list(map(getrefcount, aliases)).count(ALONE_MAPPED) == many  # nor are they in `grads`
             and list(map(data_ptr, aliases)) == slots.addresses
@@ -144,6 +143,11 @@ class Packing:
         found = ((index, large.copy(grads[index])) for index, large in self.large.items())
         mark({index: rest for index, rest in found if rest is not None})
         return True
+
+    def hand_over(self) -> None:
+        """What is in the views takes the gradients' places: behind `pack_all`, once it is reduced."""
+        for p, alias in zip(self.parameters, self.slots.aliases, strict=True):
+            p.grad = alias
 
 
 class Large:

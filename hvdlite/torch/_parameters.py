@@ -58,6 +58,11 @@ def dtype_on_wire(p: Parameter, compression: Any) -> str:
     return wire if wire is not None and p.is_floating_point() else dtype_name(p, dtype_of_gradient(p))
 
 
+def flat(groups: Groups) -> Sequence[Parameter]:
+    """The parameters of all groups."""
+    return groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
+
+
 def total(groups: Groups) -> int:
     return len(groups[0]["params"]) if len(groups) == 1 else sum(len(group["params"]) for group in groups)
 
@@ -72,7 +77,7 @@ class Planned:
         self.index = {id(p): i for i, p in enumerate(parameters)}
         self.frozen = [p for p in parameters if not p.requires_grad]
         self.total = total(groups)
-        self.all_frozen = [p for group in groups for p in group["params"] if not p.requires_grad]
+        self.all_frozen = [p for p in flat(groups) if not p.requires_grad]
 
     def facts_of(self, now: Sequence[Parameter]) -> list[tuple[Spec, torch.device]]:
         return [(spec(i, p, self.settings), p.device) for i, p in enumerate(now)]
@@ -92,7 +97,7 @@ class Planned:
     def untouched(self, groups: Groups) -> bool:
         """Whether they are all that the optimizer has, lie where they did, and are trained. Quick: asked at each
         backward."""
-        now = groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
+        now = flat(groups)
         if len(now) != len(self.parameters) or any(map(is_not, now, self.parameters)):
             return False
         return all(map(computed, now)) and self.addresses == list(map(data_ptr, now)) and not self.frozen

@@ -1,7 +1,7 @@
-"""How a small model's backward usually begins and ends, each in one function.
+"""How a small model's backward usually begins and ends, in few functions.
 
-Both run behind work that has emptied the caches, where to come to another function of Python's takes some 4 us, ten
-times what it takes in a loop. So whether all is as usual is asked in one place; what is not goes its longer way through
+They run behind work that has emptied the caches, where to come to another one of Python's takes some 4 us, ten times
+what it takes in a loop. So whether all is as usual is asked in one place; what is not goes its longer way through
 `Attachment`, before anything has been changed here.
 """
 
@@ -16,6 +16,7 @@ import torch
 from hvdlite.requests import Round
 from hvdlite.torch import _compiled, _together
 from hvdlite.torch._backward import ROUND, current_run, outermost_node
+from hvdlite.torch._parameters import flat
 
 if TYPE_CHECKING:
     from hvdlite.torch._attach import Attachment
@@ -35,7 +36,7 @@ def heard(me: weakref.ref[Attachment], p: torch.Tensor) -> None:
         return
     compiled = sys.modules.get(_compiled.AUTOGRAD)
     with attachment.lock:
-        usual = bool(
+        usual = bool(  # among others: `alive`
             backward.latest is None and not attachment.paused and attachment.passes + 1 >= attachment.passes_per_step
             and attachment.runtime.live and not attachment.detached and attachment.lane.closed is None
             and attachment.reference() is not None and not attachment.reducer.begun
@@ -75,3 +76,17 @@ def ended(me: weakref.ref[Attachment]) -> None:
             _together.end(attachment, run)
     finally:
         backward.forget()
+
+
+def packed(attachment: Attachment) -> bool:
+    """Bring all gradients to their views at once, where the plan fits (as `fits` would find) and all is as usual;
+    otherwise nothing. No parameter may be frozen, for then ranks could differ in whether they find that it fits."""
+    planned, packing = attachment.planned, attachment.packing
+    if attachment.late or planned.frozen or not packing.unnoted:
+        return False
+    if attachment.streams:
+        attachment.streams.join(attachment.pack)
+    now = flat(attachment.optimizer.param_groups)
+    if len(now) != len(planned.parameters) or attachment.gradients.sparse or attachment.given:
+        now = attachment.trainable()
+    return packing.pack_all(now, planned.addresses, attachment.reducer.mark_all)

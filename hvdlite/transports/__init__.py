@@ -52,7 +52,7 @@ class Maximum(Pending, Protocol):
     values: Sequence[int]
     """Once complete, the largest of all ranks."""
 
-    def start(self, values: Sequence[int]) -> bool:
+    def start(self, values: tuple[int, ...]) -> bool:
         """Begin one; the last must be complete. Whether this one is already."""
         ...
 

@@ -43,9 +43,9 @@ class SharedMaximum:
         self.rest: list[int] = []
         """The ranks still waited for, the next one last."""
 
-    def start(self, values: Sequence[int]) -> bool:
-        """values: five, in a tuple. Complete where all are there and gave the same. Behind a training step to look at
-        once takes 10 us less than `test`, and to write the words out another 10 less than loops and slices."""
+    def start(self, values: tuple[int, ...]) -> bool:
+        """values: five. Complete where all are there and gave the same; else `test` asks all. Behind a training step to
+        look at once takes 10 us less than that, and to write the words out another 10 less than loops and slices."""
         number = self.number = self.number + 1
         at, mine = number % LINES * WORDS, self.mine
         mine[at + 1], mine[at + 2], mine[at + 3], mine[at + 4], mine[at + 5] = values

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.errors import MismatchError
 from hvdlite.torch import _attach
 from tests.parallel.common import last, require_same_bits
 from tests.parallel.ranks.torch_backwards import backward_of, few, numbers, require_averages
+from tests.parallel.ranks.torch_gradients import attach, weights
 
 
 @contextlib.contextmanager
@@ -87,6 +89,59 @@ def check_a_training_loop_takes_the_short_way() -> None:
             step(params, optimizer, seed)
     for seed in range(5, 8):
         assert step(params, optimizer, seed) == (["begin", "finish"] if last() else ["short"]), seed
+
+
+def check_a_layer_that_was_frozen_when_planned_is_thawed() -> None:
+    """All ranks make the plan anew then, also those behind whose backward all is as usual."""
+    if hvd.size() == 1:
+        return
+    params, optimizer = few()
+    step(params, optimizer, 0)
+    optimizer.zero_grad()
+    params[0].requires_grad_(False).grad = torch.ones(5, device=params[0].device)
+    params.append(torch.nn.Parameter(torch.zeros(3, device=params[0].device)))
+    optimizer.add_param_group({"params": params[-1:]})
+    backward_of(params[1:], numbers(params[1:], 1))
+    optimizer.step()
+    params[0].requires_grad_()
+    for seed in range(2, 5):
+        step(params, optimizer, seed)
+        assert not optimizer._hvdlite.planned.frozen  # type: ignore[attr-defined]
+    optimizer.zero_grad()
+    reached = params[1:] if last() else params
+    backward_of(reached, [torch.ones_like(p) for p in reached])
+    assert torch.equal(params[0].grad, torch.full_like(params[0], (hvd.size() - 1) / hvd.size()))
+
+
+def check_what_is_handed_out_is_nobodys_own() -> None:
+    """Where a plan is made anew when backward ends, and behind an error that is kept."""
+    if hvd.size() == 1:
+        return
+    params = weights((5,), (3, 4))
+    params[0].requires_grad_(False)
+    optimizer = attach(params)
+    gradients = optimizer._hvdlite.gradients  # type: ignore[attr-defined]
+    for seed in range(4):
+        params[0].requires_grad_(seed > 1)
+        trained = params[seed < 2 :]
+        backward_of(trained, numbers(trained, seed))
+        require_averages(trained, seed)
+        assert not gradients.slots.own, seed
+        optimizer.zero_grad(set_to_none=False)
+
+    params, optimizer = few()
+    with torch.no_grad():
+        params[1].add_(hvd.rank())
+    gradients, errors = optimizer._hvdlite.gradients, []  # type: ignore[attr-defined]
+    for seed in range(3):
+        optimizer.zero_grad()
+        try:
+            backward_of(params, numbers(params, seed))
+        except MismatchError as error:
+            errors.append(error)
+            hvd.broadcast_(params[1].data, 0)
+        require_averages(params, seed)
+        assert not gradients.slots.own and len(errors) == 1, seed
 
 
 def by_hand(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
