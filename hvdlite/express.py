@@ -3,7 +3,7 @@
 On its way through `Reducer.finish_round` and `Lane.begin` it comes to some twenty of Python's, each of which takes 2 to
 5 us behind a training step, when nothing is in the caches. These are their steps, in their order; what is not as usual
 takes that way. (A CNN with 18 gradients: with `torch._usual`, a seventh of what hvdlite's own code takes, 0.48-0.64 ms,
-medians of runs in turns.)
+medians of four runs in turns.)
 """
 
 from __future__ import annotations
