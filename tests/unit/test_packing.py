@@ -251,3 +251,34 @@ def test_much_is_copied_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_packing, "AT_END_BYTES", 4 * BIG)
     assert lending((BIG,), to_lend=[(0, BIG)])[0].packing.unnoted
     assert not lending((BIG,), (1,), to_lend=[(0, BIG), (0, 0)])[0].packing.unnoted
+
+
+@pytest.mark.parametrize("change", [
+    lambda computed: computed.parameters.__setitem__(1, torch.zeros(3, 3, requires_grad=True)),
+    lambda computed: setattr(computed.parameters[1], "data", torch.zeros(3, 3)),
+    lambda computed: computed.parameters.pop(),
+    lambda computed: setattr(computed.parameters[1], "grad", None),
+    lambda computed: setattr(computed.parameters[1], "grad", torch.ones(3, 3).to_sparse()),
+    lambda computed: computed.kept.append(computed.slots.aliases[1]),
+    lambda computed: computed.kept.append(computed.slots.aliases[1].detach()),
+    lambda computed: setattr(computed.slots.aliases[1], "data", torch.zeros(3, 3)),
+    lambda computed: setattr(computed.slots.aliases[1], "data", computed.slots.aliases[1].detach()[1:]),
+    lambda computed: computed.slots.aliases[1].t_(),
+    lambda computed: computed.slots.own.update({1: None}),
+])  # fmt: skip
+def test_all_are_packed_at_once_only_where_all_is_as_usual(change: Callable[[Any], Any]) -> None:
+    computed, _ = lending((5,), (3, 3), to_lend=[(0, 0)] * 2)
+    addresses, found, computed.kept = [p.data_ptr() for p in computed.parameters], [], []
+    planned = [*computed.parameters]
+    computed.packing.parameters = planned
+    for p in planned:
+        p.grad = torch.ones_like(p)
+    assert computed.packing.pack_all(computed.parameters, addresses, found.append)
+    for view in computed.slots.views:
+        view.zero_()
+    change(computed)
+    for p in computed.parameters:
+        if not any(p is each for each in planned):
+            p.grad = torch.ones_like(p)
+    assert not computed.packing.pack_all(computed.parameters, addresses, found.append)
+    assert not any(view.any() for view in computed.slots.views) and not found
