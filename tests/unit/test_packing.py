@@ -254,7 +254,7 @@ def test_much_is_copied_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("change", [
-    lambda computed: computed.parameters.__setitem__(1, torch.zeros(3, 3, requires_grad=True)),
+    lambda computed: computed.parameters.__setitem__(1, computed.parameters[1].detach().requires_grad_()),
     lambda computed: setattr(computed.parameters[1], "data", torch.zeros(3, 3)),
     lambda computed: computed.parameters.pop(),
     lambda computed: setattr(computed.parameters[1], "grad", None),
