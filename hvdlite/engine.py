@@ -66,7 +66,7 @@ class Lane:
         self.busy = False  # a request is under way, in the lane's thread or a caller's
         self.lent = False  # in a caller's
         self.lender = 0  # whose it was last
-        self.callers: dict[int, threading.Thread | None] = {}  # who has called (or, by `express`, waited)
+        self.callers: dict[int, threading.Thread | None] = {}  # who has ever called; None: no thread of Python's
         self.calls = 0  # requests admitted since all ranks last joined
         self.alike = False  # all ranks gave the same count with the request under way
         self.without_all = False  # the request under way runs while ranks have joined, who lend no memory

@@ -55,11 +55,11 @@ def run_again(lane: Lane, request: Request, round: Round) -> bool:
             request.round, request.digest = round, (request.timeless + sum(map(mul, round.numbers, ODD))) & BITS
             request.flag, request.begun, request.agreed = 0, False, 0.0  # this and the line above: `Request.again`
             handle.done, handle.result, request.queued = False, None, time.monotonic()
+            lane.callers[me] = THREADS.get(me)
             lane.calls += 1
             lane.pending[request.key] = request
         digest, maximum, request.begun = request.digest, lane.maximum, True
         if not maximum.start((digest, -digest, 0, 0, 0)):
-            lane.callers[me] = THREADS.get(me)  # for whoever looks on while it waits
             wait(maximum, lane.check, lane.hurried)
         largest, minus_least, flag, *_ = maximum.values
         common = largest == -minus_least

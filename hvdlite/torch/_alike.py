@@ -10,6 +10,7 @@ import torch
 
 from hvdlite.alike import Alike, checksum_of
 from hvdlite.alike import checksum as checksum_of_array
+from hvdlite.torch._parameters import flat
 
 HOW = {"foreach", "fused", "capturable", "differentiable"}  # a step is made, not what it does
 STATE = "hvd.broadcast_optimizer_state(optimizer, root_rank={root})"
@@ -34,7 +35,7 @@ def weights_and_state(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str], state: bool
 ) -> dict[tuple[str, str], Any]:
     values: dict[tuple[str, str], Any] = {}
-    for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+    for index, p in enumerate(flat(optimizer.param_groups)):
         name = names.get(id(p), f"parameter.{index}")
         values["weights", name] = checksum(p)
         its = optimizer.state.get(p) if state else None

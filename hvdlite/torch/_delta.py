@@ -23,6 +23,7 @@ import torch
 from hvdlite import runtime
 from hvdlite.ops import Adasum, grouped_allreduce_
 from hvdlite.torch._alike import alike
+from hvdlite.torch._parameters import flat
 from hvdlite.torch._steps import nested
 from hvdlite.torch.reductions import grouped_allreduce
 
@@ -57,8 +58,7 @@ class DeltaAttachment:
 
     def parameters(self) -> Sequence[torch.Tensor]:
         """What a step may move: frozen ones, too, that have a gradient."""
-        params = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return [p for p in params if p.requires_grad or p.grad is not None]
+        return [p for p in flat(self.optimizer.param_groups) if p.requires_grad or p.grad is not None]
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

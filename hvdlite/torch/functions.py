@@ -11,6 +11,7 @@ from hvdlite import runtime
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._cuda import on_cpu
+from hvdlite.torch._parameters import flat
 from hvdlite.torch._tensors import DTYPES, in_place
 from hvdlite.variables import broadcast_arrays, naming
 
@@ -105,7 +106,7 @@ def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
     before = [(each, name, vars(each)[name]) for each in with_inner(optimizer) for name in HELD if name in vars(each)]
     optimizer.load_state_dict(state)
     given = state.get("state")
-    for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+    for index, p in enumerate(flat(optimizer.param_groups)):
         its = given.get(index) if isinstance(given, dict) else None
         for name, value in its.items() if isinstance(its, dict) else ():
             loaded = optimizer.state[p].get(name)

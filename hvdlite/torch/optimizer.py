@@ -15,6 +15,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.terms import Terms, passes_of
 from hvdlite.torch._attach import Attachment, attach
 from hvdlite.torch._delta import DeltaAttachment, attach_delta
+from hvdlite.torch._parameters import flat
 from hvdlite.torch._settings import Settings
 from hvdlite.torch.compression import Compression
 from hvdlite.warned import deprecated
@@ -63,7 +64,7 @@ def DistributedOptimizer(
     if num_groups:
         deprecated("num_groups is deprecated: use groups")
         groups = num_groups if groups is None else groups
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = flat(optimizer.param_groups)
     settings = Settings(
         known=tuple(parameters),
         names=names_of(parameters, named_parameters),
