@@ -88,10 +88,16 @@ class Reduction:
         """`postscale` for arrays of this kind."""
         return scaler(like, self.after, self.divisor)
 
+    def factor(self, like: Array) -> Any:
+        """What an array of this kind is multiplied by, where that is all that `postscale` does; else None."""
+        usual = like.dtype.kind == "f" and not is_small_float(like.dtype)
+        steps = factors(like, like.dtype, self.after, self.divisor) if usual else []
+        return steps[0][1] if [function for function, _ in steps] == [module(like).multiply] else None
+
 
 def combine_all(function: Any, pairs: Sequence[tuple[Array, Array]]) -> None:
     for mine, theirs in pairs:
-        function(mine, theirs, out=mine)
+        function(mine, theirs, mine)
 
 
 def along_lines(total: Array, other: Array) -> list[tuple[Array, Array]]:
@@ -124,18 +130,25 @@ def scaler(like: Array, factor: float, divisor: int) -> Scaler:
 
 def scaler_of_floats(like: Array, factor: float, divisor: int) -> Scaler:
     """The same for floats of 32 and 64 bits, and complex numbers."""
-    xp, parts = module(like), like.dtype.kind == "c"  # infinity times a complex number has a nan, its parts' have none
+    parts = like.dtype.kind == "c"  # infinity times a complex number has a nan, its parts' have none
     kind = np.dtype(f"f{like.dtype.itemsize // 2}") if parts else like.dtype
-    steps = [
-        (xp.multiply if sign == "*" else xp.divide, kind.type(value)) for sign, value in scaling(factor, divisor)
-    ]
+    steps = factors(like, kind, factor, divisor)
 
     def scale(array: Array) -> None:
         array = array.view(kind) if parts else array
         for function, value in steps:
-            function(array, value, out=array)
+            function(array, value, array)
 
     return scale
+
+
+def factors(like: Array, kind: np.dtype[Any], factor: float, divisor: int) -> list[tuple[Any, Any]]:
+    """Functions of like's module that scale arrays of this kind, one behind the other, and what each is called with:
+    on the host an array without dimensions, since behind a training step a number takes NumPy 5 us more."""
+    xp = module(like)
+    signs = [(sign, kind.type(value)) for sign, value in scaling(factor, divisor)]
+    numbers = [(xp.multiply if sign == "*" else xp.divide, number) for sign, number in signs]
+    return [(function, np.array(number)) for function, number in numbers] if is_host(like) else numbers
 
 
 def widened(array: Array) -> Array:

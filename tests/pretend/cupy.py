@@ -139,9 +139,10 @@ def bits_of(value: Any) -> Any:
     return value.bits if isinstance(value, ndarray) else value
 
 
-def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+def kernel(function: np.ufunc) -> Callable[..., Any]:
     def launch(*operands: Any, out: ndarray | None = None) -> ndarray:
-        inputs = [bits_of(operand) for operand in operands]
+        inputs = [bits_of(operand) for operand in operands[: function.nin]]
+        (out,) = operands[function.nin :] or (out,)
         if out is None:
             samples = [np.ones(1, each.dtype) if isinstance(each, np.ndarray) else each for each in inputs]
             out = ndarray(np.broadcast_shapes(*map(np.shape, inputs)), function(*samples).dtype)
