@@ -32,6 +32,11 @@ DEAF: tuple[Any, ...] = deque[Any](maxlen=0).append, (), None, None
 """The state of a `partial` that does nothing, with any argument, in C."""
 
 
+def remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
 def outermost_node() -> Any:
     """The node of the outermost run inside which this thread is in a nested one; None: the run is not nested."""
     frame, found = sys._getframe(1), None
@@ -42,53 +47,25 @@ def outermost_node() -> Any:
     return found
 
 
-class Token(weakref.ref["partial[Any]"]):
-    """Of what autograd is to call next, which nobody else holds, no frame of a traceback either, so that it dies with a
-    backward that fails. Then C code alone calls `change`: in Python's a signal's handler could raise, in vain (Ctrl-C).
-    """
-
-    change: Callable[[Any], object] = id  # until it is set: nothing
-
-
-class Ending:
-    """What autograd is to call when the backward under way ends. Made in a hook of a parameter."""
+class Ending(partial[None]):
+    """What autograd is to call when the backward under way ends, or goes on outside of a nested run. Made in a hook of
+    a parameter. Nobody else holds it, no frame of a traceback either, so that it dies with a backward that fails."""
 
     run: int
-    """The number of the run under way when it was made."""
+    """The number of the run under way when the backward began."""
+    last = -1
+    """The number of the run at whose end it is called."""
+    nested = False
+    """Whether that run is in another one, whose end is waited for then."""
     hooks: Sequence[Any] = ()
+    """Where it is not called by a run's end: by these."""
 
-    def follow(self, backward: Backward, run: int, node: Any) -> None:
-        """Be called at the end of this run, which is under way. node: what it is nested in (`outermost_node`)."""
-        self.backward, self.last, self.node = backward, run, node
-        call = partial(self.at_end)
-        queue_callback(call)
-        token = Token(call, backward.died)
-        token.change = backward.change
-        del call  # before it counts
-        self.token: weakref.ref[partial[Any]] = token
 
-    def at_end(self) -> None:
-        if self.node is None:
-            self.backward.end()
-        else:
-            self.pass_on(self.node)
+class Token(weakref.ref["Ending"]):
+    """Of an Ending. When that dies, C code alone calls `change`: in Python's a signal's handler could raise, in vain
+    (Ctrl-C)."""
 
-    def pass_on(self, node: Any) -> None:
-        """Be called when the run around the nested one comes to what follows its node."""
-        call = partial(self.go_on_outside)
-        hooks = [following.register_prehook(call) for following, _ in node.next_functions if following is not None]
-        token = weakref.ref(call)  # no hook is deaf where runs are nested
-        del call
-        self.node, self.hooks, self.token = None, hooks, token
-
-    def go_on_outside(self, grads: Any) -> None:
-        self.forget_outside()
-        self.follow(self.backward, current_run(), outermost_node())
-
-    def forget_outside(self) -> None:
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks = ()
+    change: Callable[[Any], object] = id  # until it is set: nothing
 
 
 class Backward:
@@ -118,7 +95,7 @@ class Backward:
         if ending is None:
             return False
         if ending.hooks and run > ending.run and outermost_node() is None:
-            ending.forget_outside()  # it waits for a node of a run that has failed, or came to its end without that
+            remove(ending.hooks)  # it waits for a node of a run that has failed, or came to its end without that
             self.forget()
             return False
         return True
@@ -130,24 +107,51 @@ class Backward:
 
     def ending(self) -> Ending | None:
         latest = self.latest  # read once: in another thread a backward may begin or end
-        ending = None if latest is None else latest()
-        return None if ending is None or ending.token() is None else ending
+        return None if latest is None else latest()
 
     def ends_with(self, run: int) -> bool:
         """Whether it ends when this run does."""
         ending = self.ending()
-        return ending is not None and ending.node is None and not ending.hooks and ending.last == run
+        return ending is not None and not ending.nested and not ending.hooks and ending.last == run
 
     def begin(self, run: int, node: Any, deaf: bool = False) -> None:
         """node: what this run is nested in. deaf: see above. Not where it is nested: then the one around it may fail
         unseen."""
-        ending = Ending()
-        ending.run = run
-        ending.follow(self, run, node)
-        self.latest = weakref.ref(ending)
+        self.latest = self.follow(run, run, node)
         self.run = run  # last: another thread looks at it without the lock
         if deaf and node is None:
             self.change(DEAF)
+
+    def follow(self, run: int, last: int, node: Any) -> Token:
+        """Go on at the end of the run `last`, which is under way. run: the one in which the backward began. node: what
+        the last is nested in (`outermost_node`)."""
+        ending = Ending(self.end) if node is None else Ending(self.pass_on, run, node)
+        ending.run, ending.last = run, last
+        if node is not None:
+            ending.nested = True
+        queue_callback(ending)
+        token = Token(ending, self.died)
+        token.change = self.change
+        return token
+
+    def pass_on(self, run: int, node: Any) -> None:
+        """Go on when the run around the nested one, which has ended, comes to what follows its node."""
+        hooks: list[Any] = []
+        ending = Ending(self.go_on_outside, run, hooks)
+        ending.run, ending.hooks = run, hooks
+        for following, _ in node.next_functions:
+            if following is not None:
+                hooks.append(following.register_prehook(ending))
+        latest = weakref.ref(ending)  # no hook is deaf where runs are nested
+        del ending
+        if self.latest is not None:
+            self.latest = latest
+
+    def go_on_outside(self, run: int, hooks: Sequence[Any], grads: Any) -> None:
+        remove(hooks)
+        token = self.follow(run, current_run(), outermost_node())
+        if self.latest is not None:
+            self.latest = token
 
     def forget(self) -> None:
         """What comes next is of another one."""

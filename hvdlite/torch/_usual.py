@@ -67,13 +67,13 @@ def ended(me: weakref.ref[Attachment]) -> None:
     if attachment is None:
         return
     backward = attachment.backward
-    run, backward.run = current_run(), -1
+    backward.run = -1
     attachment.passes, attachment.accumulating = attachment.passes + attachment.accumulating, False
     try:
         if attachment.reducing and len(attachment.together) == 1:
             attachment.finish_round()
         else:
-            _together.end(attachment, run)
+            _together.end(attachment, current_run())
     finally:
         backward.forget()
 
@@ -81,12 +81,12 @@ def ended(me: weakref.ref[Attachment]) -> None:
 def packed(attachment: Attachment) -> bool:
     """Bring all gradients to their views at once, where the plan fits (as `fits` would find) and all is as usual;
     otherwise nothing. No parameter may be frozen, for then ranks could differ in whether they find that it fits."""
-    planned, packing = attachment.planned, attachment.packing
-    if attachment.late or planned.frozen or not packing.unnoted:
+    planned, packing, optimizer = attachment.planned, attachment.packing, attachment.reference()
+    if optimizer is None or attachment.late or planned.frozen or not packing.unnoted:
         return False
     if attachment.streams:
         attachment.streams.join(attachment.pack)
-    now = flat(attachment.optimizer.param_groups)
+    now = flat(optimizer.param_groups)
     if len(now) != len(planned.parameters) or attachment.gradients.sparse or attachment.given:
         now = attachment.trainable()
     return packing.pack_all(now, planned.addresses, attachment.reducer.mark_all)
