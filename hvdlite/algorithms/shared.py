@@ -29,11 +29,11 @@ AddUp: TypeAlias = Callable[[Sequence[Array], Sequence[Array]], None]
 """The reduction of these addends, in order, scaled, into each of these targets: the first of the addends, or others in
 their places, but not on a GPU."""
 NOTHING_LENT: Mapping[int, Array] = MappingProxyType({})
-BLOCK_BYTES, WHOLE_BYTES = 384 * 1024, 2 << 20
+BLOCK_BYTES, WHOLE_BYTES = 256 * 1024, 2 << 20
 """The sum of a block stays in the L2 until it is written everywhere, also in one of 512 KiB. With 1 MiB of L2, 2 ranks,
-at 4 and 16 MiB: 512 KiB 0-5 % less time, 256 KiB 4-10 % more, 128 KiB 15 % more, 64 KiB 45 % more. Parts of up to
-WHOLE_BYTES, which stay in the L3, take 8-13 % less as one block, longer ones 5-20 % more; so do those of 8 ranks from
-16 MiB together on."""
+at 16 and 64 MiB, sums and averages: 384 KiB 0-13 % more time but once (median 6), 128 KiB 0-4 % more, 64 KiB 5-15 %.
+Parts of up to WHOLE_BYTES, which stay in the L3, take 8-13 % less as one block, longer ones 5-20 % more; so do those of
+8 ranks from 16 MiB together on."""
 
 
 def prepared(

@@ -8,8 +8,9 @@ hosts the two-shot is the inner part of the hierarchical algorithm, and a plain 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,12 @@ from hvdlite import memory, ops, runtime
 from hvdlite.algorithms import prepared
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.bench.network import Link, least_bytes
+from hvdlite.buckets import Spec
 from hvdlite.engine import Lane
-from hvdlite.requests import Request, Signature
+from hvdlite.express import finished, run_again
+from hvdlite.planning import planned
+from hvdlite.reducer import Reducer, Use
+from hvdlite.requests import Request, Round, Signature
 
 TITLES = {
     "arena": "arena",
@@ -71,7 +76,7 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     everyone = runtime.current().everyone
     lane = everyone.new_lane("bench", everyone)
     made: dict[str, Callable[[], Callable[[int], Trial]]] = {
-        "arena": lambda: in_arena(lane, most_bytes),
+        "arena": lambda: gradients(everyone.new_lane("bench gradients", everyone)),
         "tensor": lambda: forced(lane, buffer, "shared"),
         "ring": lambda: forced(lane, buffer, "ring"),
         "halving_doubling": lambda: forced(lane, buffer, "halving_doubling"),
@@ -86,33 +91,48 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     return [Contender(key, made[key](), memory.STAGING_BYTES if key == "tensor" else None) for key in able]
 
 
-def in_arena(lane: Lane, most_bytes: int) -> Callable[[int], Trial]:
-    """The gradients' path: a buffer that the peers can reach, as in `Reducer`. Collective."""
-    arena = lane.run(Request(
-        Signature("bench arena", str(most_bytes)),
-        lambda lane: lane.workspace.allocate(
-            "bench", lane.transport, most_bytes, lane.place.shares_memory, lane.place.hosts
-        ),
-    ))  # fmt: skip
+def gradients(lane: Lane) -> Callable[[int], Trial]:
+    """The gradients' path: one gradient, in memory that the peers can reach, and a `Reducer`. Collective each time."""
 
     def prepare(count: int) -> Trial:
-        buffer, peers = arena.view(0, count, ITEM), arena.peer_views(0, count, ITEM)
-        run = prepared(lane.transport, lane.workspace, lane.place, buffer, Reduction("sum"), peers)
-        return Trial(buffer, lambda: lane.run(Request(Signature("bench", "arena"), lambda lane: run())))
+        layout, _ = planned([Spec("gradient", (count,), ITEM.name)], runtime.current().config, lane.place)
+        reducer = Reducer(lane, layout, Reduction("sum"), "bench", overlap=False)
+        rounds = in_turn()
+
+        def call() -> None:
+            tag = next(rounds)
+            reducer.mark_all({})
+            if not finished(reducer, tag):
+                reducer.finish_round(lambda _: Use.DENSE, tag)
+
+        return Trial(reducer.views[0], call)
 
     return prepare
 
 
 def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
-    """One algorithm on an ordinary array, which is decided once, as for a bucket of gradients."""
+    """One algorithm on an ordinary array, decided and asked for once, as for a bucket of gradients."""
     place = replace(lane.place, forced=algorithm)
 
     def prepare(count: int) -> Trial:
-        array = buffer[:count]
+        array, rounds = buffer[:count], in_turn()
         run = prepared(lane.transport, lane.workspace, place, array, Reduction("sum"))
-        return Trial(array, lambda: lane.run(Request(Signature("bench", algorithm), lambda lane: run())))
+        request = Request(Signature("bench", algorithm, round=next(rounds)), lambda lane: run())
+        lane.run(request)
+
+        def call() -> None:
+            tag = next(rounds)
+            if not run_again(lane, request, tag):
+                lane.run(request.again(tag))
+
+        return Trial(array, call)
 
     return prepare
+
+
+def in_turn() -> Iterator[Round]:
+    """The names of rounds, as of steps with one backward each."""
+    return (Round("step {}, backward {}, attempt {}", (step, 1, 1)) for step in count(1))
 
 
 def as_users_call(buffer: Any) -> Callable[[int], Trial]:
