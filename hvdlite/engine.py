@@ -58,6 +58,7 @@ class Lane:
         self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
         self.maximum = transport.maximum(VALUES)
+        self.may_agree_in_memory = place.in_memory and place.one_host  # from the first call of all ranks on
         self.quietly = quiet_runner()
         self.gpu: Side | None = None  # instead of transport, place and workspace for device arrays; `gpu` makes it
         self.changed = Changed()
@@ -202,7 +203,7 @@ class Lane:
         if request.ready is not NOTHING_PENDING or GPUS_IN_MESSAGES:
             request.ready.wait()
             adopt_gpu()
-        if self.transport.size > 1 and not agreed(self.maximum, request, self.check, self.hurried):
+        if self.transport.size > 1 and not agreed(self, request):
             return False
         self.execute(request)
         return True

@@ -137,8 +137,6 @@ class Workspace:
         self.staged: dict[Hashable, tuple[Array, Callable[[], None]]] = {}
         """By kind of piece: where it lies on the stage, and what reduces it there."""
         self.split: Levels | None = None
-        self.flags: Arena | None = None
-        self.agreement: Maximum | None = None
 
     def scratch(self, like: Array, length: int) -> Array:
         """A flat array of `length` elements with like's dtype, on like's device; its contents are anything."""
@@ -172,11 +170,11 @@ class Workspace:
 
     def agree_in_memory(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Maximum | None:
         """What agrees in memory that all ranks of `transport` share; None where they do not, or would be no quicker.
-        Collective at the first call."""
-        if self.flags is None and ORDERED and 1 < transport.size <= MOST_RANKS:
-            self.flags = self.allocate("flags", transport, FLAG_BYTES, share=True, hosts=hosts)
-            self.agreement = transport.share(self.flags.peers) if self.flags.peers else None
-        return self.agreement
+        Collective."""
+        if not ORDERED or not 1 < transport.size <= MOST_RANKS:
+            return None
+        flags = self.allocate("flags", transport, FLAG_BYTES, share=True, hosts=hosts)
+        return transport.share(flags.peers) if flags.peers else None
 
     def levels(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Levels:
         """The ranks of this host, and the drivers across hosts. Collective at the first call."""
@@ -188,7 +186,7 @@ class Workspace:
         """Release the communicators, and what memory nobody else holds. Collective."""
         if self.split is not None:
             self.split.close()
-        self.stage = self.buffer = self.flags = self.agreement = None
+        self.stage = self.buffer = None
         self.staged.clear()
 
 

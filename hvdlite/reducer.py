@@ -89,8 +89,6 @@ class Reducer:
 
     def allocate(self, lane: Lane, device: str, gpu: Gpu | None) -> Arena:
         """The arena for a device's buckets. Collective."""
-        if lane.place.in_memory and lane.place.one_host:
-            lane.maximum = lane.workspace.agree_in_memory(lane.transport, lane.place.hosts) or lane.maximum
         there: contextlib.AbstractContextManager[Lane | Side] = contextlib.nullcontext(lane)
         if device != "host":
             assert gpu is not None

@@ -3,10 +3,10 @@
 MAX over five 64-bit integers, `[h, -h, flag, count, -count]`, where h digests the request's signature: all equal
 exactly when max(h) == -max(-h). In the same way all learn whether their counts are equal, which need not be: of an
 all-gather the rows, which need no message of their own then. It doubles as the entry barrier of the shared-memory
-algorithms; ranks that share gradients' memory call the roll there, too (`transports.flags`). Non-blocking and tested in
-a loop that gives up the core, so that a waiting rank takes Ctrl-C and lets others compute. Rejected: a coordinator
-(Horovod), which costs a cycle time per operation and traffic when idle; and no agreement at all (DDP), which hangs or
-adds apples to pears when ranks differ.
+algorithms; ranks that share memory call the roll there, too, from a lane's second call on (`transports.flags`).
+Non-blocking and tested in a loop that gives up the core, so that a waiting rank takes Ctrl-C and lets others compute.
+Rejected: a coordinator (Horovod), which costs a cycle time per operation and traffic when idle; and no agreement at all
+(DDP), which hangs or adds apples to pears when ranks differ.
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from hvdlite.requests import Request
-from hvdlite.transports import LOOKS, Maximum, Pending
+from hvdlite.arrays import in_mpi
+from hvdlite.requests import LEAVE, Request
+from hvdlite.transports import LOOKS, Pending
+
+if TYPE_CHECKING:
+    from hvdlite.engine import Lane
 
 VALUES = 5
 SPIN_SECONDS = 0.002  # a longer wait means that a peer computes: stop burning the core
@@ -47,14 +52,18 @@ def wait(pending: Pending, check: Callable[[], None], hurry: Callable[[], bool])
                 return
 
 
-def agreed(maximum: Maximum, request: Request, check: Callable[[], None], hurry: Callable[[], bool]) -> bool:
+def agreed(lane: Lane, request: Request) -> bool:
     """True when all ranks called with the same request; then sets request.flag to the largest one, and request.alike.
-    Collective. maximum: of VALUES, made once. check, hurry: see `wait`."""
-    digest, count = request.digest, request.count
+    Collective. The first time it also makes what the lane agrees by from then on, where ranks share memory."""
+    digest, count, maximum = request.digest, request.count, lane.maximum
     if not maximum.start((digest, -digest, request.flag, count, -count)):
-        wait(maximum, check, hurry)
+        wait(maximum, lane.check, lane.hurried)
     largest, minus_least, flag, most, minus_fewest = maximum.values
     if largest != -minus_least:
         return False
     request.flag, request.alike = flag, most == -minus_fewest
+    if lane.may_agree_in_memory and request.first is not LEAVE:
+        lane.may_agree_in_memory = False
+        shared = in_mpi(lane.workspace.agree_in_memory, lane.transport, lane.place.hosts)
+        lane.maximum = shared or maximum
     return True
