@@ -58,7 +58,7 @@ class Lane:
         self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
         self.maximum = transport.maximum(VALUES)
-        self.may_agree_in_memory = place.in_memory and place.one_host  # from the first call of all ranks on
+        self.may_agree_in_memory = place.in_memory and place.one_host  # behind the first call that all make alike
         self.quietly = quiet_runner()
         self.gpu: Side | None = None  # instead of transport, place and workspace for device arrays; `gpu` makes it
         self.changed = Changed()

@@ -70,7 +70,7 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -
         if transport.rank == 0:
             without = [rank for rank, fine in enumerate(agreed) if not fine]
             say_once(f"ranks {without} cannot share memory with their peers (no room, another container, too many open "
-                     "files, see `ulimit -n`): gradients travel as messages instead")
+                     "files, see `ulimit -n`): all travels as messages instead")
         return Arena(np.zeros(nbytes, np.uint8), None)
     peers = tuple(each[HEADER : HEADER + nbytes] for each in found if each is not None)
     return Arena(peers[local.rank], peers)

@@ -3,7 +3,7 @@
 MAX over five 64-bit integers, `[h, -h, flag, count, -count]`, where h digests the request's signature: all equal
 exactly when max(h) == -max(-h). In the same way all learn whether their counts are equal, which need not be: of an
 all-gather the rows, which need no message of their own then. It doubles as the entry barrier of the shared-memory
-algorithms; ranks that share memory call the roll there, too, from a lane's second call on (`transports.flags`).
+algorithms; ranks that share memory call the roll there, too, but for a lane's first call (`transports.flags`).
 Non-blocking and tested in a loop that gives up the core, so that a waiting rank takes Ctrl-C and lets others compute.
 Rejected: a coordinator (Horovod), which costs a cycle time per operation and traffic when idle; and no agreement at all
 (DDP), which hangs or adds apples to pears when ranks differ.
@@ -54,7 +54,8 @@ def wait(pending: Pending, check: Callable[[], None], hurry: Callable[[], bool])
 
 def agreed(lane: Lane, request: Request) -> bool:
     """True when all ranks called with the same request; then sets request.flag to the largest one, and request.alike.
-    Collective. The first time it also makes what the lane agrees by from then on, where ranks share memory."""
+    Collective. The first time, unless they leave, it also makes what they agree by from then on, where they share
+    memory."""
     digest, count, maximum = request.digest, request.count, lane.maximum
     if not maximum.start((digest, -digest, request.flag, count, -count)):
         wait(maximum, lane.check, lane.hurried)

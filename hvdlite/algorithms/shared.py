@@ -26,8 +26,8 @@ from hvdlite.arrays import Array, accumulator, module
 from hvdlite.transports import Transport
 
 AddUp: TypeAlias = Callable[[Sequence[Array], Sequence[Array]], None]
-"""The reduction of these addends, in order, scaled, into each of these targets: the first of the addends, or others in
-their places, but not on a GPU."""
+"""The reduction of these addends, in order, scaled, into each of these targets: the first of the addends, in any order,
+or others in their places, but not on a GPU."""
 NOTHING_LENT: Mapping[int, Array] = MappingProxyType({})
 BLOCK_BYTES, WHOLE_BYTES = 256 * 1024, 2 << 20
 """The sum of a block stays in the L2 until it is written everywhere, also in one of 512 KiB. With 1 MiB of L2, 2 ranks,

@@ -94,8 +94,10 @@ class Backward:
         ending = self.ending()
         if ending is None:
             return False
-        if ending.hooks and run > ending.run and outermost_node() is None:
-            remove(ending.hooks)  # it waits for a node of a run that has failed, or came to its end without that
+        hooks, began = ending.hooks, ending.run
+        del ending  # else the frame of an error here would hold it
+        if hooks and run > began and outermost_node() is None:
+            remove(hooks)  # it waits for a node of a run that has failed, or came to its end without that
             self.forget()
             return False
         return True
