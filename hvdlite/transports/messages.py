@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any
 
@@ -68,8 +68,8 @@ class MpiRepeated:
         self.incoming = comm.Recv_init([received, MPI.BYTE], source, tag)
         self.outgoing = comm.Send_init([sent, MPI.BYTE], dest, tag)
 
-    def __del__(self) -> None:
-        if self.process == os.getpid() and not MPI.Is_finalized():
+    def __del__(self, getpid: Callable[[], int] = os.getpid, finalized: Callable[[], bool] = MPI.Is_finalized) -> None:
+        if self.process == getpid() and not finalized():  # at Python's end there are no modules any more
             self.free()
 
     def start(self) -> None:

@@ -200,3 +200,25 @@ def test_a_timeline_is_json_however_the_job_ends(how: str, tmp_path: Path) -> No
     job = run(2, how, 0, HOROVOD_TIMELINE=str(tmp_path / "trace.json"))
     assert job.code, job.text
     assert json.loads((tmp_path / "trace.json").read_text())[0]["name"] == "process_name"
+
+
+AT_THE_END = """
+import torch
+import hvdlite.torch as hvd
+
+hvd.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "auto"])
+def test_a_script_that_keeps_its_optimizer_to_the_end_ends_without_a_word_of_python(algorithm: str) -> None:
+    """Python forgets what modules have before it forgets the messages that are repeated in each step."""
+    result = jobs.run(2, ["-c", AT_THE_END], {"HVDLITE_ALGORITHM": algorithm})
+    assert result.code == 0 and "Exception" not in result.output, result.output
