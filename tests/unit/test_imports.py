@@ -166,9 +166,9 @@ def test_import_is_quick() -> None:
 
 
 def test_import_for_tensorflow_is_quick() -> None:
-    """A fifth of a second of computing beyond TensorFlow's own import, in one of three tries: machines have slow phases."""
+    """A fifth of a second of computing beyond TensorFlow's own import, however busy the machine is."""
     code = "import tensorflow, time; t = time.process_time(); import hvdlite.tensorflow; print(time.process_time() - t)"
-    assert any(float(python(code)) < 0.2 for _ in range(3))
+    assert float(python(code)) < 0.2
 
 
 def test_type_checkers_see_all_names(tmp_path: Path) -> None:
