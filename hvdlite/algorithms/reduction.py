@@ -146,9 +146,8 @@ def factors(like: Array, kind: np.dtype[Any], factor: float, divisor: int) -> li
     """Functions of like's module that scale arrays of this kind, one behind the other, and what each is called with:
     on the host an array without dimensions, since behind a training step a number takes NumPy 5 us more."""
     xp = module(like)
-    signs = [(sign, kind.type(value)) for sign, value in scaling(factor, divisor)]
-    numbers = [(xp.multiply if sign == "*" else xp.divide, number) for sign, number in signs]
-    return [(function, np.array(number)) for function, number in numbers] if is_host(like) else numbers
+    functions, number = {"*": xp.multiply, "/": xp.divide}, np.array if is_host(like) else kind.type
+    return [(functions[sign], number(kind.type(value))) for sign, value in scaling(factor, divisor)]
 
 
 def widened(array: Array) -> Array:

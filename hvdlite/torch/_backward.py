@@ -54,9 +54,7 @@ class Ending(partial[None]):
     run: int
     """The number of the run under way when the backward began."""
     last = -1
-    """The number of the run at whose end it is called."""
-    nested = False
-    """Whether that run is in another one, whose end is waited for then."""
+    """The number of the run at whose end the backward ends; -1: not known yet, since runs are nested."""
     hooks: Sequence[Any] = ()
     """Where it is not called by a run's end: by these."""
 
@@ -114,7 +112,7 @@ class Backward:
     def ends_with(self, run: int) -> bool:
         """Whether it ends when this run does."""
         ending = self.ending()
-        return ending is not None and not ending.nested and not ending.hooks and ending.last == run
+        return ending is not None and ending.last == run
 
     def begin(self, run: int, node: Any, deaf: bool = False) -> None:
         """node: what this run is nested in. deaf: see above. Not where it is nested: then the one around it may fail
@@ -127,10 +125,12 @@ class Backward:
     def follow(self, run: int, last: int, node: Any) -> Token:
         """Go on at the end of the run `last`, which is under way. run: the one in which the backward began. node: what
         the last is nested in (`outermost_node`)."""
-        ending = Ending(self.end) if node is None else Ending(self.pass_on, run, node)
-        ending.run, ending.last = run, last
-        if node is not None:
-            ending.nested = True
+        if node is None:
+            ending = Ending(self.end)
+            ending.last = last
+        else:
+            ending = Ending(self.pass_on, run, node)
+        ending.run = run
         queue_callback(ending)
         token = Token(ending, self.died)
         token.change = self.change
