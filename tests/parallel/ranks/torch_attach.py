@@ -18,6 +18,8 @@ from hvdlite.transports.flags import SharedMaximum
 from tests.parallel.common import require_error, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
+SIZES = (1, 2, 3)
+
 
 def check_same_object() -> None:
     params = weights()
@@ -411,9 +413,9 @@ def check_before_init() -> None:
 
 
 def check_optimizer_that_is_dropped() -> None:
-    """Attached optimizers that go out of scope take nothing along: 20 of them, on the same parameters."""
+    """Attached optimizers that go out of scope take nothing along: several of them, on the same parameters."""
     params = weights((3,))
-    for _ in range(20):
+    for _ in range(6):
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
     del optimizer
 

@@ -11,6 +11,8 @@ from hvdlite.torch import _gradients
 from tests.parallel.common import digest, last, require_error, require_mismatch, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
+SIZES = (1, 2, 3)
+
 
 def model(*layers: tuple[int, int], dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
     torch.manual_seed(0)

@@ -12,6 +12,8 @@ import hvdlite.torch as hvd
 from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
+SIZES = (1, 2, 3)
+
 
 def check_local_gradients_behind_a_round() -> None:
     """Those of a backward in no_sync() are reduced by step(), also where an earlier backward was."""
