@@ -42,9 +42,12 @@ class Reduction:
         return ", ".join(["average" if self.divisor > 1 else self.operation, *factors])
 
     def function(self, like: Array) -> Any:
-        """The function of two arrays of this kind, in like's module."""
+        """The function of two arrays of this kind, and of `out`, in like's module."""
         names = BOOLEAN_FUNCTIONS if like.dtype.kind == "b" else FUNCTIONS
-        return getattr(module(like), names[self.operation])
+        found = getattr(module(like), names[self.operation])
+        if found in (np.minimum, np.maximum):  # they will take no third array but by its name
+            return lambda mine, theirs, out: found(mine, theirs, out=out)
+        return found
 
     def combine(self, total: Array, other: Array) -> None:
         """total = total (op) other, in place; small floats in float32. NaN on either side gives NaN."""
