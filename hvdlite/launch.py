@@ -42,7 +42,7 @@ def run(
     start_timeout: float | None = None,
     ssh_port: int | None = None,
     ssh_identity_file: str | None = None,
-    network_interfaces: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
     output_filename: str | None = None,
     env: Mapping[str, str] | None = None,
     mpi_args: str | None = None,
@@ -72,13 +72,14 @@ def run(
     fn = _check(fn if func is None else func, args, env, others)
     if use_gloo:
         raise ValueError("run(use_gloo=True): hvdlite communicates over MPI only; leave it out")
-    ranks = num_proc if np is None else np
+    ranks, networks = num_proc if np is None else np, network_interfaces or network_interface
     if ranks is None and hosts is None and hostfile is None:
         ranks = 2
     flags = {
         "--num-proc": ranks, "--hosts": hosts, "--hostfile": hostfile, "--start-timeout": start_timeout,
         "--ssh-port": ssh_port, "--ssh-identity-file": ssh_identity_file,
-        "--network-interfaces": network_interfaces or network_interface, "--output-filename": output_filename,
+        "--network-interfaces": networks if isinstance(networks, str | None) else ",".join(networks),
+        "--output-filename": output_filename,
         "--mpi-args": mpi_args or None, "--verbose": bool(verbose), "--no-prefix": not prefix,
     }  # fmt: skip
     arguments = [*_written(flags), *_variables(env or {})]

@@ -76,8 +76,28 @@ def verdict(found: Sequence[Signature | None], members: Sequence[int]) -> Verdic
 def agree(signatures: Sequence[Signature]) -> bool:
     """Whether they are one and the same, but for values that some do not know."""
     names = {signature._replace(facts=tuple((what, None) for what, _ in signature.facts)) for signature in signatures}
-    return len(names) == 1 and all(len({*facts} - {(facts[0][0], UNKNOWN)}) <= 1
-                                   for facts in zip(*(signature.facts for signature in signatures), strict=True))
+    everyones = zip(*(signature.facts for signature in signatures), strict=True) if len(names) == 1 else ()
+    return len(names) == 1 and all(alike(facts[0][0], [value for _, value in facts]) for facts in everyones)
+
+
+def alike(what: str, values: Sequence[Any]) -> bool:
+    """Whether ranks' values of a fact are one, as far as known; of lists of parameters, whether each line is."""
+    known = {value for value in values if value != UNKNOWN}
+    if len(known) <= 1 or what != "parameters" or None in known or len(set(map(len, known))) > 1:
+        return len(known) <= 1
+    return all(map(same_variable, zip(*known, strict=True)))
+
+
+def same_variable(lines: Sequence[str]) -> bool:
+    """Whether these lines are of one variable, but for the layers around its own, which it is not called by where Keras
+    has loaded a model from a file: net/dense/kernel and dense/kernel, adam/net_dense_kernel and adam/dense_kernel."""
+    longest = max(lines, key=len)
+    return all(line == longest or longest.endswith(f"/{line}") or is_state_of(line, longest) for line in lines)
+
+
+def is_state_of(line: str, longest: str) -> bool:
+    optimizer, slash, rest = line.rpartition("/")
+    return bool(slash) and longest.rpartition("/")[0] == optimizer and longest.endswith(f"_{rest}")
 
 
 def clashes(queues: Sequence[Sequence[Signature]], members: Sequence[int]) -> Verdicts:
@@ -124,7 +144,7 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
         return explain_end(signatures, members)
     facts = [{"kind": s.kind, "round": s.round, **dict(s.facts)} for s in signatures]
     named = dict.fromkeys(name for fact in facts for name in fact)  # in order; some ranks may lack some
-    what = next((name for name in named if any(f.get(name) != facts[0].get(name) for f in facts)), "arguments")
+    what = next((name for name in named if not alike(name, [f.get(name) for f in facts])), "arguments")
     values = [f.get(what, "none") for f in facts]
     if what == "parameters":
         said = f"parameters differ:\n{difference(values, members)}\n"

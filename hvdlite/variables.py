@@ -2,8 +2,8 @@
 
 Ranks' variables are compared by name, dtype, shape, and whether they lie on a GPU. Keras numbers the names that it
 invents (dense, dense_1, ...) through the life of a process, so one model may be `dense/kernel` here and
-`dense_3/kernel` there, where rank 0 has built another model before. Such numbers are left out of the comparison; so is
-`sequential/` before the layer's name, which a model has that was built, and one that was loaded from a file has not.
+`dense_3/kernel` there, where rank 0 has built another model before. Such numbers are left out of the comparison. (For
+the names of a model that one rank has loaded from a file see `matching`.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from hvdlite.process_sets import ProcessSet
 
 NUMBERED = re.compile(r"_\d+(?=[/:_]|$)")
 MEAN = re.compile(r"(.*/)?mean(:\d+)?")  # as a Normalization layer calls its own, and few others
-SEQUENTIAL = re.compile(r"(?<![^/])sequential[/_]")  # `_` in an optimizer's state: adam/sequential_dense_bias_velocity
 
 
 def is_variable(found: Any) -> bool:
@@ -68,13 +67,17 @@ def fixed_shape(variable: Any) -> tuple[int, ...]:
 
 
 def common_name(variable: Any) -> str:
-    """A variable's or layer's name without what may differ between ranks that have the same model."""
-    return SEQUENTIAL.sub("", unnumbered(name_of(variable)))
+    """A variable's name without the numbers that Keras counts on through the life of a process."""
+    return unnumbered(name_of(variable))
 
 
 def unnumbered(name: str) -> str:
-    """A name without the numbers that Keras counts on through the life of a process."""
     return NUMBERED.sub("", name)
+
+
+def innermost(name: str) -> str:
+    """A variable's name with that of its own layer, which it has in a model that was loaded from a file, too."""
+    return "/".join(name.split("/")[-2:])
 
 
 def is_one_of(variable: Any, chosen: Iterable[Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ def asked(question: Callable[[], Any]) -> Callable[..., Any]:
 ccl_built, ddl_built, gloo_built = asked(build.ccl_built), asked(build.ddl_built), asked(build.gloo_built)
 mpi_built, nccl_built = asked(build.mpi_built), asked(build.nccl_built)
 num_rank_is_power_2 = check_num_rank_power_of_2
+VERSION = re.compile(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?(?P<early>[-_.]?(?:a|b|c|rc|alpha|beta|pre|preview|dev)[-_.]?\d*)?")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -38,14 +40,18 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 @contextlib.contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Inside, these environment variables are set; None leaves one as it is."""
-    before = dict(os.environ)
-    os.environ.update({name: value for name, value in variables.items() if value is not None})
+    """Inside, these environment variables are set; None leaves one as it is. What else is set there stays."""
+    given = {name: value for name, value in variables.items() if value is not None}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def is_iterable(x: Any) -> bool:
@@ -57,12 +63,13 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether 'a.b.c' is at least another. Raises ValueError for what is no such text."""
-    for each in (ver, target):
-        if not isinstance(each, str) or len(each.split(".")) != 3:
-            raise ValueError(f"a version is a text of three numbers, such as '2.1.0', not {each!r}")
-    numbers = [[int("".join(filter(str.isdigit, part)) or 0) for part in each.split(".")] for each in (ver, target)]
-    return numbers[0] >= numbers[1]
+    """Whether a version ('2.4', '2.12.0rc1', '2.13.0+cpu') is at least a target of three numbers; what comes before a
+    release (rc1, a0, .dev20261101) is less than that. Raises ValueError for what is no such text."""
+    found = [VERSION.match(each) if isinstance(each, str) else None for each in (ver, target)]
+    if found[0] is None or found[1] is None or found[1][3] is None:
+        raise ValueError(f"versions are texts, the target of three numbers, such as '2.1.0', not {ver!r}, {target!r}")
+    mine, least = (([int(each[part] or 0) for part in (1, 2, 3)], each["early"] is None) for each in found if each)
+    return mine >= least
 
 
 __all__ = [

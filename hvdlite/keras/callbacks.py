@@ -112,7 +112,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
                 "averaged metrics: put hvd.callbacks.MetricAverageCallback() before them; and begin at the same epoch"
             )
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self.reduces:
             self.look_for_reductions()
         if not self.started:
@@ -134,12 +134,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if self.first and (exchange := self.first()):
             exchange.end_of(f"the end of epoch {epoch + 1}")
         everyone = allgather_object(self.digests([*OWN, *IN_SETS]))
-        for name in everyone[0]:  # a rank that is no member of a process set does not know that one reduces them
-            if all(name in theirs for theirs in everyone) and len({theirs[name] for theirs in everyone}) > 1:
+        for number in everyone[0]:  # a rank that is no member of a process set does not know that one reduces them
+            if all(number in theirs for theirs in everyone) and len({theirs[number] for theirs in everyone}) > 1:
                 raise HvdliteError(
-                    f"after epoch {epoch + 1} the ranks' weights differ, of {name} first: something changed them, or "
-                    "the learning rate, on some ranks only (a callback before MetricAverageCallback, an optimizer that "
-                    "is not distributed). Variables that are meant to differ are given as local_variables="
+                    f"after epoch {epoch + 1} the ranks' weights differ, of "
+                    f"{common_name(self.model.trainable_variables[number])} (variable {number}) first: something "
+                    "changed them, or the learning rate, on some ranks only (a callback before MetricAverageCallback, "
+                    "an optimizer that is not distributed). Variables that are meant to differ are given as "
+                    "local_variables="
                 )
 
     def optimizers(self) -> list[Any]:
@@ -157,10 +159,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Those that are to be the same on all ranks."""
         return [variable for variable in variables if not is_one_of(variable, self.local)]
 
-    def digests(self, apart: Sequence[Any] = ()) -> dict[str, int]:
-        """Of the trainable weights' bits, by number and name; without those that may be `apart`."""
+    def digests(self, apart: Sequence[Any] = ()) -> dict[int, int]:
+        """Of the trainable weights' bits, by number; without those that may be `apart`."""
         return {
-            f"{common_name(variable)} (variable {number})": checksum(keras.ops.convert_to_numpy(variable))
+            number: checksum(keras.ops.convert_to_numpy(variable))
             for number, variable in enumerate(self.model.trainable_variables)
             if not is_one_of(variable, (*self.local, *apart))
         }

@@ -82,7 +82,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         self.left = self.batches_per_commit
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         self.left -= 1
         if self.left == 0:
             self.commit()
@@ -114,7 +114,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         self.before = self.left_out
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         self.state.batch = self.before + batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -51,7 +51,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self.epoch < self.start_epoch or (self.end_epoch is not None and self.epoch >= self.end_epoch):
             return
         if self.staircase:

@@ -16,7 +16,7 @@ from hvdlite import runtime
 from hvdlite.keras._backends import name as backend
 from hvdlite.keras.functions import allreduce
 from hvdlite.ops import Sum
-from hvdlite.variables import common_name
+from hvdlite.variables import unnumbered
 
 
 @keras.saving.register_keras_serializable("hvdlite")
@@ -42,10 +42,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if mask is not None:
             chosen = chosen * K.cast(K.expand_dims(mask, -1), inputs.dtype)
         sums = K.stack([K.sum(chosen, axes), K.sum(inputs * chosen, axes)])
-        count, total = K.unstack(allreduce(sums, op=Sum, name=f"{common_name(self)} sums"))
+        count, total = K.unstack(allreduce(sums, op=Sum, name=f"{unnumbered(self.name)} sums"))
         count = K.maximum(count, 1)  # where every rank's batch is masked out
         mean = total / count
         shape = [1 if axis in axes else -1 for axis in range(len(inputs.shape))]
         squares = K.sum(K.square(inputs - K.reshape(mean, shape)) * chosen, axes)
-        squares = allreduce(squares, op=Sum, name=f"{common_name(self)} squares")
+        squares = allreduce(squares, op=Sum, name=f"{unnumbered(self.name)} squares")
         return mean, squares / count

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hvdlite.engine import Lane
     from hvdlite.requests import Request, Signature
 
-FLUSH_SECONDS = 0.1
+FLUSH_SECONDS = 0.05
 END = b"\n]\n"
 KINDS = {"gradients": "ALLREDUCE"}
 """Horovod's word, where it is not ours in capitals."""

@@ -76,14 +76,17 @@ class LocalGradientAggregationHelper:
 
     @untouched
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the closure where a step follows; otherwise only count the optimizer's iteration, if it counts them.
+        """Call the closure where a step follows; otherwise only count the pass, as the closure does: in global_step, or
+        the optimizer's iterations.
 
-        args, kwargs: accepted for Horovod's sake. Returns an operation in a graph.
+        args, kwargs: those of the optimizer's `apply_gradients`: (gradient, variable) pairs, global_step, name. Returns
+        an operation in a graph.
         """
+        global_step = kwargs.get("global_step", args[1] if len(args) > 1 else None)
         if self.sums.passes == 1:
             return apply_grads_closure()
         if tf.executing_eagerly():
-            return apply_grads_closure() if self.last else count_iteration(optimizer)
+            return apply_grads_closure() if self.last else count_pass(optimizer, global_step)
 
         def step() -> Any:
             applied = apply_grads_closure()
@@ -91,12 +94,15 @@ class LocalGradientAggregationHelper:
                 return tf.constant(True)
 
         def skip() -> Any:
-            count_iteration(optimizer)
-            return tf.constant(False)
+            counted = count_pass(optimizer, global_step)
+            with tf.control_dependencies([] if counted is None else [counted]):
+                return tf.constant(False)
 
         return tf.cond(self.last, step, skip).op
 
 
-def count_iteration(optimizer: Any) -> None:
-    if hasattr(optimizer, "iterations"):
-        optimizer.iterations.assign_add(1)
+def count_pass(optimizer: Any, global_step: Any) -> Any:
+    """Returns an operation in a graph, or None."""
+    if global_step is not None:
+        return tf.compat.v1.assign_add(global_step, 1)
+    return optimizer.iterations.assign_add(1) if hasattr(optimizer, "iterations") else None

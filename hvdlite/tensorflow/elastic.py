@@ -24,15 +24,15 @@ TensorFlowKerasState = KerasState
 class TensorFlowState(VariablesState):
     """A list of tf.Variables, and attributes: `TensorFlowState(variables=[w, b], step=0)`.
 
-    variables: with a TF1 session all global ones by default. session: the TF1 session that holds them; its graph must
-    be the default graph. Raises ValueError where there are no variables to find.
+    variables: with a TF1 session all global ones by default. session: the TF1 session that holds them, by default the
+    one around the call; its graph must be the default graph. Raises ValueError where there are no variables to find.
     """
 
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
         found = list(tf.compat.v1.global_variables() if variables is None else variables)
         if not found:
             raise ValueError("TensorFlowState: give it variables; in eager mode there is no list of all")
-        self.session = session
+        self.session = session = session or tf.compat.v1.get_default_session()
         self.assignable = [SessionVariable(each, session) for each in found] if session else found
         super().__init__(lambda: self.assignable, lambda each: np.array(each.numpy()), self.give, **kwargs)
 

@@ -112,5 +112,5 @@ class Attachment:
                 "them with this optimizer's compute_gradients (or minimize), or with hvd.DistributedGradientTape and "
                 "an optimizer that is not distributed."
             )
-        apply, pairs = type(self.optimizer).apply_gradients.__get__(self.optimizer), list(grads_and_vars)
-        return self.passes.apply_gradients(lambda: apply(pairs, *args, **kwargs), self.optimizer)
+        apply, given = type(self.optimizer).apply_gradients.__get__(self.optimizer), (list(grads_and_vars), *args)
+        return self.passes.apply_gradients(lambda: apply(*given, **kwargs), self.optimizer, *given, **kwargs)

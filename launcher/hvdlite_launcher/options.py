@@ -56,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Start a training script on N ranks over the MPI or the scheduler that is there.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots named)")

@@ -161,7 +161,9 @@ def test_the_callers_stdin_stays_its_own(runner: Runner, tmp_path: Path) -> None
 
 def test_horovods_parameters() -> None:
     assert hvdlite.run(func=lambda: os.environ["PYTHONPATH"].split(":")[0], num_proc=1, env={"PYTHONPATH": "/mine"}) == ["/mine"]
+    assert hvdlite.run(lambda: hvdlite.is_initialized(), num_proc=1, network_interfaces=["lo"]) == [False]
     for arguments, kind, words in (
+        ({"network_interfaces": ["lo", "none0"]}, ValueError, "no network interface none0"),
         ({"min_num_proc": 2}, ValueError, "min_num_proc=.*ranks cannot come and go yet"),
         ({"args": 5}, TypeError, r"args=\(x,\)"),
         ({"env": {"A": None}}, TypeError, "value of A"),

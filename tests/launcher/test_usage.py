@@ -24,6 +24,8 @@ WRONG = [
     (["-np", "2"], 2, "no command given"),
     (["-np", "2", "--"], 2, "no command given"),
     (["-np", "2", "--unheard-of", "true"], 2, "--unheard-of"),
+    (["--num-p", "0", "true"], 2, "-np 0: needs at least 1 rank"),
+    (["-np", "2", "--ver", "true"], 2, "ambiguous option: --ver could match --verbose, --version"),
     (["-np", "2", "-x", "HVDLITE_NOT_SET", "true"], 2, "the variable is not set"),
     (["-np", "2", "--mpi-args='", "true"], 2, "--mpi-args"),
     (["-np", "2", "--output-filename", __file__, "true"], 2, f"--output-filename {__file__}/rank.0: Not a directory"),

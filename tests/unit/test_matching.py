@@ -54,6 +54,31 @@ def test_what_a_rank_does_not_know_agrees_with_what_others_do() -> None:
     assert match([[one], [allreduce("x")]])[one.key]
 
 
+def model(*lines: str, **more: object) -> Signature:
+    return Signature("plan", "p", (("parameters", tuple(f"{line}: float32[2] on host" for line in lines)), *more.items()))
+
+
+def test_a_model_that_one_rank_has_loaded_is_the_same() -> None:
+    """Its variables lack the names of what is around their own layer."""
+    built = model("net/time/dense/kernel", "adam/net_time_dense_kernel_momentum", "w")
+    loaded = model("dense/kernel", "adam/dense_kernel_momentum", "w")
+    assert match([[built], [loaded], [built]]) == match([[loaded], [model("time/dense/kernel", *names(loaded)[1:])]])
+    for other in ("dense/bias", "net/kernel", "my_dense/kernel", "kernel_dense/kernel"):
+        error = match([[loaded], [model(other, *names(loaded)[1:])]])[loaded.key]
+        assert error and f"+{other}" in str(error), other
+    assert match([[model("encoder/dense/kernel")], [model("decoder/dense/kernel")]])[loaded.key]
+    assert match([[model("adam/encoder_m")], [model("adam/decoder_m")]])[loaded.key]
+    assert match([[model("adam/encoder_m")], [model("sgd/m")]])[loaded.key]
+    assert match([[model("weight")], [model("my_weight")]])[loaded.key]
+    assert match([[model("w")], [model("w", "w")]])[loaded.key]
+    error = match([[model("net/w", reduction="sum")], [model("w", reduction="average")]])[loaded.key]
+    assert error and "reduction differs" in str(error)
+
+
+def names(signature: Signature) -> list[str]:
+    return [line.partition(":")[0] for line in dict(signature.facts)["parameters"]]
+
+
 def test_one_name_for_two_kinds() -> None:
     """Each rank's kinds find each other, whatever the order."""
     verdicts = match([[allreduce("x"), gather("x")], [gather("x"), allreduce("x")]])

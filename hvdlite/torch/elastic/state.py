@@ -20,7 +20,7 @@ class StateHandler:
     """Saves, restores and synchronizes one value that has a `state_dict`."""
 
     def __init__(self, value: Any) -> None:
-        self.set_value(value)
+        self.value = value
 
     def set_value(self, value: Any) -> None:
         """Handle this one from now on, and save it."""
@@ -130,6 +130,7 @@ class TorchState(ObjectState):
         object.__setattr__(self, "_handlers", {name: how(given[name]) for name, how in kinds.items() if how})
         for name, handler in self._handlers.items():
             object.__setattr__(self, name, handler.value)
+            handler.save()
         plain = {name: value for name, value in given.items() if name not in self._handlers}
         super().__init__(broadcast_object, runtime.rank, **plain)
 

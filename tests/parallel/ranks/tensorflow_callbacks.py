@@ -273,6 +273,32 @@ def check_a_loop_with_a_list_of_callbacks() -> None:
     require_same_bits(weights(trained))
 
 
+def check_hooks_of_batches_are_horovods() -> None:
+    """Subclasses of users', and loops of their own, know on_batch_begin and on_batch_end."""
+    told: list[str] = []
+
+    class Mine(hvd.callbacks.BroadcastGlobalVariablesCallback):
+        def on_batch_end(self, batch: int, logs: Any = None) -> None:
+            super().on_batch_end(batch, logs)
+            told.append("end")
+
+    class Rate(hvd.callbacks.LearningRateScheduleCallback):
+        def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+            super().on_batch_begin(batch, logs)
+            told.append("begin")
+
+    trained = train(random_model(), [Mine(0), Rate(0.01, lambda epoch: 0.5)])
+    assert told[:2] == ["begin", "end"] and len(told) % 2 == 0
+    require_same_bits(weights(trained.model))
+    assert abs(float(trained.model.optimizer.learning_rate) - 0.005) < 1e-7
+    state = hvd.elastic.KerasState(trained.model, batch=0)
+    for callback in (hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.CommitStateCallback(state)):
+        callback.on_batch_end(7)
+    state.batch = 0
+    state.restore()
+    assert state.batch == 7
+
+
 def check_xla_is_settled() -> None:
     """jit_compile=True, as 'auto' becomes on machines with GPUs: trained without."""
     expected = alone(lambda: weights(fit(keras.optimizers.SGD(0.05, momentum=0.9))))

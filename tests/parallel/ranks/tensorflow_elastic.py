@@ -224,7 +224,7 @@ def check_tensorflow_state_in_a_session() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         variable = v1.get_variable("w", initializer=np.full(3, 5.0 + hvd.rank(), np.float32))
         session.run(v1.global_variables_initializer())
-        state = hvd.elastic.TensorFlowState(session=session, step=hvd.rank())
+        state = hvd.elastic.TensorFlowState(step=hvd.rank())  # of the session that it is made in
         variable.load(np.zeros(3), session)
         state.restore()
         assert (session.run(variable) == 5 + hvd.rank()).all()

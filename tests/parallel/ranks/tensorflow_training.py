@@ -219,6 +219,24 @@ def check_v1_reference_variables() -> None:
             np.testing.assert_array_equal(session.run(unused), [1.0, 2.0])
 
 
+def check_v1_counts_every_pass() -> None:
+    """In global_step, by which hooks stop and rates decay; steps follow every second pass."""
+    for given in ("by name", "second"):
+        with tf.Graph().as_default(), v1.Session() as session:
+            w, global_step = v1.get_variable("w", initializer=1.0), v1.train.get_or_create_global_step()
+            sgd = v1.train.GradientDescentOptimizer(0.5)
+            optimizer = hvd.DistributedOptimizer(sgd, backward_passes_per_step=2)
+            loss = w * float(hvd.rank() + 1)
+            if given == "by name":
+                step = optimizer.minimize(loss, global_step=global_step)
+            else:
+                step = optimizer.apply_gradients(optimizer.compute_gradients(loss), global_step)
+            session.run(v1.global_variables_initializer())
+            found = [session.run(step) or session.run([global_step, w]) for _ in range(5)]
+            mean = (hvd.size() + 1) / 2
+            assert found == [[1, 1], [2, 1 - mean], [3, 1 - mean], [4, 1 - 2 * mean], [5, 1 - 2 * mean]], found
+
+
 def check_v1_with_its_shapes() -> None:
     """`disable_v2_behavior()`, with which old scripts begin, gives shapes `Dimension`s for numbers."""
     def train(rows: Any, distribute: bool) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import torch
 
@@ -270,6 +271,24 @@ def check_handlers_of_ones_own() -> None:
     counter.n = hvd.rank() + 3
     state.sync()
     assert state.counter is counter and counter.n == 3
+
+
+def check_a_handler_is_made_before_it_saves() -> None:
+    class Kept(states.StateHandler):
+        def __init__(self, value: Any) -> None:
+            super().__init__(value)
+            self.history: list[Any] = []
+
+        def save(self) -> None:
+            super().save()
+            self.history.append(self.saved)
+
+    before = states.get_handler_registry()
+    states.set_handler_registry([(torch.nn.Linear, Kept), *before])
+    state = hvd.elastic.TorchState(torch.nn.Linear(1, 1))
+    states.set_handler_registry(before)
+    state.save()
+    assert len(state._handlers["model"].history) == 2  # type: ignore[attr-defined]
 
 
 def check_sampler_deals_out_everything_once() -> None:
