@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Container, Sequence
+from itertools import combinations
 from typing import Any, TypeAlias
 
 from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
@@ -85,19 +86,23 @@ def alike(what: str, values: Sequence[Any]) -> bool:
     known = {value for value in values if value != UNKNOWN}
     if len(known) <= 1 or what != "parameters" or None in known or len(set(map(len, known))) > 1:
         return len(known) <= 1
-    return all(map(same_variable, zip(*known, strict=True)))
+    moved = len({tuple(sorted(value)) for value in known}) < len(known)  # the same lines in another order
+    return not moved and all(map(same_variable, zip(*known, strict=True)))
 
 
 def same_variable(lines: Sequence[str]) -> bool:
     """Whether these lines are of one variable, but for the layers around its own, which it is not called by where Keras
-    has loaded a model from a file: net/dense/kernel and dense/kernel, adam/net_dense_kernel and adam/dense_kernel."""
+    has loaded a model from a file: net/dense/kernel and dense/kernel, adam/net_dense_kernel_m and
+    adam/dense_kernel_m."""
     longest = max(lines, key=len)
-    return all(line == longest or longest.endswith(f"/{line}") or is_state_of(line, longest) for line in lines)
+    return all(line == longest or is_end_of(line, longest) for line in lines)
 
 
-def is_state_of(line: str, longest: str) -> bool:
-    optimizer, slash, rest = line.rpartition("/")
-    return bool(slash) and longest.rpartition("/")[0] == optimizer and longest.endswith(f"_{rest}")
+def is_end_of(line: str, longest: str) -> bool:
+    """Of a weight's name the end is at least its layer's and its own, of an optimizer's state also what state it is."""
+    outer, slash, rest = line.rpartition("/")
+    state = rest.count("_") > 1 and longest.rpartition("/")[0] == outer and longest.endswith(f"_{rest}")
+    return bool(slash) and (state or longest.endswith(f"/{line}"))
 
 
 def clashes(queues: Sequence[Sequence[Signature]], members: Sequence[int]) -> Verdicts:
@@ -186,13 +191,16 @@ def said_by(values: Sequence[Any], members: Sequence[int]) -> str:
 
 
 def difference(values: Sequence[Any], members: Sequence[int]) -> str:
-    """The lists of the first rank and of the first that differs from it, as a diff; who has the same is named."""
-    first, other = values[0], next(value for value in values if value != values[0])
+    """The lists of the first two ranks that differ, as a diff; who has the same is named."""
+    first, other = next(pair for pair in combinations(values, 2) if not alike("parameters", pair))
 
     def who(said: Any) -> str:
         return ranks([member for member, value in zip(members, values, strict=True) if value == said])
 
-    lines = list(difflib.unified_diff(first, other, who(first), who(other), lineterm="", n=0))
+    names = who(first), who(other)
+    if len(first) == len(other) and sorted(first) != sorted(other):
+        other = [a if same_variable((a, b)) else b for a, b in zip(first, other, strict=True)]
+    lines = list(difflib.unified_diff(first, other, *names, lineterm="", n=0))
     if len(lines) <= LONGEST_DIFF:
         return "\n".join(lines)
     cut = lines[:2]

@@ -21,7 +21,7 @@ def asked(question: Callable[[], Any]) -> Callable[..., Any]:
 ccl_built, ddl_built, gloo_built = asked(build.ccl_built), asked(build.ddl_built), asked(build.gloo_built)
 mpi_built, nccl_built = asked(build.mpi_built), asked(build.nccl_built)
 num_rank_is_power_2 = check_num_rank_power_of_2
-VERSION = re.compile(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?(?P<early>[-_.]?(?:a|b|c|rc|alpha|beta|pre|preview|dev)[-_.]?\d*)?")
+VERSION = re.compile(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?(?P<early>[-_.]?(?:a|b|c|rc|alpha|beta|pre|preview|dev)(?![a-z]))?")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -64,7 +64,7 @@ def is_iterable(x: Any) -> bool:
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Whether a version ('2.4', '2.12.0rc1', '2.13.0+cpu') is at least a target of three numbers; what comes before a
-    release (rc1, a0, .dev20261101) is less than that. Raises ValueError for what is no such text."""
+    release (rc1, a0, .dev20261101) is less than that, and all of it alike. Raises ValueError for no such texts."""
     found = [VERSION.match(each) if isinstance(each, str) else None for each in (ver, target)]
     if found[0] is None or found[1] is None or found[1][3] is None:
         raise ValueError(f"versions are texts, the target of three numbers, such as '2.1.0', not {ver!r}, {target!r}")

@@ -138,10 +138,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             if all(number in theirs for theirs in everyone) and len({theirs[number] for theirs in everyone}) > 1:
                 raise HvdliteError(
                     f"after epoch {epoch + 1} the ranks' weights differ, of "
-                    f"{common_name(self.model.trainable_variables[number])} (variable {number}) first: something "
-                    "changed them, or the learning rate, on some ranks only (a callback before MetricAverageCallback, "
-                    "an optimizer that is not distributed). Variables that are meant to differ are given as "
-                    "local_variables="
+                    f"{common_name(self.trained()[number])} (variable {number}) first: something changed them, or the "
+                    "learning rate, on some ranks only (a callback before MetricAverageCallback, an optimizer that is "
+                    "not distributed). Variables that are meant to differ are given as local_variables="
                 )
 
     def optimizers(self) -> list[Any]:
@@ -159,12 +158,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Those that are to be the same on all ranks."""
         return [variable for variable in variables if not is_one_of(variable, self.local)]
 
+    def trained(self) -> list[Any]:
+        """The trainable weights that are to be the same on all ranks."""
+        return self.common(self.model.trainable_variables)
+
     def digests(self, apart: Sequence[Any] = ()) -> dict[int, int]:
-        """Of the trainable weights' bits, by number; without those that may be `apart`."""
+        """Of those weights' bits, by number; without those that may be `apart`."""
         return {
             number: checksum(keras.ops.convert_to_numpy(variable))
-            for number, variable in enumerate(self.model.trainable_variables)
-            if not is_one_of(variable, (*self.local, *apart))
+            for number, variable in enumerate(self.trained())
+            if not is_one_of(variable, apart)
         }
 
     def look_for_reductions(self) -> None:

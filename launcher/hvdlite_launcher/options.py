@@ -36,6 +36,12 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
+    def _get_option_tuples(self, option_string: str) -> Any:
+        """Which flags a word begins. argparse asks of the command's own arguments, too, and refuses what begins several
+        (-host): so it is none."""
+        found = super()._get_option_tuples(option_string)
+        return found if len(found) == 1 else []
+
 
 class _Refuse(argparse.Action):
     """A flag of horovodrun that asks for something that is not there. const: why."""
@@ -56,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Start a training script on N ranks over the MPI or the scheduler that is there.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots named)")

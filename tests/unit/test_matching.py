@@ -60,23 +60,37 @@ def model(*lines: str, **more: object) -> Signature:
 
 def test_a_model_that_one_rank_has_loaded_is_the_same() -> None:
     """Its variables lack the names of what is around their own layer."""
-    built = model("net/time/dense/kernel", "adam/net_time_dense_kernel_momentum", "w")
-    loaded = model("dense/kernel", "adam/dense_kernel_momentum", "w")
-    assert match([[built], [loaded], [built]]) == match([[loaded], [model("time/dense/kernel", *names(loaded)[1:])]])
-    for other in ("dense/bias", "net/kernel", "my_dense/kernel", "kernel_dense/kernel"):
-        error = match([[loaded], [model(other, *names(loaded)[1:])]])[loaded.key]
-        assert error and f"+{other}" in str(error), other
-    assert match([[model("encoder/dense/kernel")], [model("decoder/dense/kernel")]])[loaded.key]
-    assert match([[model("adam/encoder_m")], [model("adam/decoder_m")]])[loaded.key]
-    assert match([[model("adam/encoder_m")], [model("sgd/m")]])[loaded.key]
-    assert match([[model("weight")], [model("my_weight")]])[loaded.key]
-    assert match([[model("w")], [model("w", "w")]])[loaded.key]
-    error = match([[model("net/w", reduction="sum")], [model("w", reduction="average")]])[loaded.key]
+    rest = ("adam/net_time_dense_kernel_m", "w"), ("adam/dense_kernel_m", "w")
+    built, loaded = model("net/time/dense/kernel", *rest[0]), model("dense/kernel", *rest[1])
+    assert match([[built], [loaded], [model("time/dense/kernel", *rest[0])]]) == {built.key: None}
+    for other in ("dense/bias", "net/kernel", "my_dense/kernel", "kernel", "dense/recurrent_kernel"):
+        error = match([[built], [loaded], [model(other, *rest[1])]])[built.key]
+        assert error and str(error).count("\n+") == 2 and f"\n+{other}" in str(error) and "+++ rank 2" in str(error), other
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [
+    (["encoder/dense/kernel"], ["decoder/dense/kernel"]),
+    (["adam/encoder_dense_kernel_m"], ["adam/decoder_dense_kernel_m"]),
+    (["adam/net_dense_kernel_m"], ["sgd/dense_kernel_m"]),
+    (["cell/kernel", "cell/recurrent_kernel"], ["cell/recurrent_kernel", "cell/kernel"]),
+    (["net/a/w", "a/w"], ["a/w", "net/a/w"]),
+    (["weight"], ["my_weight"]),
+    (["net/w"], ["w"]),
+    (["a/w"], ["a/w", "a/w"]),
+])  # fmt: skip
+def test_other_models_are_not_the_same(mine: list[str], theirs: list[str]) -> None:
+    error = match([[model(*mine)], [model(*theirs)]])[model().key]
+    assert error and "parameters differ" in str(error) and any(f"+{name}" in str(error) for name in theirs)
+
+
+def test_what_differs_is_named_among_names_that_do_not_matter() -> None:
+    many = [f"dense/kernel_{number}" for number in range(30)]
+    mine, theirs = model(*(f"net/{name}" for name in many), "net/dense/bias"), model(*many, "dense/scale")
+    error = match([[mine], [theirs]])[mine.key]
+    assert error and "-net/dense/bias" in str(error) and "+dense/scale" in str(error) and "kernel" not in str(error)
+    other = [model("net/a/w", reduction="sum"), model("a/w", reduction="average")]
+    error = match([[each] for each in other])[mine.key]
     assert error and "reduction differs" in str(error)
-
-
-def names(signature: Signature) -> list[str]:
-    return [line.partition(":")[0] for line in dict(signature.facts)["parameters"]]
 
 
 def test_one_name_for_two_kinds() -> None:

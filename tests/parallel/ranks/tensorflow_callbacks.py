@@ -201,6 +201,20 @@ def check_local_variables_are_kept() -> None:
     require_error(ValueError, lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["bias"]), "str")
 
 
+def check_a_layer_that_one_rank_alone_has() -> None:
+    """What ranks share has other numbers behind it."""
+    dense = keras.layers.Dense
+    shared, own = [dense(WIDTH, name="first"), dense(2, name="second")], dense(WIDTH, name="own")
+    trained = keras.Sequential([keras.layers.Input((WIDTH,)), *([own] if hvd.rank() == 0 else []), *shared])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    if hvd.rank() == 0:
+        optimizer.register_local_var(own)
+        callback.register_local_var(own)
+    train(trained, [callback], optimizer)
+    require_same_bits([np.array(weight) for layer in shared for weight in layer.weights])
+
+
 def check_training_alone_is_found_out() -> None:
     """An optimizer that is not distributed; and one whose apply is passed by."""
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
