@@ -60,8 +60,9 @@ def run(
 
     np (or num_proc): ranks; by default all slots of `hosts`, or 2 on this machine. hosts, hostfile and all others: as
     hvdliterun's flags of the same names. env: variables for all ranks. prefix: whether the ranks' output carries their
-    rank. executable: the ranks' interpreter. func, network_interface: Horovod's names for fn, network_interfaces. The
-    function, its arguments and results are pickled. It has no input: stdin is this process' own.
+    rank. executable: the ranks' interpreter. network_interfaces: names with commas between, or a list of them. func,
+    network_interface: Horovod's names for fn, network_interfaces. The function, its arguments and results are pickled.
+    It has no input: stdin is this process' own.
     Waits for all ranks. Raises the first failing rank's exception, with its traceback as the cause; HvdliteError when
     a rank was killed, a host is not ready, or no MPI or no room is there; ValueError for parameters that hvdliterun
     refuses. A signal that comes meanwhile ends the job, and then does to this process what it would have done (Ctrl-C:
@@ -72,14 +73,13 @@ def run(
     fn = _check(fn if func is None else func, args, env, others)
     if use_gloo:
         raise ValueError("run(use_gloo=True): hvdlite communicates over MPI only; leave it out")
-    ranks, networks = num_proc if np is None else np, network_interfaces or network_interface
+    ranks, networks = num_proc if np is None else np, _listed(network_interfaces or network_interface)
     if ranks is None and hosts is None and hostfile is None:
         ranks = 2
     flags = {
         "--num-proc": ranks, "--hosts": hosts, "--hostfile": hostfile, "--start-timeout": start_timeout,
         "--ssh-port": ssh_port, "--ssh-identity-file": ssh_identity_file,
-        "--network-interfaces": networks if isinstance(networks, str | None) else ",".join(networks),
-        "--output-filename": output_filename,
+        "--network-interfaces": networks, "--output-filename": output_filename,
         "--mpi-args": mpi_args or None, "--verbose": bool(verbose), "--no-prefix": not prefix,
     }  # fmt: skip
     arguments = [*_written(flags), *_variables(env or {})]
@@ -108,6 +108,14 @@ def _check(
         if not isinstance(value, str):
             raise TypeError(f"run(env=...): the value of {name} must be a text, not {value!r}")
     return fn
+
+
+def _listed(names: str | Sequence[str] | None) -> str | None:
+    """Networks' names as on a command line. Raises TypeError for what is none."""
+    several = [names] if isinstance(names, str) else names or []
+    if not isinstance(several, (list, tuple)) or not all(isinstance(name, str) for name in several):
+        raise TypeError(f"run(network_interfaces=...) takes a name or a list of names, not {names!r}")
+    return ",".join(several) or None
 
 
 def _written(flags: Mapping[str, Any]) -> list[str]:

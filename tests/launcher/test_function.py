@@ -165,6 +165,7 @@ def test_horovods_parameters() -> None:
     for arguments, kind, words in (
         ({"network_interfaces": ["lo", "none0"]}, ValueError, "no network interface none0"),
         ({"min_num_proc": 2}, ValueError, "min_num_proc=.*ranks cannot come and go yet"),
+        ({"network_interfaces": 5}, TypeError, "a list of names, not 5"),
         ({"args": 5}, TypeError, r"args=\(x,\)"),
         ({"env": {"A": None}}, TypeError, "value of A"),
         ({"nonsense": 1}, TypeError, "'nonsense'"),
