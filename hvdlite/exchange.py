@@ -34,7 +34,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.reducer import Reducer, Use
 from hvdlite.requests import END, Request, Round, Signature
 from hvdlite.terms import Terms, passes_of
-from hvdlite.variables import innermost, is_one_of
+from hvdlite.variables import is_one_of, name_in_layer
 from hvdlite.weakly import Crowd, weakly
 
 CALLS = {"weights": "hvd.broadcast_variables(model, root_rank={root}) (in fit(), "
@@ -135,7 +135,7 @@ class Exchange:
         if len(alive) < len(self.specs) or (alive and any(each.cares_for(alive[0]) for each in CARING)):
             return None
         found = values_of([alive[number] for number in common])
-        names = [f"{innermost(self.specs[number].name)} (variable {number})" for number in common]
+        names = [f"{name_in_layer(self.specs[number].name)} (variable {number})" for number in common]
         return None if found is None else dict(zip([("weights", name) for name in names], found, strict=True))
 
     @property
@@ -220,7 +220,7 @@ class Exchange:
         """A sparse variable's gradient: all ranks' row numbers and values. Waits for all ranks."""
         if self.terms.op not in (Average, Sum):
             raise NotImplementedError(f"sparse gradients with op={self.terms.op.name}: only Average and Sum")
-        name = f"{self.name}.{self.number} {index} {innermost(self.specs[index].name)}"
+        name = f"{self.name}.{self.number} {index} {name_in_layer(self.specs[index].name)}"
         all_rows = ops.allgather(np.ascontiguousarray(rows), f"{name} rows", self.process_set, addends=True)
         all_values = ops.allgather(np.ascontiguousarray(values), f"{name} values", self.process_set, addends=True)
         if self.terms.op is Average:

@@ -75,7 +75,7 @@ def unnumbered(name: str) -> str:
     return NUMBERED.sub("", name)
 
 
-def innermost(name: str) -> str:
+def name_in_layer(name: str) -> str:
     """A variable's name with that of its own layer, which it has in a model that was loaded from a file, too."""
     return "/".join(name.split("/")[-2:])
 

@@ -88,17 +88,13 @@ class LocalGradientAggregationHelper:
         if tf.executing_eagerly():
             return apply_grads_closure() if self.last else count_pass(optimizer, global_step)
 
-        def step() -> Any:
-            applied = apply_grads_closure()
-            with tf.control_dependencies([] if applied is None else [applied]):
+        def behind(operation: Any) -> Any:
+            with tf.control_dependencies([] if operation is None else [operation]):
                 return tf.constant(True)
 
-        def skip() -> Any:
-            counted = count_pass(optimizer, global_step)
-            with tf.control_dependencies([] if counted is None else [counted]):
-                return tf.constant(False)
-
-        return tf.cond(self.last, step, skip).op
+        return tf.cond(
+            self.last, lambda: behind(apply_grads_closure()), lambda: behind(count_pass(optimizer, global_step))
+        ).op
 
 
 def count_pass(optimizer: Any, global_step: Any) -> Any:

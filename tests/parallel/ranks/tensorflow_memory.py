@@ -34,7 +34,7 @@ def check_tapes_of_models_that_are_no_more() -> None:
     """Each with other shapes. Two live on, and are reduced as before."""
     lasting = [[tf.Variable(tf.fill((50, width), 3.0))] for width in (7, 8)]
     before = most = mappings()
-    for width in range(100, 100 + 3 * MANY):
+    for width in range(100, 100 + 5 * MANY):
         model = [tf.Variable(tf.ones((50, width))) for _ in range(2)]
         for _ in range(2):
             reduced(model)

@@ -413,9 +413,9 @@ def check_before_init() -> None:
 
 
 def check_optimizer_that_is_dropped() -> None:
-    """Attached optimizers that go out of scope take nothing along: several of them, on the same parameters."""
+    """Attached optimizers that go out of scope take nothing along: 20 of them, on the same parameters."""
     params = weights((3,))
-    for _ in range(6):
+    for _ in range(20):
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
     del optimizer
 
