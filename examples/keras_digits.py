@@ -3,7 +3,7 @@
     hvdliterun -np 2 python examples/keras_digits.py
 
 scikit-learn brings the data along (1,797 images of 8 x 8 pixels): nothing is downloaded. KERAS_BACKEND=torch or jax
-chooses another backend. The lines marked with (1) to (5) are all that distinguishes this script from one for a single
+chooses another backend. The lines marked with (1) to (6) are all that distinguishes this script from one for a single
 process.
 """
 
@@ -44,21 +44,22 @@ def main() -> None:
     options = parser.parse_args()
 
     hvd.init()  # (1)
+    keras.utils.set_random_seed(hvd.rank())  # (2) each drops out others; (5) makes the weights equal
     (images, labels), test = digits()
     each = len(labels) // hvd.size()  # all processes take the same number of steps
-    mine = slice(hvd.rank() * each, (hvd.rank() + 1) * each)  # (2)
+    mine = slice(hvd.rank() * each, (hvd.rank() + 1) * each)  # (3)
     optimizer = keras.optimizers.SGD(options.lr * hvd.size(), momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(optimizer)  # (3)
+    optimizer = hvd.DistributedOptimizer(optimizer)  # (4)
     model = network()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])
     callbacks = [
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # (4)
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # (5)
         hvd.callbacks.MetricAverageCallback(),
         # Goyal et al. 2017: the learning rate grows with the number of processes, and starts at that of one.
         hvd.callbacks.LearningRateWarmupCallback(options.lr * hvd.size(), warmup_epochs=2),
     ]
-    verbose = 2 if hvd.rank() == 0 else 0  # (5)
+    verbose = 2 if hvd.rank() == 0 else 0  # (6)
     began = time.perf_counter()
     model.fit(images[mine], labels[mine], options.batch_size, options.epochs, verbose, callbacks, validation_data=test)
     seconds = time.perf_counter() - began

@@ -73,6 +73,11 @@ class Failures:
             self._found.setdefault(failure.host, failure)
             self._since = time.monotonic() if self._since is None else self._since
 
+    @property
+    def any(self) -> bool:
+        """Whether there is one, first or not."""
+        return bool(self._found)
+
     def first(self, final: bool = False) -> Failure | None:
         """The job's first failure, the same ever after; None while there is none, or news may be on their way.
 

@@ -89,7 +89,7 @@ def run(
                     mpirun = _spawn(command, env, streams, lent)
                     spawned = time.monotonic() - started
                     _watch(mpirun, place, team, streams, ending)
-                if mpirun.returncode and not ending.signal and not failures.first(final=True):
+                if mpirun.returncode and not ending.signal and not failures.any:
                     ending.lost = ending.lost or team.lost()  # its agent may have ended the MPI's daemon there
             missing = _missing(settings, place, team)
             failures.add(first_failure(place))

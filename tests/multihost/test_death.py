@@ -45,6 +45,22 @@ def test_a_rank_on_another_host_fails(runner: Runner, pair: Hosts, how: str, cod
     assert runner.leftovers() == [] and traces(pair) == before
 
 
+def test_word_of_the_cause_comes_after_the_job_has_ended_for_its_consequence(runner: Runner, pair: Hosts) -> None:
+    """As where a machine is slow: another host's agent has not told yet of its rank when the MPI's launcher ends."""
+    job = start(runner, pair)
+    ranks = {environment(pid)["HVDLITE_JOB_RANK"]: pid for pid in processes(runner, re.escape(" ".join(SLEEPS)))}
+    (agent,) = agents()
+    os.kill(agent, signal.SIGSTOP)
+    os.kill(ranks["2"], signal.SIGKILL)
+    time.sleep(0.1)
+    os.kill(ranks["0"], signal.SIGTERM)  # from whom is not told, and the MPI sends it to all when one has failed
+    assert wait_until(lambda: not mpiruns(runner), 4.0)
+    os.kill(agent, signal.SIGCONT)
+    _, err = job.communicate(timeout=5.0)
+    assert (job.returncode, err) == (137, "hvdliterun: rank 2 on hostb was killed by SIGKILL (signal 9)\n")
+    assert runner.wait_gone(4.0), "processes are left"
+
+
 def test_ranks_fail_on_all_hosts_and_one_is_told(runner: Runner) -> None:
     job = runner.run("-np", "4", "-H", "hosta:2,hostb:2", *FAILS, "all-exception")
     assert job.returncode == 1
@@ -76,6 +92,16 @@ def start(runner: Runner, pair: Hosts, *flags: str) -> subprocess.Popen[str]:
 def processes(runner: Runner, what: str) -> list[int]:
     """Processes of this runner's jobs whose command line matches, outermost first."""
     return [pid for pid in sorted(runner.leftovers()) if re.match(what, command_line(pid))]
+
+
+def mpiruns(runner: Runner) -> list[int]:
+    """The MPI's launcher on the first host."""
+    return processes(runner, rf"(\S*/)?({Path(runner.mpi.launcher).name}|prterun\S*|mpiexec\S*) ")
+
+
+def environment(pid: int) -> dict[str, str]:
+    text = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
 
 
 def command_line(pid: int) -> str:
@@ -116,8 +142,7 @@ def test_a_signal_to_hvdliterun(runner: Runner, pair: Hosts, number: int, code: 
 def test_mpirun_is_killed(runner: Runner, pair: Hosts) -> None:
     before = traces(pair)
     job = start(runner, pair)
-    mpirun = processes(runner, rf"(\S*/)?({Path(runner.mpi.launcher).name}|prterun\S*|mpiexec\S*) ")[0]
-    os.kill(mpirun, signal.SIGKILL)
+    os.kill(mpiruns(runner)[0], signal.SIGKILL)
     _, err = job.communicate(timeout=5.0)
     assert job.returncode == 137, err
     assert runner.wait_gone(4.0), "processes are left"
