@@ -38,6 +38,7 @@ def methods(attachment: Attachment) -> dict[str, Callable[..., Any]]:
         """Sum gradients over that many backward() before they are averaged, from the next one on. Raises ValueError
         below 1."""
         attachment.passes_per_step, attachment.passes = passes_of(passes), 0
+        vars(attachment.optimizer)["backward_passes_per_step"] = attachment.passes_per_step
 
     return {
         "synchronize": synchronize,

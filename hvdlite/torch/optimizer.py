@@ -38,9 +38,10 @@ def DistributedOptimizer(
     """Make every backward() end with gradients averaged over all ranks, as long as the optimizer lives. Returns it.
 
     After `loss.backward()`, `p.grad` of every parameter of the optimizer is the ranks' average: clip it, unscale it,
-    step. The optimizer gains `synchronize()`, `skip_synchronize()`, `no_sync()`, `set_backward_passes_per_step()`.
-    Collective: every rank attaches the same optimizer to the same model; a difference raises MismatchError with a
-    diff on every rank before any gradient moves. In a job of one rank nothing is attached but these methods.
+    step. The optimizer gains `synchronize()`, `skip_synchronize()`, `no_sync()`, `set_backward_passes_per_step()`, and
+    to be read `op`, `process_set` and `backward_passes_per_step`. Collective: every rank attaches the same optimizer to
+    the same model; a difference raises MismatchError with a diff on every rank before any gradient moves. In a job of
+    one rank nothing is attached but these.
 
     named_parameters: `model.named_parameters()`, for names in messages; by default parameters are numbered.
     compression: `Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel; or one's own, with
@@ -52,7 +53,7 @@ def DistributedOptimizer(
     before the sum and multiplies after; with Average only. groups: a number of groups, or lists of
     parameters, that are to travel together; num_groups: deprecated name for the number. sparse_as_dense: sparse
     gradients travel dense.
-    process_set: the ranks that reduce together; on others nothing is attached but the methods. Its members attach.
+    process_set: the ranks that reduce together; on others nothing is attached but these. Its members attach.
 
     Raises ValueError or TypeError for arguments that cannot be right, RuntimeError where the optimizer is attached
     already.
@@ -78,6 +79,7 @@ def DistributedOptimizer(
         attach_delta(optimizer, settings.names, compression)
     else:
         attach(optimizer, settings, passes)
+    optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)
     return optimizer
 
 

@@ -77,6 +77,8 @@ def check_backward_passes_per_step() -> None:
     optimizer = attach(params, backward_passes_per_step=2)
     for passes in (2, 3):
         optimizer.set_backward_passes_per_step(passes)
+        told = (optimizer.op, optimizer.process_set, optimizer.backward_passes_per_step)
+        assert told == (hvd.Average, hvd.global_process_set, passes)
         for _ in range(2):
             optimizer.zero_grad()
             for done in range(1, passes):
