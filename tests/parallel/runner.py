@@ -64,9 +64,10 @@ def main(names: Sequence[str]) -> None:
 
 
 def tidy() -> None:
-    """Let go of what a check has left. Where an iterator of tf.data's goes, its tuning thread sometimes misses the word,
-    and whoever lets go of it waits as long again as it has lived (TensorFlow 2.21; a cancellation is announced before
-    it is there): early, that is little; late, it took up to 40 s in a check that had nothing to do with it."""
+    """Let go of what a check has left. Where an iterator of tf.data's goes, its tuning thread sometimes misses the
+    word, and whoever lets go of it waits as long again as it has lived (TensorFlow 2.21; a cancellation is announced
+    before it is there): early, that is little; late, it took up to 40 s in a check that had nothing to do with it.
+    """
     gc.collect()
     gc.freeze()  # what TensorFlow itself has made is not looked at again, which takes 0.2 s
 
