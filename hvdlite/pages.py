@@ -34,15 +34,19 @@ def whole_pages(nbytes: int) -> int:
     return nbytes if nbytes < HUGE_PAGE else -(-nbytes // HUGE_PAGE) * HUGE_PAGE
 
 
+def reserved(nbytes: int) -> Array:
+    """Private bytes, from a boundary of huge pages on, as long as any array looks into them."""
+    room = np.frombuffer(mmap.mmap(-1, nbytes + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    start = -room.ctypes.data % HUGE_PAGE
+    return room[start : start + nbytes]
+
+
 def map_file(descriptor: int, nbytes: int) -> Array:
     """The bytes of the file, shared, all pages present (a first touch costs more than the sum that it belongs to), as
     long as any array looks into them. The descriptor may be closed: until 3.12 Python's own mapping of a file would
     keep another, and hundreds of ranks per host come near the limit of 1024. Raises OSError."""
-    reserved = np.frombuffer(mmap.mmap(-1, nbytes + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
-    start = -reserved.ctypes.data % HUGE_PAGE
-    found = reserved[start : start + nbytes]
-    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE | MAP_FIXED
-    address = found.ctypes.data
+    found = reserved(nbytes)
+    flags, address = mmap.MAP_SHARED | mmap.MAP_POPULATE | MAP_FIXED, found.ctypes.data
     if libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != address:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     if nbytes >= HUGE_PAGE:

@@ -105,7 +105,7 @@ def print_sweep(out: Console, sweep: Sweep) -> None:
 
 
 def new_table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1))
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, collapse_padding=True)
     for name in columns:
         table.add_column(name, justify="right")
     return table
@@ -135,12 +135,13 @@ def bandwidth_table(sweep: Sweep) -> Table:
 def bandwidths(row: Row, key: str, size: int) -> str:
     if key not in row.seconds:
         return "-"
-    algbw = significant(row.algbw(key))
-    return algbw if key in ("memcpy", "link") else f"{algbw} {significant(row.busbw(key, size))}"
+    algbw = significant(row.algbw(key), 2)
+    return algbw if key in ("memcpy", "link") else f"{algbw} {significant(row.busbw(key, size), 2)}"
 
 
 RATIOS = {
     "MPI / arena": ("mpi", "arena"),
+    "MPI in huge pages / arena": ("mpi_huge", "arena"),
     "gloo / arena": ("gloo", "arena"),
     "arena / memcpy": ("arena", "memcpy"),
     "ring / MPI": ("ring", "mpi"),
@@ -180,11 +181,11 @@ def wire_table(sweep: Sweep) -> Table:
     return table
 
 
-def significant(number: float) -> str:
-    """Three significant digits, without exponents: 0.0123, 1.23, 12.3, 123, 12345."""
+def significant(number: float, most_places: int = 3) -> str:
+    """Three significant digits, without exponents: 0.012, 1.23, 12.3, 123, 12345."""
     if number >= 100 or number == 0:
         return f"{number:.0f}"
-    places = 2 if number >= 1 else 3
+    places = 2 if number >= 1 else most_places
     return f"{number:.1f}" if number >= 10 else f"{number:.{places}f}"
 
 

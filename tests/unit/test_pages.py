@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from hvdlite.arrays import Array
+from hvdlite.bench.contenders import ITEM, ordinary
 from hvdlite.pages import HUGE_PAGE, MADV_COLLAPSE, libc, map_file, whole_pages
 
 NBYTES = whole_pages(HUGE_PAGE + 1)
@@ -68,3 +69,24 @@ def test_memory_is_given_back_with_the_last_view(file: int) -> None:
 def test_what_cannot_be_mapped_is_an_error() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         map_file(1 << 20, 64)
+
+
+def test_where_the_benchmark_has_its_arrays() -> None:
+    """In memory as torch's tensors have it, and next to it in memory for which huge pages are asked, as NumPy does."""
+
+    def advice(array: Array) -> set[str]:
+        with open("/proc/self/smaps") as lines:
+            ours = False
+            for line in lines:
+                first, *rest = line.split()
+                if first == "VmFlags:" and ours:
+                    return set(rest)
+                if not first.endswith(":"):
+                    start, end = (int(number, 16) for number in first.split("-"))
+                    ours = start <= array.ctypes.data < end
+        raise AssertionError("no such mapping")
+
+    usual, huge = ordinary(NBYTES), ordinary(NBYTES, huge_pages=True)
+    assert "hg" not in advice(usual)
+    assert ("hg" in advice(huge)) == os.path.exists("/sys/kernel/mm/transparent_hugepage")
+    assert usual.size == huge.size == NBYTES // 4 and not usual.any() and usual.dtype == ITEM

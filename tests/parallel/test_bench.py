@@ -1,0 +1,22 @@
+"""The all-reduce benchmark, briefly: every contender adds rightly (it looks itself), and what is found is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.parallel import jobs
+
+ON_ONE_HOST = ["arena", "tensor", "ring", "halving_doubling", "auto", "mpi", "mpi_huge", "gloo", "memcpy"]
+
+
+def test_allreduce(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    options = ["--min", "64K", "--max", "4M", "--step", "4", "--iters", "1", "--json", str(path)]
+    result = jobs.run(2, ["-m", "hvdlite.bench", "allreduce", *options])
+    assert result.code == 0, result.output
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["nbytes"]: [*row["seconds"]] for row in rows} == {
+        nbytes << 10: [key for key in ON_ONE_HOST if key != "tensor" or nbytes <= 1024] for nbytes in (64, 256, 1024, 4096)
+    }
+    assert "MPI in huge pages / arena" in result.output and max(map(len, result.output.splitlines())) <= 120
