@@ -27,7 +27,7 @@ from hvdlite.transports.flags import FLAG_BYTES, MOST_RANKS, ORDERED
 from hvdlite.warned import say_once
 
 HEADER = LINE  # bytes: the token, padded so that what follows is aligned
-STAGING_BYTES = 1 << 20
+STAGING_BYTES, MOST_STAGED_BYTES = 2 << 20, 8 << 20  # on one host: at a time, and of an array that goes that way
 NETWORK_STAGING_BYTES = 8 << 20
 
 
@@ -134,8 +134,8 @@ class Workspace:
     def __init__(self) -> None:
         self.buffer: Array | None = None
         self.stage: Arena | None = None
-        self.staged: dict[Hashable, tuple[Array, Callable[[], None]]] = {}
-        """By kind of piece: where it lies on the stage, and what reduces it there."""
+        self.staged: dict[Hashable, Callable[[Array], None]] = {}
+        """By kind of piece: what reduces it on the stage."""
         self.split: Levels | None = None
 
     def scratch(self, like: Array, length: int) -> Array:

@@ -117,7 +117,7 @@ def in_memory(
 
 
 def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction) -> None:
-    """The same for a buffer that lies elsewhere: copied piece by piece into the lane's arena and out again.
+    """The same for a buffer that lies elsewhere, piece by piece in the lane's arena.
 
     Falls back to messages where the arena could not be shared, which all ranks learned when it was made.
     """
@@ -125,27 +125,40 @@ def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Arr
     if arena.peers is None:
         by_messages("ring", transport, workspace, buffer, reduction)()
         return
-    local = workspace.levels(transport, place.hosts).local
     step = arena.own.size // buffer.itemsize
     for start in range(0, buffer.size, step):
         piece = buffer[start : start + step]
-        mine, reduce = on_stage(transport, workspace, place, arena, piece, reduction)
-        mine[:] = piece
-        local.barrier()
-        reduce()
-        piece[:] = mine
+        on_stage(transport, workspace, place, arena, piece, reduction)(piece)
 
 
 def on_stage(
     transport: Transport, workspace: Workspace, place: Place, stage: Arena, piece: Array, reduction: Reduction
-) -> tuple[Array, Callable[[], None]]:
-    """Where this rank copies the piece in the staging arena, and what reduces all ranks' there: prepared at the first
-    piece of its kind, since that takes 7 us."""
+) -> Callable[[Array], None]:
+    """What reduces pieces of this kind in the staging arena: prepared at the first one, since that takes 7 us."""
     kind = piece.nbytes, piece.dtype, reduction
     if kind not in workspace.staged:
         if len(workspace.staged) >= MOST_KINDS:
             workspace.staged.clear()
-        mine, peers = stage.view(0, piece.size, piece.dtype), stage.peer_views(0, piece.size, piece.dtype)
+        peers = stage.peer_views(0, piece.size, piece.dtype)
         assert peers is not None
-        workspace.staged[kind] = mine, in_memory(transport, workspace, place, peers, reduction, shared.NOTHING_LENT)
+        if place.one_host and is_host(piece):
+            workspace.staged[kind] = shared.prepared_at_home(transport, peers, reduction)
+        else:
+            workspace.staged[kind] = there_and_back(transport, workspace, place, peers, reduction)
     return workspace.staged[kind]
+
+
+def there_and_back(
+    transport: Transport, workspace: Workspace, place: Place, peers: Sequence[Array], reduction: Reduction
+) -> Callable[[Array], None]:
+    """What reduces arrays that lie elsewhere by a copy in this rank's of these and one out again."""
+    local = workspace.levels(transport, place.hosts).local
+    mine, reduce = peers[local.rank], in_memory(transport, workspace, place, peers, reduction, shared.NOTHING_LENT)
+
+    def run(array: Array) -> None:
+        mine[:] = array
+        local.barrier()
+        reduce()
+        array[:] = mine
+
+    return run

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from hvdlite.algorithms import fused
 from hvdlite.algorithms.reduction import Reduction, assign, in_cache, scaling, widened
-from hvdlite.algorithms.ring import same_part
+from hvdlite.algorithms.ring import part, same_part
 from hvdlite.arrays import Array, accumulator, module
 from hvdlite.transports import Transport
 
@@ -58,6 +58,40 @@ def prepared(
             for addends, targets in blocks:
                 add_up(addends, targets)
         transport.barrier()  # without it a rank would read or change its buffer while others still write into it
+
+    return two_shot
+
+
+def prepared_at_home(
+    transport: Transport, stages: Sequence[Array], reduction: Reduction
+) -> Callable[[Array], None]:
+    """The two-shot of arrays that lie elsewhere, on the host, and are as long as these places in shared memory:
+
+        rank 0's array  [ 0 | 1 ] -> its stage [   | 1 ]      rank r copies the other parts in, adds part r of its
+        rank 1's array  [ 0 | 1 ] -> its stage [ 0 |   ]      array and of the others' stages, writes it there, and
+                                                              copies the other parts out again
+
+    To be called with any number of arrays, changed in place; what is added, and how, as in `prepared`. 2S(p-1)/p bytes
+    are copied for S, and each call has 2 barriers. Nobody but this rank looks at its stage behind a call.
+    """
+    rank, mine = transport.rank, stages[transport.rank]
+    pieces = same_part(stages, transport.size, rank)
+    start, stop = part(mine, transport.size, rank)
+    others = [slice(first, last) for first, last in ((0, start), (stop, mine.size)) if first < last]
+    blocks, add_up = list(in_blocks(pieces, reduction)), adder(pieces, reduction)
+
+    def two_shot(array: Array) -> None:
+        for place in others:
+            mine[place] = array[place]
+        transport.barrier()
+        end = start
+        for block in blocks:
+            begin, end = end, end + block[0].size
+            block = (*block[:rank], array[begin:end], *block[rank + 1 :])
+            add_up(block, anothers_first(block, rank))
+        transport.barrier()
+        for place in others:
+            array[place] = mine[place]
 
     return two_shot
 

@@ -93,7 +93,7 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     }
     elsewhere = ON_SEVERAL if runtime.current().topology.one_host else ON_ONE_HOST
     able = [key for key in keys if key not in elsewhere and (key != "gloo" or importlib.util.find_spec("torch"))]
-    return [Contender(key, made[key](), memory.STAGING_BYTES if key == "tensor" else None) for key in able]
+    return [Contender(key, made[key](), memory.MOST_STAGED_BYTES if key == "tensor" else None) for key in able]
 
 
 def ordinary(nbytes: int, huge_pages: bool = False) -> Any:

@@ -7,12 +7,13 @@ from typing import Any
 
 from hvdlite import runtime
 from hvdlite.algorithms import allreduce as reduce_over_ranks
+from hvdlite.algorithms import through_memory
 from hvdlite.algorithms.grouped import allreduce_all
 from hvdlite.algorithms.pipeline import chunk_length, scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import prepared_reduce_scatter
 from hvdlite.algorithms.tree import only_sends, reduce_to_root
-from hvdlite.arrays import Array, overlapping, split_rows
+from hvdlite.arrays import Array, is_host, overlapping, split_rows
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.groups import Group
@@ -175,15 +176,20 @@ def amplification(op: Op, prescale: float, postscale: float, process_set: Proces
 
 
 def own_rows(lane: Lane, array: Array, how: Reduction) -> Array:
-    """This rank's rows of the reduction. Ring, n(p-1)/p elements sent per rank. Runs on the lane."""
-    rank, size = lane.transport.rank, lane.transport.size
+    """This rank's rows of the reduction. In memory, or a ring, n(p-1)/p elements sent per rank. Runs on the lane."""
+    rank, rows = lane.transport.rank, even_rows(array.shape[0], lane.transport.size)
+    result = lane.workspace.new(array, (rows[rank], *array.shape[1:]))
+    nbytes = array.nbytes if is_host(array) else 0
+    if memory := through_memory.memory_for(nbytes, lane.transport, lane.workspace, lane.place):
+        parts = [block.reshape(-1) for block in split_rows(array, rows)]
+        through_memory.reduce_scatter(lane.transport, memory, parts, result.reshape(-1), how)
+        return result
     buffer = array.copy()
     how.prescale(buffer.reshape(-1))
-    blocks = split_rows(buffer, even_rows(array.shape[0], size))
+    blocks = split_rows(buffer, rows)
     flat = [block.reshape(-1) for block in (blocks[-1], *blocks[:-1])]  # the ring leaves piece r+1 to rank r
     scratch = lane.workspace.scratch(buffer, scratch_length(max(map(len, flat)), buffer))
     prepared_reduce_scatter(lane.transport, flat, scratch, how)()
     how.postscale(blocks[rank].reshape(-1))
-    result = lane.workspace.new(array, blocks[rank].shape)
     result[...] = blocks[rank]
     return result

@@ -11,7 +11,7 @@ import pytest
 from hvdlite.algorithms import MESSAGES, movement, pipeline, reduction, tree
 from hvdlite.algorithms.reduction import Reduction, scaler
 from hvdlite.algorithms.ring import longest_part, parts, same_part
-from hvdlite.algorithms.shared import prepared
+from hvdlite.algorithms.shared import prepared, prepared_at_home
 from hvdlite.arrays import LINE, on_boundary
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
@@ -28,12 +28,16 @@ def lengths(size: int) -> list[int]:
 
 def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.ndarray]:
     """The algorithm on copies of the arrays, one per rank."""
-    buffers = [array.copy() for array in arrays]
+    buffers, stages = [array.copy() for array in arrays], [np.full_like(array, 7) for array in arrays]
 
     def rank_main(transport) -> None:
         if name == "shared":
             transport.barrier()
             prepared(transport, buffers, reduction)()
+        elif name == "at home":
+            two_shot = prepared_at_home(transport, stages, reduction)
+            two_shot(np.ones_like(buffers[transport.rank]))
+            two_shot(buffers[transport.rank])
         else:
             buffer = buffers[transport.rank]
             MESSAGES[name](transport, buffer, np.empty_like(buffer), reduction)()
@@ -43,7 +47,7 @@ def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.nd
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared"])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
 def test_integers_sum_exactly(name: str, size: int) -> None:
     """p ranks that hold r + i give p(p-1)/2 + p i, in every dtype that can hold it."""
     for length in lengths(size):
@@ -55,7 +59,7 @@ def test_integers_sum_exactly(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared"])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
 def test_all_ranks_end_with_the_same_bits(name: str, dtype: str) -> None:
     """Averages of random numbers: bit-equal on all ranks, and within the error that the additions allow."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype) if dtype == "bfloat16" else dtype)
@@ -76,7 +80,7 @@ def test_all_ranks_end_with_the_same_bits(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("operation,expected", [("min", 2.0), ("max", 5.0), ("product", 120.0)])
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared"])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
 def test_other_operations(name: str, operation: str, expected: float) -> None:
     arrays = [np.full(5, 2.0 + rank, np.float32) for rank in range(4)]
     for result in run(name, arrays, Reduction(operation)):
@@ -84,7 +88,7 @@ def test_other_operations(name: str, operation: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize("operation", ["sum", "min", "max", "product"])
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared"])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
 def test_nan_on_one_rank_reaches_all(name: str, operation: str) -> None:
     for poisoned in range(3):
         arrays = [np.ones(4, np.float32) for _ in range(3)]
@@ -93,7 +97,7 @@ def test_nan_on_one_rank_reaches_all(name: str, operation: str) -> None:
             assert np.isnan(result).tolist() == [False, False, True, False]
 
 
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared"])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
 def test_scaling_before_and_after(name: str) -> None:
     arrays = [np.full(3, 8.0, np.float32) for _ in range(2)]
     for result in run(name, arrays, Reduction("sum", before=0.25, after=3.0)):

@@ -10,6 +10,7 @@ import pytest
 
 from hvdlite.algorithms import Place, movement, through_memory
 from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import LINE
 from hvdlite.engine import Lane
 from hvdlite.ops import movement as movement_ops
 from hvdlite.ops import reductions
@@ -149,3 +150,24 @@ def test_gathers_through_memory_follow_each_other() -> None:
         return found
 
     assert run_ranks(2, main) == [[[10 * turn, 10 * turn + 1] for turn in range(3)]] * 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_through_memory_with_less_room_than_there_is_to_move(size: int, dtype: str) -> None:
+    """Step by step: nobody overwrites what another has not read. Sums of small integers, exactly; of odd lengths."""
+    arrays = [((np.arange(size * 301) + 7 * rank) % 13).astype(dtype) for rank in range(size)]
+    memory = [np.full(size * LINE + 8, 3, np.uint8) for _ in range(size)]
+
+    def rank_main(transport: ThreadTransport) -> tuple[np.ndarray, np.ndarray]:
+        mine, result = arrays[transport.rank], np.empty(301, dtype)
+        how = Reduction("sum", after=2.0)
+        through_memory.reduce_scatter(transport, memory, mine.reshape(size, 301), result, how)
+        whole = np.zeros((size, size * 301), dtype)
+        whole[transport.rank] = mine
+        through_memory.allgather(transport, memory, whole)
+        return result, whole
+
+    for rank, (result, whole) in enumerate(run_ranks(size, rank_main)):
+        np.testing.assert_array_equal(result, 2 * np.sum(arrays, 0).reshape(size, 301)[rank])
+        np.testing.assert_array_equal(whole, arrays)

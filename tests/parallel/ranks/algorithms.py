@@ -162,12 +162,13 @@ def noted_runs() -> Iterator[list[str]]:
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: runs.append(name) or function(*args)
 
-    usual, two_shot = dict(algorithms.MESSAGES), algorithms.shared.prepared
+    usual, shared = dict(algorithms.MESSAGES), algorithms.shared
+    two_shots = shared.prepared, shared.prepared_at_home
     algorithms.MESSAGES.update({name: noted(name, function) for name, function in usual.items()})
-    algorithms.shared.prepared = noted("shared", two_shot)
+    shared.prepared, shared.prepared_at_home = (noted("shared", function) for function in two_shots)
     yield runs
     algorithms.MESSAGES.update(usual)
-    algorithms.shared.prepared = two_shot
+    shared.prepared, shared.prepared_at_home = two_shots
 
 
 def check_without_shared_memory() -> None:

@@ -111,12 +111,16 @@ def check_random_averages_at_every_path() -> None:
             bound = epsilon[name] * (magnitude * p / p + np.abs(exact)) + np.finfo(np.float32).tiny
             assert np.all(np.abs(result.astype(np.float64) - exact) <= bound), (name, nbytes)
             require_same_bits(result)
+            mine, its, near = (np.array_split(a, p)[hvd.rank()] for a in (everyone[hvd.rank()], exact, bound))
+            rows = hvd.reducescatter(everyone[hvd.rank()])
+            assert rows.shape == mine.shape and rows.dtype == mine.dtype
+            assert np.all(np.abs(rows.astype(np.float64) - its) <= near), (name, nbytes)
 
 
 def check_ring_length() -> None:
-    """300000 and a prime number of elements, above the staging buffer: integers exactly."""
+    """Longer than what is staged, also a prime number of elements: integers exactly."""
     p, r = hvd.size(), hvd.rank()
-    for length in (300_000, 400_009):
+    for length in (2_200_000, 2_300_003):
         base = np.arange(length, dtype=np.float32) % 1024
         np.testing.assert_array_equal(hvd.allreduce(base + r, op=hvd.Sum), base * p + p * (p - 1) // 2)
 

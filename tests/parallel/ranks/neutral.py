@@ -162,9 +162,12 @@ def check_what_nobody_can_send() -> None:
 def check_lengths_around_those_that_pass_through_shared_memory() -> None:
     """From below the least to above the most that does; uneven; again and again, so that nobody may still be reading."""
     p, r = hvd.size(), hvd.rank()
-    for nbytes in (30_000, 32 * 1024, 100_003, 1 << 20, (1 << 20) + 1, 1_500_000):
+    for nbytes in (30_000, 32 * 1024, 100_003, 2 << 20, (2 << 20) + 1, 5_000_000, (8 << 20) + 1):
         pattern = np.arange(nbytes, dtype=np.uint32).astype(np.uint8)
-        for turn in range(4):
+        for turn in range(4 if nbytes < 1 << 20 else 2):
+            total = (pattern * np.uint8(p) + np.uint8(p * turn + p * (p - 1) // 2)).astype(np.uint8)
+            assert (hvd.allreduce(pattern + np.uint8(r + turn), op=hvd.Sum) == total).all()
+            assert (hvd.reducescatter(pattern + np.uint8(r + turn), op=hvd.Sum) == np.array_split(total, p)[r]).all()
             assert (hvd.broadcast(pattern + r + turn, turn % p) == pattern + np.uint8(turn % p + turn)).all()
             mine = pattern[: nbytes - r * 1000] + np.uint8(r + turn)
             parts = np.split(hvd.allgather(mine), np.cumsum([nbytes - o * 1000 for o in range(p - 1)]))
