@@ -25,7 +25,7 @@ from hvdlite.bench.network import Link, least_bytes
 from hvdlite.buckets import Spec
 from hvdlite.engine import Lane
 from hvdlite.express import finished, run_again
-from hvdlite.pages import libc, reserved
+from hvdlite.pages import HUGE_PAGE, libc, reserved
 from hvdlite.planning import planned
 from hvdlite.reducer import Reducer, Use
 from hvdlite.requests import Request, Round, Signature
@@ -100,11 +100,11 @@ def ordinary(nbytes: int, huge_pages: bool = False) -> Any:
     """Zeros as torch and TensorFlow allocate tensors, in the pages that the kernel gives unasked. NumPy asks for huge
     ones from 4 MiB on, where the kernel has them: there an MPI, whose ranks copy out of each other's memory page by
     page, takes 0.6 of the time (1 MiB in 67 us instead of 109)."""
-    memory = reserved(nbytes)
+    memory = reserved(-(-nbytes // HUGE_PAGE) * HUGE_PAGE)
     if huge_pages:
-        libc.madvise(memory.ctypes.data, nbytes, mmap.MADV_HUGEPAGE)
+        libc.madvise(memory.ctypes.data, memory.size, mmap.MADV_HUGEPAGE)
     memory[:] = 0  # now the pages are there
-    return memory.view(ITEM)
+    return memory[:nbytes].view(ITEM)
 
 
 def gradients(lane: Lane) -> Callable[[int], Trial]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,13 @@ def canvas(columns: int) -> tuple[Any, Any]:
     return figure, axes
 
 
+def save(figure: Any, path: str, title: str, caption: str) -> None:
+    """Write the picture, under a title and the caption in lines that are no wider."""
+    lines = textwrap.wrap(caption, int(14 * figure.get_figwidth()))
+    figure.suptitle("\n".join([title, *lines]), fontsize=9)
+    figure.savefig(path, dpi=120)
+
+
 def plot_sweep(path: str, sweep: Sweep, caption: str) -> None:
     """Time and bandwidth against size, log-log; ours in full lines, the others dashed."""
     figure, (times, bandwidths) = canvas(2)
@@ -45,8 +53,7 @@ def plot_sweep(path: str, sweep: Sweep, caption: str) -> None:
         axis.minorticks_off()
         axis.grid(alpha=0.3)
         axis.legend()
-    figure.suptitle(f"All-reduce, float32, in place\n{caption}", fontsize=9)
-    figure.savefig(path, dpi=120)
+    save(figure, path, "All-reduce, float32, in place", caption)
 
 
 def plot_steps(path: str, results: Sequence[Result], caption: str) -> None:
@@ -60,5 +67,4 @@ def plot_steps(path: str, results: Sequence[Result], caption: str) -> None:
     axis.set_xticks(range(len(results)), [r.name for r in results])
     axis.set_ylabel("ms per step")
     axis.legend()
-    figure.suptitle(f"Training step\n{caption}", fontsize=9)
-    figure.savefig(path, dpi=120)
+    save(figure, path, "Training step", caption)
