@@ -30,8 +30,10 @@ libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 def whole_pages(nbytes: int) -> int:
-    """How long a file of so many bytes is to be made: the last part of a long one should be a huge page, too."""
-    return nbytes if nbytes < HUGE_PAGE else -(-nbytes // HUGE_PAGE) * HUGE_PAGE
+    """How long a file of so many bytes is to be made: the last part of a long one should be a huge page, too, unless it
+    is less than a 32nd of one."""
+    pages, rest = divmod(nbytes, HUGE_PAGE)
+    return (pages + 1) * HUGE_PAGE if pages and rest >= HUGE_PAGE // 32 else nbytes
 
 
 def reserved(nbytes: int) -> Array:

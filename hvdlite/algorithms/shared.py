@@ -72,7 +72,8 @@ def prepared_at_home(
                                                               copies the other parts out again
 
     To be called with any number of arrays, changed in place; what is added, and how, as in `prepared`. 2S(p-1)/p bytes
-    are copied for S, and each call has 2 barriers. Nobody but this rank looks at its stage behind a call.
+    are copied for S, and each call has 2 barriers. Behind a call a rank may still be copying out of its stage: nobody
+    else may write there before it has come to another barrier, and operations that follow each other here do not.
     """
     rank, mine = transport.rank, stages[transport.rank]
     pieces = same_part(stages, transport.size, rank)

@@ -11,7 +11,7 @@ from hvdlite.arrays import Array
 from hvdlite.bench.contenders import ITEM, ordinary
 from hvdlite.pages import HUGE_PAGE, MADV_COLLAPSE, libc, map_file, whole_pages
 
-NBYTES = whole_pages(HUGE_PAGE + 1)
+NBYTES = 2 * HUGE_PAGE
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def mapped(what: str) -> int:
 
 
 def test_the_last_part_of_a_long_file_is_a_whole_page() -> None:
-    lengths = 64, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1
-    assert [whole_pages(length) for length in lengths] == [64, HUGE_PAGE - 1, HUGE_PAGE, 2 * HUGE_PAGE]
+    lengths = 64, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 65_535, HUGE_PAGE + 65_536, NBYTES
+    assert [whole_pages(length) for length in lengths] == [*lengths[:4], NBYTES, NBYTES]
 
 
 def test_mappings_are_of_the_same_memory_and_begin_at_a_huge_page(file: int) -> None:
@@ -86,7 +86,7 @@ def test_where_the_benchmark_has_its_arrays() -> None:
                     ours = start <= array.ctypes.data < end
         raise AssertionError("no such mapping")
 
-    usual, huge = ordinary(NBYTES - 4), ordinary(NBYTES - 4, huge_pages=True)
+    usual, huge = ordinary(NBYTES - 3), ordinary(NBYTES - 3, huge_pages=True)
     assert "hg" not in advice(usual)
     assert ("hg" in advice(huge)) == os.path.exists("/sys/kernel/mm/transparent_hugepage")
     assert usual.size == huge.size == NBYTES // 4 - 1 and not usual.any() and usual.dtype == ITEM

@@ -50,6 +50,23 @@ def check_kinds_in_different_orders() -> None:
         assert handle.wait().tolist() == expected[i]
 
 
+def check_what_passes_through_memory_in_different_orders() -> None:
+    """Operations that are found in one round follow each other without another agreement: a rank that is fast writes
+    nothing over what a slow one has not yet copied out."""
+    p, r = hvd.size(), hvd.rank()
+    mine = np.full(p * 33_000, 1.0 + r, np.float32)
+    for turn in range(40):
+        calls = [hvd.allreduce_async, hvd.reducescatter_async, hvd.allreduce_async, hvd.allgather_async]
+        options: list[dict[str, Any]] = [{"op": hvd.Sum}, {"op": hvd.Sum}, {"op": hvd.Sum}, {}]
+        given, handles = [mine, mine + 100, mine + 1000, mine + 10_000], {}
+        for number in range(4) if r == 0 else range(3, -1, -1):
+            handles[number] = calls[number](given[number], name=f"{turn}.{number}", **options[number])
+        first, rows, second, everyone = (hvd.synchronize(handles[number]) for number in range(4))
+        total = p * (p + 1) / 2
+        assert (first == total).all() and (rows == total + 100 * p).all() and (second == total + 1000 * p).all()
+        assert (everyone.reshape(p, -1) == np.arange(10_001, 10_001 + p)[:, None]).all()
+
+
 def check_synchronous_calls_from_threads_in_different_orders() -> None:
     """Two threads per rank call under their own names; the first call of one rank is the second of another."""
     p, r = hvd.size(), hvd.rank()
