@@ -65,8 +65,8 @@ def choose(place: Place, nbytes: int, dtype: np.dtype[Any], in_arena: bool) -> s
 
     in_arena: whether every rank's buffer lies where its host's ranks can reach it. Elsewhere the two-shot pays for
     copies in and out. Over a network it is always worth that, on one host not for long arrays: of a ring's time it
-    takes 0.5 to 0.7 from 1 to 16 MiB where cores share a cache; where they are far apart 0.7 to 1.0 up to 8 MiB, 1.15
-    at 16 and 1.5 from 64 on.
+    takes 0.45 to 0.75 from 1 to 16 MiB where cores share a cache; where they are far apart 0.7 to 0.9 up to 4 MiB, 0.7
+    to 1.2 at 8, 1.15 at 16 and 1.5 from 64 on.
     """
     together = "shared" if place.one_host else "hierarchical"
     long = place.one_host and not place.on_gpu and nbytes > MOST_STAGED_BYTES

@@ -104,7 +104,7 @@ def ordinary(nbytes: int, huge_pages: bool = False) -> Any:
     if huge_pages:
         libc.madvise(memory.ctypes.data, memory.size, mmap.MADV_HUGEPAGE)
     memory[:] = 0  # now the pages are there
-    return memory[: nbytes // ITEM.itemsize * ITEM.itemsize].view(ITEM)
+    return memory.view(ITEM)[: nbytes // ITEM.itemsize]
 
 
 def gradients(lane: Lane) -> Callable[[int], Trial]:

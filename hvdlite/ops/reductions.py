@@ -179,7 +179,7 @@ def own_rows(lane: Lane, array: Array, how: Reduction) -> Array:
     """This rank's rows of the reduction. In memory, or a ring, n(p-1)/p elements sent per rank. Runs on the lane."""
     rank, rows = lane.transport.rank, even_rows(array.shape[0], lane.transport.size)
     result = lane.workspace.new(array, (rows[rank], *array.shape[1:]))
-    nbytes, most = array.nbytes if is_host(array) else 0, through_memory.MOST_SCATTERED_BYTES
+    nbytes, most = (array.nbytes if is_host(array) else 0), through_memory.MOST_SCATTERED_BYTES
     if memory := through_memory.memory_for(nbytes, lane.transport, lane.workspace, lane.place, most):
         parts = [block.reshape(-1) for block in split_rows(array, rows)]
         through_memory.reduce_scatter(lane.transport, memory, parts, result.reshape(-1), how)

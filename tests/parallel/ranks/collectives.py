@@ -118,9 +118,9 @@ def check_random_averages_at_every_path() -> None:
 
 
 def check_ring_length() -> None:
-    """Longer than what is staged, also a prime number of elements: integers exactly."""
+    """Longer than what is staged at a time, and at all; also odd numbers of elements: integers exactly."""
     p, r = hvd.size(), hvd.rank()
-    for length in (2_200_000, 2_300_003):
+    for length in (300_000, 400_009, 2_200_000, 2_300_003):
         base = np.arange(length, dtype=np.float32) % 1024
         np.testing.assert_array_equal(hvd.allreduce(base + r, op=hvd.Sum), base * p + p * (p - 1) // 2)
 

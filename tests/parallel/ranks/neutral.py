@@ -162,9 +162,10 @@ def check_what_nobody_can_send() -> None:
 def check_lengths_around_those_that_pass_through_shared_memory() -> None:
     """From below the least to above the most that does; uneven; again and again, so that nobody may still be reading."""
     p, r = hvd.size(), hvd.rank()
-    for nbytes in (30_000, 32 * 1024, 100_003, 2 << 20, (2 << 20) + 1, 5_000_000, (8 << 20) + 1):
+    mib = 1 << 20
+    for nbytes in (30_000, 32 * 1024, 100_003, mib, mib + 1, 1_500_000, 2 * mib, 2 * mib + 1, 5_000_000, 8 * mib + 1):
         pattern = np.arange(nbytes, dtype=np.uint32).astype(np.uint8)
-        for turn in range(4 if nbytes < 1 << 20 else 2):
+        for turn in range(4):
             total = (pattern * np.uint8(p) + np.uint8(p * turn + p * (p - 1) // 2)).astype(np.uint8)
             assert (hvd.allreduce(pattern + np.uint8(r + turn), op=hvd.Sum) == total).all()
             assert (hvd.reducescatter(pattern + np.uint8(r + turn), op=hvd.Sum) == np.array_split(total, p)[r]).all()
