@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +31,13 @@ class Host:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Read `name[:slots],...`; a name without slots holds one rank.
+    """Read `name[:slots],...`; a name without slots holds one rank, and the slots of a repeated name add up.
 
-    Raises UsageError on an empty list, a malformed entry, zero slots or a repeated name.
+    Raises UsageError on an empty list, a malformed entry or zero slots.
     """
-    return _checked(_parse_entry(entry) for entry in text.split(","))
+    if text.rstrip().endswith(","):
+        raise UsageError(f"the host list {text!r} ends with a comma: write no blank after commas, -H hosta:2,hostb:2")
+    return _added_up(_parse_entry(entry) for entry in text.split(","))
 
 
 def parse_hostfile(path: str) -> tuple[Host, ...]:
@@ -47,14 +50,12 @@ def parse_hostfile(path: str) -> tuple[Host, ...]:
             lines = [(number, line.split("#")[0].strip()) for number, line in enumerate(file, start=1)]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the hostfile {path!r}: {getattr(error, 'strerror', error)}") from error
-    slots: dict[str, int] = {}
-    for number, line in lines:
-        if line:
-            host = _parse_entry(_SLOTS.sub(r":\1", line), f"hostfile {path}, line {number}: ")
-            slots[host.name] = slots.get(host.name, 0) + host.slots
-    if not slots:
+    hosts = _added_up(
+        _parse_entry(_SLOTS.sub(r":\1", line), f"hostfile {path}, line {number}: ") for number, line in lines if line
+    )
+    if not hosts:
         raise UsageError(f"the hostfile {path} names no host")
-    return _checked(Host(name, count) for name, count in slots.items())
+    return hosts
 
 
 def located(hosts: Sequence[Host]) -> tuple[Host, ...]:
@@ -129,12 +130,9 @@ def _parse_entry(entry: str, place: str = "") -> Host:
     return Host(match["name"], slots)
 
 
-def _checked(entries: Iterable[Host]) -> tuple[Host, ...]:
-    hosts = tuple(entries)
-    if not hosts:
-        raise UsageError("the host list is empty")
-    names = [host.name for host in hosts]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"host {name} appears more than once: name it once, with all its slots")
-    return hosts
+def _added_up(entries: Iterable[Host]) -> tuple[Host, ...]:
+    """Each host once, with all its slots, in the order of their first entries; as Open MPI and Horovod do."""
+    slots: Counter[str] = Counter()
+    for host in entries:
+        slots[host.name] += host.slots
+    return tuple(Host(name, count) for name, count in slots.items())

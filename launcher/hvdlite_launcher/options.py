@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
-from hvdlite_launcher import tunables
+from hvdlite_launcher import slips, tunables
 from hvdlite_launcher.agent import PATIENCE
 from hvdlite_launcher.usage import UsageError
 
@@ -34,7 +35,18 @@ _ELASTIC = (
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        """In our words; argparse's message is "argument -np/-n/--num-proc: ..."."""
+        found = re.fullmatch(r"argument ([^:/]+)[^:]*: (.*)", message, re.DOTALL)
+        if found is None:
+            raise UsageError(message)
+        flag, said = found.groups()
+        if said.startswith("expected"):
+            raise UsageError(f"{flag}: needs a value")
+        if said.startswith("ignored explicit argument"):
+            raise UsageError(f"{flag}: takes no value")
+        if said.startswith("not allowed with argument"):
+            raise UsageError(f"{flag}: cannot be given together with {said.rpartition(' ')[2]}")
+        raise UsageError(f"{flag} {said}")
 
     def _get_option_tuples(self, option_string: str) -> Any:
         """Which flags a word begins. argparse asks of the command's own arguments, too, and refuses what begins several
@@ -51,8 +63,39 @@ class _Refuse(argparse.Action):
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line. Raises UsageError."""
-    return _parser().parse_args(arguments)
+    """Read the command line. Raises UsageError.
+
+    Returns:
+        The options; `flags` are the words before the command.
+    """
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise UsageError(_unknown(parser, list(arguments), unknown[0]))
+    options.flags = list(arguments[: len(arguments) - len(options.command)])
+    if options.json and not options.check:
+        raise UsageError("--json: goes with --check only")
+    return options
+
+
+def _unknown(parser: argparse.ArgumentParser, arguments: list[str], word: str) -> str:
+    """What to say of a word that is no flag."""
+    shown = {flag for action in parser._actions if action.help != argparse.SUPPRESS for flag in action.option_strings}
+    advice, instead = slips.unknown_flag(word, sorted(shown))
+    if instead:
+        place = arguments.index(word)
+        line = slips.line(_mended([*arguments[:place], *instead, *arguments[place + 1 :]]))
+        advice = f"did you mean: {line}" + (f" ({advice})" if advice else "")
+    return f"{word.partition('=')[0]}: no such option" + (f": {advice}" if advice else "")
+
+
+def _mended(arguments: list[str]) -> list[str]:
+    """The command line, with an interpreter for a script that lacks one."""
+    try:
+        options = parse(arguments)
+    except UsageError:
+        return arguments
+    return [*options.flags, *slips.with_interpreter(options.command)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,11 +108,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-np", "-n", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks (default: all slots named)")
+    add("-np", "-n", "--num-proc", dest="ranks", type=_ranks, metavar="N", help="ranks (default: all slots named)")
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
     add("-v", "--verbose", action="store_true", help="show the command, the MPI, what takes how long, hvdlite's log")
     add("--version", action="version", version=f"hvdliterun {version()}")
     add("-cb", "--check-build", "--check", dest="check", action="store_true", help="tell what is installed here")
+    add("--json", action="store_true", help="with --check: the report as JSON, for programs")
     add("--config-file", metavar="FILE", help="settings in YAML, with Horovod's sections; flags win")
     add("command", nargs=argparse.REMAINDER, help="the command and its arguments")
     _add_hosts(parser.add_argument_group("hosts"))
@@ -77,6 +121,32 @@ def _parser() -> argparse.ArgumentParser:
     tunables.add_to(parser.add_argument_group("settings of hvdlite"))
     _add_refused(parser)
     return parser
+
+
+def _ranks(text: str) -> int:
+    if re.fullmatch(r"p\d+", text):
+        raise UsageError(f"-n{text}: write -np {text[1:]}")
+    _check_whole_flag(f"-n{text}")
+    return _whole(text, "must be a whole number of ranks, as in -np 4")
+
+
+def _port(text: str) -> int:
+    _check_whole_flag(f"-p{text}")
+    return _whole(text, "must be the number of a port, as in -p 22")
+
+
+def _check_whole_flag(word: str) -> None:
+    """argparse reads other launchers' -nproc and -ppn as our -n and -p with a value. Raises UsageError for them."""
+    advice, instead = slips.unknown_flag(word, ())
+    if advice or instead:
+        raise UsageError(f"{word}: no such option: {advice or f'write {instead[0]}'}")
+
+
+def _whole(text: str, rule: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: {rule}") from None
 
 
 def seconds(text: str) -> float:
@@ -94,7 +164,7 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("-H", "--hosts", metavar="NAME:SLOTS,...", help="hosts and their slots (default: this one, with -np)")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, one host per line")
-    add("-p", "--ssh-port", type=int, metavar="PORT", help="the other hosts' SSH port")
+    add("-p", "--ssh-port", type=_port, metavar="PORT", help="the other hosts' SSH port")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the key to log in to other hosts with")
     add("--start-timeout", type=seconds, metavar="SECONDS",
         help="for all hosts to be ready (default: HOROVOD_START_TIMEOUT, or 10)")  # fmt: skip

@@ -7,12 +7,10 @@ import contextlib
 import dataclasses
 import os
 import pwd
-import re
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 
-from hvdlite_launcher import config_file, tunables
+from hvdlite_launcher import config_file, slips, tunables
 from hvdlite_launcher.command import Settings, Step
 from hvdlite_launcher.cores import cores
 from hvdlite_launcher.facts import check_interfaces
@@ -32,11 +30,14 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
     ranks = _ranks(options.ranks, hosts)
     if not command:
         raise UsageError(f"no command given: {USAGE}")
-    _check_command(command[0])
+    if wrong := slips.wrong_command(command, options.flags):
+        raise UsageError(wrong, 127)
     config = config_file.load(options.config_file, options.mpi) if options.config_file else {}
     chosen = list(tunables.chosen(options, config))
     tuned = tunables.variables(chosen)
     step = _step(options, given, mpi)
+    if step is None:
+        _check_stdin(command, ranks, options.flags)
     timeout = _start_timeout(options, environ)
     made = Settings(
         ranks=ranks,
@@ -119,16 +120,15 @@ def _ranks(ranks: int | None, hosts: Sequence[Host]) -> int:
     return ranks
 
 
-def _check_command(name: str) -> None:
-    if shutil.which(name):
-        return
-    if os.path.isfile(name):
-        if os.access(name, os.X_OK):
-            raise UsageError(f"{name} is not on PATH: did you mean `./{name}`?", 127)
-        hint = f": did you mean `python {name}`?" if name.endswith(".py") else ""
-        raise UsageError(f"{name} is not executable{hint}", 127)
-    hint = ": hosts are listed with commas, -H hosta:2,hostb:2" if re.fullmatch(r"[\w.-]+:\d+", name) else ""
-    raise UsageError(f"{name}: command not found{hint}", 127)
+def _check_stdin(command: Sequence[str], ranks: int, flags: Sequence[str]) -> None:
+    """Where no scheduler's step passes stdin on to all ranks, a script on stdin reaches rank 0 only."""
+    meant = slips.script_on_stdin(command)
+    if ranks > 1 and meant:
+        others = "rank 1" if ranks == 2 else f"ranks 1 to {ranks - 1}"
+        raise UsageError(
+            f"{shlex.join(command)}: the script would come from stdin, which only rank 0 has, and {others} would run "
+            f"nothing. Save it in a file, and say: {slips.line([*flags, *meant])}"
+        )
 
 
 def _words(flag: str, text: str) -> list[str]:

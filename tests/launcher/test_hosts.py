@@ -24,9 +24,22 @@ def test_what_others_write_is_told_how_to_write(text: str, cure: str) -> None:
 
 def test_slots_add_up() -> None:
     assert total_slots(parse_hosts("a:2, node-1.cluster:4,[::1]:1")) == 7
+    assert parse_hosts("a:1, b:2 ,a:3, b") == (Host("a", 4), Host("b", 3))
 
 
-@pytest.mark.parametrize("text", ["", "a:", "a:x", ":4", "a:0", "a:-1", "a:2,,b:2", "a:1,a:2", "a b"])
+def test_lists_and_hostfiles_follow_one_rule(tmp_path: Path) -> None:
+    text = "b:1, a:1, b:2, a, localhost:1, localhost:1"
+    file = tmp_path / "hosts"
+    file.write_text(text.replace(",", "\n"))
+    assert parse_hosts(text) == parse_hostfile(str(file)) == (Host("b", 3), Host("a", 2), Host("localhost", 2))
+
+
+def test_a_blank_after_a_comma_that_the_shell_cuts_at() -> None:
+    with pytest.raises(UsageError, match="write no blank after commas"):
+        parse_hosts("a:1,")
+
+
+@pytest.mark.parametrize("text", ["", "a:", "a:x", ":4", "a:0", "a:-1", "a:2,,b:2", "a:1,", "a b"])
 def test_what_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_hosts(text)

@@ -22,7 +22,7 @@ OPEN_MPI = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
 
 def environment(*arguments: str, mpi: Mpi = OPEN_MPI, **environ: str) -> dict[str, str]:
     """What these arguments add to the ranks' environment."""
-    wanted, _ = settings(options.parse([*arguments, "-np", "2", sys.executable]), mpi, environ)
+    wanted, _ = settings(options.parse([*arguments, "-np", "2", sys.executable, "train.py"]), mpi, environ)
     return dict(compose(wanted, mpi, PLACE, environ).env)
 
 
@@ -167,7 +167,7 @@ def test_interfaces_add_up() -> None:
         (["--start-timeout", "nan"], "nan: must be a number of seconds above 0"),
         (["--host-timeout", "0"], "0: must be a number of seconds above 0"),
         (["-x", "=3"], "-x =3: write -x NAME=VALUE"),
-        (["--stall-check", "--no-stall-check"], "not allowed with"),
+        (["--stall-check", "--no-stall-check"], "cannot be given together with"),
         (["--network-interfaces", "nope0"], "--network-interfaces: no network interface nope0, but"),
         (["--config-file", "/no/such.yaml"], "/no/such.yaml: No such file"),
     ],
