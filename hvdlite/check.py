@@ -1,22 +1,38 @@
-"""Tells what is installed here and what of it hvdlite will use: `python -m hvdlite.check`, or `hvdliterun --check`.
+"""Reports what is installed on this host and what of it hvdlite will use: `python -m hvdlite.check`, or
+`hvdliterun --check`. The last line is a verdict in one sentence, and the exit code is 1 if nothing can train here.
 
 Everything that may crash or hang (loading an MPI, giving it GPU memory) happens in a child with a time limit.
 Frameworks are looked up, not imported: what takes ten seconds is not asked for twice.
+
+`--json` prints one JSON object in one line instead. Its fields are the same for one host and for several
+(`hvdlite_launcher.checks`):
+
+    ready        whether training can start
+    verdict      the sentence
+    ready_for    what can train: "torch on CPU", "keras on GPUs", ...
+    not_ready    what cannot, and why
+    hosts        a list of {host, own_name, ready, problem, hvdlite, python, mpi}; problem: what keeps a host out of a
+                 job of several, or null
+    findings     a list of {host, section, name, state, text, version}; state: ok, warning (works, but may fail later),
+                 absent or broken (and needed), optional (absent, and not needed), not tried
 """
 
 from __future__ import annotations
 
+import argparse
+import enum
 import importlib.util
 import json
 import os
 import platform
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -34,7 +50,7 @@ from hvdlite import launched
 mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
 from mpi4py import MPI
 from hvdlite.transports import mpi
-said = {"library": mpi.library()}
+said = {"library": mpi.library(), "gtl": "libmpi_gtl" in open("/proc/self/maps").read()}
 print(json.dumps(said), flush=True)
 with launched.alone():
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
@@ -48,133 +64,290 @@ MPI.Finalize()
 """
 
 
-@dataclass(frozen=True)
-class Line:
-    """One finding. good: whether it is there, as [X] or [ ]."""
+class State(enum.Enum):
+    """What was found. Of ABSENT and BROKEN, hvdlite needs what is meant; WARNING: it works, but may fail later."""
 
-    good: bool
+    OK = "ok"
+    WARNING = "warning"
+    ABSENT = "absent"
+    BROKEN = "broken"
+    OPTIONAL = "optional"
+    NOT_TRIED = "not tried"
+
+
+MARKS = {State.OK: "X", State.WARNING: "!", State.NOT_TRIED: "?"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    name stays the same from host to host; text is for people. version: of what was found, where it has one.
+    """
+
+    section: str
+    name: str
+    state: State
     text: str
+    version: str | None = None
 
     def __str__(self) -> str:
-        return f"    [{'X' if self.good else ' '}] {self.text}"
+        state = "" if self.state is State.OK else f"{self.state.value}: "
+        return f"    [{MARKS.get(self.state, ' ')}] {state}{self.text}"
 
 
-def main() -> None:
-    """Print the report. Always ends well: what is missing is told, and may not be needed."""
-    print(f"hvdlite {hvdlite.__version__} ({Path(hvdlite.__file__).parent})")
-    print(f"Python {platform.python_version()} ({sys.executable}), {platform.platform()}")
-    for title, lines in (
-        ("Frameworks", frameworks()),
-        ("MPI", mpi()),
-        ("GPUs", gpus()),
-        ("This host", host()),
-        ("Schedulers", schedulers()),
-        ("Libraries", libraries()),
-    ):
-        print(f"\n{title}:")
-        for line in lines:
-            print(line, flush=True)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the report; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m hvdlite.check", description="what is installed, and will be used")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in one line")
+    parser.add_argument("--host", default="", metavar="NAME", help="this host's name among several")
+    parser.add_argument("--folder", metavar="PATH", help="must be here, since the ranks will start in it")
+    options = parser.parse_args(arguments)
+    if not options.json:
+        print(f"hvdlite {hvdlite.__version__} ({Path(hvdlite.__file__).parent})")
+        print(f"Python {platform.python_version()} ({sys.executable}), {platform.platform()}")
+    found: list[Finding] = []
+    for finding in findings(options.folder, alone=not options.host):
+        if not options.json:
+            title = "" if found and found[-1].section == finding.section else f"\n{finding.section}:\n"
+            print(f"{title}{finding}", flush=True)
+        found.append(finding)
+    said = report(found, options.host or socket.gethostname())
+    print(json.dumps(said) if options.json else f"\n{said['verdict']}")
+    return 0 if said["ready"] else 1
 
 
-def frameworks() -> Iterator[Line]:
+def findings(folder: str | None, alone: bool) -> Iterator[Finding]:
+    """All sections. folder: see `host`. alone: no other host is asked."""
+    yield from frameworks()
+    yield from mpi()
+    yield from gpus()
+    yield from host(folder, alone)
+    yield from schedulers()
+    yield from libraries()
+
+
+def report(found: Sequence[Finding], name: str) -> dict[str, object]:
+    """What `--json` prints. name: of this host."""
+    from hvdlite_launcher.readiness import verdict
+
+    good, bad = readiness(found)
+    library = next((each.version for each in found if each.name == "library"), None)
+    warnings = [each.name for each in found if each.state is State.WARNING]
+    own = socket.gethostname()
+    versions = {"hvdlite": hvdlite.__version__, "python": platform.python_version(), "mpi": library}
+    return {
+        "ready": bool(good),
+        "verdict": verdict(good, bad, warnings, hosts=1),
+        "ready_for": good,
+        "not_ready": bad,
+        "hosts": [{"host": name, "ready": bool(good), "problem": None, "own_name": own, **versions}],
+        "findings": [{"host": name, **asdict(each), "state": each.state.value} for each in found],
+    }
+
+
+def readiness(found: Sequence[Finding]) -> tuple[list[str], list[str]]:
+    """What can train on this host; and what cannot, and why."""
+    needed = ("MPI", "Libraries", "This host")
+    missing = [each for each in found if each.section in needed and each.state in (State.ABSENT, State.BROKEN)]
+    there = {each.name for each in found if each.section == "Frameworks" and each.state is State.OK}
+    names = [module for name, module in FRAMEWORKS.items() if name in there and module != "jax"]
+    bad = [each.text + (" (absent)" if each.section == "Libraries" else "") for each in missing]
+    if "keras" in names and not there & {"PyTorch", "TensorFlow", "JAX (with Keras)"}:
+        names.remove("keras")
+        bad.append("keras (it needs TensorFlow, PyTorch or JAX)")
+    names = names or ["NumPy arrays"]
+    good = [f"{name} on CPU" for name in names]
+    for name in names if any(each.name == "GPU" and each.state is State.OK for each in found) else ():
+        if why := _no_gpu(name, found):
+            bad.append(f"{name} on GPUs ({why})")
+        else:
+            good.append(f"{name} on GPUs")
+    if any(each.name == "ssh" and each.state is not State.OK for each in found):
+        bad.append("several hosts (no ssh here)")
+    return ([] if missing else good), bad
+
+
+def _no_gpu(name: str, found: Sequence[Finding]) -> str | None:
+    """Why a framework cannot use this host's GPUs, or None."""
+    if not any(each.name == "CuPy" and each.state is State.OK for each in found):
+        return "CuPy is absent: pip install 'hvdlite[cuda12]' or [cuda13]"
+    if name == "torch" and "+cpu" in (installed("torch") or ""):
+        return "this PyTorch was built for CPUs"
+    return None
+
+
+def frameworks() -> Iterator[Finding]:
     """Frameworks with an adapter."""
     for name, module in FRAMEWORKS.items():
         version = installed(module)
-        yield Line(version is not None, f"{name} {version or ''}".rstrip())
+        state = State.OK if version else State.OPTIONAL
+        yield Finding("Frameworks", name, state, f"{name} {version}" if version else f"{name}: not installed", version)
 
 
-def mpi() -> Iterator[Line]:
+def mpi() -> Iterator[Finding]:
     """The launcher that hvdliterun takes, the library that mpi4py loads, and what it can do."""
-    from hvdlite_launcher.probe import find_mpi
+    from hvdlite_launcher.probe import Mpi, find_mpi
     from hvdlite_launcher.usage import UsageError
 
-    env = dict(os.environ)
+    env, found = dict(os.environ), None
     try:
         found = find_mpi(os.environ, os.environ.get("HVDLITE_MPIEXEC"))
-        yield Line(True, f"launcher: {found}")
+        yield Finding("MPI", "launcher", State.OK, f"launcher: {found}", ".".join(map(str, found.version)))
         env |= {"MPI4PY_LIBMPI": found.library} if found.library and "MPI4PY_LIBMPI" not in env else {}
     except UsageError as error:
-        yield Line(False, f"launcher: {error}")
+        starter = next(filter(shutil.which, ("srun", "jsrun", "flux")), None)
+        state, cure = (State.OPTIONAL, f" (or start ranks with {starter})") if starter else (State.ABSENT, "")
+        yield Finding("MPI", "launcher", state, f"launcher: {error}{cure}")
     cuda = ["cuda"] if installed("cupy") and gpu_names() else []
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Open MPI 5 leaves a session's
             said, trouble = ask(["-c", _MPI, *cuda], env | {"TMPDIR": folder})
     except OSError as error:
-        yield Line(False, f"temporary files: {error.strerror or error}: free some room, or set TMPDIR")
+        problem = f"temporary files: {error.strerror or error}: free some room, or set TMPDIR"
+        yield Finding("MPI", "temporary files", State.BROKEN, problem)
         said, trouble = ask(["-c", _MPI, *cuda], env)
+    yield library(said, trouble, env.get("MPI4PY_LIBMPI"))
+    if isinstance(found, Mpi) and "library" in said:
+        yield from mixed(found.family.value, str(said["library"]))
+    yield from gpu_transport(said, env)
+    yield threads(said, trouble)
+    yield cuda_aware(said, trouble)
+
+
+def library(said: Mapping[str, object], trouble: str, path: str | None) -> Finding:
+    """Whether mpi4py loads an MPI. path: of the one that it is given, or None."""
     if "library" not in said:
-        yield Line(False, f"library: {trouble}; install an MPI and mpi4py, or point MPI4PY_LIBMPI to libmpi.so")
-        return
-    yield Line(True, f"library: {said['library']}" + (f" ({env['MPI4PY_LIBMPI']})" if "MPI4PY_LIBMPI" in env else ""))
+        cure = "install an MPI and mpi4py, or point MPI4PY_LIBMPI to libmpi.so"
+        return Finding("MPI", "library", State.BROKEN, f"library: {trouble}; {cure}")
+    text = f"library: {said['library']}" + (f" ({path})" if path else "")
+    return Finding("MPI", "library", State.OK, text, str(said["library"]))
+
+
+def mixed(family: str, library: str) -> Iterator[Finding]:
+    """A warning where the launcher and the library are of MPIs that do not understand each other. family: the
+    launcher's."""
+    if (family == "Open MPI") != library.startswith("Open MPI"):
+        text = f"the launcher is {family}'s, but mpi4py loads {library}: ranks would not find each other"
+        cure = "load one MPI's module, or set HVDLITE_MPIEXEC or MPI4PY_LIBMPI"
+        yield Finding("MPI", "two MPIs", State.WARNING, f"{text}; {cure}")
+
+
+def gpu_transport(said: Mapping[str, object], env: Mapping[str, str]) -> Iterator[Finding]:
+    """A warning where Cray's MPICH is asked for GPU memory without its library for that: it then ends each process,
+    since mpi4py is not linked to it as compiled programs are."""
+    asked = env.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+    if asked and "CRAY" in str(said.get("library", "")).upper() and not said.get("gtl"):
+        preload = "$CRAY_MPICH_ROOTDIR/gtl/lib/libmpi_gtl_cuda.so"
+        text = "MPICH_GPU_SUPPORT_ENABLED=1, but libmpi_gtl_cuda is not loaded, without which MPI cannot be initialized"
+        cure = f"set LD_PRELOAD={preload} (and give it to the ranks with -x LD_PRELOAD), or MPICH_GPU_SUPPORT_ENABLED=0"
+        yield Finding("MPI", "GPU transport", State.WARNING, f"{text}: {cure}")
+
+
+def threads(said: Mapping[str, object], trouble: str) -> Finding:
+    """Whether MPI can be initialized, and used by several threads."""
+    name = "MPI_THREAD_MULTIPLE"
+    if "library" not in said:
+        return Finding("MPI", name, State.NOT_TRIED, f"{name}: no MPI could be loaded")
     if "threads" not in said:
-        yield Line(False, f"MPI cannot be initialized: {trouble}")
-        return
-    yield Line(bool(said["threads"]), "MPI_THREAD_MULTIPLE" + ("" if said["threads"] else ": hvdlite needs it"))
-    yield cuda_line(said, trouble)
+        return Finding("MPI", name, State.BROKEN, f"{name}: MPI cannot be initialized: {trouble}")
+    if not said["threads"]:
+        text = f"{name}: this MPI was built without it, and hvdlite needs it: load another MPI"
+        return Finding("MPI", name, State.BROKEN, text)
+    return Finding("MPI", name, State.OK, name)
 
 
-def cuda_line(said: dict[str, object], trouble: str) -> Line:
+def cuda_aware(said: Mapping[str, object], trouble: str) -> Finding:
     """Whether the MPI may be given GPU memory, and how that is known."""
+    state, text = _cuda_aware(said, trouble)
+    return Finding("MPI", "CUDA-aware", state, f"CUDA-aware: {text}")
+
+
+def _cuda_aware(said: Mapping[str, object], trouble: str) -> tuple[State, str]:
     chosen = os.environ.get("HVDLITE_CUDA_AWARE")
     if chosen:
-        return Line(chosen == "1", f"CUDA-aware: HVDLITE_CUDA_AWARE={chosen} decides")
+        return State.OK if chosen == "1" else State.OPTIONAL, f"HVDLITE_CUDA_AWARE={chosen} decides"
     if not gpu_names():
-        return Line(False, "CUDA-aware: no GPU here to try it with")
+        return State.NOT_TRIED, "no GPU here to try it with"
     if not installed("cupy"):
-        return Line(False, "CUDA-aware: CuPy is needed to try it (pip install 'hvdlite[cuda12]')")
+        return State.NOT_TRIED, "CuPy is needed to try it (pip install 'hvdlite[cuda12]')"
+    if "threads" not in said:
+        return State.NOT_TRIED, "MPI cannot be initialized"
     if "cuda" not in said:
-        return Line(False, f"CUDA-aware: the trial failed: {trouble}")
-    how = "two processes exchanged GPU memory" if said["cuda"] else "GPU memory did not arrive, so the host's is used"
-    return Line(bool(said["cuda"]), f"CUDA-aware: {'yes' if said['cuda'] else 'no'}, tried: {how}")
+        return State.WARNING, f"the trial failed, so the host's memory is used: {trouble}"
+    if said["cuda"]:
+        return State.OK, "yes, tried: two processes exchanged GPU memory"
+    return State.OPTIONAL, "no, tried: GPU memory did not arrive, so the host's is used"
 
 
-def gpus() -> Iterator[Line]:
+def gpus() -> Iterator[Finding]:
     """GPUs by the driver's own tool, and CuPy."""
     names = gpu_names()
     for name in names:
-        yield Line(True, name)
+        yield Finding("GPUs", "GPU", State.OK, name)
     if not names:
-        yield Line(False, "none (nvidia-smi finds none)")
+        yield Finding("GPUs", "GPU", State.OPTIONAL, "GPUs: none here (nvidia-smi finds none)")
     version = next(filter(None, map(installed, ("cupy", "cupy-cuda12x", "cupy-cuda13x"))), None)
-    yield Line(version is not None, f"CuPy {version}" if version else "CuPy, which tensors on GPUs need")
+    if version:
+        yield Finding("GPUs", "CuPy", State.OK, f"CuPy {version}", version)
+    else:
+        state = State.ABSENT if names else State.OPTIONAL
+        yield Finding("GPUs", "CuPy", state, "CuPy: not installed; tensors on GPUs need it")
 
 
-def host() -> Iterator[Line]:
-    """Cores, shared memory, ssh."""
-    yield Line(True, f"{len(os.sched_getaffinity(0))} cores for this process, of {os.cpu_count()}")
+def host(folder: str | None, alone: bool) -> Iterator[Finding]:
+    """Cores, shared memory, ssh; the folder that ranks will start in, if one is named; whether others were asked."""
+    section = "This host"
+    cores = f"{len(os.sched_getaffinity(0))} cores for this process, of {os.cpu_count()}"
+    yield Finding(section, "cores", State.OK, cores)
+    yield shared_memory()
+    ssh = shutil.which("ssh")
+    reach = f"ssh: {ssh}" if ssh else "ssh: none here; other hosts are reached by it"
+    yield Finding(section, "ssh", State.OK if ssh else State.OPTIONAL, reach)
+    if folder and not os.path.isdir(folder):
+        yield Finding(section, "folder", State.ABSENT, f"folder: {folder} is not here, and ranks would start in it")
+    if alone:
+        yield Finding(section, "other hosts", State.NOT_TRIED, "other hosts: name them, --check -H hosta:1,hostb:1")
+
+
+def shared_memory() -> Finding:
+    """The room in /dev/shm."""
     try:
         room = shutil.disk_usage("/dev/shm").free
-        advice = "" if room >= ROOM else ": little for the MPI and for DataLoaders; in Docker say --shm-size=8g"
-        yield Line(room >= ROOM, f"shared memory: {room / 2**30:.1f} GiB free in /dev/shm{advice}")
     except OSError as error:
-        yield Line(False, f"shared memory: /dev/shm: {error.strerror}; the MPI and DataLoaders need it")
-    ssh = shutil.which("ssh")
-    yield Line(ssh is not None, f"ssh: {ssh}" if ssh else "ssh, which other hosts are reached by")
+        text = f"shared memory: /dev/shm: {error.strerror}; the MPI and DataLoaders need it"
+        return Finding("This host", "shared memory", State.WARNING, text)
+    few = "" if room >= ROOM else ": little for gradients, the MPI and DataLoaders; in Docker say --shm-size=8g"
+    state = State.WARNING if few else State.OK
+    return Finding("This host", "shared memory", state, f"shared memory: {room / 2**30:.1f} GiB free in /dev/shm{few}")
 
 
-def schedulers() -> Iterator[Line]:
+def schedulers() -> Iterator[Finding]:
     """Schedulers' programs, and whether this is inside a job of theirs."""
     from hvdlite_launcher.schedulers import allocation
     from hvdlite_launcher.usage import UsageError
 
+    section = "Schedulers"
     for name, program in SCHEDULERS.items():
         path = shutil.which(program)
-        yield Line(path is not None, f"{name}: {path}" if path else name)
+        state = State.OK if path else State.OPTIONAL
+        yield Finding(section, name, state, f"{name}: {path or 'none here'}")
     try:
         given = allocation(os.environ)
     except UsageError as error:
-        yield Line(False, str(error))
+        yield Finding(section, "job", State.WARNING, str(error))
         return
     if given:
         hosts = ",".join(f"{each.name}:{each.slots}" for each in given.hosts) or "known to the scheduler only"
-        yield Line(True, f"inside a job of {given.name}: {hosts}")
+        yield Finding(section, "job", State.OK, f"inside a job of {given.name}: {hosts}")
 
 
-def libraries() -> Iterator[Line]:
+def libraries() -> Iterator[Finding]:
     """What hvdlite depends on."""
     for name in LIBRARIES:
         version = installed(name)
-        yield Line(version is not None, f"{name} {version or 'is missing'}")
+        state = State.OK if version else State.ABSENT
+        yield Finding("Libraries", name, state, f"{name} {version or ''}".rstrip(), version)
 
 
 def installed(module: str) -> str | None:
@@ -219,4 +392,4 @@ def ask(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, object], s
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as of any command whose output is read by `head`
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """The command line of `hvdliterun`: reads it, checks what can be checked before the start, and runs.
 
 Wrong use is one line and exit code 2; a command or an MPI that is not there, 127; hosts that are not ready, a table and
-1. Options stand before the command; all behind its name belongs to it.
+1, as for a --check that finds nothing ready. Options stand before the command; all behind its name belongs to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hvdlite_launcher import facts, readiness
+from hvdlite_launcher import checks, facts, readiness
 from hvdlite_launcher.command import Command, Place, Settings, compose
 from hvdlite_launcher.environment import forwarded, is_secret, kept
 from hvdlite_launcher.options import USAGE, parse
@@ -42,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(arguments)
         if options.check:
             _find_home()
-            code = subprocess.call([sys.executable, "-P", "-m", "hvdlite.check"])
-            return code if code >= 0 else 128 - code
+            return checks.check(options)
         outcome = launch(options)
         if outcome.message:
             say(outcome.message)

@@ -71,10 +71,10 @@ def answers(text: str) -> dict[str, str]:
         return {}
 
 
-def differences(facts: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """By host: in what it differs from most of the hosts (of two, from the first)."""
+def differences(facts: Mapping[str, Mapping[str, str]], names: Sequence[str] = NAMES) -> dict[str, str]:
+    """By host: in which of these facts it differs from most of the hosts (of two, from the first)."""
     found: dict[str, list[str]] = {}
-    for name in NAMES:
+    for name in names:
         values = {host: those[name] for host, those in facts.items() if name in those}
         if len(set(values.values())) > 1:
             said = list(values.values())

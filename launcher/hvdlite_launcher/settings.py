@@ -43,7 +43,7 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         ranks=ranks,
         hosts=_placed(hosts, ranks, step, options),
         command=command,
-        env=_talk(options, environ) | tuned | dict(_variable(text, environ) for text in options.env),
+        env=_talk(options, environ) | tuned | variables(options, environ),
         mpi_args=tuple(word for text in options.mpi_args for word in _words("--mpi-args", text)),
         cores=cores(),
         root=os.geteuid() == 0,
@@ -59,6 +59,21 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         _check_interfaces(made.interfaces)
     unknown = [f"{options.config_file}: {name}: no such setting, no effect" for name in tunables.unknown(config)]
     return made, [*tunables.explanations(chosen), *unknown]
+
+
+def named_hosts(options: argparse.Namespace) -> tuple[Host, ...]:
+    """The hosts of -H or --hostfile, each with whether it is this one, or none. Raises UsageError."""
+    return located(_hosts(options, None))
+
+
+def way(options: argparse.Namespace, environ: Mapping[str, str]) -> Ssh:
+    """How other hosts are reached. Raises UsageError."""
+    return _ssh(options, None, _start_timeout(options, environ), environ)
+
+
+def variables(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of -x. Raises UsageError."""
+    return dict(_variable(text, environ) for text in options.env)
 
 
 def _allocation(options: argparse.Namespace, environ: Mapping[str, str]) -> Allocation | None:

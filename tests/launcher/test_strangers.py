@@ -190,7 +190,8 @@ def test_no_room_for_what_is_in_the_folder(monkeypatch: pytest.MonkeyPatch, runn
 def test_no_ssh(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "env").symlink_to("/usr/bin/env")
     begin = time.monotonic()
-    launcher = [sys.executable, "-m", "hvdlite_launcher.cli", "-H", "localhost:1,nosuchhost:1", sys.executable]
+    command = ["-H", "localhost:1,nosuchhost:1", sys.executable, "-c", "pass"]
+    launcher = [sys.executable, "-m", "hvdlite_launcher.cli", *command]
     env = {**runner.env(), "PATH": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
     found = subprocess.run(launcher, env=env, capture_output=True, text=True, timeout=30)
     assert found.returncode == 127 and "install OpenSSH's client" in found.stderr and "Traceback" not in found.stderr

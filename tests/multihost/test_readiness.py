@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -142,3 +143,32 @@ def test_a_host_without_room(refused: Runner, strangers: Hosts) -> None:
     finally:
         strangers[1].run("mount", "-o", "remount,size=50%", "/tmp")
     assert states["hostb"].startswith("No space left on device: /tmp/hvdlite-")
+
+
+def test_all_hosts_are_checked(refused: Runner, strangers: Hosts) -> None:
+    """Each answers for itself: one has little shared memory."""
+    arguments = ["--check", "-H", "hosta:1,hostb:1", "-i", str(strangers.folder / "key")]
+    strangers[1].run("mount", "-o", "remount,size=64m", "/dev/shm")
+    try:
+        told, listed = refused.run(*arguments, "--json", limit=60), refused.run(*arguments, limit=60)
+    finally:
+        strangers[1].run("mount", "-o", "remount,size=50%", "/dev/shm")
+    assert (told.returncode, told.stderr, listed.returncode) == (0, "", 0)
+    said = json.loads(told.stdout)
+    assert [(host["host"], host["ready"], host["own_name"]) for host in said["hosts"]] == [
+        ("hosta", True, "hosta"),
+        ("hostb", True, "hostb"),
+    ]
+    warnings = [(each["host"], each["name"]) for each in said["findings"] if each["state"] == "warning"]
+    assert warnings == [("hostb", "shared memory")]
+    assert listed.stdout.splitlines()[-1] == said["verdict"]
+    assert ", 2 hosts" in said["verdict"] and said["verdict"].endswith("; warnings: shared memory on hostb")
+
+
+def test_the_check_tells_of_a_host_that_is_not_ready(refused: Runner) -> None:
+    job = refused.run("--check", "--json", "-H", "hosta:1,hostb:1,hostz:1", "--start-timeout", "5", limit=60)
+    said = json.loads(job.stdout)
+    assert (job.returncode, said["ready"], said["ready_for"]) == (1, False, [])
+    problems = {host["host"]: host["problem"] for host in said["hosts"]}
+    assert problems["hosta"] is None and problems["hostb"].startswith("refused key: ")
+    assert problems["hostz"].startswith("unknown name: ")

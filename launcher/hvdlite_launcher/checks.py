@@ -1,0 +1,169 @@
+"""`hvdliterun --check`: has `hvdlite.check` look at this host, or at each of the hosts that are named, over ssh.
+
+Each host answers for itself, with the environment that its ranks would have; here the answers become one report.
+hvdlite is imported in these children only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvdlite_launcher import facts, readiness
+from hvdlite_launcher.environment import forwarded
+from hvdlite_launcher.hosts import Host
+from hvdlite_launcher.settings import named_hosts, variables, way
+from hvdlite_launcher.ssh import Ssh
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that this package lies in
+_CHECK = [sys.executable, "-P", "-m", "hvdlite.check"]
+_PATIENCE = 150.0  # seconds for a host's answer
+_SILENT = ("ok", "optional", "not tried")
+_THERE = (
+    "import json, os, sys; job = json.load(sys.stdin); "
+    "os.execve(job['argv'][0], job['argv'], {**os.environ, **job['env']})"
+)
+"""Run on other hosts: variables come on stdin, since all users of a host see its command lines."""
+
+Report = dict[str, Any]
+
+
+def check(options: argparse.Namespace) -> int:
+    """Print the report for this host, or for those of -H and --hostfile; returns the exit code. Raises UsageError."""
+    hosts = named_hosts(options)
+    given = variables(options, os.environ)
+    if all(host.local for host in hosts):
+        code = subprocess.call([*_CHECK, *(["--json"] if options.json else [])], env={**os.environ, **given})
+        return code if code >= 0 else 128 - code
+    said = several(hosts, way(options, os.environ), forwarded(os.environ) | given)
+    if options.json:
+        print(json.dumps(said), flush=True)
+    else:
+        _show(said)
+    return 0 if said["ready"] else 1
+
+
+def several(hosts: Sequence[Host], ssh: Ssh, env: Mapping[str, str]) -> Report:
+    """The report about several hosts, asked at the same time. env: variables for the ranks."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(hosts)) as asking:
+        return merge(list(asking.map(lambda host: _ask(host, ssh, env), hosts)))
+
+
+def merge(reports: Sequence[Report]) -> Report:
+    """One report from those of single hosts."""
+    hosts: list[Report] = [host for each in reports for host in each["hosts"]]
+    findings: list[Report] = [finding for each in reports for finding in each["findings"]]
+    for name, problem in (_differences(hosts) | _same_names(hosts)).items():
+        _of(name, hosts).update(problem=problem, ready=False)
+    findings += _warnings(findings)
+    ready_for, not_ready = _readiness(reports, hosts)
+    warnings = [f"{each['name']} on {each['host']}" for each in findings if each["state"] == "warning"]
+    return {
+        "ready": bool(ready_for),
+        "verdict": readiness.verdict(ready_for, not_ready, warnings, len(hosts)),
+        "ready_for": ready_for,
+        "not_ready": not_ready,
+        "hosts": hosts,
+        "findings": findings,
+    }
+
+
+def _readiness(reports: Sequence[Report], hosts: Sequence[Report]) -> tuple[list[str], list[str]]:
+    """What can train on all hosts; and what cannot, host by host, and why."""
+    reasons = [f"{host['host']} ({host['problem']})" for host in hosts if host["problem"]]
+    lacking: dict[str, list[str]] = {}
+    for host, each in zip(hosts, reports, strict=True):
+        for text in each["not_ready"] if not host["problem"] else ():
+            lacking.setdefault(text, []).append(host["host"])
+    reasons += [f"{text} on {', '.join(names)}" for text, names in lacking.items()]
+    good = [] if any(host["problem"] for host in hosts) else reports[0]["ready_for"]
+    return [name for name in good if all(name in each["ready_for"] for each in reports)], reasons
+
+
+def _differences(hosts: Sequence[Report]) -> dict[str, str]:
+    """By host: what keeps a job from starting, since it must be alike everywhere."""
+    told = {
+        host["host"]: {"Python": host["python"], "hvdlite": host["hvdlite"], "MPI": host["mpi"] or "no MPI"}
+        for host in hosts
+        if not host["problem"]
+    }
+    return {host: f"differs: {text}" for host, text in facts.differences(told).items()}
+
+
+def _same_names(hosts: Sequence[Report]) -> dict[str, str]:
+    """By host: that another one has its host name, by which MPIs tell them apart."""
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    for host in hosts:
+        name = host["own_name"] or ""
+        if name and name.partition(".")[0] in seen:
+            found[host["host"]] = f"has the host name of another one: {name}"
+        seen.add(name.partition(".")[0])
+    return found
+
+
+def _warnings(findings: Sequence[Report]) -> list[Report]:
+    """What may go wrong between hosts: other versions of frameworks."""
+    frameworks = [each for each in findings if each["section"] == "Frameworks"]
+    names = list(dict.fromkeys(each["name"] for each in frameworks))
+    told: dict[str, dict[str, str]] = {}
+    for each in frameworks:
+        told.setdefault(each["host"], {})[each["name"]] = each["version"] or "missing"
+    same = {"section": "Frameworks", "name": "versions", "state": "warning", "version": None}
+    differences = facts.differences(told, names)
+    return [{"host": host, "text": f"differs: {text}", **same} for host, text in differences.items()]
+
+
+def _ask(host: Host, ssh: Ssh, env: Mapping[str, str]) -> Report:
+    """One host's report, or one that tells why there is none."""
+    argv = [*_CHECK, "--json", "--host", host.name, "--folder", os.getcwd()]
+    order = json.dumps({"argv": argv, "env": dict(env)})
+    command = argv if host.local else ssh.command(host.name, [sys.executable, "-I", "-S", "-c", _THERE])
+    environ = {**os.environ, **env} if host.local else None
+    try:
+        done = subprocess.run(command, input=order, env=environ, capture_output=True, text=True, timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return _no_report(host, f"no answer within {_PATIENCE:g} s")
+    except FileNotFoundError:
+        return _no_report(host, f"no {command[0]} here, by which it is reached: install OpenSSH's client")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]  # login shells may greet
+    try:
+        report: Report = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        return _no_report(host, readiness.explain(host.name, done.stderr, done.returncode, _PACKAGE))
+    return report
+
+
+def _no_report(host: Host, problem: str) -> Report:
+    nothing = {"own_name": None, "hvdlite": None, "python": None, "mpi": None}
+    state = {"host": host.name, "ready": False, "problem": problem, **nothing}
+    return {"ready_for": [], "not_ready": [], "hosts": [state], "findings": []}
+
+
+def _of(name: str, hosts: Sequence[Report]) -> Report:
+    return next(host for host in hosts if host["host"] == name)
+
+
+def _show(said: Report) -> None:
+    """Two tables, of hosts and of what is not in order there, and the verdict."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    versions, rows = ("hvdlite", "python", "mpi"), []
+    for host in said["hosts"]:
+        state = host["problem"] or ("ready" if host["ready"] else "not ready")
+        rows.append([host["host"], *(host[name] or "" for name in versions), state])
+    console.print(readiness.table(("host", *versions, "state"), rows))
+    odd = [each for each in said["findings"] if each["state"] not in _SILENT]
+    if odd:
+        console.print()
+        rows = [[each["host"], each["state"], each["text"]] for each in odd]
+        console.print(readiness.table(("host", "state", "what"), rows))
+    console.print(f"\nnot tried: messages between hosts\n{said['verdict']}", soft_wrap=True)
