@@ -22,6 +22,7 @@ from hvdlite_launcher.ssh import Ssh
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that this package lies in
 _CHECK = [sys.executable, "-P", "-m", "hvdlite.check"]
+_AT_ONCE = 64  # connections
 _PATIENCE = 150.0  # seconds for a host's answer
 _SILENT = ("ok", "optional", "not tried")
 _THERE = (
@@ -52,7 +53,7 @@ def several(hosts: Sequence[Host], ssh: Ssh, env: Mapping[str, str]) -> Report:
     """The report about several hosts, asked at the same time. env: variables for the ranks."""
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(len(hosts)) as asking:
+    with ThreadPoolExecutor(min(len(hosts), _AT_ONCE)) as asking:
         return merge(list(asking.map(lambda host: _ask(host, ssh, env), hosts)))
 
 
@@ -77,14 +78,22 @@ def merge(reports: Sequence[Report]) -> Report:
 
 def _readiness(reports: Sequence[Report], hosts: Sequence[Report]) -> tuple[list[str], list[str]]:
     """What can train on all hosts; and what cannot, host by host, and why."""
-    reasons = [f"{host['host']} ({host['problem']})" for host in hosts if host["problem"]]
+    problems = [f"{host['host']} ({host['problem']})" for host in hosts if host["problem"]]
+    offered = list(dict.fromkeys(name for each in reports for name in each["ready_for"]))
     lacking: dict[str, list[str]] = {}
     for host, each in zip(hosts, reports, strict=True):
-        for text in each["not_ready"] if not host["problem"] else ():
+        for text in [] if host["problem"] else [*each["not_ready"], *_unsaid(offered, each)]:
             lacking.setdefault(text, []).append(host["host"])
-    reasons += [f"{text} on {', '.join(names)}" for text, names in lacking.items()]
-    good = [] if any(host["problem"] for host in hosts) else reports[0]["ready_for"]
-    return [name for name in good if all(name in each["ready_for"] for each in reports)], reasons
+    good = [name for name in offered if all(name in each["ready_for"] for each in reports)]
+    return [] if problems else good, problems + [f"{text} on {', '.join(names)}" for text, names in lacking.items()]
+
+
+def _unsaid(offered: Sequence[str], report: Report) -> list[str]:
+    """What this host is not ready for, though others are, without having said why: it is not installed."""
+    if not report["ready_for"]:
+        return []
+    missing = [name for name in offered if name not in report["ready_for"]]
+    return [f"{name} (not there)" for name in missing if not any(text.startswith(name) for text in report["not_ready"])]
 
 
 def _differences(hosts: Sequence[Report]) -> dict[str, str]:

@@ -21,7 +21,8 @@ examples:
   hvdliterun -np 2 -v python train.py               show the exact command, the MPI and the start-up times
   hvdliterun -np 2 -x LR=0.1 python train.py        set a variable for all ranks
   hvdliterun -np 2 --mpi-args="--mca btl tcp,self" python train.py
-  hvdliterun --check                                what is installed here, and what of it will be used
+  hvdliterun --check                                what is installed here, and what it is ready for
+  hvdliterun --check -H server1:4,server2:4         the same on two machines; --json: for programs
 
 Every line of output carries its rank, [2]<stdout>:text, unless --no-prefix is given. The first rank that
 fails ends the job, and its exit code is that of hvdliterun: 128 + n if signal n killed it.
@@ -112,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
     add("-v", "--verbose", action="store_true", help="show the command, the MPI, what takes how long, hvdlite's log")
     add("--version", action="version", version=f"hvdliterun {version()}")
-    add("-cb", "--check-build", "--check", dest="check", action="store_true", help="tell what is installed here")
+    add("-cb", "--check-build", "--check", dest="check", action="store_true", help="tell what is installed here, or on the hosts of -H; exit code 1: nothing is ready")
     add("--json", action="store_true", help="with --check: the report as JSON, for programs")
     add("--config-file", metavar="FILE", help="settings in YAML, with Horovod's sections; flags win")
     add("command", nargs=argparse.REMAINDER, help="the command and its arguments")

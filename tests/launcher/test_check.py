@@ -201,6 +201,14 @@ def test_hosts_that_hvdliterun_would_refuse_are_not_ready(other: dict[str, Any],
     assert said["hosts"][1]["problem"] == problem and not said["hosts"][1]["ready"]
 
 
+def test_a_framework_that_one_host_lacks_is_named() -> None:
+    """There is no reason of that host's own."""
+    other = {**of_host("b"), "ready_for": ["keras on CPU"], "not_ready": []}
+    said = merge([of_host("a"), other])
+    assert (said["ready"], said["ready_for"]) == (False, [])
+    assert "torch on CPU (not there) on b" in said["not_ready"] and "keras on CPU (not there) on a" in said["not_ready"]
+
+
 def test_another_version_of_a_framework_is_a_warning() -> None:
     said = merge([of_host("a"), of_host("b", torch="2.8")])
     assert said["ready"] and said["verdict"].endswith("; warnings: versions on b")
