@@ -113,7 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
     add("-v", "--verbose", action="store_true", help="show the command, the MPI, what takes how long, hvdlite's log")
     add("--version", action="version", version=f"hvdliterun {version()}")
-    add("-cb", "--check-build", "--check", dest="check", action="store_true", help="tell what is installed here, or on the hosts of -H; exit code 1: nothing is ready")
+    add("-cb", "--check-build", "--check", dest="check", action="store_true",
+        help="tell what is installed here, or on the hosts of -H; exit code 1 if nothing is ready")  # fmt: skip
     add("--json", action="store_true", help="with --check: the report as JSON, for programs")
     add("--config-file", metavar="FILE", help="settings in YAML, with Horovod's sections; flags win")
     add("command", nargs=argparse.REMAINDER, help="the command and its arguments")
