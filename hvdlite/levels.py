@@ -16,11 +16,13 @@ from hvdlite.transports import Transport
 @dataclass(frozen=True)
 class Levels:
     """local: this host's ranks. cross: the drivers in this rank's column, one per host; None on a rank that is none.
-    drivers: how many ranks of each host are; those with the lowest local ranks."""
+    drivers: how many ranks of each host are; those with the lowest local ranks. fullest: the ranks of the host that has
+    most."""
 
     local: Transport
     cross: Transport | None
     drivers: int
+    fullest: int
 
     def close(self) -> None:
         """Release what `split` made."""
@@ -33,10 +35,10 @@ class Levels:
 def split(transport: Transport, hosts: Sequence[Sequence[int]]) -> Levels:
     """hosts: the transport's ranks on each host. Collective; one host needs no levels and makes none."""
     if len(hosts) < 2:
-        return Levels(transport, None, 0)
+        return Levels(transport, None, 0, transport.size)
     number = next(number for number, ranks in enumerate(hosts) if transport.rank in ranks)
     place, drivers = hosts[number].index(transport.rank), min(map(len, hosts))
     local = transport.split(number)
     cross = transport.split(place if place < drivers else None)
     assert local is not None
-    return Levels(local, cross, drivers)
+    return Levels(local, cross, drivers, max(map(len, hosts)))

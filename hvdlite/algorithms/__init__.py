@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from hvdlite.algorithms import hierarchical, ring, shared
+from hvdlite.algorithms import direct, hierarchical, ring, shared, wide
 from hvdlite.algorithms.adasum import adasum
 from hvdlite.algorithms.choice import Place, across, choose
 from hvdlite.algorithms.halving_doubling import doubling, halving_doubling
 from hvdlite.algorithms.native import native
 from hvdlite.algorithms.pipeline import scratch_length
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array, is_host
+from hvdlite.arrays import Array, is_host, is_small_float
 from hvdlite.memory import Arena, Workspace
 from hvdlite.transports import Transport
 
@@ -34,6 +34,7 @@ def as_it_is(algorithm: Callable[[Transport, Array, Array, Reduction], None]) ->
 
 MESSAGES: dict[str, Prepare] = {
     "ring": ring.prepared,
+    "direct": direct.prepared,  # in a ring's place, for 16-bit floats
     "halving_doubling": as_it_is(halving_doubling),
     "doubling": as_it_is(doubling),
     "native": as_it_is(native),
@@ -59,6 +60,8 @@ def prepared(
     among them. Every rank has finished writing its buffer (the roll call before is that barrier), but for what it has
     `lent` of the part `to_lend`.
     """
+    if integers := wide.of_integers(reduction, buffer.dtype, transport.size):
+        return partial(wide.reduce, integers, buffer, partial(allreduce, transport, workspace, place))
     if transport.size == 1:
         return partial(alone, buffer, reduction)
     name = chosen(place, buffer, reduction, peers is not None)
@@ -83,11 +86,16 @@ def to_lend(transport: Transport, place: Place, buffer: Array, reduction: Reduct
     well lie elsewhere: it is empty unless the algorithm is the two-shot, on the host."""
     if transport.size == 1 or not is_host(buffer) or chosen(place, buffer, reduction, True) != "shared":
         return 0, 0
+    if wide.of_integers(reduction, buffer.dtype, transport.size):
+        return 0, 0
     return ring.part(buffer, transport.size, transport.rank)
 
 
 def alone(buffer: Array, reduction: Reduction) -> None:
     """The reduction over one rank."""
+    if reduction.scales and is_small_float(buffer.dtype):
+        wide.reduce(wide.Cast(reduction), buffer, lambda array, how: None)
+        return
     reduction.prescale(buffer)
     reduction.postscale(buffer)
 
@@ -95,11 +103,21 @@ def alone(buffer: Array, reduction: Reduction) -> None:
 def by_messages(
     name: str, transport: Transport, workspace: Workspace, buffer: Array, reduction: Reduction
 ) -> Callable[[], None]:
-    """What reduces the buffer by messages."""
+    """What reduces the buffer by messages. 16-bit floats are added in float32 and rounded once: by `direct` where a
+    ring is chosen, and as float32 by the others."""
+    if is_small_float(buffer.dtype) and name not in ("adasum", "direct"):
+        if name == "ring":
+            return by_messages("direct", transport, workspace, buffer, reduction)
+        return partial(wide.reduce, wide.Cast(reduction), buffer, partial(at_once, name, transport, workspace))
     length = buffer.size
     if name not in WHOLE_SCRATCH:
         length = scratch_length(ring.longest_part(buffer, transport.size), buffer)
     return MESSAGES[name](transport, buffer, workspace.scratch(buffer, length), reduction)
+
+
+def at_once(name: str, transport: Transport, workspace: Workspace, buffer: Array, reduction: Reduction) -> None:
+    """Reduce the buffer by messages."""
+    by_messages(name, transport, workspace, buffer, reduction)()
 
 
 def in_memory(
@@ -111,7 +129,7 @@ def in_memory(
         return shared.prepared(transport, peers, reduction, lent)
 
     def between(cross: Transport, part: Array, how: Reduction) -> Callable[[], None]:
-        return by_messages(across(cross.size, part.nbytes), cross, workspace, part, how)
+        return by_messages(across(cross.size, part.nbytes, part.dtype), cross, workspace, part, how)
 
     return hierarchical.prepared(workspace.levels(transport, place.hosts), peers, reduction, between)
 

@@ -15,7 +15,12 @@ So within a host memory is always shared, and between hosts the hierarchical sen
 Between its drivers halving-doubling has a ring's bytes in fewer steps, but far exchanges, which meet in the middle of
 a large network; a ring's stay between neighbours. It is taken once its steps are long beside their latency: a = 12 us
 (of which Python is 10) and B = 12 GB/s make 4aB some 512 KiB. Where h is no power of two, halving-doubling sends
-everything twice more, and ends at aB. `python -m hvdlite.bench model` prints and plots all this for 8 to 4096 ranks.
+everything twice more, and ends at aB.
+
+16-bit floats are added in float32, and only a ring sends them as they are (see `direct`); halving-doubling sends
+float32. It is taken where its fewer steps save more than its 2S more bytes cost: below aB (p - 1 - log2(p)).
+
+`python -m hvdlite.bench model` prints and plots all this for 8 to 4096 ranks.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdlite.arrays import is_small_float
 from hvdlite.memory import MOST_STAGED_BYTES
 
 TINY_BYTES, SMALL_BYTES = 2 * 1024, 8 * 1024  # on one host; below these the number of steps counts, not the bytes
@@ -87,7 +93,7 @@ def choose(place: Place, nbytes: int, dtype: np.dtype[Any], in_arena: bool) -> s
         return "halving_doubling"
     if can_share:
         return together
-    return "ring" if place.one_host else across(place.size, nbytes)
+    return "ring" if place.one_host else across(place.size, nbytes, dtype)
 
 
 def adds_as_we_do(dtype: np.dtype[Any]) -> bool:
@@ -96,9 +102,12 @@ def adds_as_we_do(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "fiu" and dtype.itemsize in (4, 8)
 
 
-def across(ranks: int, nbytes: int) -> str:
+def across(ranks: int, nbytes: int, dtype: np.dtype[Any]) -> str:
     """The algorithm among ranks on as many hosts, by messages."""
     if nbytes <= TINY_BYTES:
         return "doubling"
+    if is_small_float(dtype):
+        least = FOLDED_STEP_BYTES * (ranks - ranks.bit_length())
+        return "halving_doubling" if nbytes < least else "ring"
     step = STEP_BYTES if ranks & (ranks - 1) == 0 else FOLDED_STEP_BYTES
     return "halving_doubling" if nbytes < ranks * step else "ring"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hvdlite.algorithms.pipeline import prepared_steps
+from hvdlite.algorithms.pipeline import Step, prepared_steps
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
 from hvdlite.transports import Transport
@@ -88,7 +88,7 @@ def exchange_halves(
         if place & distance:
             keep, give = give, keep
         partner, mine, theirs = members[place ^ distance], buffer[slice(*keep)], buffer[slice(*give)]
-        prepared_steps(transport, [(theirs, mine)], partner, partner, scratch, reduction)()
+        prepared_steps(transport, [Step(theirs, partner, mine, partner)], scratch, reduction)()
         steps.append((partner, mine, theirs))
         start, stop = keep
         distance *= 2

@@ -17,12 +17,25 @@ from dataclasses import replace
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import same_part
 from hvdlite.algorithms.shared import adder, in_blocks
-from hvdlite.arrays import Array
+from hvdlite.arrays import Array, is_small_float
 from hvdlite.levels import Levels
 from hvdlite.transports import Transport
 
 Between = Callable[[Transport, Array, Reduction], Callable[[], None]]
 """What prepares an all-reduce in place of a flat array over a transport's ranks, to be called many times."""
+
+
+def of_levels(reduction: Reduction, like: Array, fullest: int) -> tuple[Reduction, Reduction]:
+    """The arithmetic within each host and between them. What 16-bit floats become within a host is rounded to 16 bits,
+    which hold an average, while they may not hold its sum: so each host divides by the ranks of the `fullest`."""
+    if not is_small_float(like.dtype) or reduction.operation != "sum":
+        return replace(reduction, after=1.0, divisor=1), replace(reduction, before=1.0)
+    scaled = Reduction(before=reduction.before * reduction.after)
+    if reduction.divisor == 1:
+        return scaled, Reduction()
+    rest, left = divmod(reduction.divisor, fullest)
+    across = Reduction(after=float(fullest), divisor=reduction.divisor) if left else Reduction(divisor=rest)
+    return replace(scaled, divisor=fullest), across
 
 
 def prepared(
@@ -36,7 +49,7 @@ def prepared(
 
     buffers: this host's flat buffers, in local rank order, changed in place; every rank of the job has finished
     writing its own before any calls this. The sum of each element takes one way and is copied: the same bits on all
-    ranks. 16-bit floats are rounded once per host besides what `between` does.
+    ranks. 16-bit floats cross the network as 16 bits: each host's sum, or average, is rounded, and the whole once more.
     """
     barrier = levels.local.barrier  # as in the two-shot: nobody looks before all have written
     if levels.cross is None:
@@ -44,9 +57,9 @@ def prepared(
     rank = levels.local.rank
     pieces = same_part(buffers, levels.drivers, rank)
     mine = pieces.pop(rank)
-    within = replace(reduction, after=1.0, divisor=1)
+    within, across = of_levels(reduction, mine, levels.fullest)
     blocks, add_up = list(in_blocks([mine, *pieces], within)), adder([mine, *pieces], within)
-    allreduce = between(levels.cross, mine, replace(reduction, before=1.0))
+    allreduce = between(levels.cross, mine, across)
 
     def hierarchical() -> None:
         for block in blocks:

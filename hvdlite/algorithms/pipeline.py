@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from hvdlite.algorithms.reduction import Combiner, Reduction
 from hvdlite.arrays import Array, is_host, issued, per_line
@@ -25,30 +26,39 @@ Between two hosts over TCP, where the kernel sends while chunks are added, 16 an
 10 Gbit/s, 0.99 and 0.98 at 1 Gbit/s. On a GPU each chunk costs 0.1 ms, in kernels that wait for each other: 2 ranks on
 one H200 took 8.8 ms for 256 MiB in chunks of 4 MiB, 2.5 in 32, 1.8 in 64 or whole."""
 SLOTS = 3  # for what arrives, for what is next to be waited for, and for what is being added
-Step = tuple[Array, Array]
-"""What is sent, and what is combined with what is received: flat, as long as the other rank's counterparts."""
+
+
+class Step(NamedTuple):
+    """`outgoing` is sent to dest, and `mine` is combined with what source sends: flat, as long as the other rank's
+    counterparts. Of 16-bit floats `mine` is float32."""
+
+    outgoing: Array
+    dest: int
+    mine: Array
+    source: int
+
 
 
 def prepared_steps(
-    transport: Transport, steps: Sequence[Step], dest: int, source: int, scratch: Array, reduction: Reduction
+    transport: Transport, steps: Sequence[Step], scratch: Array, reduction: Reduction
 ) -> Callable[[], None]:
-    """What does, in each step (outgoing, mine): send outgoing to dest, receive from source, and combine that with mine,
-    in place. To be called many times: between short messages Python would take as long as they do.
+    """What does, in each step: send outgoing to dest, receive from source, and combine that with mine, in place. To be
+    called many times: between short messages Python would take as long as they do.
 
     1 message each way per step and chunk. What a step sends may be what the step before combined, but no earlier one.
     The longest array among the steps is equally long on all ranks. scratch: `scratch_length` of it, same dtype; on a
     GPU it may be used, at each call, when the current stream has come to where it is then, and so may the results.
     """
-    longest = max((max(outgoing.size, mine.size) for outgoing, mine in steps), default=0)
+    longest = max((max(step.outgoing.size, step.mine.size) for step in steps), default=0)
     length = chunk_length(longest, scratch)
     if length < longest:
         chunks = in_chunks(steps, longest, length)
         slots = [scratch[start : start + length] for start in range(0, min(longest, SLOTS * length), length)]
-        return partial(exchange_chunks, transport, chunks, dest, source, slots, reduction.combiner(scratch))
-    arriving = [scratch[: mine.size] for _, mine in steps]
+        return partial(exchange_chunks, transport, chunks, slots, reduction.combiner(scratch))
+    arriving = [scratch[: step.mine.size] for step in steps]
     done = [
         (transport.prepared_exchange(outgoing, dest, incoming, source), reduction.prepared_combine(mine, incoming))
-        for (outgoing, mine), incoming in zip(steps, arriving, strict=True)
+        for (outgoing, dest, mine, source), incoming in zip(steps, arriving, strict=True)
     ]
 
     def exchange_whole() -> None:
@@ -60,21 +70,21 @@ def prepared_steps(
 
 
 def exchange_chunks(
-    transport: Transport, chunks: Sequence[Step], dest: int, source: int, slots: Sequence[Array], combine: Combiner
+    transport: Transport, chunks: Sequence[Step], slots: Sequence[Array], combine: Combiner
 ) -> None:
     """The picture above. slots: of scratch, each as long as the longest chunk that arrives there."""
     added = [issued(slots[0])] * len(slots)  # by slot: behind what read it last
     messages: deque[Exchange] = deque()
 
     def arriving(number: int) -> Array:
-        return slots[number % len(slots)][: chunks[number][1].size]
+        return slots[number % len(slots)][: chunks[number].mine.size]
 
     def add(number: int) -> None:
         messages.popleft().wait()
-        combine(chunks[number][1], arriving(number))
+        combine(chunks[number].mine, arriving(number))
         added[number % len(slots)] = issued(slots[0])
 
-    for number, (outgoing, _) in enumerate(chunks):
+    for number, (outgoing, dest, _, source) in enumerate(chunks):
         before = added[number % len(slots)]
         messages.append(transport.start_exchange(outgoing, dest, arriving(number), source, before))
         if number > 0:
@@ -102,5 +112,7 @@ def in_chunks(steps: Sequence[Step], longest: int, length: int) -> list[Step]:
     chunks ago as a step has, which are no fewer than the slots."""
     starts = range(0, longest, length)
     return [
-        (outgoing[start : start + length], mine[start : start + length]) for outgoing, mine in steps for start in starts
+        Step(outgoing[start : start + length], dest, mine[start : start + length], source)
+        for outgoing, dest, mine, source in steps
+        for start in starts
     ]

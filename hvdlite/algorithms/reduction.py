@@ -41,6 +41,16 @@ class Reduction:
         factors = [f"{what} {factor:g}" for what, factor in named if factor != 1.0]
         return ", ".join(["average" if self.divisor > 1 else self.operation, *factors])
 
+    @property
+    def scales(self) -> bool:
+        """Whether there is anything to do besides `operation`."""
+        return self.before != 1.0 or self.after != 1.0 or self.divisor != 1
+
+    @property
+    def plain(self) -> Reduction:
+        """The operation alone."""
+        return Reduction(self.operation)
+
     def function(self, like: Array) -> Any:
         """The function of two arrays of this kind, and of `out`, in like's module."""
         names = BOOLEAN_FUNCTIONS if like.dtype.kind == "b" else FUNCTIONS
@@ -50,29 +60,30 @@ class Reduction:
         return found
 
     def combine(self, total: Array, other: Array) -> None:
-        """total = total (op) other, in place; small floats in float32. NaN on either side gives NaN."""
-        self.combiner(total)(total, other)
+        """total = total (op) other, in place. NaN on either side gives NaN. Of small floats total is float32, and other
+        is prescaled first."""
+        self.combiner(other)(total, other)
 
     def combiner(self, like: Array) -> Combiner:
-        """`combine` for arrays of this kind."""
-        function = self.function(like)
+        """`combine` where the other array is of this kind."""
         if not is_small_float(like.dtype):
+            function = self.function(like)
             return lambda total, other: combine_all(function, along_lines(total, other))
-        if fused.possible([like], self.operation):
-            return lambda total, other: fused.add_up([total, other], targets=1)
+        wide = widened(like[:0])
+        add, prescale = self.function(wide), self.prescaler(wide)
 
         def combine(total: Array, other: Array) -> None:
             for mine, theirs in in_cache(total, other):
-                wide = widened(mine)
-                function(wide, widened(theirs), out=wide)
-                assign(mine, wide)
+                addend = widened(theirs)
+                prescale(addend)
+                add(mine, addend, mine)
 
         return combine
 
     def prepared_combine(self, total: Array, other: Array) -> Callable[[], None]:
         """`combine` of these very arrays, to be called many times."""
-        if is_small_float(total.dtype):
-            return partial(self.combiner(total), total, other)
+        if is_small_float(other.dtype):
+            return partial(self.combiner(other), total, other)
         return partial(combine_all, self.function(total), along_lines(total, other))
 
     def prescale(self, array: Array) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from hvdlite.algorithms.movement import prepared_allgather
-from hvdlite.algorithms.pipeline import prepared_steps
+from hvdlite.algorithms.pipeline import Step, prepared_steps
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, per_line
 from hvdlite.transports import Transport
@@ -61,8 +61,11 @@ def prepared_reduce_scatter(
     sums afterwards); scratch: `pipeline.scratch_length` of the longest piece, same dtype.
     """
     rank, size = transport.rank, transport.size
-    steps = [(pieces[(rank - step) % size], pieces[(rank - step - 1) % size]) for step in range(size - 1)]
-    return prepared_steps(transport, steps, (rank + 1) % size, (rank - 1) % size, scratch, reduction)
+    ahead, behind = (rank + 1) % size, (rank - 1) % size
+    steps = [
+        Step(pieces[(rank - step) % size], ahead, pieces[(rank - step - 1) % size], behind) for step in range(size - 1)
+    ]
+    return prepared_steps(transport, steps, scratch, reduction)
 
 
 def prepared(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> Callable[[], None]:
@@ -72,8 +75,7 @@ def prepared(transport: Transport, buffer: Array, scratch: Array, reduction: Red
     buffer: flat, contiguous, any length n, changed in place. scratch: flat, same dtype, `pipeline.scratch_length` of
     `longest_part`. Long parts are sent and added in chunks; the all-gather, which adds nothing, sends them whole.
     Each element's sum is finished and scaled by one rank and copied by the others: all end with the same bits.
-    16-bit floats are added in float32 and rounded at each of the p-1 steps: an error of at most (p-1)/2 units in
-    the last place of the largest partial sum.
+    16-bit floats go by `direct` instead.
     """
     pieces = parts(buffer, transport.size)
     finished = pieces[(transport.rank + 1) % transport.size]

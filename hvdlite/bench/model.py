@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log2
 
+import numpy as np
 from rich.console import Console
 
 from hvdlite.algorithms.choice import across
@@ -63,7 +64,7 @@ def cost(algorithm: str, nbytes: int, hosts: int, local: int) -> Cost:
         return Cost(ceil(log2(ranks)), nbytes * local * ceil(log2(hosts)), 3 * ceil(log2(local)))
     if algorithm == "shared" or hosts == 1:
         return Cost(1, 0, 2)
-    between = cost(across(hosts, ceil(nbytes / local)), nbytes, hosts, 1)
+    between = cost(across(hosts, ceil(nbytes / local), np.dtype(np.float32)), nbytes, hosts, 1)
     return Cost(1 + between.steps, between.sent, 2)
 
 

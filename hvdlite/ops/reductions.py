@@ -7,13 +7,13 @@ from typing import Any
 
 from hvdlite import runtime
 from hvdlite.algorithms import allreduce as reduce_over_ranks
-from hvdlite.algorithms import through_memory
+from hvdlite.algorithms import direct, through_memory, wide
 from hvdlite.algorithms.grouped import allreduce_all
 from hvdlite.algorithms.pipeline import chunk_length, scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import prepared_reduce_scatter
 from hvdlite.algorithms.tree import only_sends, reduce_to_root
-from hvdlite.arrays import Array, is_host, overlapping, split_rows
+from hvdlite.arrays import Array, is_host, is_small_float, overlapping, split_rows
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.groups import Group
@@ -114,18 +114,30 @@ def reduce(
         raise NotImplementedError("reduce with op=Adasum: use allreduce")
     how = reduction(op, group.size, prescale, postscale)
 
-    def work(lane: Lane) -> Array | None:
-        flat = buffer = array.reshape(-1)
-        sends = only_sends(lane.transport, root)
-        if how.before != 1.0 or not sends:
-            buffer = lane.workspace.new(flat, flat.shape)
-            buffer[...] = flat
-        scratch = lane.workspace.scratch(buffer, 0 if sends else chunk_length(buffer.size, buffer))
-        reduce_to_root(lane.transport, buffer, scratch, root, how)
-        return buffer.reshape(array.shape) if lane.transport.rank == root else None
-
     facts = (*reduction_facts(op, how, array), ("root rank", group.ranks[root]))
-    return submit(group, "reduce", name, facts, work, array, wait)
+    return submit(group, "reduce", name, facts, lambda lane: whole_at(lane, array, root, how), array, wait)
+
+
+def whole_at(lane: Lane, array: Array, root: int, how: Reduction) -> Array | None:
+    """The reduction, at a root. Runs on the lane."""
+    if widening := wide.widening(how, array.dtype, lane.transport.size):
+        found = whole_at(lane, widening.widen(array), root, how.plain)
+        return None if found is None else narrowed(lane, widening, found, array)
+    flat = buffer = array.reshape(-1)
+    sends = only_sends(lane.transport, root)
+    if how.before != 1.0 or not sends:
+        buffer = lane.workspace.new(flat, flat.shape)
+        buffer[...] = flat
+    scratch = lane.workspace.scratch(buffer, 0 if sends else chunk_length(buffer.size, buffer))
+    reduce_to_root(lane.transport, buffer, scratch, root, how)
+    return buffer.reshape(array.shape) if lane.transport.rank == root else None
+
+
+def narrowed(lane: Lane, widening: wide.Widening, found: Array, like: Array) -> Array:
+    """A new array with like's dtype of what was found in a wider one, and may have other rows."""
+    result = lane.workspace.new(like, found.shape[: like.ndim])
+    widening.narrow(found, result)
+    return result
 
 
 def reducescatter(
@@ -177,12 +189,17 @@ def amplification(op: Op, prescale: float, postscale: float, process_set: Proces
 
 def own_rows(lane: Lane, array: Array, how: Reduction) -> Array:
     """This rank's rows of the reduction. In memory, or a ring, n(p-1)/p elements sent per rank. Runs on the lane."""
+    if integers := wide.of_integers(how, array.dtype, lane.transport.size):
+        return narrowed(lane, integers, own_rows(lane, integers.widen(array), how.plain), array)
     rank, rows = lane.transport.rank, even_rows(array.shape[0], lane.transport.size)
     result = lane.workspace.new(array, (rows[rank], *array.shape[1:]))
     nbytes, most = (array.nbytes if is_host(array) else 0), through_memory.MOST_SCATTERED_BYTES
     if memory := through_memory.memory_for(nbytes, lane.transport, lane.workspace, lane.place, most):
         parts = [block.reshape(-1) for block in split_rows(array, rows)]
         through_memory.reduce_scatter(lane.transport, memory, parts, result.reshape(-1), how)
+        return result
+    if is_small_float(array.dtype):
+        add_up_rows(lane, array, rows, result, how)
         return result
     buffer = array.copy()
     how.prescale(buffer.reshape(-1))
@@ -193,3 +210,13 @@ def own_rows(lane: Lane, array: Array, how: Reduction) -> Array:
     how.postscale(blocks[rank].reshape(-1))
     result[...] = blocks[rank]
     return result
+
+
+def add_up_rows(lane: Lane, array: Array, rows: Sequence[int], result: Array, how: Reduction) -> None:
+    """The same for 16-bit floats, by messages."""
+    pieces = [block.reshape(-1) for block in split_rows(array, rows)]
+    mine = result.reshape(-1)
+    mine[...] = pieces[lane.transport.rank]
+    pieces[lane.transport.rank] = mine
+    scratch = lane.workspace.scratch(array, scratch_length(max(map(len, pieces)), array))
+    direct.prepared_reduce_scatter(lane.transport, pieces, scratch, how)()

@@ -114,6 +114,12 @@ class ndarray:
     def __add__(self, other: Any) -> ndarray:
         return add(self, other)
 
+    def __sub__(self, other: Any) -> ndarray:
+        return subtract(self, other)
+
+    def __mod__(self, other: Any) -> ndarray:
+        return remainder(self, other)
+
     def __mul__(self, other: Any) -> ndarray:
         return multiply(self, other)
 
@@ -156,7 +162,7 @@ def kernel(function: np.ufunc) -> Callable[..., Any]:
 
 add, multiply, divide, floor_divide = map(kernel, (np.add, np.multiply, np.divide, np.floor_divide))
 minimum, maximum, logical_or, logical_and = map(kernel, (np.minimum, np.maximum, np.logical_or, np.logical_and))
-less, not_equal, trunc = map(kernel, (np.less, np.not_equal, np.trunc))
+less, not_equal, trunc, subtract, remainder = map(kernel, (np.less, np.not_equal, np.trunc, np.subtract, np.remainder))
 
 
 SHORT = np.dtype(ml_dtypes.bfloat16)

@@ -8,11 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hvdlite.algorithms import MESSAGES, movement, pipeline, reduction, tree
+from hvdlite.algorithms import by_messages, movement, pipeline, reduction, tree
 from hvdlite.algorithms.reduction import Reduction, scaler
 from hvdlite.algorithms.ring import longest_part, parts, same_part
 from hvdlite.algorithms.shared import prepared, prepared_at_home
 from hvdlite.arrays import LINE, on_boundary
+from hvdlite.memory import Workspace
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 SIZES = range(1, 10)
@@ -40,7 +41,7 @@ def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.nd
             two_shot(buffers[transport.rank])
         else:
             buffer = buffers[transport.rank]
-            MESSAGES[name](transport, buffer, np.empty_like(buffer), reduction)()
+            by_messages(name, transport, Workspace(), buffer, reduction)()
 
     run_ranks(len(arrays), rank_main)
     return buffers

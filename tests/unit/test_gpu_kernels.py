@@ -18,8 +18,10 @@ from hvdlite.algorithms import allreduce, fused
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.engine import Lane
 from hvdlite.requests import Request, Signature
+from hvdlite.transports import nccl
 from tests.pretend import cupy
 from tests.pretend.lanes import on_lanes, stand_in  # noqa: F401
+from tests.unit import test_averages
 from tests.unit.test_algorithms import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
@@ -72,17 +74,33 @@ def test_the_bits_are_the_hosts(way: str, dtype: str) -> None:
             assert all(same(result, expected) for result in results), (size, reduction)
 
 
+@pytest.mark.parametrize("way", ["auto", "shared"])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_bits_on_several_hosts(dtype: str) -> None:
-    """Hosts of two ranks: each host's sum is rounded, then those are added."""
+def test_the_bits_on_several_hosts(dtype: str, way: str) -> None:
+    """Hosts of two ranks. By messages 16 bits are rounded once; in shared memory each host's average is rounded, too."""
     arrays = [array[8:] for array in given(4, dtype)]
     kind = np.dtype(dtype)
     wide = np.float64 if dtype == "float64" else np.float32
     a, b, c, d = (array.astype(wide) for array in arrays)
-    near, far = ((x + y).astype(kind).astype(wide) for x, y in ((a, b), (c, d)))
-    expected = ((near + far).astype(kind).astype(wide) * wide(0.25)).astype(kind)
-    for result in on_gpus("auto", arrays, Reduction(divisor=4), ((0, 1), (2, 3))):
+    first, then = (0.5, 0.5) if kind.itemsize == 2 else (1.0, 0.25)
+    sums = [(x + y) * wide(first) for x, y in ((a, b), (c, d))]
+    near, far = sums if way == "auto" else [each.astype(kind).astype(wide) for each in sums]
+    expected = ((near + far) * wide(then)).astype(kind)
+    for result in on_gpus(way, arrays, Reduction(divisor=4), ((0, 1), (2, 3))):
         assert same(result, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "uint16", "int32", "int64", "uint64"])
+@pytest.mark.parametrize("way", ["auto", "ring", "halving_doubling", "doubling", "shared", "nccl"])
+def test_averages_do_not_overflow_on_a_gpu(way: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "check", lambda cards: None)  # a GPU for each rank
+    if way == "nccl" and np.dtype(dtype).kind in "iu":
+        pytest.skip("the stand-in's NCCL adds float32 only")
+    for size in (2, 3):
+        for length in (0, 1, 17, 289, 4913):
+            arrays = test_averages.given(size, length, np.dtype(dtype))
+            expected = test_averages.average(arrays, size)
+            test_averages.require(on_gpus(way, arrays, Reduction(divisor=size)), expected, (size, length))
 
 
 def test_the_two_shot_is_one_kernel() -> None:

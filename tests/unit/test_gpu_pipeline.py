@@ -11,7 +11,7 @@ import pytest
 
 from hvdlite import gpu
 from hvdlite.algorithms import pipeline
-from hvdlite.algorithms.pipeline import SLOTS, chunk_length, in_chunks, scratch_length
+from hvdlite.algorithms.pipeline import SLOTS, Step, chunk_length, in_chunks, scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import longest_part, parts, prepared_reduce_scatter
 from hvdlite.arrays import LINE
@@ -70,7 +70,7 @@ def test_a_message_starts_when_the_add_three_chunks_before_is_done(size: int) ->
     results = on_lanes(size, "ring", True, scattered)
     assert all(right for right, _ in results)
     longest = longest_part(np.empty(LENGTH, np.float32), size)
-    count = (size - 1) * len(in_chunks([(np.empty(longest),) * 2], longest, chunk_length(longest, HERE)))
+    count = (size - 1) * len(in_chunks([Step(np.empty(longest), 0, np.empty(longest), 0)], longest, chunk_length(longest, HERE)))
     nbytes = 4 * chunk_length(longest, HERE)
     for rank, (_, stream) in enumerate(results):
         wanted: list[tuple[str, Any]] = []
@@ -147,12 +147,12 @@ def test_chunks_cover_each_array_and_are_no_fewer_than_slots(nbytes: int, monkey
     for longest in (0, 1, 2, 3, 15, 16, 17, 25, 26, 1000):
         length = chunk_length(longest, HERE)
         arrays = [np.arange(longest), np.arange(max(longest - 1, 0)), np.arange(0)]
-        steps = [(array, array) for array in arrays]
+        steps = [Step(array, 1, array, 1) for array in arrays]
         assert length * 4 <= -(-nbytes // LINE) * LINE and scratch_length(longest, HERE) <= min(longest, SLOTS * length)
         if longest:
             chunks = in_chunks(steps, longest, length)
             each = len(chunks) // len(steps)
             assert each * len(steps) == len(chunks) and scratch_length(longest, HERE) > (min(each, SLOTS) - 1) * length
             for i, array in enumerate(arrays):
-                cut = [outgoing for outgoing, _ in chunks[i * each : (i + 1) * each]]
+                cut = [step.outgoing for step in chunks[i * each : (i + 1) * each]]
                 np.testing.assert_array_equal(np.concatenate(cut), array)

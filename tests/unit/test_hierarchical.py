@@ -125,7 +125,7 @@ def test_the_choice() -> None:
     assert choose(network, 1 << 28, f4, in_arena=False) == "hierarchical"
     assert choose(flat, 4 * STEP_BYTES - 4, f4, in_arena=False) == "halving_doubling"
     assert choose(flat, 4 * STEP_BYTES, f4, in_arena=False) == "ring"
-    assert across(3, 3 * FOLDED_STEP_BYTES) == "ring"  # folded, three would send everything twice more
-    assert across(3, 3 * FOLDED_STEP_BYTES - 4) == "halving_doubling"
+    assert across(3, 3 * FOLDED_STEP_BYTES, f4) == "ring"  # folded, three would send everything twice more
+    assert across(3, 3 * FOLDED_STEP_BYTES - 4, f4) == "halving_doubling"
     assert choose(Place(4, True, "shared", hosts), 1 << 20, f4, in_arena=True) == "hierarchical"
     assert choose(Place(4, True, "hierarchical"), 1 << 20, f4, in_arena=True) == "shared"

@@ -1,0 +1,113 @@
+"""Reductions in a wider dtype: an array is widened, its sum is taken there, scaled, and rounded once.
+
+    int8 [100, -7]  ->  int64 [100, -7]  ->  sum over 2 ranks [200, -14]  ->  average, int8 [100, -7]
+
+Partial sums that pass between ranks neither overflow nor are they rounded on the way.
+
+    dtype                     is added as
+    float16, bfloat16         float32
+    integers of 8 to 32 bits  int64
+    int64, uint64             two of the same dtype: quotient and remainder by the number of ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from hvdlite.algorithms.reduction import Reduction, assign, widened
+from hvdlite.arrays import Array, is_small_float, module
+
+MOST_ELEMENTS = 4 << 20
+"""How many elements are widened at a time: 16 MiB of float32, 64 MiB of quotients and remainders."""
+
+
+class Widening(Protocol):
+    """How arrays of one dtype are reduced in a wider one."""
+
+    @property
+    def reduction(self) -> Reduction:
+        """What the user wants."""
+        ...
+
+    def widen(self, array: Array) -> Array:
+        """A new array of the prescaled numbers: of array's shape, or with one more dimension at its end."""
+        ...
+
+    def narrow(self, wide: Array, array: Array) -> None:
+        """Write the result into the array. wide: the plain reduction of what `widen` gave on all ranks."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Each number as one of a wider dtype."""
+
+    reduction: Reduction
+
+    def widen(self, array: Array) -> Array:
+        flat = array.reshape(-1)
+        wide = widened(flat) if is_small_float(array.dtype) else flat.astype(np.int64)
+        self.reduction.prescale(wide)
+        return wide.reshape(array.shape)
+
+    def narrow(self, wide: Array, array: Array) -> None:
+        flat = wide.reshape(-1)
+        self.reduction.postscale(flat)
+        assign(array.reshape(-1), flat)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Each number x as (x // p, x % p) for p ranks. The sum of p quotients fits the dtype, and so does that of p
+    remainders, each less than p. What a number becomes by prescaling must fit, too."""
+
+    reduction: Reduction
+    ranks: int
+
+    def widen(self, array: Array) -> Array:
+        numbers, whole = array.copy(), array.dtype.type(self.ranks)
+        self.reduction.prescale(numbers)
+        quotient = numbers // whole
+        wide = module(array).empty((*array.shape, 2), array.dtype)
+        wide[..., 0] = quotient
+        wide[..., 1] = numbers - quotient * whole
+        return wide
+
+    def narrow(self, wide: Array, array: Array) -> None:
+        quotients, remainders, how = wide[..., 0], wide[..., 1], self.reduction
+        whole = array.dtype.type(self.ranks)
+        if how.after == 1.0 and how.divisor == self.ranks:
+            quotient = quotients + remainders // whole  # rounded down; what is negative goes back up, toward zero
+            array[...] = quotient + ((quotient < 0) & (remainders % whole != 0))
+        elif how.after == how.divisor == 1:
+            array[...] = quotients * whole + remainders
+        else:
+            total = quotients.astype(np.float64) * float(self.ranks) + remainders.astype(np.float64)
+            array[...] = module(array).trunc(total * how.after / how.divisor)
+
+
+def of_integers(reduction: Reduction, dtype: np.dtype[Any], ranks: int) -> Widening | None:
+    """How integers are reduced that are to be scaled; None for other dtypes, and for what wraps around as NumPy's."""
+    if dtype.kind not in "iu" or not reduction.scales or reduction.operation == "adasum":
+        return None
+    if dtype.itemsize < 8:
+        return Cast(reduction)
+    return Split(reduction, ranks) if reduction.operation == "sum" else None
+
+
+def widening(reduction: Reduction, dtype: np.dtype[Any], ranks: int) -> Widening | None:
+    """How arrays of this dtype are reduced where partial results pass between ranks; None: as they are."""
+    return Cast(reduction) if is_small_float(dtype) else of_integers(reduction, dtype, ranks)
+
+
+def reduce(how: Widening, array: Array, allreduce: Callable[[Array, Reduction], None]) -> None:
+    """Reduce a flat array in place. allreduce: reduces a flat wide array over the ranks, in place."""
+    for start in range(0, array.size, MOST_ELEMENTS):
+        piece = array[start : start + MOST_ELEMENTS]
+        wide = how.widen(piece)
+        allreduce(wide.reshape(-1), how.reduction.plain)
+        how.narrow(wide, piece)
