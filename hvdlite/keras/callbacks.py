@@ -226,7 +226,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 )
         for name in mine:
             values, weights = zip(*(theirs[name] for theirs in said), strict=True)
-            mean = np.average(np.stack(values), axis=0, weights=weights if self.weighted else None)
+            mean = np.average(np.stack(values).astype(np.float64), axis=0, weights=weights if self.weighted else None)
             logs[name] = mean if mean.ndim else float(mean)
 
     def samples(self) -> float:

@@ -80,8 +80,13 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain copy, to be overwritten."""
+    """A copy of the same layout (channels_last, say), to be overwritten."""
     require_dense(tensor)
+    return resolved(tensor.detach().clone(memory_format=torch.preserve_format))
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy, to be overwritten. Ranks exchange these: one rank's layout may differ from another's."""
     return resolved(tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
@@ -102,13 +107,18 @@ def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[Any], torch.Tensor]
         return to_array(tensor), lambda _: tensor
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
         raise ValueError("a tensor whose elements share memory (expand) cannot be written in place: give its .clone()")
-    copy = fresh(tensor)
+    copy = plain(tensor)
 
     def put_back(_: Any) -> torch.Tensor:
         tensor.data.copy_(copy)
         return tensor
 
     return to_array(copy), put_back
+
+
+def laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The values of a contiguous tensor in the layout of `like`, which has the same shape."""
+    return tensor if like.is_contiguous() else torch.empty_like(like, requires_grad=False).copy_(tensor)
 
 
 def to_tensor(array: Any) -> torch.Tensor:

@@ -15,7 +15,7 @@ from hvdlite.handles import Call, later, waiting
 from hvdlite.ops import Average, Op, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._differentiable import differentiable
-from hvdlite.torch._tensors import fresh, in_place, readable, to_tensor
+from hvdlite.torch._tensors import fresh, in_place, laid_out, readable, to_tensor
 from hvdlite.torch.compression import Compression
 
 Everyone = global_process_set
@@ -125,7 +125,7 @@ def _reduce(
     for `allreduce`. Raises NotImplementedError for Adasum."""
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     start = partial(ops.reduce, readable(tensor), root_rank, *how)
-    return Call(start, lambda array: None if array is None else to_tensor(array))
+    return Call(start, lambda array: None if array is None else laid_out(to_tensor(array), tensor))
 
 
 reduce, reduce_async = waiting(_reduce), later(_reduce)

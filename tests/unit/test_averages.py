@@ -9,14 +9,13 @@ import pytest
 
 from hvdlite.algorithms import Place, pipeline, prepared, wide
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array, bfloat16
+from hvdlite.arrays import Array
 from hvdlite.engine import Lane
 from hvdlite.memory import Workspace
 from hvdlite.ops import reductions
 from hvdlite.transports.threads import ThreadTransport, run_ranks
+from tests.averages import FLOATS, INTEGERS, average, given
 
-FLOATS = [np.dtype(np.float16), bfloat16]
-INTEGERS = [np.dtype(kind) for kind in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")]
 SIZES = (2, 3, 5)
 WAYS = ("auto", "ring", "halving_doubling", "doubling", "shared", "in an arena", "native")
 LAYOUTS: list[tuple[int, ...]] = [(2, 2), (3, 3), (2, 1), (3, 1, 1)]
@@ -24,33 +23,6 @@ LAYOUTS: list[tuple[int, ...]] = [(2, 2), (3, 3), (2, 1), (3, 1, 1)]
 
 def lengths(size: int) -> tuple[int, ...]:
     return (0, 1, size - 1, size + 1, 17, 289, 1000, 4913)
-
-
-def given(size: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
-    """Numbers of all magnitudes, so near to those of the other ranks that float32 holds their sum exactly; among them the
-    largest of the dtype, the least, and numbers near them."""
-    arrays, powers = [], 2.0 ** np.random.default_rng(length).integers(-24, 5, length)
-    for rank in range(size):
-        rng = np.random.default_rng(1000 * rank + length)
-        if dtype.kind in "iu":
-            least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
-            array = rng.integers(least, most, length, dtype=dtype, endpoint=True)
-            array[0::7], array[1::7], array[2::7] = most, least, most - rank
-        else:
-            most = float(np.finfo(np.float16).max)
-            array = (rng.integers(-2047, 2048, length) * powers).astype(dtype)
-            array[0::7], array[1::7], array[2::7] = most, -most, most / 2 + 64 * rank
-        arrays.append(array)
-    return arrays
-
-
-def average(arrays: list[Array], divisor: int) -> Array:
-    """In Python's integers, truncated toward zero; or in float64, rounded once."""
-    dtype = arrays[0].dtype
-    if dtype.kind not in "iu":
-        return (sum(array.astype(np.float64) for array in arrays) / divisor).astype(dtype)  # type: ignore[union-attr]
-    totals = [sum(map(int, numbers)) for numbers in zip(*arrays, strict=True)]
-    return np.array([abs(total) // divisor * (1 if total > 0 else -1) for total in totals], dtype)
 
 
 def reduced(arrays: list[Array], way: str, how: Reduction, hosts: tuple[tuple[int, ...], ...] = ()) -> list[Array]:

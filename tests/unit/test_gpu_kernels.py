@@ -19,10 +19,11 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.engine import Lane
 from hvdlite.requests import Request, Signature
 from hvdlite.transports import nccl
+from tests import averages
 from tests.pretend import cupy
 from tests.pretend.lanes import on_lanes, stand_in  # noqa: F401
-from tests.unit import test_averages
 from tests.unit.test_algorithms import run
+from tests.unit.test_averages import require
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -98,9 +99,9 @@ def test_averages_do_not_overflow_on_a_gpu(way: str, dtype: str, monkeypatch: py
         pytest.skip("the stand-in's NCCL adds float32 only")
     for size in (2, 3):
         for length in (0, 1, 17, 289, 4913):
-            arrays = test_averages.given(size, length, np.dtype(dtype))
-            expected = test_averages.average(arrays, size)
-            test_averages.require(on_gpus(way, arrays, Reduction(divisor=size)), expected, (size, length))
+            arrays = averages.given(size, length, np.dtype(dtype))
+            expected = averages.average(arrays, size)
+            require(on_gpus(way, arrays, Reduction(divisor=size)), expected, (size, length))
 
 
 def test_the_two_shot_is_one_kernel() -> None:

@@ -18,6 +18,7 @@ from hvdlite.config import ALGORITHMS
 from hvdlite.requests import Request, Signature
 from hvdlite.transports.messages import MpiRepeated
 from hvdlite.transports.mpi import MpiTransport
+from tests import averages
 from tests.parallel.common import require_same_bits, restart
 from tests.parallel.ranks.collectives import FLOATS, MIB, kind, lengths
 
@@ -52,6 +53,19 @@ def check_every_algorithm() -> None:
         restart(ALGORITHM=name)
         assert runtime.current().everyone.eager.place.forced == name
         require_right_sums()
+    restart()
+
+
+def check_averages_that_the_dtype_holds() -> None:
+    """Whatever the sum of the ranks' numbers, by every algorithm: exact, and of 16-bit floats rounded once."""
+    p, r = hvd.size(), hvd.rank()
+    for name in ALGORITHMS:
+        restart(ALGORITHM=name)
+        for dtype in (*averages.FLOATS, *averages.INTEGERS):
+            for length in (1, 17, 289, 4913, 100_000 if dtype.itemsize == 2 else 1000):
+                arrays = averages.given(p, length, dtype)
+                expected = averages.average(arrays, p)
+                np.testing.assert_array_equal(hvd.allreduce(arrays[r]), expected, err_msg=f"{name}, {dtype}, {length}")
     restart()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import hvdlite as hvd
 from hvdlite import numpy, ops
+from tests import averages
 from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -46,6 +47,33 @@ def check_sum_of_every_dtype_and_length() -> None:
             result = hvd.allreduce((base + r).astype(kind(name)), op=hvd.Sum)
             np.testing.assert_array_equal(result, (base * p + p * (p - 1) // 2).astype(kind(name)))
             assert result.dtype == kind(name)
+
+
+def check_averages_in_every_collective() -> None:
+    """All-reduces, grouped ones, reductions to a root and reduce-scatters of numbers whose sum overflows."""
+    p, r = hvd.size(), hvd.rank()
+    for dtype in (*averages.FLOATS, *averages.INTEGERS):
+        for rows in (p, 2 * p + 1, 1000):
+            arrays = [array.reshape(rows, 7) for array in averages.given(p, rows * 7, dtype)]
+            expected = averages.average([array.reshape(-1) for array in arrays], p).reshape(rows, 7)
+            mine, own = arrays[r].copy(), np.array_split(expected, p)[r]
+            for found in (hvd.allreduce(mine), *hvd.grouped_allreduce([mine, mine])):
+                np.testing.assert_array_equal(found, expected, err_msg=str(dtype))
+            for found in (hvd.reducescatter(mine), *hvd.grouped_reducescatter([mine, mine])):
+                np.testing.assert_array_equal(found, own, err_msg=str(dtype))
+            whole = hvd.reduce(mine, p - 1)
+            assert (whole is None) == (r != p - 1)
+            np.testing.assert_array_equal(expected if whole is None else whole, expected, err_msg=str(dtype))
+            assert mine.tobytes() == arrays[r].tobytes()
+            hvd.allreduce_(mine)
+            np.testing.assert_array_equal(mine, expected, err_msg=str(dtype))
+
+
+def check_a_sum_that_overflows_is_numpys() -> None:
+    p = hvd.size()
+    found = hvd.allreduce(np.full(3, 100, np.int8), op=hvd.Sum)
+    assert (found == (100 * p + 128) % 256 - 128).all()
+    assert np.isinf(hvd.allreduce(np.full(3, 40000, np.float16), op=hvd.Sum)).all() or p == 1
 
 
 def check_booleans() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 import hvdlite as hvd
 from hvdlite import ops
+from tests import averages
 from tests.parallel.common import require_error, require_mismatch, restart
 
 SIZES = (1, 2, 3, 4)
@@ -33,6 +34,17 @@ def check_rank_r_calls_r_times() -> None:
             assert (hvd.allreduce(np.full(5, float(r)), op=hvd.Sum) == sum(callers)).all()
             assert (hvd.allreduce(np.full(3, 1.0)) == len(callers) / p).all()
         require_last(calls.index(max(calls)))
+
+
+def check_averages_beside_ranks_that_have_joined() -> None:
+    """Numbers whose sum would overflow: the last rank's stands alone, the average divides by all."""
+    p, r = hvd.size(), hvd.rank()
+    for dtype in (*averages.FLOATS, *averages.INTEGERS):
+        for length in (3, 4913):
+            arrays = [array if other else np.zeros_like(array) for other, array in enumerate(averages.given(p, length, dtype))]
+            if r != 0:
+                np.testing.assert_array_equal(hvd.allreduce(arrays[r]), averages.average(arrays, p), err_msg=str(dtype))
+    require_last(None if p > 1 else 0)
 
 
 def check_every_operation_sees_zeros() -> None:

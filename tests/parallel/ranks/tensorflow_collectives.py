@@ -53,6 +53,17 @@ def ranks() -> np.ndarray:
     return np.arange(hvd.size())
 
 
+def check_averages_that_the_dtype_holds() -> None:
+    """In every mode and collective, whatever the sum of all ranks' numbers."""
+    for dtype, value in (
+        ("float16", 40000), ("int8", 100), ("uint8", 200), ("int16", -(2**15)), ("int32", 2**31 - 1), ("int64", 2**62 + 1),
+        ("uint64", 2**64 - 1),
+    ):  # fmt: skip
+        given = np.full((hvd.size(), 3), value, dtype)
+        require(lambda t: [hvd.allreduce(t), *hvd.grouped_allreduce([t, t])], [given], [given] * 3)
+        require(lambda t: [hvd.reducescatter(t)], [given], [given[:1]])
+
+
 def mine(rows: int = 3) -> np.ndarray:
     """Rank r has r + 1, r + 2, ..."""
     return np.arange(rows, dtype=np.float32) + 1 + hvd.rank()

@@ -48,6 +48,51 @@ def check_operations_and_factors() -> None:
     require_error(ValueError, lambda: hvd.allreduce(mine, average=True, op=hvd.Sum), "not both")
 
 
+def check_averages_that_the_dtype_holds() -> None:
+    """In every collective that averages, whatever the sum of all ranks' numbers."""
+    p = hvd.size()
+    for dtype, value in (
+        (torch.float16, 40000.0), (torch.bfloat16, 1e38 / p), (torch.int8, 100), (torch.uint8, 200), (torch.int16, -(2**15)),
+        (torch.int32, 2**31 - 1), (torch.int64, 2**62 + 1), (torch.int64, -(2**63)), (torch.uint16, 2**16 - 1),
+    ):  # fmt: skip
+        mine = torch.full((p, 3), value, dtype=dtype)
+        found = [
+            hvd.allreduce(mine), hvd.allreduce_(mine.clone()), hvd.synchronize(hvd.allreduce_async(mine)),
+            *hvd.grouped_allreduce([mine, mine]), *hvd.synchronize(hvd.grouped_allreduce_async([mine])),
+            hvd.reducescatter(mine), *hvd.grouped_reducescatter([mine]), hvd.synchronize(hvd.reducescatter_async(mine)),
+        ]  # fmt: skip
+        whole = hvd.reduce(mine, p - 1)
+        for result in [*found, *([] if whole is None else [whole])]:
+            assert result.dtype == dtype and result.tolist() == mine.tolist()[: len(result)], (dtype, result)
+
+
+def check_layouts_are_kept() -> None:
+    """A result of its argument's shape has its layout, even if that is another one on each rank."""
+    p, r = hvd.size(), hvd.rank()
+    plain = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+    layouts = (
+        plain.to(memory_format=torch.channels_last), plain.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0), plain,
+        plain.reshape(1, 2, 3, 4, 5).to(memory_format=torch.channels_last_3d), plain.to(torch.complex64).transpose(0, 1),
+        plain.to(torch.bfloat16).to(memory_format=torch.channels_last),
+    )  # fmt: skip
+    for mine in layouts:
+        found = [
+            hvd.allreduce(mine), hvd.synchronize(hvd.allreduce_async(mine)), *hvd.grouped_allreduce([mine, mine]),
+            *hvd.synchronize(hvd.grouped_allreduce_async([mine])), hvd.broadcast(mine, p - 1),
+            hvd.synchronize(hvd.broadcast_async(mine, 0)), hvd.allreduce(mine, compression=hvd.Compression.none),
+            hvd.allreduce_(mine.clone()),
+        ]  # fmt: skip
+        whole = hvd.reduce(mine, 0)
+        for result in [*found, *([] if whole is None else [whole])]:
+            assert torch.equal(result, mine) and result.stride() == mine.stride(), (result.stride(), mine.stride())
+    mine = layouts[0].clone() if r == 0 else plain.clone()
+    for result in (hvd.allreduce(mine), hvd.broadcast(mine, 0)):
+        assert torch.equal(result, plain) and result.stride() == mine.stride()
+    leaf = layouts[0].clone().requires_grad_()
+    hvd.allreduce(leaf).mul(layouts[0]).sum().backward()
+    assert leaf.grad is not None and leaf.grad.stride() == leaf.stride() and torch.equal(leaf.grad, plain)
+
+
 def check_parameters_in_place() -> None:
     """allreduce_ and broadcast_ change leaf parameters without no_grad()."""
     w = torch.nn.Parameter(torch.full((3,), float(hvd.rank())))
