@@ -26,8 +26,8 @@ def function_of(tensor: Any, name: str) -> Callable[..., Any]:
 
 def allreduce(tensor: T, *args: Any, **kwargs: Any) -> T:
     """The reduction (Average by default; op=, name=) of all ranks' tensors, as a new tensor of the same kind. Waits for
-    all ranks, of which each gives the same shape and dtype. Of booleans op=Sum is the logical or. Raises MismatchError
-    on every rank where they differ."""
+    all ranks, of which each gives the same shape and dtype. An average of integers is truncated toward zero. Of
+    booleans op=Sum is the logical or. Raises MismatchError on every rank where they differ."""
     return function_of(tensor, "allreduce")(tensor, *args, **kwargs)  # type: ignore[no-any-return]
 
 

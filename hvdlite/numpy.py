@@ -71,8 +71,9 @@ def _allreduce(
     """The reduction of all ranks' arrays as a new array: Average (default), Sum, Min, Max, Product, Adasum. Waits for
     all ranks, of which each gives the same shape, dtype and arguments: else it raises MismatchError on every rank, and
     the job can go on. name: what messages call it; calls without one are matched by their order. prescale_factor,
-    postscale_factor: multiply before and after. Sums of integers wrap around in their dtype, also those that Average
-    divides, truncating. Of booleans Sum and Max are the logical or, Min and Product the and; they have no Average."""
+    postscale_factor: multiply before and after. An average of integers is exact, truncated toward zero; of float16 it
+    does not overflow. A Sum overflows as NumPy's: integers wrap around. float16 and bfloat16 are added in float32. Of
+    booleans Sum and Max are the logical or, Min and Product the and; they have no Average."""
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return Call(partial(ops.allreduce_, contiguous_copy(value), *how))
 

@@ -1,7 +1,10 @@
 """The arithmetic of a reduction: which operation, in which precision, and the scaling around it.
 
-float16 and bfloat16 are added in float32. Integers are scaled exactly: the sum is divided by the number of ranks
-with truncation toward zero (Horovod multiplies by 1/size in double and truncates, which turns 49/49 into 0).
+float16 and bfloat16 are added in float32. Integers are averaged exactly: the sum is divided by the number of ranks
+with truncation toward zero (Horovod multiplies by 1/size in double and truncates, which turns 49/49 into 0). Where
+partial sums of integers or of 16-bit floats pass between ranks, they are wider (see `wide`). float32 and float64 are
+added first and divided once: a sum beyond their largest number is infinite. Rejected: to divide first, as DDP does. It
+rounds every rank's number, and costs another pass.
 """
 
 from __future__ import annotations

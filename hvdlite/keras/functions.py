@@ -77,9 +77,10 @@ def allreduce(
     postscale_factor: float = 1.0, op: Op | int | None = None, compression: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The reduction of all ranks' values (Average by default), of the same shape and dtype; of booleans Sum is the
-    logical or. compression: `Compression.none`, `.fp16` or `.bf16`. Waits for all ranks. Raises MismatchError on all
-    where they differ, on TensorFlow tf.errors.FailedPreconditionError."""
+    """The reduction of all ranks' values (Average by default), of the same shape and dtype. An average of integers is
+    exact, truncated toward zero; of float16 it does not overflow. A Sum overflows as NumPy's: integers wrap around. Of
+    booleans Sum is the logical or. compression: `Compression.none`, `.fp16` or `.bf16`. Waits for all ranks. Raises
+    MismatchError on all where they differ, on TensorFlow tf.errors.FailedPreconditionError."""
     return collective(
         "allreduce", value, compression, op=resolve_op(op, average), name=name, prescale_factor=prescale_factor,
         postscale_factor=postscale_factor, process_set=process_set,

@@ -41,10 +41,12 @@ def allreduce(
 ) -> Any:
     """The reduction of all ranks' tensors (Average by default), as a new tensor; differentiable.
 
-    tensor: same shape and dtype on every rank; of booleans Sum and Max are the logical or, Min and Product the and.
-    tf.IndexedSlices are gathered instead: Average and Sum, without factors, else NotImplementedError. device_dense,
-    device_sparse: accepted for Horovod's sake. Raises FailedPreconditionError on every rank where the ranks' arguments
-    differ; the job can go on. ValueError before init().
+    tensor: same shape and dtype on every rank. An average of integers is exact, truncated toward zero; of float16 it
+    does not overflow. A Sum overflows as NumPy's: integers wrap around. float16 and bfloat16 are added in float32. Of
+    booleans Sum and Max are the logical or, Min and Product the and. tf.IndexedSlices are gathered instead: Average and
+    Sum, without factors, else NotImplementedError. device_dense, device_sparse: accepted for Horovod's sake. Raises
+    FailedPreconditionError on every rank where the ranks' arguments differ; the job can go on. ValueError before
+    init().
     """
     runtime.current()
     how = How(ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)

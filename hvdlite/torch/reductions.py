@@ -53,10 +53,11 @@ def allreduce(
 
     tensor: of the same shape and dtype on every rank. op: hvd.Average (the default), Sum, Min, Max, Product or Adasum;
     average: deprecated. compression: the dtype in which it travels. result = op over ranks of (tensor *
-    prescale_factor), * postscale_factor. Sums of integers wrap around in their dtype, also those that Average divides,
-    truncating. Of booleans Sum and Max are the logical or, Min and Product the and; they have no Average. name: calls
-    are matched by it, in whatever order ranks make them; unnamed ones by their order. Raises MismatchError on every
-    rank where the ranks' arguments differ; the job can go on.
+    prescale_factor), * postscale_factor. It has the tensor's layout (channels_last, say). An average of integers is
+    exact, truncated toward zero; of float16 it does not overflow. A Sum overflows as NumPy's: integers wrap around.
+    float16 and bfloat16 are added in float32. Of booleans Sum and Max are the logical or, Min and Product the and; they
+    have no Average. name: calls are matched by it, in whatever order ranks make them; unnamed ones by their order.
+    Raises MismatchError on every rank where the ranks' arguments differ; the job can go on.
     """
     small, context = compressor(compression).compress(tensor)
     how = (ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
