@@ -135,6 +135,7 @@ def test_factors_on_several_hosts(layout: tuple[int, ...]) -> None:
             require(reduced(arrays, way, how, hosts_of(layout)), arrays[0], (before, way))
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
 def test_what_a_sum_cannot_hold_is_numpys() -> None:
     arrays = [np.full(5, 100, np.int8)] * 2
     require(reduced(arrays, "auto", Reduction()), np.full(5, -56, np.int8), "int8")
