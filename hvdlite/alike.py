@@ -2,8 +2,9 @@
 
 Averaging gradients keeps models together that begin together. If they do not, or if learning rates differ, each rank
 trains a model of its own with gradients of all the others', and no operation fails. So weights, and what else must be
-the same, are compared bit by bit when training begins, where a difference is an error, and now and then later, where it
-is a warning: hours of training may be worth something to a user, and GPUs of different kinds round differently.
+the same, are compared bit by bit when training begins, where a difference is an error, and later and when the job ends,
+where it is a warning: hours of training may be worth something to a user, and GPUs of different kinds round
+differently. No rank waits for a last look: it is a part of the shutdown that all ranks come to anyway (`Lane.part`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from typing import Any
 
 import numpy as np
 
+from hvdlite import runtime
 from hvdlite.arrays import Array
 from hvdlite.engine import Lane
 from hvdlite.errors import MismatchError
 from hvdlite.matching import ranks, sides
 from hvdlite.requests import Request, Signature, digest
 
-ROUNDS = 500  # between comparisons, which take a part of one step
+ROUNDS = 500  # the most between comparisons, which take a part of one step
+OFF = "off"
+MODE = "replica_check"
+MEANT = 'If they are meant to differ: replica_check="warn", or HVDLITE_REPLICA_CHECK=warn.'
 LAST = "(the rank that hvd.join() returned)"
 NONE = "none"
 MOST = 3  # sides that a message names
@@ -32,43 +37,89 @@ Sides = list[tuple[Any, list[int]]]
 
 
 class Alike:
-    """Comparisons among the ranks that reduce gradients together.
+    """Comparisons among the ranks that reduce gradients together: at steps 1, 2, 4, ..., 256, then every ROUNDS steps,
+    and when the job ends. Doubling finds what comes apart early within the first steps, at little cost."""
 
-    values: reads this rank's; None where they cannot be read. calls: for each kind what makes the ranks alike, with
-    {root} for a rank. begin: the round after which the ranks are first compared.
-    """
-
-    def __init__(self, values: Callable[[], Values | None], calls: Mapping[str, str], begin: int = 1) -> None:
-        self.values, self.calls, self.begin = values, calls, begin
+    def __init__(
+        self, values: Callable[[bool], Values | None], calls: Mapping[str, str], what: str, mode: str = "error",
+        begin: int = 1,
+    ) -> None:
+        """
+        Args:
+            values: Reads this rank's values; None where they cannot be read. Its argument: whether training begins,
+                when the optimizer's state counts, too.
+            calls: For each kind what makes the ranks alike, with {root} for a rank.
+            what: The name of the user's call that the ranks are compared for.
+            mode: One of `config.REPLICA_CHECKS`.
+            begin: The round after which the ranks are first compared; later ones follow at 2 * begin, 4 * begin, ...
+        """
+        self.values, self.calls, self.what = values, calls, what
+        self.mode, self.begin = mode, begin
         self.warned: set[str] = set()  # of which kinds
         self.expect("0", fatal=("weights", "state"))
+
+    def enter(self, lane: Lane, name: str) -> None:
+        """Compare the ranks of this lane from now on. name: of the rounds there, the same on all ranks."""
+        self.lane, self.name = lane, name
+        runtime.current().last_looks.append(self)
+
+    def agree(self) -> None:
+        """See to it that all ranks compare, or none. Collective. Raises MismatchError where their modes differ."""
+        facts = ((MODE, self.mode),)
+        self.lane.run(Request(Signature("plan", f"{self.name} bucket 0", facts), nothing))
 
     def expect(self, root: str = LAST, fatal: Collection[str] = ("weights",)) -> None:
         """Training begins with the next round. root: the rank whose weights are the right ones, in words. fatal: the
         kinds of which a difference is an error then; others are warned of, for they may be meant so."""
-        self.first, self.rounds, self.root, self.fatal = True, 0, root, fatal
+        self.root, self.fatal = root, fatal
+        self.first, self.rounds = True, 0
+        self.next = self.begin  # the round after which the ranks are compared
 
-    def look(self, lane: Lane, name: str) -> None:
+    def look(self) -> None:
         """At the end of a round: compare, if it is time. Collective then. Raises MismatchError on every rank when
         training begins, after each round until all is alike."""
+        if self.due():
+            self.compare(self.mine())
+
+    def due(self) -> bool:
+        """At the end of a round: count it. Whether `compare` is to follow, the same on all ranks."""
         self.rounds += 1
-        if self.rounds < self.begin or (not self.first and self.rounds % ROUNDS):
-            return
-        found = compared(lane, name, self.mine())
-        if self.first and any(kind in self.fatal for kind, _ in found):
-            raise MismatchError(f"'{name}': the ranks would train different models:\n{self.told(found)}")
-        news = {kind for kind, _ in found} - self.warned
-        if news:
-            self.warned |= news
-            if lane.transport.rank == 0:
-                since = "the ranks" if self.first else f"after {self.rounds} rounds the ranks"
-                text = "'%s': %s train different models:\n%s"
-                logging.getLogger("hvdlite").warning(text, name, since, self.told(found))
+        return self.mode != OFF and self.rounds >= self.next
+
+    def compare(self, mine: Values | None) -> None:
+        """Compare the ranks. mine: this rank's values. Collective. Raises MismatchError as `look` does."""
+        found = compared(self.lane, self.name, mine)
+        if self.first and self.mode == "error" and any(kind in self.fatal for kind, _ in found):
+            raise MismatchError(f"{self.what}: the ranks would train different models:\n{self.told(found)} {MEANT}")
+        self.warn(found, "the ranks train" if self.first else f"after {self.rounds} steps the ranks train")
         self.first = False
+        self.next = min(2 * self.rounds, self.rounds + ROUNDS)
+
+    def warn(self, found: Mapping[tuple[str, str], Sides], begin: str) -> None:
+        """Say once of each kind, on the first rank, what differs. begin: the first words of the message."""
+        news = {kind for kind, _ in found} - self.warned
+        self.warned |= news
+        if news and self.lane.transport.rank == 0:
+            text = "%s: %s different models:\n%s"
+            logging.getLogger("hvdlite").warning(text, self.what, begin, self.told(found))
+
+    def prepare_last_look(self) -> None:
+        """The job ends well on this rank: have the ranks compared once more, when all of them leave. Waits for nobody.
+
+        Nothing is compared where no round has been since training began, nor what the last round has told as an error.
+        """
+        has_told = self.first and self.rounds >= self.next
+        if self.mode != OFF and self.rounds and not has_told and (mine := self.mine()) is not None:
+            self.lane.partings[self.name] = (mine, self.look_back)
+
+    def look_back(self, everyone: Sequence[Values]) -> None:
+        """All ranks leave. everyone: their values."""
+        self.first = False
+        self.warn(apart(everyone, self.lane.members), f"when the job ended, after {self.rounds} steps, the ranks had")
 
     def mine(self) -> Values | None:
         try:
-            return self.values()
+            return self.values(self.first)
         except Exception:  # no memory, say, on this rank only
             logging.getLogger("hvdlite").exception("the weights of this rank cannot be compared with others'")
             return None
@@ -84,8 +135,9 @@ class Alike:
             cure = f"Call {calls} on all ranks before training."
         else:
             cure = (
-                "Something has changed them on some ranks only: weights loaded on one rank, a scheduler that follows a "
-                f"rank's own loss (average that first: hvd.allreduce(loss)). {calls} brings them together again."
+                "Something has changed them on some ranks only: weights or a scheduler loaded on one rank, a scheduler "
+                f"that follows a rank's own loss (average that first: hvd.allreduce(loss)). {calls} brings them "
+                "together again."
             )
         return "\n".join([*lines, cure])
 

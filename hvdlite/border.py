@@ -43,6 +43,10 @@ class Border(Protocol):
         """A checksum of each variable's value now, in a round; None where they cannot be read then."""
         ...
 
+    def in_session(self, variables: Sequence[Any]) -> bool:
+        """Whether only a run of the graph can read them."""
+        ...
+
     def traced(self, gradients: Sequence[Any]) -> bool:
         """Whether a graph is being made, to be run many times."""
         ...

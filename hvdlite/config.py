@@ -15,6 +15,7 @@ from typing import TypeVar
 
 MB = 1024 * 1024
 ALGORITHMS = ("auto", "ring", "halving_doubling", "doubling", "shared", "hierarchical", "native")
+REPLICA_CHECKS = ("error", "warn", "off")
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 T = TypeVar("T")
 
@@ -49,6 +50,8 @@ class Config:
     `HVDLITE_GPU_OPERATIONS`, `HOROVOD_GPU_OPERATIONS`."""
     cuda_aware: bool | None = None
     """Whether the MPI may be given device pointers; None: find out. `HVDLITE_CUDA_AWARE`."""
+    replica_check: str = "error"
+    """One of REPLICA_CHECKS: what happens where ranks begin to train different models. `HVDLITE_REPLICA_CHECK`."""
 
     @property
     def algorithm_on_gpu(self) -> str:
@@ -80,12 +83,13 @@ class Config:
             log_hide_time=read_either(env, "LOG_HIDE_TIME", truth) or cls.log_hide_time,
             gpu_operations=read_either(env, "GPU_OPERATIONS", one_of("auto", "mpi", "nccl")) or cls.gpu_operations,
             cuda_aware=read(env, "HVDLITE_CUDA_AWARE", truth),
+            replica_check=read_either(env, "REPLICA_CHECK", one_of(*REPLICA_CHECKS)) or cls.replica_check,
         )
 
 
 NAMES = (
     "ALGORITHM", "BUCKET_MB", "CUDA_AWARE", "DYNAMIC_PROCESS_SETS", "FUSION_THRESHOLD", "GPU_OPERATIONS",
-    "LOG_HIDE_TIME", "LOG_LEVEL", "MPIEXEC", "OVERLAP", "SHARED_MEMORY", "STALL_CHECK_DISABLE",
+    "LOG_HIDE_TIME", "LOG_LEVEL", "MPIEXEC", "OVERLAP", "REPLICA_CHECK", "SHARED_MEMORY", "STALL_CHECK_DISABLE",
     "STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS", "TIMELINE", "TIMELINE_MARK_CYCLES",
 )  # fmt: skip
 """All settings there are, behind HVDLITE_."""

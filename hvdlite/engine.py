@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.algorithms import Place
@@ -26,7 +26,7 @@ from hvdlite.arrays import GPUS_IN_MESSAGES, NOTHING_PENDING, adopt_gpu, in_mpi
 from hvdlite.errors import HvdliteError, ShutdownError, broken_by, in_the_middle
 from hvdlite.memory import Workspace
 from hvdlite.promptly import promptly
-from hvdlite.requests import LEAVE, Changed, Handle, Request
+from hvdlite.requests import LEAVE, Changed, Handle, Request, digest
 from hvdlite.rollcall import VALUES, agreed
 from hvdlite.rounds import rounds
 from hvdlite.transports import Transport
@@ -74,6 +74,8 @@ class Lane:
         self.disagreed = False  # the first request in the queue has been called and differed
         self.closed: HvdliteError | None = None
         self.farewell = ShutdownError("hvdlite has been shut down: call hvd.init() again first.")  # found after `leave`
+        self.partings: dict[str, tuple[Mapping[Any, Any], Callable[[Sequence[Any]], None]]] = {}
+        """By name: what this rank brings when all leave, and who gets all ranks' where they differ."""
         self.departure: Handle | None = None
         self.released = False
         self.thread: threading.Thread | None = None
@@ -272,13 +274,24 @@ class Lane:
         self.require_no_lender(LEAVE.key)
         with self.changed.lock:
             if self.departure is None:
-                request = Request(LEAVE, lambda lane: None)
+                brought = [(name, sorted(values.items())) for name, (values, _) in sorted(self.partings.items())]
+                request = Request(LEAVE, Lane.part, count=digest(str(brought)))
                 self.admit(request, waking=False)
                 self.queue.append(request)
                 with contextlib.suppress(RuntimeError):  # Python may start no thread at its end: see `serve`
                     self.wake()
                 self.departure = request.handle
         return self.departure
+
+    def part(self) -> None:
+        """What all ranks do together when they leave: hand out what they bring, where it differs. A name that some rank
+        lacks (its optimizer is no more, it ends with an error) is passed over."""
+        if self.transport.size == 1 or self.alike:
+            return
+        everyone = self.transport.allgather_object({name: values for name, (values, _) in self.partings.items()})
+        for name, (_, tell) in self.partings.items():
+            if all(name in theirs for theirs in everyone):
+                tell([theirs[name] for theirs in everyone])
 
     def serve(self) -> None:
         """Where no thread could be started for it, leave in this one; waits for all."""

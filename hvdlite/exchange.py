@@ -22,7 +22,7 @@ import numpy as np
 from hvdlite import ops, runtime
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.alike import Alike, Values
+from hvdlite.alike import MODE, Alike, Values, checksum
 from hvdlite.arrays import Array, mark
 from hvdlite.buckets import Spec
 from hvdlite.engine import Lane
@@ -39,6 +39,9 @@ from hvdlite.weakly import Crowd, weakly
 
 CALLS = {"weights": "hvd.broadcast_variables(model, root_rank={root}) (in fit(), "
                     "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root})])"}  # fmt: skip
+CALLS_IN_SESSIONS = {"weights": "session.run(hvd.broadcast_global_variables({root})) (with MonitoredTrainingSession, "
+                                "hvd.BroadcastGlobalVariablesHook({root}) as the last of the hooks)"}  # fmt: skip
+CALLERS = {"tape": "hvd.DistributedGradientTape", "optimizer": "hvd.DistributedOptimizer"}
 ROUND = "list {} of variables, step {}, attempt {}"
 BEGIN = 100  # Horovod's scripts broadcast after the first batch, which may be several rounds
 OWN, IN_SETS = Crowd(), Crowd()
@@ -62,25 +65,27 @@ class Exchange:
 
     def __init__(
         self, lane: Lane, name: str, number: int, specs: Sequence[Spec], mine: Iterable[Use], terms: Terms,
-        process_set: ProcessSet, gpu: Gpu | None, owner: Any,
+        process_set: ProcessSet, gpu: Gpu | None, owner: Any, mode: str = "error",
     ) -> None:
         """lane: of process_set. name, number: of this exchange on its lane. Where ranks are at different numbers of
         one name, that is a mismatch, not a wait. gpu: where the specs' device is one. owner: who connects it anew, kept
-        by a graph that keeps only the exchange."""
+        by a graph that keeps only the exchange. mode: see `Alike`."""
         self.number, self.specs, self.terms, self.process_set = number, tuple(specs), terms, process_set
-        self.gpu, self.owner = gpu, owner
+        self.gpu, self.owner, self.mode = gpu, owner, mode
         self.held: list[Array] = []
         """Gradients on the GPU, kept while they may not have been copied."""
         self.variables: list[ref[Any]] = []
         self.lists = Crowd()
         """The first variable of each list that was seen: none is left when no list will be seen again."""
         self.alike: Alike | None = None
+        self.in_session = False
+        """Whether only a run of the graph can read the variables."""
         self.connect(lane, name, mine)
 
     def connect(self, lane: Lane, name: str, mine: Iterable[Use]) -> None:
         """Agree with the other ranks, and share memory with them: over this lane, which may be another than before."""
         self.lane, self.name, terms = lane, name, self.terms
-        self.uses = agree(lane, name, self.specs, mine, terms)
+        self.uses = agree(lane, name, self.specs, mine, terms, self.mode)
         """What any rank had for each variable when the exchange was made."""
         self.dense = [index for index, use in enumerate(self.uses) if use is not Use.SPARSE]
         self.sparse = [index for index, use in enumerate(self.uses) if use is Use.SPARSE]
@@ -95,6 +100,7 @@ class Exchange:
         self.released = False
         if self.alike:
             self.alike.expect("0", ("weights",))
+            self.alike.enter(lane, self.name)
         runtime.current().after_join.append(self)
 
     def give_up(self) -> None:
@@ -115,13 +121,20 @@ class Exchange:
         """Whether ranks that join stand in for it."""
         return not self.released and self.process_set is global_process_set
 
-    def watch(self, variables: Sequence[Any], values_of: Callable[[Sequence[Any]], Sequence[Any] | None]) -> None:
+    def watch(
+        self, variables: Sequence[Any], values_of: Callable[[Sequence[Any]], Sequence[Any] | None],
+        in_session: bool = False,
+    ) -> None:
         """See to it that these variables are the same on all ranks, from the round BEGIN on, unless a callback sees to
         it. values_of: gives a checksum of each, None where they cannot be read. Two models with the same names share an
-        exchange, and a rank may trace its step more often than others: once there are others, none are compared."""
+        exchange, and a rank may trace its step more often than others: once there are others, none are compared.
+        in_session: the graph reads `watched()` when `finish` says so, and gives the values to `compare`."""
         self.lists.extend(variables[:1])
         if not self.alike:
-            self.alike = Alike(lambda: self.values(values_of), CALLS, begin=BEGIN)
+            calls, kind = CALLS_IN_SESSIONS if in_session else CALLS, self.name.partition(".")[0]
+            self.alike = Alike(lambda begins: self.values(values_of), calls, CALLERS[kind], self.mode, BEGIN)
+            self.alike.enter(self.lane, self.name)
+            self.in_session = in_session
             self.variables = [ref(variable) for variable in variables]
             if self.process_set is not global_process_set:
                 IN_SETS.extend(variables)
@@ -129,14 +142,30 @@ class Exchange:
             self.variables = []
 
     def values(self, values_of: Callable[[Sequence[Any]], Sequence[Any] | None]) -> Values | None:
-        """Checksums of the watched variables; None where there are none."""
-        alive, own = [variable for known in self.variables if (variable := known()) is not None], list(OWN)
-        common = [number for number, variable in enumerate(alive) if not is_one_of(variable, own)]
-        if len(alive) < len(self.specs) or (alive and any(each.cares_for(alive[0]) for each in CARING)):
+        """Checksums of the watched variables; None where there are none, or a session has them."""
+        watched = self.watched()
+        if self.in_session or not watched or any(each.cares_for(watched[min(watched)]) for each in CARING):
             return None
-        found = values_of([alive[number] for number in common])
-        names = [f"{name_in_layer(self.specs[number].name)} (variable {number})" for number in common]
-        return None if found is None else dict(zip([("weights", name) for name in names], found, strict=True))
+        found = values_of(list(watched.values()))
+        return None if found is None else self.named(dict(zip(watched, found, strict=True)))
+
+    def watched(self) -> dict[int, Any]:
+        """The variables that are to be the same on all ranks, by number; none where some are no more."""
+        alive, own = [variable for known in self.variables if (variable := known()) is not None], list(OWN)
+        if len(alive) < len(self.specs):
+            return {}
+        return {number: variable for number, variable in enumerate(alive) if not is_one_of(variable, own)}
+
+    def named(self, found: Mapping[int, Any]) -> Values:
+        """Checksums by the variables' names."""
+        names = {number: f"{name_in_layer(self.specs[number].name)} (variable {number})" for number in found}
+        return {("weights", names[number]): value for number, value in found.items()}
+
+    def compare(self, values: Mapping[int, Array]) -> None:
+        """Compare the ranks. values: the watched variables', by number. Collective, after a round of which `finish` has
+        said so. Raises MismatchError on every rank as `Alike.look` does."""
+        assert self.alike is not None
+        self.alike.compare(self.named({number: checksum(value) for number, value in values.items()}) or None)
 
     @property
     def over(self) -> bool:
@@ -185,9 +214,12 @@ class Exchange:
             self.held.append(gradient)
         self.reducer.mark_ready((place,), self.tag)
 
-    def finish(self, absent: Use = Use.DENSE) -> None:
-        """Complete the round; waits for all ranks. absent: what a variable that nothing was put for counts as, of
-        which `used` tells afterwards; DENSE (zeros) saves the ranks from telling each other."""
+    def finish(self, absent: Use = Use.DENSE) -> bool:
+        """Complete the round; waits for all ranks. Returns whether `compare` is to follow, in a session.
+
+        absent: what a variable that nothing was put for counts as, of which `used` tells afterwards; DENSE (zeros)
+        saves the ranks from telling each other.
+        """
 
         def load(place: int) -> Use:
             with self.there():
@@ -198,8 +230,11 @@ class Exchange:
         self.held.clear()  # every bucket's lane has waited for the copies into it
         self.rounds, self.retries = self.rounds + 1, 0
         Exchange.reductions += 1
+        if self.alike and self.in_session:
+            return self.alike.due()
         if self.alike:
-            self.alike.look(self.lane, self.name)
+            self.alike.look()
+        return False
 
     def end_of(self, what: str) -> None:
         """Agree with all ranks that no round follows before `what`; waits for them. Named like a round's first bucket:
@@ -229,7 +264,9 @@ class Exchange:
         return all_rows, all_values
 
 
-def agree(lane: Lane, name: str, specs: Sequence[Spec], mine: Iterable[Use], terms: Terms) -> list[Use]:
+def agree(
+    lane: Lane, name: str, specs: Sequence[Spec], mine: Iterable[Use], terms: Terms, mode: str = "error"
+) -> list[Use]:
     """The largest use over ranks for each variable. Collective; compares the ranks' variables first."""
     uses = np.array([int(use) for use in mine], np.uint8)
 
@@ -237,7 +274,7 @@ def agree(lane: Lane, name: str, specs: Sequence[Spec], mine: Iterable[Use], ter
         allreduce(lane.transport, lane.workspace, lane.place, uses, Reduction("max"))
 
     # Named as the reducer names a plan and a round's first bucket, whichever the other ranks are about to ask for.
-    facts = (("parameters", tuple(spec.line for spec in specs)), ("terms", terms))
+    facts = (("parameters", tuple(spec.line for spec in specs)), ("terms", terms), (MODE, mode))
     lane.run(Request(Signature("plan", f"{name} bucket 0", facts), work))
     return [Use(int(use)) for use in uses]
 

@@ -44,6 +44,8 @@ class Settings:
     scale_local: bool = True
     """Local variables' gradients are divided by the number of ranks, as averaged ones are."""
     process_set: ProcessSet = global_process_set
+    replica_check: str = "error"
+    """One of `config.REPLICA_CHECKS`."""
 
     @property
     def size(self) -> int:
@@ -157,10 +159,14 @@ class Gradients:
         if key not in self.exchanges:
             self.tidy()
             terms, process_set = self.settings.terms, self.settings.process_set
-            self.exchanges[key] = Exchange(self.lane, name, number, specs, uses, terms, process_set, gpu, owner=self)
+            self.exchanges[key] = Exchange(
+                self.lane, name, number, specs, uses, terms, process_set, gpu, owner=self,
+                mode=self.settings.replica_check,
+            )  # fmt: skip
             self.made += 1  # not before: where that fails on one rank only, and is tried again, it has the same number
-        if self.border.in_order():
-            self.exchanges[key].watch(variables, self.border.values_of)
+        in_session = self.border.in_session(variables)
+        if in_session or self.border.in_order():
+            self.exchanges[key].watch(variables, self.border.values_of, in_session)
         return self.exchanges[key]
 
     def tidy(self) -> None:
@@ -247,9 +253,10 @@ def dense(sparse_as_dense: bool, border: Border, gradient: Any, variable: Any) -
 
 def settings_of(
     op: Op | int, predivide: float, compression: Any, sparse_as_dense: bool, num_groups: int, groups: Any,
-    scale_local: bool, process_set: ProcessSet,
+    scale_local: bool, process_set: ProcessSet, replica_check: str | None = None,
 ) -> Settings:
-    """Horovod's arguments, checked. Raises ValueError for what cannot be right, NotImplementedError for Adasum."""
+    """Horovod's arguments, and replica_check=, checked. Raises ValueError for what cannot be right, NotImplementedError
+    for Adasum."""
     terms = Terms(op_of(op), predivide)
     if terms.op is Adasum:
         raise NotImplementedError("op=Adasum is not supported yet; use op=Average")
@@ -257,7 +264,8 @@ def settings_of(
     if num_groups:
         deprecated("num_groups is deprecated: use groups")
     names = group_names(num_groups or None if groups is None else groups)
-    return Settings(terms, compressor(compression), sparse_as_dense, names, scale_local, process_set)
+    mode = runtime.replica_check(replica_check)
+    return Settings(terms, compressor(compression), sparse_as_dense, names, scale_local, process_set, mode)
 
 
 def check_name(name: Any) -> None:

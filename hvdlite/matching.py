@@ -26,6 +26,7 @@ CURES = {
     "reduction": "Give the same op= and gradient_predivide_factor= on every rank.",
     "terms": "Give the same op= and gradient_predivide_factor= on every rank.",
     "buckets": "Give the same groups= on every rank.",
+    "replica_check": "Give the same replica_check= on every rank.",
     "round": "Every rank must call backward() and step() equally often. Where ranks have different numbers of batches: "
              "drop the remainder, or call hvd.join() on those that are done.",
     "ranks": "Every rank of the job must name the same ranks, members or not, in the same order of calls.",

@@ -52,6 +52,8 @@ class Runtime:
         """What `renew`s in order, collectively over its `group`, when another runtime has taken this one's place."""
         self.after_join = Crowd()
         """What `give_up`s before this rank joins, and `start_over`s when all have: counts of steps must be alike."""
+        self.last_looks = Crowd()
+        """What is compared between the ranks once more when the job ends."""
 
     def place_of(self, ranks: Sequence[int]) -> Place:
         """What choosing an algorithm among these ranks depends on: a pure function of what all ranks agree on."""
@@ -76,8 +78,11 @@ class Runtime:
         reasons = [lane.closed for lane in self.groups.lanes()]
         return next((reason for reason in reasons if reason and not isinstance(reason, ShutdownError)), None)
 
-    def close(self) -> None:
-        """Leave all lanes. Collective; waits for all ranks to do the same. Raises where the job breaks meanwhile."""
+    def close(self, look: bool) -> None:
+        """Leave all lanes. look: whether this rank ends well, and brings what is compared once more. Collective; waits
+        for all ranks to do the same. Raises where the job breaks meanwhile."""
+        for each in self.last_looks if look else ():
+            each.prepare_last_look()
         self.groups.close()
         if self.watch:
             self.watch.stop()
@@ -88,9 +93,11 @@ class Runtime:
 def agree_on(world: Communicator, settings: Config) -> bool:
     """Whether all ranks may share memory. Raises HvdliteError where settings differ between ranks. Collective."""
     said = world.allgather_object(
-        (settings.algorithm, settings.bucket_bytes, settings.gpu_operations, settings.overlap, settings.shared_memory)
-    )
-    names = ("HVDLITE_ALGORITHM", "HVDLITE_BUCKET_MB (bytes)", "HVDLITE_GPU_OPERATIONS", "HVDLITE_OVERLAP")
+        (settings.algorithm, settings.bucket_bytes, settings.gpu_operations, settings.overlap, settings.replica_check,
+         settings.shared_memory)
+    )  # fmt: skip
+    names = ("HVDLITE_ALGORITHM", "HVDLITE_BUCKET_MB (bytes)", "HVDLITE_GPU_OPERATIONS", "HVDLITE_OVERLAP",
+             "HVDLITE_REPLICA_CHECK")  # fmt: skip
     for what, values in zip(names, zip(*said, strict=True), strict=False):
         if len(set(values)) > 1:
             raise HvdliteError(f"{what} differs: {said_by(values, range(world.size))}. Set it alike everywhere.")
@@ -158,21 +165,21 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 def shutdown() -> None:
     """Stop communicating; waits for all ranks to do the same. Later `init()` starts anew. Safe to call twice."""
-    another, counted = isinstance(sys.exc_info()[1], ShutdownError), exits.guarded()
-    stop()
-    if another and counted:  # in a `finally`
+    error, counted = sys.exc_info()[1], exits.guarded()
+    stop(look=error is None)
+    if isinstance(error, ShutdownError) and counted:  # in a `finally`
         notes.stopped()
 
 
-def stop() -> None:
-    """`shutdown`, by whoever goes on."""
+def stop(look: bool = False) -> None:
+    """`shutdown`, by whoever goes on. look: whether this rank ends well."""
     global _current, _broken
     if _current is None or _forked or exits.ending:
         return
     ending, _current, exits.leaving = _current, None, True
     ending.live = False
     try:
-        close(ending)
+        close(ending, look)
     except BaseException as error:  # Ctrl-C: the others wait for what will not come any more
         _broken = ending.broken or HvdliteError(f"hvd.shutdown() was interrupted ({type(error).__name__}: {error})")
         raise
@@ -181,10 +188,10 @@ def stop() -> None:
         atexit.unregister(end)
 
 
-def close(ending: Runtime) -> None:
+def close(ending: Runtime, look: bool = False) -> None:
     """Leave everything, unless that can no longer be done."""
     if not ending.broken:
-        ending.close()
+        ending.close(look)
         exits.uninstall()
     global_process_set.ranks, global_process_set.mpi_comm = [], None
 
@@ -197,7 +204,7 @@ def end() -> None:
         exits.ending |= notes.job_is_ending()
         if not exits.ending:
             exits.tell_of_uncaught()
-        stop()
+        stop(look=True)
     except BaseException as error:  # Ctrl-C, too
         if not exits.guarded():  # nobody waits for this process
             raise
@@ -261,6 +268,17 @@ def group_of(process_set: ProcessSet | None) -> Group:
     if process_set is None or process_set is global_process_set:
         return current().everyone
     return current().groups.of(process_set)
+
+
+def replica_check(given: str | None) -> str:
+    """What happens where ranks train different models. given: the user's argument; None for the job's setting. Raises
+    ValueError for an argument that is none of `config.REPLICA_CHECKS`."""
+    if given is None:
+        return current().config.replica_check
+    if given not in config.REPLICA_CHECKS:
+        choices = ", ".join(f'"{each}"' for each in config.REPLICA_CHECKS)
+        raise ValueError(f"replica_check={given!r} must be one of {choices}, or None for HVDLITE_REPLICA_CHECK")
+    return given
 
 
 def require_not_forked() -> None:

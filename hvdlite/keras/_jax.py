@@ -19,10 +19,10 @@ from hvdlite.compression import NoneCompressor, caster
 from hvdlite.elastic import retell
 from hvdlite.errors import HvdliteError
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
-from hvdlite.keras._plain import divided, in_order, refuse_replicas, use_of, using
+from hvdlite.keras._plain import divided, in_order, in_session, refuse_replicas, use_of, using
 from hvdlite.reducer import Use
 
-__all__ = ["divided", "in_order", "refuse_replicas", "untouched", "use_of", "using"]
+__all__ = ["divided", "in_order", "in_session", "refuse_replicas", "untouched", "use_of", "using"]
 
 
 def untouched(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext as using
 from typing import Any
 
 from hvdlite.reducer import Use
 
-__all__ = ["divided", "in_order", "refuse_replicas", "use_of", "using"]
+__all__ = ["divided", "in_order", "in_session", "refuse_replicas", "use_of", "using"]
 
 
 def use_of(gradient: Any) -> Use:
@@ -24,3 +25,7 @@ def refuse_replicas() -> None:
 
 def in_order() -> bool:
     return True  # JAX: its callbacks are ordered
+
+
+def in_session(variables: Sequence[Any]) -> bool:
+    return False

@@ -9,14 +9,16 @@ import torch
 
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
 from hvdlite.gpu import Gpu
-from hvdlite.keras._plain import divided, in_order, refuse_replicas, use_of, using
+from hvdlite.keras._plain import divided, in_order, in_session, refuse_replicas, use_of, using
 from hvdlite.torch import _cuda, _tensors
 from hvdlite.torch._alike import checksum
 from hvdlite.torch._tensors import dtype_name as dtype_of
 from hvdlite.torch._tensors import to_array, to_tensor
 from hvdlite.torch.compression import Compression
 
-__all__ = ["Compression", "divided", "dtype_of", "in_order", "refuse_replicas", "untouched", "use_of", "using"]
+__all__ = [
+    "Compression", "divided", "dtype_of", "in_order", "in_session", "refuse_replicas", "untouched", "use_of", "using",
+]  # fmt: skip
 
 
 def untouched(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import ref
@@ -51,6 +52,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.root_rank = root_rank
         self.started = self.reduces = False  # the first batch has been broadcast; a step has reduced gradients
         self.first: ref[Exchange] | None = None  # what a step reduces first
+        self.warned = False  # of weights that differ
         self.local: list[Any] = []
         if local_variables is not None:
             self.register_local_var(local_variables)
@@ -136,12 +138,23 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         everyone = allgather_object(self.digests([*OWN, *IN_SETS]))
         for number in everyone[0]:  # a rank that is no member of a process set does not know that one reduces them
             if all(number in theirs for theirs in everyone) and len({theirs[number] for theirs in everyone}) > 1:
-                raise HvdliteError(
+                self.refuse(
                     f"after epoch {epoch + 1} the ranks' weights differ, of "
                     f"{common_name(self.trained()[number])} (variable {number}) first: something changed them, or the "
                     "learning rate, on some ranks only (a callback before MetricAverageCallback, an optimizer that is "
                     "not distributed). Variables that are meant to differ are given as local_variables="
                 )
+                return
+
+    def refuse(self, difference: str) -> None:
+        """The ranks' weights differ: raise HvdliteError, or do what the user's replica_check= says instead."""
+        attachment = self.attachment
+        mode = runtime.replica_check(attachment.settings.replica_check if attachment else None)
+        if mode == "error":
+            raise HvdliteError(difference)
+        if mode == "warn" and runtime.rank() == 0 and not self.warned:
+            logging.getLogger("hvdlite").warning(difference)
+        self.warned = True
 
     def optimizers(self) -> list[Any]:
         """The model's, and those that a training step of its own has."""

@@ -33,6 +33,7 @@ def DistributedOptimizer(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    replica_check: str | None = None,
 ) -> OptimizerT:
     """Make every apply() use the gradients of all ranks. Returns the same optimizer object.
 
@@ -52,6 +53,8 @@ def DistributedOptimizer(
     the others only count iterations, which rules out use_ema and gradient_accumulation_steps. groups: a number, or
     lists of variables that are to travel together; num_groups: deprecated name for the number. name, device_dense,
     device_sparse: accepted for Horovod's sake.
+    replica_check: what happens where the ranks train with different weights: "error" (by default), "warn", or "off",
+    which never compares them. By default what HVDLITE_REPLICA_CHECK says.
 
     Raises ValueError or TypeError for arguments that cannot be right, RuntimeError where the optimizer is attached
     already.
@@ -68,7 +71,7 @@ def DistributedOptimizer(
         require_no_other_count(innermost(optimizer))
     settings = settings_of(
         op, gradient_predivide_factor, NoneCompressor if compression is None else compression, sparse_as_dense,
-        num_groups, groups, scale_local_gradients, process_set,
+        num_groups, groups, scale_local_gradients, process_set, replica_check,
     )  # fmt: skip
     attach(optimizer, settings, sums)
     return optimizer
@@ -100,12 +103,14 @@ def PartialDistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    replica_check: str | None = None,
 ) -> OptimizerT:
     """As DistributedOptimizer; the weights of local_layers (a Keras layer or several) keep this rank's gradients."""
     local = weights_of(local_layers)
     optimizer = DistributedOptimizer(
         optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
         backward_passes_per_step, average_aggregated_gradients, 0, groups, process_set, scale_local_gradients,
+        replica_check,
     )  # fmt: skip
     optimizer.register_local_var(local)  # type: ignore[attr-defined]
     return optimizer

@@ -64,10 +64,14 @@ def gpu_of(variables: Sequence[Any]) -> Gpu | None:
 
 
 def values_of(variables: Sequence[Any]) -> list[int] | None:
-    found = list(map(inside, variables))
-    if any(getattr(variable, "_in_graph_mode", True) for variable in found):  # a session's, or no variable at all
+    if in_session(variables):
         return None
-    return [checksum(variable.numpy()) for variable in found]  # eagerly, also within a graph's Python node
+    return [checksum(inside(each).numpy()) for each in variables]  # eagerly, also within a graph's Python node
+
+
+def in_session(variables: Sequence[Any]) -> bool:
+    """Whether some are a session's, or no variables at all."""
+    return any(getattr(inside(variable), "_in_graph_mode", True) for variable in variables)
 
 
 def traced(gradients: Sequence[Any]) -> bool:
@@ -143,19 +147,39 @@ def reduce_in_graph(
         mine = [index for index in members if gradients[index] is not None]
         first, last = number == 0, number == len(exchange.buckets) - 1
         wanted = used if last else []
+        due = [tf.bool] if last and exchange.in_session else []
         with tf.control_dependencies(after):
             outputs, done = node(
                 visit(exchange, mine, wanted, first, last, borrow),
                 [gradients[index] for index in mine],
-                [tf.as_dtype(exchange.specs[index].dtype) for index in wanted],
-                [exchange.specs[index].shape for index in wanted],
+                [*(tf.as_dtype(exchange.specs[index].dtype) for index in wanted), *due],
+                [*(exchange.specs[index].shape for index in wanted), *(() for _ in due)],
                 name=f"hvdlite_{exchange.name}_{exchange.number}_bucket_{number}".replace(".", "_"),
                 device=_gpu.NAMES[exchange.gpu.number] if exchange.gpu else None,
             )
         after = [done]
+        if due:
+            after = [compared(exchange, outputs.pop())]
+            with tf.control_dependencies(after):
+                outputs = list(map(tf.identity, outputs))
         for index, output in zip(wanted, outputs, strict=True):
             results[index] = output
     return results, after
+
+
+def compared(exchange: Exchange, due: tf.Tensor) -> tf.Tensor:
+    """What to depend on for "the ranks have been compared, if it was due". A session's variables are read only then."""
+    watched = exchange.watched()
+
+    def compare() -> tf.Tensor:
+        def call(*arrays: Array) -> list[Array]:
+            exchange.compare(dict(zip(watched, arrays, strict=True)))
+            return [np.array(True)]
+
+        values = [inside(variable).read_value() for variable in watched.values()]
+        return node(call, values, [tf.bool], [()], name=f"hvdlite_{exchange.name}_comparison".replace(".", "_"))[0][0]
+
+    return tf.cond(due, compare, lambda: tf.constant(True))
 
 
 def visit(
@@ -168,10 +192,11 @@ def visit(
             exchange.begin()
         for index, array in zip(mine, arrays, strict=True):
             exchange.put(index, array)
-        if last:
-            exchange.finish()
+        due = last and exchange.finish()
         results = [exchange.result(index) for index in wanted]
-        return results if borrow or exchange.gpu is not None else list(map(aligned_copy, results))
+        if not borrow and exchange.gpu is None:
+            results = list(map(aligned_copy, results))
+        return [*results, np.array(due)] if last and exchange.in_session else results
 
     return call
 

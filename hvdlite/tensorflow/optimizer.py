@@ -40,6 +40,7 @@ def DistributedOptimizer(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    replica_check: str | None = None,
 ) -> OptimizerT:
     """Make the optimizer's gradients those of all ranks. Returns the same optimizer object.
 
@@ -55,13 +56,13 @@ def DistributedOptimizer(
         return distributed(
             optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
             backward_passes_per_step, average_aggregated_gradients, num_groups, groups, process_set,
-            scale_local_gradients,
+            scale_local_gradients, replica_check,
         )  # fmt: skip
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise ValueError(f"{type(optimizer).__name__} is neither a Keras nor a tf.compat.v1.train optimizer")
     settings = settings_of(
         op, gradient_predivide_factor, compression, sparse_as_dense, num_groups, groups, scale_local_gradients,
-        process_set,
+        process_set, replica_check,
     )  # fmt: skip
     attach(optimizer, settings, backward_passes_per_step, average_aggregated_gradients)
     return optimizer

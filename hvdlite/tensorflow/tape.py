@@ -35,6 +35,7 @@ def DistributedGradientTape(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    replica_check: str | None = None,
 ) -> TapeT:
     """Make the tape's `gradient(target, sources)` return gradients reduced over all ranks. Returns the same tape.
 
@@ -55,7 +56,7 @@ def DistributedGradientTape(
         )
     settings = settings_of(
         op, gradient_predivide_factor, compression, sparse_as_dense, num_groups, groups, scale_local_gradients,
-        process_set,
+        process_set, replica_check,
     )  # fmt: skip
     attachment = Attachment(gradtape, settings)
     vars(gradtape).update(
@@ -139,6 +140,7 @@ def PartialDistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    replica_check: str | None = None,
 ) -> TapeT:
     """As DistributedGradientTape; the weights of local_layers (a Keras layer or several) keep this rank's gradients."""
     from hvdlite.keras.optimizer import weights_of
@@ -146,7 +148,7 @@ def PartialDistributedGradientTape(
     local = weights_of(local_layers)
     tape: Any = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
-        groups, process_set, scale_local_gradients,
+        groups, process_set, scale_local_gradients, replica_check,
     )  # fmt: skip
     tape.register_local_source(local)
     return tape  # type: ignore[no-any-return]

@@ -19,16 +19,18 @@ CALLS = {
 }  # fmt: skip
 
 
-def alike(optimizer: torch.optim.Optimizer, names: Mapping[int, str], state: bool = True) -> Alike:
-    """Comparisons of what one optimizer trains. names: its parameters', by id(). state: whether that is to be the same
-    on all ranks, too."""
+def alike(optimizer: torch.optim.Optimizer, names: Mapping[int, str], mode: str, state: bool = True) -> Alike:
+    """Comparisons of what one optimizer trains. names: its parameters', by id(). mode: see `Alike`. state: whether that
+    is to be the same on all ranks when training begins, too; later, what differs there shows in the weights."""
     reference = weakref.ref(optimizer)
 
-    def values() -> dict[tuple[str, str], Any] | None:
+    def values(begins: bool) -> dict[tuple[str, str], Any] | None:
         optimizer = reference()
-        return None if optimizer is None else {**weights_and_state(optimizer, names, state), **settings(optimizer)}
+        if optimizer is None or getattr(vars(optimizer).get("_hvdlite"), "apart", False):
+            return None
+        return {**weights_and_state(optimizer, names, state and begins), **settings(optimizer)}
 
-    return Alike(values, CALLS)
+    return Alike(values, CALLS, f"hvd.DistributedOptimizer({type(optimizer).__name__})", mode)
 
 
 def weights_and_state(

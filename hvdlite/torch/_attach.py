@@ -47,7 +47,7 @@ class Attachment:
         self.group = self.runtime.groups.find(settings.process_set)
         _sharing.refuse_other_ranks(self)
         self.gradients = Gradients(settings)
-        self.alike = alike(optimizer, settings.names)
+        self.alike = alike(optimizer, settings.names, settings.replica_check)
         self.heir: torch.optim.Optimizer | None = None  # whose attachment reduces the parameters' gradients instead
         self.given: dict[int, Attachment] = {}  # who reduces those of some parameters instead, by id()
         self.kept: list[torch.optim.Optimizer] = []  # whose these are
@@ -70,6 +70,8 @@ class Attachment:
         if self.group is not None and not self.paused:
             self.runtime.attachments.disperse()  # models that are no more take memory
             self.lane, self.size = self.group.new_lane(self.name, self), self.group.size
+            self.alike.enter(self.lane, self.name)
+            self.alike.agree()
             self.make_plan(self.to_plan())
             _sharing.take_over(self)
             self.runtime.attachments.append(self)
@@ -221,7 +223,7 @@ class Attachment:
         if self.reducer.order:
             self.make_plan(self.planned.parameters, self.reducer.order)
         if not self.apart:
-            self.alike.look(self.lane, self.name)
+            self.alike.look()
 
     def finish_slowly(self, whole: bool) -> list[Use]:
         """The same round where not all is as usual. whole: whether all are packed. Returns each parameter's use."""
@@ -282,6 +284,7 @@ class Attachment:
         self.detached, self.heir, self.reducing = True, heir, False  # what is under way is the heir's, too
         for each in (self.runtime.after_join, self.runtime.attachments, self.runtime.renewables):
             each.remove(self)
+        self.runtime.last_looks.remove(self.alike)
         self.hooks.remove()
         if heir is None:
             for hook in self.step_hooks:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +24,7 @@ from hvdlite import runtime
 from hvdlite.ops import Adasum, grouped_allreduce_
 from hvdlite.torch._alike import alike
 from hvdlite.torch._parameters import flat
+from hvdlite.torch._settings import Settings
 from hvdlite.torch._steps import nested
 from hvdlite.torch.reductions import grouped_allreduce
 
@@ -31,12 +32,14 @@ from hvdlite.torch.reductions import grouped_allreduce
 class DeltaAttachment:
     """One optimizer whose steps are combined."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str], compression: Any) -> None:
-        self.optimizer, self.names, self.compression = optimizer, names, compression
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, compression: Any) -> None:
+        self.optimizer, self.settings, self.compression = optimizer, settings, compression
         self.runtime = runtime.current()
         self.group = self.runtime.everyone
         self.name = f"optimizer.{self.group.serial('optimizer')} steps"
-        self.alike = alike(optimizer, names, state=False)
+        self.alike = alike(optimizer, settings.names, settings.replica_check, state=False)
+        self.alike.enter(self.group.eager, self.name)
+        self.alike.agree()
         self.starts: list[tuple[torch.Tensor, torch.Tensor]] = []
         """What a step may move, and where it was."""
         self.detached = self.renewed = False
@@ -100,12 +103,12 @@ class DeltaAttachment:
         else:  # the others have none either, or all are told
             grouped_allreduce_([], Adasum, self.name, or_none=True)
         self.starts = []
-        self.alike.look(self.group.eager, self.name)
+        self.alike.look()
 
     def renew(self) -> None:
         """Attach the same optimizer again, in the same way, under the present runtime."""
         self.detach()
-        attach_delta(self.optimizer, self.names, self.compression)
+        attach_delta(self.optimizer, self.settings, self.compression)
         self.optimizer.__dict__["_hvdlite"].renewed = True
 
     def give_up(self) -> None:
@@ -121,6 +124,7 @@ class DeltaAttachment:
         if self.scales:
             self.optimizer.__dict__.pop("_step_supports_amp_scaling", None)
         self.runtime.renewables.remove(self)
+        self.runtime.last_looks.remove(self.alike)
         self.runtime.after_join.remove(self)
         for hook in self.hooks:
             hook.remove()
@@ -148,6 +152,6 @@ METHODS: dict[str, Callable[..., Any]] = {
 """What users call on the optimizer. Gradients stay this rank's own, so there is nothing to synchronize."""
 
 
-def attach_delta(optimizer: torch.optim.Optimizer, names: Mapping[int, str], compression: Any) -> None:
-    """Attach to the optimizer, and give it the methods that users call."""
-    optimizer.__dict__.update(METHODS, _hvdlite=DeltaAttachment(optimizer, names, compression))
+def attach_delta(optimizer: torch.optim.Optimizer, settings: Settings, compression: Any) -> None:
+    """Attach to the optimizer, and give it the methods that users call. Collective."""
+    optimizer.__dict__.update(METHODS, _hvdlite=DeltaAttachment(optimizer, settings, compression))

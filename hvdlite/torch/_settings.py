@@ -25,3 +25,5 @@ class Settings:
     compression: Any
     sparse_as_dense: bool
     process_set: ProcessSet
+    replica_check: str
+    """One of `config.REPLICA_CHECKS`."""

@@ -51,7 +51,7 @@ def before(
         for each in reducers:
             if each.apart:
                 each.apart = False
-                each.alike.look(each.lane, each.name)
+                each.alike.look()
     elif not attachment.alone:
         warn(
             "step() inside no_sync() moves this rank's weights by this rank's gradients alone: they come apart from "

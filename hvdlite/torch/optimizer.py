@@ -34,6 +34,7 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    replica_check: str | None = None,
 ) -> OptimizerT:
     """Make every backward() end with gradients averaged over all ranks, as long as the optimizer lives. Returns it.
 
@@ -54,6 +55,8 @@ def DistributedOptimizer(
     parameters, that are to travel together; num_groups: deprecated name for the number. sparse_as_dense: sparse
     gradients travel dense.
     process_set: the ranks that reduce together; on others nothing is attached but these. Its members attach.
+    replica_check: what happens where the ranks begin with different weights or optimizer state: "error" (by default),
+    "warn", or "off", which never compares them. By default what HVDLITE_REPLICA_CHECK says.
 
     Raises ValueError or TypeError for arguments that cannot be right, RuntimeError where the optimizer is attached
     already.
@@ -74,9 +77,10 @@ def DistributedOptimizer(
         compression=compressor(compression),
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
+        replica_check=runtime.replica_check(replica_check),
     )
     if op is Adasum and size > 1:
-        attach_delta(optimizer, settings.names, compression)
+        attach_delta(optimizer, settings, compression)
     else:
         attach(optimizer, settings, passes)
     optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)

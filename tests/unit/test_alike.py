@@ -10,6 +10,8 @@ import pytest
 from hvdlite.algorithms import Place
 from hvdlite.alike import NONE, Values, apart, checksum, compared
 from hvdlite.engine import Lane
+from hvdlite.errors import ShutdownError
+from hvdlite.requests import Request, Signature
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 
@@ -39,5 +41,42 @@ def test_values_travel_only_where_some_differ(value: Any) -> None:
         assert compared(lane, "optimizer.1", {("weights", "w"): value}) == {} and not gathered
         found = compared(lane, "optimizer.1", {("weights", "w"): transport.rank})
         assert found == {("weights", "w"): [(0, [0]), (1, [1])]} and gathered
+
+    run_ranks(2, rank_main)
+
+
+@pytest.mark.parametrize(("brought", "told"), [
+    (({"a": 1}, {"a": 1}), []),
+    (({"a": 1}, {"a": 2}), ["a"]),
+    (({"a": 1, "b": 1}, {"a": 2}), ["a"]),  # the other's optimizer is no more
+    (({"a": 1}, {}), []),
+    (({}, {}), []),
+])  # fmt: skip
+def test_what_differs_when_all_leave(brought: Any, told: list[str]) -> None:
+    """Ranks get all ranks' values of what each of them brings, where any differs."""
+    heard: list[list[Any]] = [[], []]
+
+    def rank_main(transport: ThreadTransport) -> None:
+        lane = Lane(transport, Place(2, False))
+        for name, value in brought[transport.rank].items():
+            values = {("weights", "w"): value}
+            lane.partings[name] = (values, lambda everyone, name=name: heard[transport.rank].append((name, everyone)))
+        lane.leave()
+
+    run_ranks(2, rank_main)
+    expected = [(name, [{("weights", "w"): rank[name]} for rank in brought]) for name in told]
+    assert heard == [expected, expected]
+
+
+def test_a_rank_that_leaves_ends_what_others_wait_for() -> None:
+    """Also where it brings something for a last look."""
+
+    def rank_main(transport: ThreadTransport) -> None:
+        lane = Lane(transport, Place(2, False))
+        lane.partings["a"] = ({("weights", "w"): transport.rank}, lambda everyone: None)
+        if transport.rank == 0:
+            with pytest.raises(ShutdownError):
+                lane.run(Request(Signature("allreduce", "x"), lambda lane: None))
+        lane.leave()
 
     run_ranks(2, rank_main)

@@ -57,6 +57,15 @@ def test_algorithms(name: str) -> None:
     assert Config.from_env({"HVDLITE_ALGORITHM": name.upper()}).algorithm == name
 
 
+def test_replica_check() -> None:
+    assert Config.from_env({}).replica_check == "error"
+    for name in ("HVDLITE_REPLICA_CHECK", "HOROVOD_REPLICA_CHECK"):
+        assert Config.from_env({name: "Warn"}).replica_check == "warn"
+    said = ("error", "off")
+    with pytest.raises(HvdliteError, match="HVDLITE_REPLICA_CHECK differs: rank 0 has error, rank 1 has off"):
+        run_ranks(2, lambda world: agree_on(world, Config(replica_check=said[world.rank])))
+
+
 def test_what_reduces_on_gpus() -> None:
     """Never an MPI's own reductions: those of device memory crash."""
     assert Config.from_env({"HVDLITE_ALGORITHM": "native"}).algorithm_on_gpu == "auto"
@@ -68,6 +77,7 @@ def test_what_reduces_on_gpus() -> None:
     ("HVDLITE_ALGORITHM", "fastest"), ("HVDLITE_BUCKET_MB", "big"), ("HOROVOD_FUSION_THRESHOLD", "1e6"),
     ("HVDLITE_OVERLAP", "yes"), ("HVDLITE_SHARED_MEMORY", "2"), ("HVDLITE_BUCKET_MB", "inf"), ("HVDLITE_BUCKET_MB", "-1"),
     ("HOROVOD_STALL_CHECK_DISABLE", "true"), ("HVDLITE_STALL_CHECK_TIME_SECONDS", "soon"),
+    ("HVDLITE_REPLICA_CHECK", "loud"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_named(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{name} has the value '{value}': must be "):

@@ -16,6 +16,8 @@ from hvdlite import alike, exchange
 from tests.parallel.common import last, logged, require_error, require_same_bits, restart
 from tests.parallel.keras_common import WIDTH, fit, model, share, weights
 
+v1 = tf.compat.v1
+
 
 def own_model() -> Any:
     """Other weights on each rank."""
@@ -172,7 +174,101 @@ def later() -> None:
             step()
     alike.ROUNDS = rounds
     assert len(told) == (hvd.size() > 1 and hvd.rank() == 0), told
-    assert all("after 10 rounds" in text and "kernel (variable 0) and" in text for text in told), told
+    assert all("after 8 steps" in text and "kernel (variable 0) and" in text for text in told), told
+
+
+def check_when_the_job_ends() -> None:
+    """What came apart after the last comparison, and before the first."""
+    for different in (True, False):
+        trained = model()
+        step = stepper(trained)
+        for _ in range(3):
+            step()
+        trained.trainable_variables[-1].assign_add([float(last() and different)] * 2)
+        with logged() as told:
+            hvd.shutdown()
+        hvd.init()
+        assert len(told) == (different and hvd.size() > 1 and hvd.rank() == 0), told
+        assert all("GradientTape: when the job ended, after 3 steps" in text and "variable 3" in text for text in told)
+
+
+def train_v1(rounds: int, graph: Any = None, **arguments: Any) -> int:
+    """A TF1 script in which each rank begins with its own weights. Returns how many steps it got."""
+    made = 0
+    with tf.Graph().as_default() if graph is None else graph, v1.Session() as session:
+        w = v1.get_variable("w", initializer=np.full(3, float(hvd.rank()), np.float32), use_resource=graph is None)
+        sgd = v1.train.GradientDescentOptimizer(0.01)
+        optimizer = hvd.DistributedOptimizer(sgd, **arguments)
+        step = optimizer.minimize(tf.reduce_sum(w * float(1 + hvd.rank())))
+        session.run(v1.global_variables_initializer())
+        for _ in range(rounds):
+            session.run(step)
+            made += 1
+    return made
+
+
+def refused_in_session(call: Callable[[], Any]) -> None:
+    """The call fails on every rank, and says what to do; or does not, on a rank that is alone."""
+    if hvd.size() == 1:
+        call()
+        return
+    require_error(tf.errors.FailedPreconditionError, call, "w:0 (variable 0) differs between", "rank 0",
+                  "BroadcastGlobalVariablesHook(0)", "broadcast_global_variables(0)")  # fmt: skip
+
+
+def check_sessions() -> None:
+    """At the hundredth step, for both kinds of variables, and where several passes make a step."""
+    restart()
+    assert train_v1(99) == 99
+    refused_in_session(lambda: train_v1(150))
+    with begin(rounds=3):
+        assert train_v1(2) == 2
+        refused_in_session(lambda: train_v1(3))
+        refused_in_session(lambda: train_v1(3, tf.Graph().as_default()))
+        assert train_v1(5, backward_passes_per_step=2) == 5
+        refused_in_session(lambda: train_v1(6, backward_passes_per_step=2))
+        assert train_v1(10, replica_check="off") == 10
+        with logged() as told:
+            assert train_v1(10, replica_check="warn") == 10
+        assert len(told) == (hvd.size() > 1 and hvd.rank() == 0) and all("w:0 (variable 0)" in text for text in told)
+
+
+def check_sessions_whose_hook_comes_too_early() -> None:
+    """A hook after it restores each rank's own weights."""
+
+    class Restore(v1.train.SessionRunHook):
+        def begin(self) -> None:
+            self.restore = v1.global_variables()[0].assign(np.full(3, float(hvd.rank())))
+
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            session.run(self.restore)
+
+    def train(*hooks: Any) -> None:
+        with tf.Graph().as_default():
+            w = v1.get_variable("w", initializer=np.full(3, float(hvd.rank()), np.float32))
+            optimizer = hvd.DistributedOptimizer(v1.train.AdamOptimizer(0.01))
+            step = optimizer.minimize(tf.reduce_sum(w * float(1 + hvd.rank())))
+            with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+                for _ in range(5):
+                    session.run(step)
+
+    with begin(rounds=3):
+        refused_in_session(lambda: train(hvd.BroadcastGlobalVariablesHook(0), Restore()))
+        train(Restore(), hvd.BroadcastGlobalVariablesHook(0))
+
+
+def check_warned_instead() -> None:
+    """Tapes and fit, by an argument or a setting."""
+    with begin():
+        trained = own_model()
+        with logged() as told:
+            for _ in range(4):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(trained(np.ones((2, WIDTH), np.float32)) ** 2)
+                hvd.DistributedGradientTape(tape, replica_check="warn").gradient(loss, trained.trainable_variables)
+        assert len(told) == (hvd.size() > 1 and hvd.rank() == 0) and all("kernel (variable 0)" in text for text in told)
+        fit(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), replica_check="off"), share(), 3, own_model)
+        require_error(ValueError, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), replica_check="loud"), "'loud'")
 
 
 def check_local_layers_may_differ() -> None:

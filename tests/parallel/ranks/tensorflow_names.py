@@ -50,9 +50,9 @@ TENSORFLOW = {
     "SyncBatchNormalization": "fused=False, kwargs",
     "DistributedOptimizer": f"optimizer, name=None, use_locking=False, {DEVICES}, compression=none, sparse_as_dense=False, "
     "backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0, average_aggregated_gradients=False, "
-    "num_groups=0, groups=None, process_set=G, scale_local_gradients=True",
-    "DistributedGradientTape": f"{TAPE}, scale_local_gradients=True",
-    "PartialDistributedGradientTape": f"{TAPE}, local_layers=None, scale_local_gradients=True",
+    "num_groups=0, groups=None, process_set=G, scale_local_gradients=True, replica_check=None",
+    "DistributedGradientTape": f"{TAPE}, scale_local_gradients=True, replica_check=None",
+    "PartialDistributedGradientTape": f"{TAPE}, local_layers=None, scale_local_gradients=True, replica_check=None",
     "LocalGradientAggregationHelper": "backward_passes_per_step, allreduce_func, sparse_as_dense, "
     "average_aggregated_gradients",
     "init": "comm=None, process_sets=None",
@@ -61,9 +61,9 @@ TENSORFLOW = {
 OPTIMIZER = f"optimizer, name=None, {DEVICES}, compression=None, sparse_as_dense=False, gradient_predivide_factor=1.0, " \
     "op=Average, backward_passes_per_step=1, average_aggregated_gradients=False"  # fmt: skip
 KERAS = {
-    "DistributedOptimizer": f"{OPTIMIZER}, num_groups=0, groups=None, process_set=G, scale_local_gradients=True",
+    "DistributedOptimizer": f"{OPTIMIZER}, num_groups=0, groups=None, process_set=G, scale_local_gradients=True, replica_check=None",
     "PartialDistributedOptimizer": f"{OPTIMIZER}, groups=None, process_set=G, local_layers=None, "
-    "scale_local_gradients=True",
+    "scale_local_gradients=True, replica_check=None",
     "allreduce": f"value, name=None, average=None, {FACTORS}, op=None, compression=None",
     "allgather": "value, name=None",
     "broadcast": "value, root_rank, name=None",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 import hvdlite.torch as hvd
 from hvdlite import alike
-from tests.parallel.common import last, logged, require_error, require_mismatch, require_same_bits
+from tests.parallel.common import last, logged, require_error, require_mismatch, require_same_bits, restart
 
 
 def model(seed: int = 0) -> torch.nn.Module:
@@ -123,8 +125,219 @@ def check_later() -> None:
     alike.ROUNDS = rounds
     assert len(told) == (hvd.size() > 1 and hvd.rank() == 0), told
     for text in told:
-        assert "after 10 rounds" in text and "weights: 0.weight" in text, text
+        assert "DistributedOptimizer(SGD): after 8 steps" in text and "weights: 0.weight" in text, text
         assert "lr of param_groups[0] is" in text and f"0.01 on rank {hvd.size() - 1}" in text, text
+
+
+def steps(count: int, lr: Callable[[int], float], last_look: bool = True) -> list[str]:
+    """What is logged over so many steps, and at the shutdown. lr: by the step, on the last rank; 0.1 on others."""
+    net = model()
+    optimizer = attach(net)
+    with logged() as told:
+        for number in range(count):
+            optimizer.param_groups[0]["lr"] = lr(number) if last() else 0.1
+            step(net, optimizer)
+        if last_look:
+            hvd.shutdown()
+    hvd.init()
+    return told
+
+
+def require_told(told: list[str], *words: str) -> None:
+    """One warning with these words on the first of several ranks, none elsewhere."""
+    assert len(told) == (hvd.size() > 1 and hvd.rank() == 0), told
+    assert all(word in text for text in told for word in words), told
+
+
+def check_soon() -> None:
+    """Within twice as many steps as it took the ranks to come apart."""
+    for number, found in ((1, 2), (2, 4), (9, 16)):
+        told = steps(20, lambda step: 0.01 if step >= number else 0.1)  # noqa: B023
+        require_told(told, f"after {found} steps the ranks train different models", "lr of param_groups[0] is 0.1 on ",
+                     f"0.01 on rank {hvd.size() - 1}", "hvd.allreduce(loss)")  # fmt: skip
+        hvd.init()
+
+
+def check_rare_after_a_while() -> None:
+    """Steps 1, 2, 4, ..., 256, 512, and every 500th after that."""
+    compared, looks = alike.compared, list[int]()
+    net = model()
+    optimizer = attach(net)
+
+    def count(*given: Any) -> Any:
+        looks.append(optimizer._hvdlite.alike.rounds)
+        return compared(*given)
+
+    alike.compared = count
+    try:
+        for _ in range(1100):
+            optimizer._hvdlite.alike.look() if hvd.size() > 1 else None
+    finally:
+        alike.compared = compared
+    assert looks == ([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1012] if hvd.size() > 1 else []), looks
+
+
+def check_plateaus_of_each_ranks_own() -> None:
+    """A scheduler that follows the rank's own loss."""
+    net = model()
+    optimizer = attach(net)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2)
+    with logged() as told:
+        for number in range(20):
+            step(net, optimizer)
+            scheduler.step(1.0 if last() else -float(number))
+    require_told(told, "after 4 steps", "lr of param_groups[0] is 0.1 on", f"on rank {hvd.size() - 1}")
+
+
+def check_scheduler_restored_on_one_rank() -> None:
+    """The rest of the checkpoint was broadcast."""
+    net = model()
+    optimizer = attach(net)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
+    if hvd.rank() == 0:
+        scheduler.load_state_dict({**scheduler.state_dict(), "last_epoch": 20})
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    with logged() as told:
+        for _ in range(3):
+            step(net, optimizer)
+            scheduler.step()
+    require_told(told, "after 2 steps", "lr of param_groups[0] is", "scheduler loaded on one rank")
+
+
+def check_when_the_job_ends() -> None:
+    """What came apart after the last comparison; also in weights that no step has used yet."""
+    told = steps(40, lambda step: 0.01 if step >= 35 else 0.1)
+    require_told(told, "when the job ended, after 40 steps, the ranks had", "weights: 0.weight and 3", "lr of param_groups")
+    net = model()
+    optimizer = attach(net)
+    step(net, optimizer)
+    with torch.no_grad():
+        net[0].bias += last()
+    with logged() as told:
+        hvd.shutdown()
+    hvd.init()
+    require_told(told, "when the job ended, after 1 steps", "weights: 0.bias differs between")
+    if hvd.size() in (2, 4):
+        combined = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), op=hvd.Adasum)
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+        step(net, combined)
+        combined.param_groups[0]["lr"] += last()
+        with logged() as told:
+            hvd.shutdown()
+        hvd.init()
+        require_told(told, "when the job ended", "lr of param_groups[0] is")
+
+
+def check_no_look_when_the_job_ends() -> None:
+    """Where training has not begun, the rank is on its way out with an error, its optimizer is no more, or ranks have
+    joined with different weights."""
+
+    def ends(prepare: Callable[[torch.optim.Optimizer], Any], failing: bool = False) -> None:
+        net = model()
+        optimizers = [attach(net)]
+        step(net, optimizers[0])
+        optimizers[0].param_groups[0]["lr"] += last()
+        prepare(optimizers)
+        with logged() as told:
+            try:
+                if failing and last():
+                    raise KeyError("of a user's own")
+            except KeyError:
+                hvd.shutdown()
+            hvd.shutdown()
+        hvd.init()
+        assert not told, told
+
+    def drop(optimizers: list[torch.optim.Optimizer]) -> None:
+        if last():
+            optimizers.clear()
+            gc.collect()
+
+    ends(lambda optimizers: hvd.join())
+    ends(drop)
+    ends(lambda optimizers: None, failing=True)
+    net = model(seed=hvd.rank())
+    attached = attach(net)
+    with logged() as told:
+        hvd.shutdown()
+    hvd.init()
+    assert not told and attached
+
+
+def check_warned_instead() -> None:
+    """By an argument or a setting; and never compared."""
+    for given, setting in (("warn", None), (None, "warn"), ("off", None), (None, "off"), ("off", "error")):
+        restart(**{} if setting is None else {"REPLICA_CHECK": setting})
+        net = model(seed=hvd.rank())
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), replica_check=given)
+        with logged() as told:
+            for _ in range(5):
+                step(net, optimizer)
+            hvd.shutdown()
+        hvd.init()
+        if "off" in (given, setting):
+            assert not told, told
+        else:
+            require_told(told, "the ranks train different models", "weights: 0.weight and 3 more differ between rank")
+    restart()
+
+
+def check_other_words_than_others() -> None:
+    """For what happens where ranks differ: no rank waits for the others."""
+    net = model()
+    for op in (hvd.Average, *((hvd.Adasum,) if hvd.size() in (2, 4) else ())):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        refused(
+            lambda: hvd.DistributedOptimizer(optimizer, op=op, replica_check="off" if last() else "warn"),  # noqa: B023
+            "replica_check differs", "has off", "Give the same replica_check=",
+        )  # fmt: skip
+    for wrong in ("", "loud", True, 0):
+        words = f"replica_check={wrong!r} must be one of", '"error", "warn", "off"'
+        require_error(ValueError, lambda: hvd.DistributedOptimizer(optimizer, replica_check=wrong), *words)  # noqa: B023
+
+
+def check_what_horovods_tests_do() -> None:
+    """Models that each rank makes by its own chance, trained and then broadcast; two that are switched on and off in
+    turn; a sparse embedding. Each goes on where differences are only warned of."""
+    restart(REPLICA_CHECK="warn")
+    for make in (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop):
+        net = model(seed=hvd.rank())
+        step(net, attach(net, make(net.parameters(), lr=0.1 * (1 + hvd.rank()))))
+        saved = attach(net, make(net.parameters(), lr=0.1 * (1 + hvd.rank())))
+        step(net, saved)
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(saved, root_rank=0)
+        step(net, saved)
+        require_same_bits(list(net.parameters()))
+        assert saved.param_groups[0]["lr"] == 0.1
+    torch.manual_seed(hvd.rank())
+    maker, judge = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+    theirs = attach(maker), attach(judge)
+    for turn in (0, 1, 0, 1):
+        for number, part in enumerate((maker, judge)):
+            part.requires_grad_(number == turn)
+            theirs[number].zero_grad()
+        judge(maker(torch.rand(2, 3))).sum().backward()
+        theirs[turn].step()
+        require_same_bits([p.grad for p in (maker, judge)[turn].parameters()])
+        assert all(p.grad is None for p in (maker, judge)[1 - turn].parameters())
+    for dense in (False, True):
+        table = torch.nn.Embedding(10, 3, sparse=True)
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, table.named_parameters(), sparse_as_dense=dense)
+        for _ in range(3):
+            optimizer.zero_grad()
+            table(torch.tensor([hvd.rank(), 9])).sum().backward()
+            before = table.weight.detach().clone()
+            optimizer.step()
+            moved = (table.weight - before)[:, 0].detach()
+            expected = torch.zeros(10)
+            expected[: hvd.size()] = -0.1 / hvd.size()
+            expected[9] = -0.1
+            torch.testing.assert_close(moved, expected)
+    restart()
 
 
 def check_settings_alone() -> None:
@@ -146,7 +359,7 @@ def check_what_cannot_be_read() -> None:
     attachment = optimizer._hvdlite
     readable = attachment.alike.values
     if last():
-        attachment.alike.values = lambda: 1 / 0
+        attachment.alike.values = lambda begins: 1 / 0
     step(net, optimizer)
     attachment.alike.values = readable
     strided = torch.nn.Parameter(torch.ones(4, 3)[:, 0])
