@@ -26,6 +26,10 @@ from hvdlite.requests import Request, Signature, digest
 ROUNDS = 500  # the most between comparisons, which take a part of one step
 OFF = "off"
 MODE = "replica_check"
+CAUSES = (
+    "Something has changed them on some ranks only: weights or a scheduler loaded on one rank, a scheduler that "
+    "follows a rank's own loss (average that first: hvd.allreduce(loss))."
+)
 MEANT = 'If they are meant to differ: replica_check="warn", or HVDLITE_REPLICA_CHECK=warn.'
 LAST = "(the rank that hvd.join() returned)"
 NONE = "none"
@@ -56,6 +60,7 @@ class Alike:
         self.values, self.calls, self.what = values, calls, what
         self.mode, self.begin = mode, begin
         self.warned: set[str] = set()  # of which kinds
+        self.ended = False  # the last look is under way
         self.expect("0", fatal=("weights", "state"))
 
     def enter(self, lane: Lane, name: str) -> None:
@@ -114,7 +119,7 @@ class Alike:
 
     def look_back(self, everyone: Sequence[Values]) -> None:
         """All ranks leave. everyone: their values."""
-        self.first = False
+        self.ended = True
         self.warn(apart(everyone, self.lane.members), f"when the job ended, after {self.rounds} steps, the ranks had")
 
     def mine(self) -> Values | None:
@@ -131,14 +136,12 @@ class Alike:
             kinds.setdefault(kind, {})[name] = parties
         lines = [f"  {kind}: {valued(its) if kind == 'settings' else named(its)}" for kind, its in kinds.items()]
         calls = " and ".join(dict.fromkeys(self.calls[kind].format(root=self.root) for kind in kinds))
-        if self.first:
+        if self.ended:
+            cure = f"{CAUSES} Nothing is wrong if that was after training, as when rank 0 loads its best weights."
+        elif self.first:
             cure = f"Call {calls} on all ranks before training."
         else:
-            cure = (
-                "Something has changed them on some ranks only: weights or a scheduler loaded on one rank, a scheduler "
-                f"that follows a rank's own loss (average that first: hvd.allreduce(loss)). {calls} brings them "
-                "together again."
-            )
+            cure = f"{CAUSES} {calls} brings them together again."
         return "\n".join([*lines, cure])
 
 

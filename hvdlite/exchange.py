@@ -143,8 +143,8 @@ class Exchange:
 
     def values(self, values_of: Callable[[Sequence[Any]], Sequence[Any] | None]) -> Values | None:
         """Checksums of the watched variables; None where there are none, or a session has them."""
-        watched = self.watched()
-        if self.in_session or not watched or any(each.cares_for(watched[min(watched)]) for each in CARING):
+        watched = {} if self.in_session or self.released else self.watched()
+        if not watched or any(each.cares_for(watched[min(watched)]) for each in CARING):
             return None
         found = values_of(list(watched.values()))
         return None if found is None else self.named(dict(zip(watched, found, strict=True)))
