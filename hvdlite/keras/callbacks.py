@@ -40,7 +40,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     every rank HvdliteError where the ranks' numbers of epochs or steps differ, or some end an epoch before others
     (by TerminateOnNaN, say) or stop after one (EarlyStopping), so that others would wait for ever; RuntimeError
     where a step has changed the weights without reducing gradients over the ranks; and HvdliteError where at the
-    end of an epoch trainable weights that a distributed optimizer trains differ between ranks.
+    end of an epoch trainable weights that a distributed optimizer trains differ between ranks (with the optimizer's
+    replica_check="warn" a warning, with "off" nothing).
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
