@@ -80,7 +80,7 @@ def over_mpi(comm: Any, whole: bool, started: launched.Launched | None) -> tuple
         raise HvdliteError(strangers(started.by, library) + seen)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise HvdliteError(
-            f"{library} was initialized without MPI_THREAD_MULTIPLE, which hvdlite's lanes need. Let hvdlite "
+            f"{library} was initialized without MPI_THREAD_MULTIPLE, which hvdlite's threads need. Let hvdlite "
             "initialize MPI (import mpi4py.MPI later, or with mpi4py.rc.thread_level='multiple'), or use an MPI "
             "built with thread support."
         )

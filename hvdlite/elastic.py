@@ -27,6 +27,7 @@ from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from hvdlite import runtime
+from hvdlite.calls import calling
 from hvdlite.errors import HostsUpdatedInterrupt, HvdliteError
 from hvdlite.objects import allgather_object, broadcast_object
 
@@ -84,7 +85,8 @@ class State:
         """Save, and `check_host_updates`. Collective. Not too often: saving copies everything."""
         self.save()
         self._commits += 1
-        self.check_host_updates()
+        with calling("state.commit()"):
+            self.check_host_updates()
 
     def check_host_updates(self) -> None:
         """Raise HostsUpdatedInterrupt on all ranks where rank 0 has learned of a change. Collective."""
@@ -194,10 +196,12 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
             commits = getattr(state, "_commits", 0)
             try:
                 if not skip_sync:
-                    state.sync()
+                    with calling("state.sync() of hvd.elastic.run"):
+                        state.sync()
                 result = func(state, *args, **kwargs)
                 if runtime.is_initialized():  # else a rank whose function fails at its very end would go back alone
-                    allgather_object(None, name="the end of elastic.run")
+                    with calling("the end of hvd.elastic.run"):
+                        allgather_object(None, name="the end of elastic.run")
                 return result
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync, before = interrupt.skip_sync, ""
@@ -215,7 +219,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 state.restore()
             reset()
             if runtime.is_initialized():  # an interrupt on some ranks was an error on the others, who wait in sync
-                skip_sync = all(allgather_object(skip_sync, name="the restart of elastic.run"))
+                with calling("the restart of hvd.elastic.run"):
+                    skip_sync = all(allgather_object(skip_sync, name="the restart of elastic.run"))
             state.on_reset()
 
     return wrapper
@@ -264,7 +269,8 @@ def everywhere(renewables: Iterable[Any]) -> list[Any]:
     they would be waited for. Collective."""
     mine = list(renewables)
     names = [each.group and (each.group.ranks, each.name) for each in mine]
-    everyones = [set(theirs) for theirs in allgather_object(names)]
+    with calling("the restart of hvd.elastic.run"):
+        everyones = [set(theirs) for theirs in allgather_object(names)]
     return [each for name, each in zip(names, mine, strict=True)
             if name is None or all(name in everyones[rank] for rank in name[0])]  # fmt: skip
 

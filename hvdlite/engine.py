@@ -45,7 +45,8 @@ class Lane:
     """Runs requests over `transport`, which it owns. `submit` and `run` may be called from any thread.
 
     members: the global ranks, in the transport's order, by which messages name them; None: 0, 1, 2, ...
-    name: equal on all its ranks. observers: told of each request; the list may change while the lane lives.
+    name: equal on all its ranks. user: the optimizer or tape that it belongs to, in messages. observers: told of each
+    request; the list may change while the lane lives.
     family: all lanes of this process, which end where one breaks, for others may wait in it for ever.
     """
 
@@ -53,7 +54,7 @@ class Lane:
         self, transport: Transport, place: Place, members: Sequence[int] | None = None, name: str = EAGER,
         observers: Sequence[Observer] = (), family: Callable[[], Iterable[Lane]] = tuple,
     ) -> None:
-        self.transport, self.place = transport, place
+        self.transport, self.place, self.user = transport, place, ""
         self.name, self.observers, self.family = name, observers, family
         self.members = tuple(range(transport.size) if members is None else members)
         self.workspace = Workspace()
@@ -94,7 +95,7 @@ class Lane:
     def begin(self, request: Request) -> Handle:
         """Queue a request that is waited for next: where the lane is idle, it runs before this returns."""
         if self.lent:
-            self.require_no_lender(request.key)
+            self.require_no_lender(request.title(self.user))
         inline = False
         try:
             with self.changed.lock:
@@ -125,10 +126,10 @@ class Lane:
                 if self.queue:
                     self.wake()
 
-    def require_no_lender(self, key: str) -> None:
+    def require_no_lender(self, title: str) -> None:
         """Raise HvdliteError where a call is about to wait in the middle of another of its thread's."""
         if self.lent and self.lender == threading.get_ident():
-            raise in_the_middle(key)
+            raise in_the_middle(title)
 
     def admit(self, request: Request, waking: bool = True) -> None:
         """Make a request pending. waking: the lane's thread, which goes on once it can have the lock."""
@@ -136,7 +137,8 @@ class Lane:
             raise self.closed.with_traceback(None)  # that of an earlier call keeps all that was in its frames
         caller, key = threading.get_ident(), request.key
         if key in self.pending:
-            raise ValueError(f"{key} is in flight already: wait for it (synchronize), or give this one another name.")
+            title = request.title(self.user)
+            raise ValueError(f"{title} is in flight already: wait for it (synchronize), or give this one another name.")
         if waking:  # first: where no thread can be started, nothing has happened
             self.wake()
         request.handle = Handle(self.changed)
@@ -197,7 +199,8 @@ class Lane:
     def interrupted(self, request: Request, error: BaseException) -> None:
         """Something was raised while ranks agreed on a request: nothing can follow on this communicator."""
         what = ": ".join(filter(None, (type(error).__name__, str(error))))
-        self.break_off(HvdliteError(f"{request.key} was interrupted ({what}); this process can no longer communicate"))
+        title = request.title(self.user)
+        self.break_off(HvdliteError(f"{title} was interrupted ({what}); this process can no longer communicate"))
 
     def attempt(self, request: Request) -> bool:
         """Call the roll and run the request; False when the ranks differ, so that rounds must follow."""
@@ -222,7 +225,7 @@ class Lane:
             error = raised
         self.alike = False
         self.settle(request, result, error)
-        if error is not None and (reason := broken_by(error, request.key)):
+        if error is not None and (reason := broken_by(error, request.title(self.user))):
             self.break_off(reason)
 
     def settle(self, request: Request, result: Any = None, error: BaseException | None = None) -> None:
@@ -271,7 +274,7 @@ class Lane:
 
     def start_leaving(self) -> Handle:
         """Begin `leave`, and return at once: who leaves several lanes begins with all of them."""
-        self.require_no_lender(LEAVE.key)
+        self.require_no_lender("hvd.shutdown()")
         with self.changed.lock:
             if self.departure is None:
                 brought = [(name, sorted(values.items())) for name, (values, _) in sorted(self.partings.items())]

@@ -25,6 +25,7 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.alike import MODE, Alike, Values, checksum
 from hvdlite.arrays import Array, mark
 from hvdlite.buckets import Spec
+from hvdlite.calls import calling
 from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu import Gpu
@@ -194,8 +195,9 @@ class Exchange:
         """Start a round; one that was begun and not finished, because its step failed, is forgotten."""
         if self.released:
             raise HvdliteError(
-                f"{self.name}: this graph's variables are no more, or its optimizer has been attached anew since: "
-                "call model.compile() after hvd.DistributedOptimizer, or trace your tf.function again"
+                f"{self.lane.user or self.name}: this graph's variables are no more, or its optimizer has been "
+                "attached anew since: call model.compile() after hvd.DistributedOptimizer, or trace your tf.function "
+                "again"
             )
         if Exchange.first is None and self.process_set is global_process_set:
             Exchange.first = ref(self)
@@ -256,8 +258,9 @@ class Exchange:
         if self.terms.op not in (Average, Sum):
             raise NotImplementedError(f"sparse gradients with op={self.terms.op.name}: only Average and Sum")
         name = f"{self.name}.{self.number} {index} {name_in_layer(self.specs[index].name)}"
-        all_rows = ops.allgather(np.ascontiguousarray(rows), f"{name} rows", self.process_set, addends=True)
-        all_values = ops.allgather(np.ascontiguousarray(values), f"{name} values", self.process_set, addends=True)
+        with calling(f"sparse gradient of {self.specs[index].name}, {self.lane.user}"):
+            all_rows = ops.allgather(np.ascontiguousarray(rows), f"{name} rows", self.process_set, addends=True)
+            all_values = ops.allgather(np.ascontiguousarray(values), f"{name} values", self.process_set, addends=True)
         if self.terms.op is Average:
             np.divide(all_values, self.lane.transport.size, out=all_values, casting="unsafe")
         Exchange.reductions += 1

@@ -84,6 +84,6 @@ def run_again(lane: Lane, request: Request, round: Round) -> bool:
                 lane.interrupted(request, raised)
             lane.take_back(request)
         raise
-    if error is not None and (reason := broken_by(error, request.key)):
+    if error is not None and (reason := broken_by(error, request.title(lane.user))):
         lane.break_off(reason)
     return True

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import finalize, ref
 
-from hvdlite import runtime
+from hvdlite import calls, runtime
 from hvdlite.border import Border
 from hvdlite.buckets import Spec
 from hvdlite.compression import compressor, unknown
@@ -55,13 +55,15 @@ class Settings:
 
 class Gradients:
     """Reduces lists of gradients over all ranks, under the runtime that it was made or renewed under. Creating one is
-    collective. sums: of the passes before, which do not count after a renewal. user: when it and the variables are no
-    more, shared memory goes, though graphs may be kept that refer to this (Keras on TensorFlow keeps them all)."""
+    collective. title: the optimizer or tape in messages. sums: of the passes before, which do not count after a
+    renewal. user: when it and the variables are no more, shared memory goes, though graphs may be kept that refer to
+    this (Keras on TensorFlow keeps them all)."""
 
     def __init__(
-        self, settings: Settings, border: Border, name: str, sums: Accumulator | None = None, user: Any = None
+        self, settings: Settings, border: Border, name: str, title: str, sums: Accumulator | None = None,
+        user: Any = None,
     ) -> None:
-        self.settings, self.border, self.kind, self.sums = settings, border, name, sums
+        self.settings, self.border, self.kind, self.title, self.sums = settings, border, name, title, sums
         self.name = name
         self.exchanges: dict[Any, Exchange] = {}
         self.made = 0  # exchanges, so far
@@ -91,8 +93,9 @@ class Gradients:
         self.group: Group | None = None  # there is nothing to reduce
         if self.settings.size > 1 or self.exchanges:
             self.group = runtime.group_of(self.settings.process_set)
-            self.name = f"{self.kind}.{self.group.serial(self.kind)}"
-            self.lane = self.group.new_lane(self.name, self.user())
+            number = self.group.serial(self.kind)
+            self.name = f"{self.kind}.{number}"
+            self.lane = self.group.new_lane(self.name, self.user(), calls.numbered(self.title, number))
 
     def renew(self) -> None:
         """Go on under the present runtime with the same exchanges, which graphs hold on to. Collective."""
@@ -278,14 +281,14 @@ def check_name(name: Any) -> None:
 _shared: dict[Hashable, Gradients] = {}
 
 
-def shared_gradients(settings: Settings, border: Border, name: str) -> Gradients:
+def shared_gradients(settings: Settings, border: Border, name: str, title: str) -> Gradients:
     """The one `Gradients` for all that ask for the same. Collective when it is new: also where the runtime, or the
     process set, is another than before."""
     found = _shared.get((settings, name))
     if found is None or not found.alive:
         for key in [key for key, each in _shared.items() if not each.alive]:
             del _shared[key]
-        found = _shared[settings, name] = Gradients(settings, border, name)
+        found = _shared[settings, name] = Gradients(settings, border, name, title)
     return found
 
 

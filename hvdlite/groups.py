@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 from hvdlite.algorithms import Place
+from hvdlite.calls import calling
 from hvdlite.engine import Lane
 from hvdlite.errors import RemovedError
 from hvdlite.matching import said_by
@@ -58,9 +59,10 @@ class Group:
         self.serials[kind] += 1
         return self.serials[kind]
 
-    def new_lane(self, name: str, user: object) -> Lane:
+    def new_lane(self, name: str, user: object, title: str = "") -> Lane:
         """A lane of its own over all members, for as long as `user` lives; one whose user is no more, on any of them,
-        is used again, for MPIs know 2,000 communicators. Collective: made as a request on the eager lane."""
+        is used again, for MPIs know 2,000 communicators. Collective: made as a request on the eager lane. title: the
+        user in messages."""
 
         def work(eager: Lane) -> int:
             free = [n for n in list(self.free) if self.lanes[n].closed is None and not self.lanes[n].pending]
@@ -68,13 +70,14 @@ class Group:
             number = min(set.intersection(*everyones), default=len(self.lanes))
             if number == len(self.lanes):
                 transport = self.transport.duplicate()
-                self.lanes.append(Lane(transport, eager.place, self.ranks, title, eager.observers, eager.family))
+                self.lanes.append(Lane(transport, eager.place, self.ranks, key, eager.observers, eager.family))
             self.free.discard(number)
-            self.lanes[number].name = title
+            self.lanes[number].name, self.lanes[number].user = key, title
             return number
 
-        title = f"{name} ({len(self.lanes)})"
-        number: int = self.eager.run(Request(Signature("new lane", title), work))
+        key = f"{name} ({len(self.lanes)})"
+        with calling(f"hvd.{title or name}"):
+            number: int = self.eager.run(Request(Signature("new lane", key), work))
         weakref.finalize(user, self.free.add, number).atexit = False
         return self.lanes[number]
 
@@ -156,7 +159,9 @@ class Groups:
 
     def change(self, kind: str, ranks: tuple[int, ...], work: Callable[[Lane], Any]) -> Any:
         """Run `work` on all ranks as a request on everyone's lane, where all agree about the ranks."""
-        return self.everyone.eager.run(Request(Signature(kind, str(next(self.changes)), (("ranks", ranks),)), work))
+        with calling(f"hvd.{kind}"):
+            request = Request(Signature(kind, str(next(self.changes)), (("ranks", ranks),)), work)
+        return self.everyone.eager.run(request)
 
     def forget(self, number: int) -> None:
         del self.ranks[number]

@@ -10,6 +10,7 @@ from collections.abc import Container, Sequence
 from itertools import combinations
 from typing import Any, TypeAlias
 
+from hvdlite.calls import COLLECTIVE, GRADIENTS
 from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
 from hvdlite.requests import END, JOIN, LEAVE, UNEVEN, UNKNOWN, Signature
 
@@ -37,6 +38,11 @@ CURES_WHILE_JOINED = {
             "have; so may the first sparse gradient come, unless the optimizer was attached with sparse_as_dense=True.",
     "new lane": "Attach optimizers (hvd.DistributedOptimizer) before any rank joins, or after all have.",
 }  # fmt: skip
+KINDS = {
+    "plan": "a new list of parameters", "new lane": "a new optimizer", "weights": "a comparison of weights",
+    "uses": "gradients that other ranks may lack", "order": "the order of gradients", "overlap": "times of gradients",
+}  # fmt: skip
+"""What a rank is at, where users do not know the kind of operation by its name."""
 LONGEST_DIFF = 20
 """Lines, half of them for each side."""
 
@@ -77,7 +83,7 @@ def verdict(found: Sequence[Signature | None], members: Sequence[int]) -> Verdic
 
 def agree(signatures: Sequence[Signature]) -> bool:
     """Whether they are one and the same, but for values that some do not know."""
-    names = {signature._replace(facts=tuple((what, None) for what, _ in signature.facts)) for signature in signatures}
+    names = {each._replace(facts=tuple((what, None) for what, _ in each.facts), called="") for each in signatures}
     everyones = zip(*(signature.facts for signature in signatures), strict=True) if len(names) == 1 else ()
     return len(names) == 1 and all(alike(facts[0][0], [value for _, value in facts]) for facts in everyones)
 
@@ -126,12 +132,17 @@ def forsaken(everyone: Sequence[Sequence[Signature]], members: Sequence[int], se
     for signature in (signature for queue in everyone for signature in queue):
         lacking = [members[place] for place, called in gone if signature.key not in called]
         if lacking and signature != LEAVE and signature.key not in settled:
-            cure = f" {UNEVEN}" if signature.kind == "gradients" else ""
-            verdicts[signature.key] = ShutdownError(
-                f"{signature.key}: {ranks(lacking)} shut down, ended, or removed the process set, without calling it. "
-                f"Every rank must call the same collectives before that.{cure}"
-            )
+            said = f"{signature.title}: {ranks(lacking)} shut down, ended, or removed the process set"
+            verdicts[signature.key] = ShutdownError(f"{said}, {forsaking(signature)}")
     return verdicts
+
+
+def forsaking(signature: Signature) -> str:
+    """What ranks did that left an operation to others, and the cure."""
+    if signature.title.startswith(GRADIENTS):
+        return f"without this backward(). {UNEVEN}"
+    cure = "Each send needs a recv on the other rank." if signature.kind == "message" else COLLECTIVE
+    return f"without calling it. {cure}"
 
 
 def refusal(signature: Signature, joined: Sequence[int]) -> MismatchError:
@@ -139,13 +150,12 @@ def refusal(signature: Signature, joined: Sequence[int]) -> MismatchError:
     have = "has" if len(joined) == 1 else "have"
     cure = CURES_WHILE_JOINED.get(signature.kind, "Call it before any rank joins, or after all have.")
     return MismatchError(
-        f"{signature.key}: {ranks(joined)} {have} joined (hvd.join()), and only all-reduces can go on without. {cure}"
+        f"{signature.title}: {ranks(joined)} {have} joined (hvd.join()), and only all-reduces can go on without. {cure}"
     )
 
 
 def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
     """What each side said, and the cure. signatures: one per member, for one name."""
-    first = signatures[0]
     if END in (kinds := {signature.kind for signature in signatures}) and len(kinds) > 1:
         return explain_end(signatures, members)
     facts = [{"kind": s.kind, "round": s.round, **dict(s.facts)} for s in signatures]
@@ -158,11 +168,20 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
         said = f"tensors travel together in other groups on {ranks(sides(values, members)[0][1])} than elsewhere. "
     else:
         several = what.partition(" of ")[0].endswith("s")
-        said = f"{what} {'differ' if several else 'differs'}: {said_by(values, members)}. "
+        shown = [KINDS.get(value, value) for value in values] if what == "kind" else values
+        said = f"{what} {'differ' if several else 'differs'}: {said_by(shown, members)}. "
     cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
     if what == "kind" and set(values) == {"plan", "gradients"}:
         cure = f"The parameters changed ({CHANGES}) on some ranks only: change them on every rank."
-    return f"{first.kind} '{first.name}': {said}{cure}"
+    return f"{title_of(signatures, members)}: {said}{cure}"
+
+
+def title_of(signatures: Sequence[Signature], members: Sequence[int]) -> str:
+    """The operation's name in messages; where users of one kind have called it differently, each with its ranks."""
+    parties = sides([signature.title for signature in signatures], members)
+    if len(parties) == 1 or len({signature.kind for signature in signatures}) > 1:
+        return signatures[0].title
+    return ", ".join(f"{title} on {ranks(who)}" for title, who in parties)
 
 
 def explain_end(signatures: Sequence[Signature], members: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from hvdlite import ops, runtime
 from hvdlite.arrays import Array
+from hvdlite.calls import calling
 from hvdlite.ops.common import root_of
 from hvdlite.process_sets import ProcessSet
 
@@ -31,6 +32,12 @@ def broadcast_object(
     name: of the operation; equal on all ranks (the type of the object does not matter, it may differ). Raises
     pickle.PicklingError on every rank where the root's cannot be pickled.
     """
+    with calling(called("broadcast_object", name)):
+        return broadcast_pickled(obj, root_rank, name, process_set)
+
+
+def broadcast_pickled(obj: Any, root_rank: int, name: str | None, process_set: ProcessSet | None) -> Any:
+    """`broadcast_object`, as two broadcasts."""
     group = runtime.group_of(process_set)
     root_of(group, "broadcast_object", root_rank)  # before the call is counted: what is refused is none
     name = name or f"object.{group.serial('broadcast_object')}"
@@ -47,10 +54,17 @@ def broadcast_object(
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
     """Every rank's object, in rank order, on every rank. Waits for all. Raises pickle.PicklingError on every rank where
     one cannot be pickled."""
-    group = runtime.group_of(process_set)
+    group, title = runtime.group_of(process_set), called("allgather_object", name)
     name = name or f"object.{group.serial('allgather_object')}"
     data, cause = pickled(obj)
-    return unpickled(ops.allgather(data, f"{name}.t", process_set), group.size, cause)
+    with calling(title):
+        everyones = ops.allgather(data, f"{name}.t", process_set)
+    return unpickled(everyones, group.size, cause)
+
+
+def called(function: str, name: str | None) -> str:
+    """The call in messages."""
+    return f"hvd.{function}" if name is None else f"hvd.{function}(name={name!r})"
 
 
 def pickled(obj: Any) -> tuple[Array, Exception | None]:

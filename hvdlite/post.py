@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from hvdlite.algorithms import Place
+from hvdlite.calls import UNNAMED
 from hvdlite.engine import Lane
 from hvdlite.observers import Observer
 from hvdlite.transports import Communicator
@@ -47,7 +48,7 @@ class Post:
         """What both sides call a message; those without a name are numbered, each way."""
         if name is None:
             with self.lock:
-                name = f"noname.{next(self.unnamed.setdefault((source, dest), count(1)))}"
+                name = f"{UNNAMED}{next(self.unnamed.setdefault((source, dest), count(1)))}"
         return f"{name} from rank {self.members[source]} to rank {self.members[dest]}"
 
     def start_leaving(self) -> None:

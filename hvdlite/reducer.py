@@ -268,8 +268,8 @@ class Reducer:
         self.combine("overlap", seconds, Reduction(divisor=self.lane.transport.size), tag)
         early, late = seconds.tolist()
         if self.lane.transport.rank == 0:
-            text = "%s: backward takes %.1f ms with buckets that leave during it, %.1f with all at its end"
-            logging.getLogger("hvdlite").info(text, self.name, 1e3 * early, 1e3 * late)
+            text = "%s: backward takes %.1f ms with gradients that leave during it, %.1f with all at its end"
+            logging.getLogger("hvdlite").info(text, self.lane.user or self.name, 1e3 * early, 1e3 * late)
         return bool(early <= late)
 
     def agreed_order(self, tag: Round) -> list[int]:

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from hvdlite import calls
 from hvdlite.arrays import NOTHING_PENDING, Mark
 
 if TYPE_CHECKING:
@@ -87,12 +88,14 @@ class Round(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """kind: 'allreduce', ...; name: the tensor's or plan's; round: what tells it from others of that name."""
+    """kind: 'allreduce', ...; name: the tensor's or plan's; round: what tells it from others of that name. called: what
+    the user called on the rank that made it, for messages; ranks need not agree on it."""
 
     kind: str
     name: str
     facts: Facts = ()
     round: Round | str = ""
+    called: str = ""
 
     def digest(self) -> int:
         """Equal in all processes for equal signatures, and else different but for a chance of 2^-62."""
@@ -101,7 +104,13 @@ class Signature(NamedTuple):
 
     @property
     def key(self) -> str:
+        """What ranks match it by."""
         return f"{self.kind} '{self.name}'"
+
+    @property
+    def title(self) -> str:
+        """Its name in messages."""
+        return self.called or calls.title(self.kind, self.name)
 
 
 UNEVEN = (
@@ -170,6 +179,8 @@ class Request:
     """After the roll call: all ranks gave the same count. False where nobody asked (a job of one rank)."""
     stand_in: Callable[[], Callable[[Lane], None]] | None = None
     """Makes what a rank that has joined does instead of `work`, picklable. None: not possible while one has joined."""
+    called: str = field(default_factory=calls.current)
+    """The user's call, of which it is a part; empty where it is one by itself."""
     handle: Handle = field(init=False)
     """There once it is queued."""
     round: Round | str = field(init=False)
@@ -201,8 +212,16 @@ class Request:
         self.flag, self.begun, self.agreed = flag, False, 0.0
         return self
 
-    def call(self) -> Call:
-        return Call(self.signature, self.flag, self.count, self.stand_in() if self.stand_in else None)
+    def title(self, user: str = "") -> str:
+        """Its name in messages. user: the optimizer or tape that its lane belongs to."""
+        if self.first is LEAVE:
+            return "hvd.shutdown()"
+        return "hvd.join()" if self.first is JOIN else calls.title(self.first.kind, self.first.name, self.called, user)
+
+    def call(self, user: str = "") -> Call:
+        """user: as for `title`."""
+        known = self.signature if self.first in (LEAVE, JOIN) else self.signature._replace(called=self.title(user))
+        return Call(known, self.flag, self.count, self.stand_in() if self.stand_in else None)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def rounds(lane: Lane) -> None:
         stuck = stuck or time.monotonic() - since > CLASH_SECONDS
         for request in mine:
             request.ready.wait()
-        said = in_mpi(lane.transport.allgather_object, ([request.call() for request in mine], stuck))
+        said = in_mpi(lane.transport.allgather_object, ([request.call(lane.user) for request in mine], stuck))
         everyone = [calls for calls, _ in said]
         queues = [[call.signature for call in calls] for calls in everyone]
         if all(not queue or has_joined(queue) for queue in queues):

@@ -20,7 +20,9 @@ import numpy as np
 from hvdlite import runtime
 from hvdlite.algorithms import movement
 from hvdlite.arrays import Array, dtype_name, is_host
+from hvdlite.calls import calling
 from hvdlite.engine import Lane
+from hvdlite.groups import Group
 from hvdlite.ops.common import array_facts, root_of, submit
 from hvdlite.process_sets import ProcessSet
 
@@ -139,7 +141,12 @@ def broadcast_arrays(
     names: of the variables, for messages. Raises MismatchError with a diff, on every rank, where the ranks' lists
     differ; ValueError for a root_rank that there is not; TypeError for arrays of Python objects.
     """
-    group = runtime.group_of(process_set)
+    with calling("hvd.broadcast_variables"):
+        broadcast_all(arrays, names, root_rank, runtime.group_of(process_set))
+
+
+def broadcast_all(arrays: Sequence[Array], names: Sequence[str], root_rank: int, group: Group) -> None:
+    """`broadcast_arrays`, in a group."""
     root = root_of(group, "broadcast", root_rank)
     for name, array in zip(names, arrays, strict=True):
         with naming(name):

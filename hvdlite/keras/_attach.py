@@ -33,7 +33,8 @@ class Attachment:
     def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
         self.optimizer, self.settings, self.sums, self.border = optimizer, settings, sums, border()
         user = optimizer if keras.backend.backend() == "tensorflow" else None  # there Keras keeps its graphs
-        self.gradients = Gradients(settings, self.border, "optimizer", sums, user)
+        title = f"DistributedOptimizer({type(optimizer).__name__})"
+        self.gradients = Gradients(settings, self.border, "optimizer", title, sums, user)
         self.local: list[Any] = []
         self.reduced = False  # the update under way has reduced gradients
 

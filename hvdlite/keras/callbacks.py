@@ -12,6 +12,7 @@ import numpy as np
 
 from hvdlite import runtime
 from hvdlite.alike import checksum
+from hvdlite.calls import calling
 from hvdlite.errors import HvdliteError
 from hvdlite.exchange import CARING, IN_SETS, OWN, Exchange
 from hvdlite.gradients import keep_own
@@ -29,6 +30,8 @@ __all__ = [
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
 ]
+
+BROADCAST = "hvd.callbacks.BroadcastGlobalVariablesCallback"
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -80,6 +83,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def attachment(self) -> Attachment | None:
         return None if self.model.optimizer is None else attachment_of(self.model.optimizer)
 
+    @calling(BROADCAST)
     def on_train_begin(self, logs: Any = None) -> None:
         settle()  # steps of an earlier fit
         CARING.append(self)
@@ -105,6 +109,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         CARING.remove(self)
         self.go_on_together("stops")
 
+    @calling(BROADCAST)
     def go_on_together(self, what: str) -> None:
         """Raise HvdliteError where other ranks do something else now."""
         said = allgather_object(what)
@@ -123,6 +128,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self.broadcast([*self.model.weights, *state])
             self.started = True
 
+    @calling(BROADCAST)
     def broadcast(self, variables: Iterable[Any]) -> None:
         """Give all ranks root_rank's values of those that are to be the same."""
         changed = give(self.common(variables), self.root_rank)
@@ -130,6 +136,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self.model.make_train_function(force=True)  # fit() has it made before training begins
             self.model.test_function = self.model.predict_function = None
 
+    @calling(BROADCAST)
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if runtime.size() == 1:
             return
@@ -226,6 +233,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_test_begin(self, logs: Any = None) -> None:
         self.seen = self.seen or self.samples()
 
+    @calling("hvd.callbacks.MetricAverageCallback")
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is None or runtime.size() == 1:
             return

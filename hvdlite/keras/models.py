@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from hvdlite.calls import calling
 from hvdlite.keras.optimizer import DistributedOptimizer
 
 
@@ -34,5 +35,6 @@ def load_model(
             error.add_note("hvdlite: an optimizer's custom object is its class itself, which load_model then attaches")
         raise
     if getattr(model, "optimizer", None) is not None:
-        DistributedOptimizer(model.optimizer, compression=compression)
+        with calling(f"hvd.load_model({str(filepath)!r})"):
+            DistributedOptimizer(model.optimizer, compression=compression)
     return model

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import keras
 
+from hvdlite.calls import calling
 from hvdlite.compression import NoneCompressor
 from hvdlite.exchange import Accumulator
 from hvdlite.frameworks import refuse_legacy
@@ -73,7 +74,8 @@ def DistributedOptimizer(
         op, gradient_predivide_factor, NoneCompressor if compression is None else compression, sparse_as_dense,
         num_groups, groups, scale_local_gradients, process_set, replica_check,
     )  # fmt: skip
-    attach(optimizer, settings, sums)
+    with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
+        attach(optimizer, settings, sums)
     return optimizer
 
 

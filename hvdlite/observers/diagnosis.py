@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hvdlite.calls import COLLECTIVE, GRADIENTS
 from hvdlite.matching import ranks
 from hvdlite.requests import UNEVEN
 
@@ -33,6 +34,8 @@ class Wait:
     """Since all ranks had; 0.0 where some have not."""
     called: float = 0.0
     """When, by that rank's clock: tells it from others of its name."""
+    title: str = ""
+    """Its name in messages."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ class Stall:
     waiting: tuple[int, ...]
     lacking: tuple[int, ...]
     seconds: float
+    title: str = ""
+    """Its name in messages."""
+
+    @property
+    def of_gradients(self) -> bool:
+        return self.title.startswith(GRADIENTS)
 
 
 def diagnose(reports: Sequence[Report | None], patience: float) -> list[Stall]:
@@ -72,7 +81,8 @@ def diagnose(reports: Sequence[Report | None], patience: float) -> list[Stall]:
             lacking = tuple(m for m in lacking if reports[m] is None)  # all had called it, and some are done
         times = [wait.seconds if lacking else wait.working for wait in found.values()]
         if max(times) >= patience:
-            stalls.append(Stall(key, tuple(found), lacking, max(times)))
+            title = next((wait.title for wait in found.values() if wait.title), key)
+            stalls.append(Stall(key, tuple(found), lacking, max(times), title))
     return sorted(stalls, key=lambda stall: -stall.seconds)
 
 
@@ -95,8 +105,8 @@ def summary(stall: Stall) -> str:
     """allreduce 'loss': ranks 0-1 have waited 60 s for rank 2."""
     who = f"{ranks(stall.waiting)} {'has' if len(stall.waiting) == 1 else 'have'}"
     if not stall.lacking:
-        return f"{stall.key}: all ranks have called it, and {who} been at it for {stall.seconds:.0f} s"
-    return f"{stall.key}: {who} waited {stall.seconds:.0f} s for {ranks(stall.lacking)}"
+        return f"{stall.title}: all ranks have called it, and {who} been at it for {stall.seconds:.0f} s"
+    return f"{stall.title}: {who} waited {stall.seconds:.0f} s for {ranks(stall.lacking)}"
 
 
 def letter(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> str:
@@ -106,7 +116,9 @@ def letter(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> str:
     for rank in missing:
         report = reports[rank]
         lines.append(f"Rank {rank}: {NO_ANSWER}." if report is None else f"Rank {rank} is at {report.position}")
-    if any(stall.key.startswith("gradients ") for stall in stalls):
+    if any(reports[rank] for stall in stalls if not stall.of_gradients for rank in stall.lacking):
+        lines.append(COLLECTIVE if len(stalls) == 1 else "Each of them is collective: every rank must call it.")
+    if any(stall.of_gradients for stall in stalls):
         lines.append(UNEVEN)
     return "\n".join(lines)
 
@@ -116,7 +128,7 @@ def rows(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> list[tupl
     groups: dict[tuple[str, str, str], list[int]] = {}
     for rank, report in enumerate(reports):
         mine = [stall for stall in stalls if rank in stall.waiting]
-        calls = [stall.key for stall in mine[:MOST_CALLS]]
+        calls = [stall.title for stall in mine[:MOST_CALLS]]
         if len(mine) > MOST_CALLS:
             calls.append(f"... and {len(mine) - MOST_CALLS} more")
         awaited = [f"{ranks(s.lacking) if s.lacking else 'nobody'}, {s.seconds:.0f} s" for s in mine[:MOST_CALLS]]

@@ -198,7 +198,7 @@ class StallWatch:
     def report(self) -> Report:
         waits = [
             Wait(lane.name, lane.members, key, self.since(request.queued),
-                 self.since(request.agreed) if request.agreed else 0.0, request.queued)
+                 self.since(request.agreed) if request.agreed else 0.0, request.queued, request.title(lane.user))
             for lane in self.lanes() for key, request in list(lane.pending.items())
             if not patient(request)
         ]  # fmt: skip

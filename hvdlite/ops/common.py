@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite import runtime
+from hvdlite import calls, runtime
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, bfloat16, dtype_name, is_host
 from hvdlite.engine import Lane
@@ -142,8 +142,8 @@ def submit(
     """
     if name is None:
         if wait:  # before the call is counted: what is refused is none
-            group.eager.require_no_lender(Signature(kind, "noname").key)
-        name = f"noname.{next(group.unnamed)}"
+            group.eager.require_no_lender(calls.current() or kind)
+        name = f"{calls.UNNAMED}{next(group.unnamed)}"
     request = Request(Signature(kind, name, facts), work, stand_in=stand_in, count=count)
     if array is not None and not is_host(array):
         on_gpu(group.eager, request, array)

@@ -154,7 +154,7 @@ def reduce_in_graph(
                 [gradients[index] for index in mine],
                 [*(tf.as_dtype(exchange.specs[index].dtype) for index in wanted), *due],
                 [*(exchange.specs[index].shape for index in wanted), *(() for _ in due)],
-                name=f"hvdlite_{exchange.name}_{exchange.number}_bucket_{number}".replace(".", "_"),
+                name=f"hvdlite_gradients_{exchange.lane.user}_{number + 1}",
                 device=_gpu.NAMES[exchange.gpu.number] if exchange.gpu else None,
             )
         after = [done]

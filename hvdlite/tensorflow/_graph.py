@@ -140,7 +140,7 @@ def text_of(error: HvdliteError) -> str:
     """What a node gives instead of raising the error, which `elastic` learns of, too. Raises a ShutdownError."""
     retell(error)
     if isinstance(error, ShutdownError):
-        raise error
+        raise error.with_traceback(None)  # TensorFlow quotes it all: frames that are none of the user's
     return f"/\n\nhvdlite: {shortened(str(error))}\n\n(what stands around this is TensorFlow's)"
 
 

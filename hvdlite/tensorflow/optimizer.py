@@ -88,7 +88,8 @@ class Attachment:
     def __init__(self, optimizer: Any, settings: Settings, passes: int, average: bool) -> None:
         self.optimizer = optimizer
         self.passes = LocalGradientAggregationHelper(passes, self.reduced, settings.sparse_as_dense, average)
-        self.gradients = Gradients(settings, _gradients.BORDER, "optimizer", self.passes.sums)
+        title = f"DistributedOptimizer({type(optimizer).__name__})"
+        self.gradients = Gradients(settings, _gradients.BORDER, "optimizer", title, self.passes.sums)
         self.local: list[Any] = []
         self.computed = False
 

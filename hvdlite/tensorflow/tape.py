@@ -93,7 +93,7 @@ class Attachment:
                 "hvd.DistributedGradientTape: the sources are to be variables. The gradient of a tensor, which differs "
                 "between ranks, is for a plain tf.GradientTape"
             )
-        exchange = shared_gradients(self.settings, BORDER, "tape")
+        exchange = shared_gradients(self.settings, BORDER, "tape", "DistributedGradientTape")
         reduced = exchange.reduce(flat, variables, self.local)
         if could_possibly_record():
             reduced = [constant(result, of) for result, of in zip(reduced, flat, strict=True)]

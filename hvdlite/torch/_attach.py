@@ -19,6 +19,7 @@ from functools import partial
 import torch
 
 from hvdlite import runtime
+from hvdlite.calls import numbered
 from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.express import finished
 from hvdlite.planning import planned
@@ -69,7 +70,8 @@ class Attachment:
         self.name = f"optimizer.{self.number}"
         if self.group is not None and not self.paused:
             self.runtime.attachments.disperse()  # models that are no more take memory
-            self.lane, self.size = self.group.new_lane(self.name, self), self.group.size
+            title = numbered(f"DistributedOptimizer({type(optimizer).__name__})", self.number)
+            self.lane, self.size = self.group.new_lane(self.name, self, title), self.group.size
             self.alike.enter(self.lane, self.name)
             self.alike.agree()
             self.make_plan(self.to_plan())

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from hvdlite import runtime
+from hvdlite.calls import calling, numbered
 from hvdlite.ops import Adasum, grouped_allreduce_
 from hvdlite.torch._alike import alike
 from hvdlite.torch._parameters import flat
@@ -36,7 +37,9 @@ class DeltaAttachment:
         self.optimizer, self.settings, self.compression = optimizer, settings, compression
         self.runtime = runtime.current()
         self.group = self.runtime.everyone
-        self.name = f"optimizer.{self.group.serial('optimizer')} steps"
+        number = self.group.serial("optimizer")
+        self.name = f"optimizer.{number} steps"
+        self.title = numbered(f"step() of DistributedOptimizer({type(optimizer).__name__}, op=Adasum)", number)
         self.alike = alike(optimizer, settings.names, settings.replica_check, state=False)
         self.alike.enter(self.group.eager, self.name)
         self.alike.agree()
@@ -96,6 +99,11 @@ class DeltaAttachment:
         if not self.alive:
             return
         deltas = [p.detach() - start for p, start in self.starts]
+        with calling(self.title):
+            self.combine(deltas)
+
+    def combine(self, deltas: Sequence[torch.Tensor]) -> None:
+        """Move the parameters by the ranks' combined steps. deltas: this rank's. Waits for all ranks."""
         if deltas:
             combined = grouped_allreduce(deltas, name=self.name, compression=self.compression, op=Adasum)
             for (p, start), delta in zip(self.starts, combined, strict=True):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite.arrays import Array
+from hvdlite.calls import calling
 from hvdlite.compression import unknown
 from hvdlite.errors import HvdliteError
 from hvdlite.ops import Average
@@ -200,7 +201,8 @@ class Gradients:
                 elif index not in own:
                     self.give_one(index, use)
         for key, p in self.sparse.items():
-            reduce_sparse(p, self.settings.terms.op, self.settings.process_set, dense.get(key))
+            with calling(f"sparse gradient of {self.settings.names.get(key, 'a parameter')}"):
+                reduce_sparse(p, self.settings.terms.op, self.settings.process_set, dense.get(key))
         if self.once:
             others = [p for i, p in enumerate(self.parameters) if not self.is_alias(i)]
             self.given = {id(p): p.grad for p in (*others, *self.sparse.values())}

@@ -154,8 +154,8 @@ class Hooks:
         if name and not last and not self.told:
             self.told = True
             logging.getLogger("hvdlite").info(
-                "the gradient of %s, and with it its bucket, leaves at the end of backward only, since a hook that was "
-                "registered after hvd.DistributedOptimizer() may still change it: register hooks before that",
+                "the gradient of %s, and others that travel with it, leaves at the end of backward only, since a hook "
+                "that was registered after hvd.DistributedOptimizer() may still change it: register hooks before that",
                 name(p),
             )
         return last

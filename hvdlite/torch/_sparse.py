@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite import ops, runtime
+from hvdlite.calls import calling
 from hvdlite.ops import Average, Op, Sum, op_of, sparse_facts
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._tensors import to_array, to_tensor
@@ -29,10 +30,12 @@ def sparse_allreduce_async(
         raise ValueError(f"sparse_allreduce_async takes sparse COO tensors, not {tensor.layout} ones: {cure}")
     coalesced: Any = tensor.coalesce()
     indices, values = coalesced.indices().t().contiguous(), coalesced.values().contiguous()
+    call = "sparse_allreduce" if name is None else f"sparse_allreduce {name!r}"
     names = [None if name is None else f"{name}.{part}" for part in ("indices", "values")]
     facts = sparse_facts(op, tensor.shape)
-    handles = [ops.allgather(to_array(part), each, process_set, wait=False, addends=True, facts=facts)
-               for part, each in zip((indices, values), names, strict=True)]  # fmt: skip
+    with calling(call):
+        handles = [ops.allgather(to_array(part), each, process_set, wait=False, addends=True, facts=facts)
+                   for part, each in zip((indices, values), names, strict=True)]  # fmt: skip
 
     def finish() -> torch.Tensor:
         all_indices, all_values = (to_tensor(handle.wait()) for handle in handles)

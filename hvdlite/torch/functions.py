@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite import runtime
+from hvdlite.calls import calling
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch._cuda import on_cpu
@@ -24,6 +25,7 @@ LARGE_BYTES = 64 * 1024
 """From which size on a tensor of an optimizer's state is not pickled with the rest."""
 
 
+@calling("hvd.broadcast_parameters")
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[torch.Tensor | tuple[str, torch.Tensor]], root_rank: int,
     process_set: ProcessSet = global_process_set,
@@ -58,6 +60,7 @@ def named_values(params: Any) -> list[tuple[str, Any]]:
     return [p if isinstance(p, tuple) else (f"parameter.{i}", p) for i, p in enumerate(several)]
 
 
+@calling("hvd.broadcast_optimizer_state")
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set
 ) -> None:
@@ -161,6 +164,7 @@ def with_values(state: Any, change: Callable[[Any], Any]) -> Any:
     return {**state, "state": each}
 
 
+@calling("hvd.broadcast_variables")
 def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
     """Give every rank root_rank's weights (a module, tensors in a dict or sequence) or optimizer state."""
     if isinstance(variables, torch.optim.Optimizer):

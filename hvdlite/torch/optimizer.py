@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from hvdlite import runtime
+from hvdlite.calls import calling
 from hvdlite.compression import compressor
 from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -79,10 +80,11 @@ def DistributedOptimizer(
         process_set=process_set,
         replica_check=runtime.replica_check(replica_check),
     )
-    if op is Adasum and size > 1:
-        attach_delta(optimizer, settings, compression)
-    else:
-        attach(optimizer, settings, passes)
+    with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
+        if op is Adasum and size > 1:
+            attach_delta(optimizer, settings, compression)
+        else:
+            attach(optimizer, settings, passes)
     optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)
     return optimizer
 

@@ -16,6 +16,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdlite import runtime
+from hvdlite.calls import calling
 from hvdlite.ops import Sum
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.mpi_ops import allgather, allreduce_
@@ -110,7 +111,9 @@ class Normalize(torch.autograd.Function):
         process_set: ProcessSet,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
         values = precise(input)
-        mean, squares, count = combine(allgather(local_statistics(values), "sync_batch_norm.statistics", process_set))
+        with calling("hvd.SyncBatchNorm"):
+            rows = allgather(local_statistics(values), "sync_batch_norm.statistics", process_set)
+        mean, squares, count = combine(rows)
         if count < 2:
             raise ValueError(f"SyncBatchNorm needs more than one value per channel over all ranks, not {count}")
         scale = torch.rsqrt(squares / count + eps)
@@ -130,7 +133,8 @@ class Normalize(torch.autograd.Function):
         deviation = (precise(input) - spread(mean, input)) * spread(scale, input)
         sums = torch.stack([total(slope), total(slope * deviation)])
         grad_bias, grad_weight = sums.clone()  # of this rank
-        allreduce_(sums, op=Sum, name="sync_batch_norm.sums", process_set=ctx.process_set)
+        with calling("backward of hvd.SyncBatchNorm"):
+            allreduce_(sums, op=Sum, name="sync_batch_norm.sums", process_set=ctx.process_set)
         gain = scale if weight is None else scale * weight
         average, tilt = (spread(each, input) for each in sums / ctx.count)
         grad_input = ((slope - average - deviation * tilt) * spread(gain, input)).to(input.dtype)

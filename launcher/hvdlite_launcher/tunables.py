@@ -87,7 +87,7 @@ TUNABLES = (
     Tunable("--cycle-time-ms", "CYCLE_TIME", ("params", "cycle_time_ms"), read=_amount,
             no_effect="there are no cycles: a bucket leaves when it is full"),
     Tunable("--cache-capacity", "CACHE_CAPACITY", ("params", "cache_capacity"), read=_count,
-            no_effect="there is no response cache: the plan of a model is compared once"),
+            no_effect="there is no response cache: a model's parameters are compared once"),
     Tunable("--hierarchical-allreduce", "HIERARCHICAL_ALLREDUCE", ("params", "hierarchical_allreduce"),
             "in memory within a host, then between hosts (or --no-hierarchical-allreduce: one ring)",
             inverse="--no-hierarchical-allreduce"),

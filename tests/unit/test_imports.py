@@ -18,7 +18,7 @@ FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy")
 # Each module of the core and the modules it may import, besides those on lower lines that these may: a layer sees
 # only what is below it.
 LAYERS = [
-    {"errors", "warned", "config", "launched", "topology", "compression", "notes", "arithmetic", "promptly", "trial"},
+    {"calls", "errors", "warned", "config", "launched", "topology", "compression", "notes", "arithmetic", "promptly", "trial"},
     {"arrays", "segments", "heap"},
     {"transports", "pages"},
     {"requests", "levels"},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvdlite import matching
+from hvdlite import calls, matching
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.errors import MismatchError, ShutdownError
 from hvdlite.matching import LONGEST_DIFF, Verdicts, ranks
@@ -168,7 +169,7 @@ def test_arithmetic_and_groups_differ() -> None:
 
 def test_a_plan_against_a_round() -> None:
     text = message(plan("w"), Signature("gradients", "optimizer.1", round="step 2, backward 1, attempt 1"))
-    assert "rank 0 has plan, rank 1 has gradients" in text
+    assert "rank 0 has a new list of parameters, rank 1 has gradients" in text
     assert all(words in text for words in ("requires_grad in torch", "trainable in Keras", "a tape's sources"))
 
 
@@ -190,6 +191,56 @@ def test_what_a_leaving_rank_lacks_fails() -> None:
     for key, verdict in verdicts.items():
         assert isinstance(verdict, ShutdownError)
         assert f"{key}: rank 1 shut down" in str(verdict)
+
+
+def test_what_a_leaving_rank_lacks_is_named_as_the_user_called_it() -> None:
+    """With the cure for it; and ranks agree whatever each called it."""
+    load = Signature("new lane", "optimizer.2 (2)", called="hvd.load_model('best.keras')")
+    backward = Signature("gradients", "optimizer.2 bucket 0", called="gradients of DistributedOptimizer(SGD)")
+    letter = Signature("message", "noname.1 from rank 0 to rank 1")
+    texts = [str(match([[each], [LEAVE]])[each.key]) for each in (load, backward, letter)]
+    assert texts[0].startswith("hvd.load_model('best.keras'): rank 1 shut down")
+    assert texts[0].endswith("without calling it. It is collective: every rank must call it.")
+    assert texts[1].startswith("gradients of DistributedOptimizer(SGD): rank 1 shut down") and "drop_last=True" in texts[1]
+    assert texts[2].startswith("message 1 from rank 0 to rank 1: rank 1 shut down") and "Each send needs a recv" in texts[2]
+    assert match([[load], [load._replace(called="hvd.load_model('other.keras')")]]) == {load.key: None}
+
+
+def test_ranks_that_called_one_thing_differently_are_named() -> None:
+    one, other = (Signature("new lane", "optimizer.2 (2)", (("lists", n),), called=f"hvd.{n}") for n in ("load_model", "run"))
+    assert message(one, one, other).startswith("hvd.run on rank 2, hvd.load_model on ranks 0-1: lists differ")
+
+
+@pytest.mark.parametrize(("kind", "name", "call", "user", "words"), [
+    ("allreduce", "loss", "", "", "allreduce 'loss'"),
+    ("allreduce", "noname.3", "", "", "allreduce (unnamed call 3)"),
+    ("broadcast", "object.1.sz", "hvd.broadcast_object", "", "hvd.broadcast_object"),
+    ("plan", "optimizer.1 bucket 0", "hvd.DistributedOptimizer(SGD)", "DistributedOptimizer(SGD)", "hvd.DistributedOptimizer(SGD)"),
+    ("gradients", "optimizer.1 bucket 0", "", "DistributedOptimizer(SGD)", "gradients of DistributedOptimizer(SGD)"),
+    ("message", "loss from rank 0 to rank 1", "", "", "message 'loss from rank 0 to rank 1'"),
+    ("message", "noname.2 from rank 0 to rank 1", "", "", "message 2 from rank 0 to rank 1"),
+])  # fmt: skip
+def test_titles(kind: str, name: str, call: str, user: str, words: str) -> None:
+    assert calls.title(kind, name, call, user) == words
+
+
+def test_the_outermost_call_counts_in_its_thread() -> None:
+    def inner() -> Request:
+        with calls.calling("hvd.DistributedOptimizer(SGD)"):
+            return Request(A, lambda lane: None)
+
+    with calls.calling("hvd.load_model('best.keras')"):
+        assert inner().title() == "hvd.load_model('best.keras')"
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(inner).result().title() == "hvd.DistributedOptimizer(SGD)"
+    assert inner().title() == "hvd.DistributedOptimizer(SGD)" and Request(A, lambda lane: None).title() == "allreduce 'a'"
+
+
+def test_a_call_is_no_part_of_what_ranks_compare() -> None:
+    with calls.calling("hvd.load_model('best.0.keras')"):
+        mine = Request(A, lambda lane: None)
+    assert mine.digest == Request(A, lambda lane: None).digest and mine.key == A.key
+    assert Request(LEAVE, lambda lane: None).call("DistributedOptimizer(SGD)").signature == LEAVE
 
 
 def test_what_a_leaving_rank_has_waits_for_the_others() -> None:

@@ -40,11 +40,13 @@ def wait(key: str, seconds: float, lane: str = "eager", members: tuple[int, ...]
 def test_who_waits_for_whom() -> None:
     reports = [Report("a.py:1", (wait("loss", 70),)), Report("b.py:2"), Report("a.py:1", (wait("loss", 65),))]
     (stall,) = diagnose(reports, 60)
-    assert stall == Stall("loss", (0, 2), (1,), 70)
+    assert stall == Stall("loss", (0, 2), (1,), 70, "loss")
     assert diagnosis.summary(stall) == "loss: ranks 0, 2 have waited 70 s for rank 1"
     assert diagnosis.rows(reports, [stall]) == [("0, 2", "loss", "rank 1, 70 s", "a.py:1"), ("1", "", "", "b.py:2")]
     assert "Rank 1 is at b.py:2" in diagnosis.letter(reports, [stall]) and "batches" not in diagnosis.letter(reports, [stall])
-    assert "batches" in diagnosis.letter(reports, [dataclasses.replace(stall, key="gradients 'optimizer.0 bucket 0'")])
+    assert "It is collective: every rank must call it." in diagnosis.letter(reports, [stall])
+    of_gradients = dataclasses.replace(stall, title="gradients of DistributedOptimizer(SGD)")
+    assert "batches" in diagnosis.letter(reports, [of_gradients]) and "collective" not in diagnosis.letter(reports, [of_gradients])
 
 
 def test_a_short_wait_is_no_stall() -> None:
@@ -55,6 +57,14 @@ def test_a_rank_without_an_answer_is_waited_for() -> None:
     reports = [Report("a", (wait("loss", 61),)), None, Report("c", (wait("loss", 61),))]
     (stall,) = diagnose(reports, 60)
     assert stall.lacking == (1,) and "Rank 1: no answer" in diagnosis.letter(reports, [stall])
+    assert "collective" not in diagnosis.letter(reports, [stall])  # it may have called it, had it not been stopped
+
+
+def test_a_table_names_what_the_user_called() -> None:
+    called = dataclasses.replace(wait("new lane 'optimizer.2 (2)'", 70), title="hvd.load_model('best.keras')")
+    (stall,) = diagnose([Report("a", (called,)), Report("b"), Report("c")], 60)
+    assert diagnosis.summary(stall) == "hvd.load_model('best.keras'): rank 0 has waited 70 s for ranks 1-2"
+    assert diagnosis.rows([Report("a", (called,))], [stall])[0][1] == "hvd.load_model('best.keras')"
 
 
 def test_each_waits_for_the_other() -> None:
