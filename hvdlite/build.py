@@ -22,6 +22,8 @@ def mpi_built() -> bool:
 
 def mpi_enabled() -> bool:
     """Whether MPI is in use: after init(), and not in a job of one without a launcher."""
+    if runtime.is_child():
+        return True
     return runtime.is_initialized() and not isinstance(runtime.known().world, ThreadTransport)
 
 

@@ -154,8 +154,8 @@ def no_rank(process: int) -> str:
     return (
         f"process {os.getpid()} was started by a rank of a running job (process {process}), and is no rank itself: "
         "hvd.init() would wait for ever. If it is a worker (of a DataLoader, or of multiprocessing with spawn), put "
-        'what your script does under `if __name__ == "__main__":`. A job of its own starts with hvdliterun or '
-        "hvdlite.run()"
+        'what your script does under `if __name__ == "__main__":`; hvd.rank() and hvd.size() work without. A job of '
+        "its own starts with hvdliterun or hvdlite.run()"
     )
 
 

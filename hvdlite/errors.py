@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-FORKED = (
-    "hvdlite was used in a process forked after hvd.init() (a DataLoader worker?): MPI cannot be used there. "
-    "Communicate in the main process."
+IN_A_CHILD = (
+    "hvdlite cannot communicate in a process that a rank has started (a DataLoader's worker?): MPI cannot be used "
+    "there. Communicate in the main process; hvd.rank(), hvd.size() and the like work here."
 )
 NOT_INITIALIZED = "hvdlite was used before hvd.init() or after hvd.shutdown(): call hvd.init() first."
 
@@ -61,9 +61,9 @@ class StallError(HvdliteError):
 
 
 class ForkedError(HvdliteError):
-    """hvdlite was used in a child process forked after `hvd.init()`."""
+    """A child process of a rank, forked after `hvd.init()` or started anew, was to communicate."""
 
-    def __init__(self, message: str = FORKED) -> None:  # exceptions are unpickled with what they say
+    def __init__(self, message: str = IN_A_CHILD) -> None:  # exceptions are unpickled with what they say
         super().__init__(message)
 
 

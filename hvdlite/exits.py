@@ -41,7 +41,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from hvdlite import segments
+from hvdlite import segments, tracebacks
 from hvdlite.errors import HvdliteError, ShutdownError
 from hvdlite.notes import FOLDER, SEVERAL_HOSTS, claim, job_is_ending, note_presence, stopped
 
@@ -158,10 +158,17 @@ class _Guard:
     def _on_exception(
         self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None
     ) -> None:
-        if not self._applies() or (issubclass(kind, ShutdownError) and _let_go()):
+        if not self._applies():
             self._excepthook(kind, value, traceback)
+            return
+
+        def tell() -> None:
+            tracebacks.show(value, lambda: self._excepthook(kind, value, value.__traceback__))
+
+        if issubclass(kind, ShutdownError) and _let_go():
+            tell()
         else:
-            self._uncaught(kind, kind.__name__, lambda: self._excepthook(kind, value, traceback))
+            self._uncaught(kind, kind.__name__, tell)
 
     def _on_thread(self, args: threading.ExceptHookArgs) -> None:
         abandoned = issubclass(args.exc_type, ShutdownError) and args.thread is not None and args.thread.daemon
@@ -170,7 +177,19 @@ class _Guard:
             self._threadhook(args)
         else:
             where = f"{args.exc_type.__name__} in thread {args.thread.name if args.thread else '?'}"
-            self._uncaught(args.exc_type, where, lambda: self._threadhook(args))
+            self._uncaught(args.exc_type, where, lambda: self._tell_of_thread(args))
+
+    def _tell_of_thread(self, args: threading.ExceptHookArgs) -> None:
+        error = args.exc_value
+        if error is None:
+            self._threadhook(args)
+            return
+
+        def hook() -> None:
+            given = (args.exc_type, error, error.__traceback__, args.thread)
+            self._threadhook(threading.ExceptHookArgs(given))
+
+        tracebacks.show(error, hook)
 
     def _uncaught(
         self, kind: type[BaseException], what: str, tell: Callable[[], object], functions: bool = True

@@ -11,7 +11,7 @@ import os
 import select
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from hashlib import blake2b
 
 # A launcher that started this process announces the number of ranks in one of these.
@@ -87,6 +87,45 @@ def rank_that_was_meant() -> int | None:
     if not process or int(process) == os.getpid() or what != told() or launchers_pipe_is_open():
         return None
     return int(process)
+
+
+@dataclass(frozen=True)
+class Parent:
+    """What a rank passed on to the processes that it started: where it is in its job. Named as in `Topology`."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    homogeneous: bool
+
+
+RANKS_PLACE = "HVDLITE_RANKS_PLACE"
+"""Set by `mark_place` from hvd.init() to hvd.shutdown(): as RANKS_PROCESS, and behind it what Parent has, in order."""
+
+
+def mark_place(parent: Parent | None) -> None:
+    """Tell processes that this one starts from now on what its place is; None: it has none any more.
+
+    The environment is all that a child has from a parent that does not know of it (multiprocessing with spawn or
+    forkserver, subprocess). A forkserver keeps the environment that it was started with.
+    """
+    if parent is None:
+        os.environ.pop(RANKS_PLACE, None)
+    else:
+        numbers = " ".join(str(int(value)) for value in astuple(parent))
+        os.environ[RANKS_PLACE] = f"{os.getpid()} {told()} {numbers}"
+
+
+def parent() -> Parent | None:
+    """The place of the rank that this process, which is none, descends from; None where there is none."""
+    process, what, *numbers = os.environ.get(RANKS_PLACE, "- -").split()
+    if process in ("-", str(os.getpid())) or what != told() or launchers_pipe_is_open():
+        return None
+    rank, size, local_rank, local_size, cross_rank, cross_size, homogeneous = map(int, numbers)
+    return Parent(rank, size, local_rank, local_size, cross_rank, cross_size, bool(homogeneous))
 
 
 def told() -> str:

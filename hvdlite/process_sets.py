@@ -58,7 +58,7 @@ class ProcessSet:
             return "global_process_set"
         if self.ranks is None:
             raise TypeError("a process set made of a communicator has no ranks before hvd.init(): it cannot be pickled")
-        return ProcessSet if self.process_set_id is None else _of, (self.ranks,)
+        return (ProcessSet, (self.ranks,)) if self.process_set_id is None else (_of, (self.ranks, self.process_set_id))
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -79,10 +79,15 @@ def sets_of(given: Any) -> list[ProcessSet]:
     return sets
 
 
-def _of(ranks: list[int]) -> ProcessSet:
-    """The registered set of these ranks, if there is one."""
+def _of(ranks: list[int], number: int) -> ProcessSet:
+    """The registered set of these ranks, if there is one; in a rank's child one with its parent's number, which has all
+    that needs no communication."""
     from hvdlite import runtime
 
+    if runtime.is_child():
+        found = ProcessSet(ranks)
+        found.process_set_id = number
+        return found
     known = runtime.known().groups.registered.values() if runtime.is_initialized() else ()
-    found = [each for sets in known for each in sets if each.ranks == ranks]
-    return found[0] if found else ProcessSet(ranks)
+    same = [each for sets in known for each in sets if each.ranks == ranks]
+    return same[0] if same else ProcessSet(ranks)

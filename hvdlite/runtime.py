@@ -11,9 +11,10 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
-from hvdlite import children, config, exits, logs, notes, topology
+from hvdlite import children, config, exits, launched, logs, notes, topology
 from hvdlite.algorithms import Place
 from hvdlite.config import Config
 from hvdlite.connect import connect
@@ -109,11 +110,13 @@ _broken: HvdliteError | None = None
 when_started: list[Callable[[int], None]] = []
 """What adapters do whenever a job begins, given this process' local rank."""
 _forked = False
+_parent = launched.parent()
+"""The place of the rank that this process is a child of (spawned, or from a forkserver), which is no rank itself."""
 
 
 def current() -> Runtime:
-    """The live runtime. Raises NotInitializedError, or ForkedError in a forked child."""
-    require_not_forked()
+    """The live runtime. Raises NotInitializedError, or ForkedError in a rank's child."""
+    require_no_child()
     return known()
 
 
@@ -130,7 +133,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     brings another set; ForkedError in a forked child.
     """
     global _current
-    require_not_forked()
+    if _forked:
+        raise ForkedError()
     sets = sets_of(process_sets)
     given_comm = comm if hasattr(comm, "Get_group") else None
     if given_comm is None and any(process_set.mpi_comm is not None for process_set in sets):
@@ -155,6 +159,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         close(live)
         raise
     _current, live.live, live.comm = live, True, comm
+    mark_place(place)
     global_process_set.mpi_comm = given_comm
     atexit.register(end)
     logs.tell_choice(live.everyone.eager.place, live.topology)
@@ -178,6 +183,7 @@ def stop(look: bool = False) -> None:
         return
     ending, _current, exits.leaving = _current, None, True
     ending.live = False
+    launched.mark_place(None)
     try:
         close(ending, look)
     except BaseException as error:  # Ctrl-C: the others wait for what will not come any more
@@ -214,13 +220,33 @@ def end() -> None:
         exits.give_up(f"ended after communication broke: {str(reason) or type(reason).__name__}", at_exit=True)
 
 
+def mark_place(place: topology.Topology) -> None:
+    """Let this rank's children know its place."""
+    names = (field.name for field in fields(launched.Parent))
+    launched.mark_place(launched.Parent(**{name: getattr(place, name) for name in names}))
+
+
 def is_initialized() -> bool:
-    """Whether `init` was called, here or in the process that this one was forked from."""
-    return _current is not None
+    """Whether `init` was called, here or in the rank that this process is a child of."""
+    return _current is not None or is_child()
+
+
+def is_child() -> bool:
+    """Whether this process cannot be a rank, since it was started by one. (A child of a job of one without a launcher
+    may become a job of one itself.)"""
+    return _current is None and _parent is not None and launched.rank_that_was_meant() is not None
+
+
+def place() -> topology.Topology | launched.Parent:
+    """Where this rank, or the one that this process is a child of, is. Raises NotInitializedError."""
+    live, parent = _current, _parent  # read once: another thread may shut down meanwhile
+    if live is None and parent is not None:
+        return parent
+    return known().topology
 
 
 def known() -> Runtime:
-    """The runtime, also in a forked process: a DataLoader's worker may ask for its rank. Raises NotInitializedError."""
+    """The runtime, also in a forked process. Raises NotInitializedError."""
     live = _current  # read once: another thread may shut down meanwhile. AutoGraph warns of walruses
     if live is None:
         raise NotInitializedError()
@@ -230,37 +256,37 @@ def known() -> Runtime:
 def rank() -> int:
     """This process' number among all, from 0. This and the like raise NotInitializedError, a ValueError, before
     `init()`."""
-    return known().topology.rank
+    return place().rank
 
 
 def size() -> int:
     """The number of processes."""
-    return known().topology.size
+    return place().size
 
 
 def local_rank() -> int:
     """This process' number among those of its host."""
-    return known().topology.local_rank
+    return place().local_rank
 
 
 def local_size() -> int:
     """The number of processes on this host."""
-    return known().topology.local_size
+    return place().local_size
 
 
 def cross_rank() -> int:
     """This process' number among those with its local rank on all hosts."""
-    return known().topology.cross_rank
+    return place().cross_rank
 
 
 def cross_size() -> int:
     """The number of hosts that have a process with this local rank."""
-    return known().topology.cross_size
+    return place().cross_size
 
 
 def is_homogeneous() -> bool:
     """Whether every host has the same number of processes."""
-    return known().topology.homogeneous
+    return place().homogeneous
 
 
 def group_of(process_set: ProcessSet | None) -> Group:
@@ -281,16 +307,16 @@ def replica_check(given: str | None) -> str:
     return given
 
 
-def require_not_forked() -> None:
-    """Raises ForkedError in a child forked after init()."""
-    if _forked:
+def require_no_child() -> None:
+    """Raises ForkedError in a rank's child, forked after init() or started anew."""
+    if _forked or (_current is None and is_child()):
         raise ForkedError()
 
 
 def require_attached(alive: bool, shared: bool, least: int = 2, lost: str = "gradients would not be reduced") -> None:
     """Raises RuntimeError for an optimizer that is not `alive` under the present runtime, if that has `least` ranks;
-    ForkedError in a forked child. Warns where it was `shared` with other ranks, and there is no runtime."""
-    require_not_forked()
+    ForkedError in a rank's child. Warns where it was `shared` with other ranks, and there is no runtime."""
+    require_no_child()
     if _current is None and shared:
         warn("after hvd.shutdown() each rank trains by itself", RuntimeWarning)
     if not alive and is_initialized() and size() >= least:
@@ -315,3 +341,5 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+if is_child():
+    global_process_set.process_set_id, global_process_set.ranks = 0, list(range(size()))

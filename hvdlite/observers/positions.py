@@ -6,13 +6,11 @@ import contextlib
 import linecache
 import os
 import sys
-import sysconfig
 import threading
 from types import FrameType
 
-OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PLACES = (OWN, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
-LIBRARIES = (*(os.path.join(place, "") for place in PLACES), "<frozen")
+from hvdlite.tracebacks import LIBRARIES
+
 LONGEST_LINE = 100
 STEP = os.path.join("tensorflow", "python", "eager", "execute.py")
 

@@ -3,7 +3,7 @@
 from hvdlite.errors import HorovodInternalError
 from hvdlite.names import *  # noqa: F403  (mpi_ops has them; type checkers see them here)
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.runtime import is_initialized, local_rank, when_started
+from hvdlite.runtime import is_child, is_initialized, local_rank, when_started
 from hvdlite.torch import elastic, mpi_ops
 from hvdlite.torch._cuda import choose_gpu
 from hvdlite.torch.compression import Compression
@@ -14,7 +14,7 @@ from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 when_started.append(choose_gpu)
-if is_initialized():
+if is_initialized() and not is_child():  # whose workers leave GPUs alone
     choose_gpu(local_rank())
 
 __all__ = [

@@ -85,3 +85,92 @@ def test_without_a_launcher_children_are_jobs_of_one(tmp_path: Path) -> None:
                       "len(sys.argv) > 1 or subprocess.run([sys.executable, sys.argv[0], 'child'], check=True)")  # fmt: skip
     result = jobs.run(0, [str(script)])
     assert result.code == 0 and result.output.count("one of 1") == 2, result.output
+
+
+WORKERS = """
+import os, sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+import hvdlite.torch as hvd
+
+def facts():
+    return [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(),
+            hvd.is_homogeneous(), hvd.global_process_set.size(), hvd.global_process_set.rank()]
+
+class Facts(Dataset):
+    def __init__(self, process_set):
+        self.process_set = process_set
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        assert hvd.is_initialized() and hvd.mpi_enabled()
+        mine = self.process_set
+        assert (mine.size(), mine.included(), mine.ranks) == (1, hvd.rank() == 0, [0]), mine
+        for call in (lambda: hvd.allreduce(torch.ones(1)), hvd.barrier, lambda: hvd.allgather_object(1, process_set=mine)):
+            try:
+                call()
+            except hvd.HorovodInternalError as error:
+                assert "main process; hvd.rank(), hvd.size() and the like work here" in str(error), error
+            else:
+                raise AssertionError("it communicates")
+        hvd.shutdown()
+        return torch.tensor([int(each) for each in facts()])
+
+if __name__ == "__main__":
+    first = hvd.ProcessSet([0])
+    hvd.init(process_sets=[first])
+    loader = DataLoader(Facts(first), batch_size=None,
+                        num_workers=2, multiprocessing_context=sys.argv[1])
+    found = list(loader)
+    assert len(found) == 4 and all(each.tolist() == [int(fact) for fact in facts()] for each in found), (found, facts())
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+    print("went on")
+"""
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver", "fork"])
+def test_workers_of_a_dataloader_know_their_rank_however_they_start(context: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WORKERS)
+    result = jobs.run(2, [str(script), context])
+    assert result.code == 0 and result.output.count("went on") == 2, result.output
+
+
+CHILD = """
+import multiprocessing, os, subprocess, sys
+import numpy as np
+import hvdlite as hvd
+
+def facts(_=None):
+    return hvd.rank(), hvd.size(), hvd.is_initialized()
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        try:
+            print(*facts()[:2])
+        except hvd.NotInitializedError:
+            print("no rank")
+        sys.exit(0)
+    script = [sys.executable, sys.argv[0], "child"]
+    before = subprocess.run(script, capture_output=True, text=True, timeout=60).stdout
+    assert before == "no rank\\n", before
+    hvd.init()
+    assert subprocess.run(script, capture_output=True, text=True, timeout=60).stdout == f"{hvd.rank()} {hvd.size()}\\n"
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(facts, [None]) == [(hvd.rank(), hvd.size(), MPI)]
+    if hvd.rank() == 0:  # the ranks of a job of their own are nobody's children
+        job = subprocess.run([*LAUNCHER, "-np", "2", *script], capture_output=True, text=True, timeout=60)
+        assert job.stdout == "no rank\\n" * 2, job
+    hvd.shutdown()
+    assert subprocess.run(script, capture_output=True, text=True, timeout=60).stdout == "no rank\\n"
+    print("went on")
+"""
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_children_know_their_parents_rank_between_init_and_shutdown(size: int, tmp_path: Path) -> None:
+    """Also in a job of one, where they may become jobs of one themselves."""
+    script = tmp_path / "script.py"
+    script.write_text(CHILD.replace("LAUNCHER", repr(jobs.mpiexec())).replace("MPI)", f"{size > 0})"))
+    result = jobs.run(size, [str(script)])
+    assert result.code == 0 and result.output.count("went on") == max(size, 1), result.output

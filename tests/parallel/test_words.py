@@ -78,3 +78,39 @@ def test_what_one_rank_calls_alone_is_named_as_it_was_called(setup: str, calls: 
     for number, (call, words) in enumerate(calls.items()):
         text = found[number]
         assert words.replace("PATH", path) in text and not INTERNAL.search(text.replace(path, "")), (call, text)
+
+
+UNCAUGHT = """
+import sys, threading, traceback
+import torch, hvdlite.torch as hvd
+
+def step():
+    model(torch.ones(1, 2)).sum().backward()
+
+hvd.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 2)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+if hvd.rank() == 0:
+    try:
+        step()
+    except hvd.HorovodInternalError as error:
+        print("@caught", len(traceback.extract_tb(error.__traceback__)), flush=True)
+        again = threading.Thread(target=step)
+        again.start()
+        again.join()
+"""
+
+
+@pytest.mark.parametrize(("level", "frames"), [("", 2), ("debug", 5)])
+def test_tracebacks_show_the_users_frames_and_the_last_of_ours(level: str, frames: int, tmp_path: Path) -> None:
+    """In a thread, which has no more of the user's than the step; what is caught is whole."""
+    script = tmp_path / "script.py"
+    script.write_text(UNCAUGHT)
+    result = jobs.run(2, [str(script)], {"HVDLITE_LOG_LEVEL": level} if level else {})
+    assert result.code == 1 and "hvdlite: rank 0 failed: ShutdownError in thread" in result.output, result.output
+    (caught,) = [int(line.split()[1]) for line in result.output.splitlines() if line.startswith("@caught")]
+    _, _, printed = result.output.partition("Exception in thread")
+    shown = printed.count('  File "')
+    assert caught >= 9 and (shown == frames if not level else shown >= frames), result.output
+    assert ("frames inside hvdlite and libraries are left out" in printed) == (not level)

@@ -78,17 +78,17 @@ def check_groups() -> None:
 
 def check_unnamed_calls() -> None:
     """Without names calls are matched by their number."""
-    require_mismatch(lambda: hvd.allreduce(np.ones(4 + last())), "noname", "shape differs")
+    require_mismatch(lambda: hvd.allreduce(np.ones(4 + last())), "allreduce (unnamed call ", "shape differs")
 
 
 def check_unnamed_calls_of_different_shapes_in_another_order() -> None:
     """Both calls are errors on every rank, and the next one meets again."""
     lengths = [3, 4] if last() else [4, 3]
     for length in lengths:
-        require_mismatch(lambda: hvd.allreduce(np.ones(length)), "noname", "shape differs", "(3,)", "(4,)")  # noqa: B023
+        require_mismatch(lambda: hvd.allreduce(np.ones(length)), "allreduce (unnamed call ", "shape differs", "(3,)", "(4,)")  # noqa: B023
     handles = [ops.allreduce_(np.ones(length), wait=False) for length in lengths]
     for handle in handles:
-        require_mismatch(handle.wait, "noname", "shape differs", "(3,)", "(4,)")
+        require_mismatch(handle.wait, "allreduce (unnamed call ", "shape differs", "(3,)", "(4,)")
 
 
 def check_a_named_call_that_one_rank_skips() -> None:

@@ -165,7 +165,7 @@ def check_forked_child_is_told() -> None:
 
     def calls() -> None:
         for call in (hvd.init, lambda: hvd.allreduce(np.ones(3)), hvd.barrier):
-            require_error(hvd.HvdliteError, call, "forked", "main process")
+            require_error(hvd.HvdliteError, call, "in a process that a rank has started", "main process")
         assert hvd.is_initialized()
         assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_rank(), hvd.mpi_enabled()) == numbers
         hvd.shutdown()
@@ -194,7 +194,7 @@ def check_forked_child_waits_for_nothing_of_its_parents() -> None:
 
     def ask(handles: list[Handle]) -> None:
         for handle in handles:
-            require_error(hvd.HvdliteError, handle.wait, "forked")
+            require_error(hvd.HvdliteError, handle.wait, "in a process that a rank has started")
 
     if p == 1:
         return

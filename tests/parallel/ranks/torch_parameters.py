@@ -138,7 +138,7 @@ def check_model_cast_after_attaching() -> None:
     if hvd.size() > 1:
         optimizer.zero_grad()
         net.to(torch.float32 if last() else torch.bfloat16)
-        require_mismatch(lambda: loss_of(list(net.parameters())).backward(), f"rank {hvd.size() - 1} has plan")
+        require_mismatch(lambda: loss_of(list(net.parameters())).backward(), f"rank {hvd.size() - 1} has a new list of parameters")
 
 
 def check_frozen_and_unfrozen() -> None:

@@ -46,7 +46,7 @@ def check_workers_forked_in_training() -> None:
 def check_workers_that_communicate_are_told() -> None:
     if hvd.size() > 1:
         loader = DataLoader(Numbers(communicate=True), batch_size=6, num_workers=1)
-        require_error(RuntimeError, lambda: list(loader), "forked after hvd.init()", "main process")
+        require_error(RuntimeError, lambda: list(loader), "in a process that a rank has started", "main process", "hvd.rank(), hvd.size()")
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 
 
@@ -81,4 +81,4 @@ def check_a_step_in_a_child_is_refused() -> None:
             return super().__getitem__(index)
 
     loader = DataLoader(Stepping(), num_workers=1)
-    require_error(RuntimeError, lambda: next(iter(loader)), "forked after hvd.init()")
+    require_error(RuntimeError, lambda: next(iter(loader)), "in a process that a rank has started")
