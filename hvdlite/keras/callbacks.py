@@ -32,6 +32,14 @@ __all__ = [
 ]
 
 BROADCAST = "hvd.callbacks.BroadcastGlobalVariablesCallback"
+STOP_TOGETHER = (
+    "Give callbacks that may stop it (EarlyStopping) averaged metrics: put hvd.callbacks.MetricAverageCallback() before "
+    "them; and begin at the same epoch"
+)
+BEGIN_TOGETHER = (
+    "Begin at the same epoch: give fit() the same initial_epoch= on every rank, and BackupAndRestore to every rank, with "
+    'a folder for each: keras.callbacks.BackupAndRestore(f"backup/{hvd.rank()}")'
+)
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -115,10 +123,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         said = allgather_object(what)
         if len(set(said)) > 1:
             everyone = ", ".join(f"rank {rank} {what}" for rank, what in enumerate(said))
-            raise HvdliteError(
-                f"training would go on without some ranks: {everyone}. Give callbacks that may stop it (EarlyStopping) "
-                "averaged metrics: put hvd.callbacks.MetricAverageCallback() before them; and begin at the same epoch"
-            )
+            cure = STOP_TOGETHER if "stops" in said else BEGIN_TOGETHER
+            raise HvdliteError(f"training would go on without some ranks: {everyone}. {cure}")
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self.reduces:

@@ -1,6 +1,7 @@
 """Jobs, ranks and collectives under the name of Horovod's module."""
 
 from hvdlite import names
+from hvdlite.common.basics import HorovodBasics
 from hvdlite.names import *  # noqa: F403
 from hvdlite.tensorflow.facts import (
     gpu_available,
@@ -14,6 +15,8 @@ from hvdlite.tensorflow.facts import (
 from hvdlite.tensorflow.functions import broadcast_
 from hvdlite.tensorflow.movement import allgather, alltoall, broadcast, grouped_allgather
 from hvdlite.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
+
+_basics = HorovodBasics()
 
 __all__ = [
     *names.__all__, "allgather", "allreduce", "alltoall", "broadcast", "broadcast_", "gpu_available",

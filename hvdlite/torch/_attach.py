@@ -179,7 +179,9 @@ class Attachment:
             self.taking = self.reducing = self.accumulating = False  # marks of a backward that has raised
             if not self.alive:
                 return
-            self.unreduced = True
+            before, self.unreduced = self.unreduced, True
+            if self.gradients.once and self.gradients.rounds and not before:  # a GradScaler has left out a step
+                self.gradients.look_for_zeros(first)
             if self.paused:
                 return
             _compiled.refuse_autograd()

@@ -40,6 +40,8 @@ class Gradients:
         self.taken: set[int] = set()  # in this round, by index, where results must not be taken again
         self.sent: dict[int, int] = {}  # in this round, by index: the version of p.grad that may have left
         self.applied: dict[int, int] | None = {}  # by id(): the version of what step() has applied; None: told
+        self.versions: dict[int, int] = {}  # by id(), likewise: of the results that were handed out last
+        self.zeroed = False  # since they were, no step() has applied them, and all have been zeroed in place
         self.rounds = 0  # how often results have been handed out since the last step
         self.done = 0  # and ever
 
@@ -155,12 +157,21 @@ class Gradients:
         if p.grad is None or not (alias or p.grad is self.given.get(id(p))):
             return
         self.tell_of_applied(p, p.grad)
-        if self.rounds:
+        if self.rounds and not self.zeroed:
             raise RuntimeError(
                 f"a second backward() before step() with op={self.settings.terms.op.name} would reduce the first one's "
                 "result again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between (with "
                 "set_to_none=True), or op=Average."
             )
+
+    def look_for_zeros(self, first: torch.Tensor) -> None:
+        """A backward has begun, and no step() has applied the results of the one before: look whether they have been
+        zeroed in place since. first: autograd has added to its gradient already; how often that has changed tells of it, beside
+        the zeros of all others. (A lone parameter cannot be told from one whose gradient was clipped.)"""
+        grads = [p.grad for p in (*self.parameters, *self.sparse.values()) if p is not first and p.grad is not None]
+        known, grad = self.versions.get(id(first)), first.grad
+        changed = known is None or grad is None or grad._version - known > 1
+        self.zeroed = changed and bool(grads) and not any(map(has_values, grads))
 
     def note_applied(self) -> None:
         """step() applies what there is."""
@@ -206,6 +217,9 @@ class Gradients:
         if self.once:
             others = [p for i, p in enumerate(self.parameters) if not self.is_alias(i)]
             self.given = {id(p): p.grad for p in (*others, *self.sparse.values())}
+            grads = [(p, p.grad) for p in (*self.parameters, *self.sparse.values())]
+            self.versions = {id(p): grad._version for p, grad in grads if grad is not None}
+            self.zeroed = False
 
     def give_own(self, uses: Sequence[Use]) -> Collection[int]:
         """Copy results into gradients that stay what they are. Returns whose."""
@@ -242,3 +256,9 @@ class Gradients:
         for index, p in enumerate(self.parameters):
             if self.is_alias(index):
                 p.grad = None
+
+
+def has_values(grad: torch.Tensor) -> bool:
+    """Whether it is anything but zeros."""
+    values: torch.Tensor = grad.coalesce().values() if grad.is_sparse else grad
+    return bool(values.any())

@@ -1,6 +1,7 @@
 """Jobs, ranks and collectives under the name of Horovod's module."""
 
 from hvdlite import names
+from hvdlite.common.basics import HorovodBasics
 from hvdlite.handles import poll, synchronize
 from hvdlite.names import *  # noqa: F403
 from hvdlite.torch._sparse import sparse_allreduce_async
@@ -41,6 +42,8 @@ from hvdlite.torch.scattering import (
     scatter,
     scatter_async,
 )
+
+_basics = HorovodBasics()
 
 __all__ = [
     *names.__all__, "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",

@@ -336,3 +336,11 @@ def check_lanes_are_used_again_but_never_by_two() -> None:
     again, more = lambda: None, lambda: None
     assert group.new_lane("user", again) is lanes[0]
     assert group.new_lane("user", more) not in lanes
+
+
+def check_numbers_and_ranks_the_horovod_way() -> None:
+    from hvdlite.torch import mpi_ops
+
+    everyone = list(range(hvd.size()))
+    assert mpi_ops._basics._get_process_set_ids_and_ranks()[0] == everyone
+    assert (mpi_ops._basics.rank(), mpi_ops._basics.size()) == (hvd.rank(), hvd.size())

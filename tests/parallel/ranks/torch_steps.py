@@ -459,3 +459,54 @@ def check_compiled_autograd_is_refused() -> None:
     optimizer.zero_grad()
     loss_of(params).backward()
     require_grads(params, average())
+
+
+def check_a_sum_that_a_scaler_leaves_out_and_zeros_in_place() -> None:
+    """An infinity on one rank is one on all, so all skip the step; what was zeroed in place counts as zeroed."""
+    p, r = hvd.size(), hvd.rank()
+    for passes, groups in ((1, 1), (2, 1), (1, 2)):
+        a, b = params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(params, lr=1.0), op=hvd.Sum, backward_passes_per_step=passes, groups=groups
+        )  # fmt: skip
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+        for step in range(4):
+            for number in range(passes):
+                broken = step in (1, 2) and r == p - 1 and number == 0
+                scaler.scale((a * (float("inf") if broken else 1.0) + b * (r + 1)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=False)
+        assert (a == -2 * passes * p).all() and (b == -2 * passes * p * (p + 1) / 2).all(), (a, b)
+
+
+def check_results_that_were_not_zeroed_are_not_summed_again() -> None:
+    """Clipped, in part zeroed, or zeroed on this rank and not on another, whose error comes in its own backward."""
+    if hvd.size() == 1:
+        return
+    p, r = hvd.size(), hvd.rank()
+    for change in ("nothing", "clip", "one", "no_sync"):
+        a, b = params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), op=hvd.Sum)
+        (a + b).sum().backward()
+        if change == "clip":
+            torch.nn.utils.clip_grad_norm_(params, 1e-3)
+        elif change == "one":
+            b.grad.zero_()
+        elif change == "no_sync":
+            optimizer.zero_grad(set_to_none=False)
+            with optimizer.no_sync():
+                (a + b).sum().backward()
+            (a + b).sum().backward()  # of two passes
+            assert (a.grad == 2 * p).all() and (b.grad == 2 * p).all()
+        require_error(RuntimeError, (a + b).sum().backward, "second backward()", "op=Sum")
+    a, b = params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), op=hvd.Sum)
+    (a + b).sum().backward()
+    if r == 0:
+        optimizer.zero_grad(set_to_none=False)
+    else:
+        require_error(RuntimeError, (a + b).sum().backward, "second backward()", "op=Sum")
+        optimizer.zero_grad()
+    (a + b).sum().backward()
+    assert (a.grad == p).all() and (b.grad == p).all()
