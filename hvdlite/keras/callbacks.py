@@ -33,12 +33,12 @@ __all__ = [
 
 BROADCAST = "hvd.callbacks.BroadcastGlobalVariablesCallback"
 STOP_TOGETHER = (
-    "Give callbacks that may stop it (EarlyStopping) averaged metrics: put hvd.callbacks.MetricAverageCallback() before "
-    "them; and begin at the same epoch"
+    "Give callbacks that may stop it (EarlyStopping) averaged metrics: put hvd.callbacks.MetricAverageCallback() "
+    "before them; and begin at the same epoch"
 )
 BEGIN_TOGETHER = (
-    "Begin at the same epoch: give fit() the same initial_epoch= on every rank, and BackupAndRestore to every rank, with "
-    'a folder for each: keras.callbacks.BackupAndRestore(f"backup/{hvd.rank()}")'
+    "Begin at the same epoch: give fit() the same initial_epoch= on every rank, and BackupAndRestore to every rank, "
+    'with a folder for each: keras.callbacks.BackupAndRestore(f"backup/{hvd.rank()}")'
 )
 
 

@@ -166,8 +166,8 @@ class Gradients:
 
     def look_for_zeros(self, first: torch.Tensor) -> None:
         """A backward has begun, and no step() has applied the results of the one before: look whether they have been
-        zeroed in place since. first: autograd has added to its gradient already; how often that has changed tells of it, beside
-        the zeros of all others. (A lone parameter cannot be told from one whose gradient was clipped.)"""
+        zeroed in place since. first: autograd has added to its gradient already; how often that has changed tells it,
+        beside the zeros of all others. (A lone parameter cannot be told from one whose gradient was clipped.)"""
         grads = [p.grad for p in (*self.parameters, *self.sparse.values()) if p is not first and p.grad is not None]
         known, grad = self.versions.get(id(first)), first.grad
         changed = known is None or grad is None or grad._version - known > 1

@@ -607,3 +607,31 @@ def check_weights_that_a_process_set_trains_may_differ() -> None:
     if last():
         IN_SETS.extend(trained.trainable_variables)
     callback.on_epoch_end(0)
+
+
+def check_backups_on_one_rank_are_refused_with_the_cure() -> None:
+    """BackupAndRestore begins where that rank stopped; with a folder for each rank, all do."""
+
+    class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    x, y = np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)
+    for everywhere in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            net = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+            net.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+
+            def fit(*more: Any) -> Any:
+                backup = keras.callbacks.BackupAndRestore(f"{folder}/backup/{hvd.rank()}")
+                kept = [backup] if everywhere or hvd.rank() == 0 else []  # noqa: B023
+                callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), *kept, *more]
+                return net.fit(x, y, epochs=3, verbose=0, callbacks=callbacks)  # noqa: B023
+
+            require_error(KeyboardInterrupt, lambda: fit(Interrupt()))
+            if everywhere:
+                assert fit().epoch == [2]
+            else:
+                require_error(HvdliteError, fit, "rank 0 begins epoch 3, rank 1 begins epoch 1",
+                              'keras.callbacks.BackupAndRestore(f"backup/{hvd.rank()}")')  # fmt: skip
