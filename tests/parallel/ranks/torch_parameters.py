@@ -249,7 +249,7 @@ def check_change_on_one_rank_only() -> None:
         for _ in range(2):
             params[1].requires_grad_(last())
             optimizer.zero_grad()
-            require_mismatch(lambda: loss_of(params).backward(), "kind differs", f"rank {hvd.size() - 1} has plan",  # noqa: B023
+            require_mismatch(lambda: loss_of(params).backward(), "kind differs", f"rank {hvd.size() - 1} has a new list of parameters",  # noqa: B023
                              "add_param_group")  # fmt: skip
             params[1].requires_grad_(False)
             params[1].grad = None
