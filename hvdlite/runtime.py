@@ -109,6 +109,8 @@ _current: Runtime | None = None
 _broken: HvdliteError | None = None
 when_started: list[Callable[[int], None]] = []
 """What adapters do whenever a job begins, given this process' local rank."""
+when_stopped: list[Callable[[], None]] = []
+"""What adapters undo whenever a job ends here."""
 _forked = False
 _parent = launched.parent()
 """The place of the rank that this process is a child of (spawned, or from a forkserver), which is no rank itself."""
@@ -189,6 +191,9 @@ def stop(look: bool = False) -> None:
     except BaseException as error:  # Ctrl-C: the others wait for what will not come any more
         _broken = ending.broken or HvdliteError(f"hvd.shutdown() was interrupted ({type(error).__name__}: {error})")
         raise
+    finally:
+        for undo in when_stopped:
+            undo()
     _broken = ending.broken
     if not _broken:
         atexit.unregister(end)

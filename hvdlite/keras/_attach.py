@@ -19,8 +19,10 @@ from typing import Any
 
 import keras
 
+from hvdlite import runtime
 from hvdlite.exchange import Accumulator
 from hvdlite.gradients import Gradients, Settings, dense, keep_own
+from hvdlite.keras import private_api
 from hvdlite.keras._backends import border
 
 Optimizer = Any
@@ -89,13 +91,14 @@ class Attachment:
             apply(grads, trainable_variables)
             return
         given = None if trainable_variables is None else list(trainable_variables)
-        variables = optimizer._trainable_variables if given is None else given
+        variables = private_api.trainable_variables(optimizer) if given is None else given
         if len(grads) != len(variables):
             raise ValueError(f"{len(grads)} gradients for {len(variables)} variables: build the optimizer first")
         if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
             raise NotImplementedError("layers in float8: what Keras gives as their gradients are no sums over a batch")
 
         def reduce_all(grads: list[Any]) -> None:
+            refuse_distribution()
             self.border.refuse_replicas()
             reduced = self.gradients.reduce(grads, variables, self.local, borrow=keeps_nothing(self.optimizer))
             with self.border.using(), self.updating():
@@ -123,7 +126,7 @@ class Attachment:
             then([totals.get(i) for i in range(len(grads))])
 
         def skip() -> None:
-            innermost(optimizer)._iterations.assign_add(1)
+            innermost(optimizer).iterations.assign_add(1)
 
         if isinstance(last, bool):
             (step if last else skip)()
@@ -162,19 +165,38 @@ def attachment_of(optimizer: Optimizer) -> Attachment | None:
     return found if found is not None or not scales(optimizer) else attachment_of(optimizer.inner_optimizer)
 
 
+def refuse_distribution() -> None:
+    """Raise NotImplementedError when Keras itself spreads training over several devices of this process."""
+    found = keras.distribution.distribution()
+    if found is not None:
+        raise NotImplementedError(
+            f"hvd.DistributedOptimizer under keras.distribution ({type(found).__name__}): hvdlite trains with one "
+            "process per device. Remove keras.distribution.set_distribution(...) from the script, or undo it with "
+            "keras.distribution.set_distribution(None); then start one process per device (hvdliterun -np)"
+        )
+
+
 def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
-    """Attach to the optimizer (to the one inside a LossScaleOptimizer). Collective. Raises RuntimeError where it is
-    attached already."""
+    """Attach to the optimizer (to the one inside a LossScaleOptimizer). Collective.
+
+    Raises:
+        RuntimeError: The optimizer is attached already.
+        HvdliteError: This version of Keras, or of its backend, lacks a private name that hvdlite uses.
+        NotImplementedError: `keras.distribution` is in use.
+    """
     before = attachment_of(optimizer)
     if before is not None:
         before.gradients.require_replaceable()
     inner = innermost(optimizer)
+    private_api.require_all(inner)
+    if settings.size > 1:
+        refuse_distribution()
     attachment = Attachment(inner, settings, sums)
     if before is not None:
         before.gradients.replace()
     untouched = attachment.border.untouched
     methods: dict[str, Callable[..., Any]] = {"apply": attachment.apply}
-    methods |= {name: attachment.guarded(name) for name in ("_backend_update_step", "update_step")}
+    methods |= {name: attachment.guarded(name) for name in private_api.guards(inner)}
     if type(inner).apply_gradients is not keras.optimizers.Optimizer.apply_gradients:
         methods["apply_gradients"] = attachment.apply_gradients
     # Past __setattr__, with which Keras keeps account of an object's parts.
@@ -185,40 +207,58 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
 
 
 def reduce_before_scaling() -> None:
-    """Teach Keras' LossScaleOptimizer about attached inner optimizers. Once per process.
+    """From now on, while a job is live, Keras' LossScaleOptimizers know about attached inner optimizers.
 
     With mixed precision, compile() wraps the optimizer into one; it looks whether gradients are finite and skips the
     step where they are not. All ranks must skip alike, so the reduction comes before the look: an infinity on one
-    rank is then one on all.
+    rank is then one on all. compile() makes it after this, so its class is changed: shutdown() changes it back.
     """
+    if restore_scaler not in runtime.when_stopped:
+        runtime.when_stopped.append(restore_scaler)
+        runtime.when_started.append(lambda local_rank: change_scaler())
+    change_scaler()
+
+
+def change_scaler() -> None:
+    """Put our methods in the place of LossScaleOptimizer's."""
     scaler = keras.optimizers.LossScaleOptimizer
-    if hasattr(scaler.apply, "reduces"):
-        return
-    scaled_apply, scaled_stateless_apply = scaler.apply, scaler.stateless_apply
+    for name, method in (("apply", scaled_apply), ("stateless_apply", scaled_stateless_apply)):
+        scaler_methods.setdefault(name, vars(scaler)[name])
+        setattr(scaler, name, border().untouched(method))
 
-    def apply(self: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        attachment, go_on = attachment_of(self), scaled_apply.__get__(self)
-        if attachment is None:
-            go_on(grads, trainable_variables)
-        else:
-            attachment.reduce_and(go_on, self, grads, trainable_variables)
 
-    def stateless_apply(
-        self: Optimizer, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
-    ) -> Any:
-        attachment, go_on = attachment_of(self), scaled_stateless_apply.__get__(self)
-        results: list[Any] = []
+def restore_scaler() -> None:
+    """Give LossScaleOptimizer its own methods back."""
+    for name, method in scaler_methods.items():
+        setattr(keras.optimizers.LossScaleOptimizer, name, method)
 
-        def step(reduced: Sequence[Any], _: Any) -> None:
-            results.append(go_on(optimizer_variables, reduced, trainable_variables))
 
-        if attachment is None:
-            return go_on(optimizer_variables, grads, trainable_variables)
-        with keras.StatelessScope(list(zip(self.variables, optimizer_variables, strict=True))) as scope:
-            attachment.reduce_and(step, self, grads, None)
-        # None at a pass before the last, which is an iteration and nothing else.
-        return results[0] if results else (trainable_variables, [scope.get_current_value(v) for v in self.variables])
+scaler_methods: dict[str, Callable[..., Any]] = {}
+"""LossScaleOptimizer's own, by name, from the first time on that ours take their place."""
 
-    apply.reduces = True  # type: ignore[attr-defined]
-    untouched = border().untouched
-    scaler.apply, scaler.stateless_apply = untouched(apply), untouched(stateless_apply)
+
+def scaled_apply(self: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+    """LossScaleOptimizer.apply, with reduced gradients when the inner optimizer is attached."""
+    attachment, go_on = attachment_of(self), scaler_methods["apply"].__get__(self)
+    if attachment is None:
+        go_on(grads, trainable_variables)
+    else:
+        attachment.reduce_and(go_on, self, grads, trainable_variables)
+
+
+def scaled_stateless_apply(
+    self: Optimizer, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
+) -> Any:
+    """LossScaleOptimizer.stateless_apply, with reduced gradients when the inner optimizer is attached."""
+    attachment, go_on = attachment_of(self), scaler_methods["stateless_apply"].__get__(self)
+    results: list[Any] = []
+
+    def step(reduced: Sequence[Any], _: Any) -> None:
+        results.append(go_on(optimizer_variables, reduced, trainable_variables))
+
+    if attachment is None:
+        return go_on(optimizer_variables, grads, trainable_variables)
+    with keras.StatelessScope(list(zip(self.variables, optimizer_variables, strict=True))) as scope:
+        attachment.reduce_and(step, self, grads, None)
+    # None at a pass before the last, which is an iteration and nothing else.
+    return results[0] if results else (trainable_variables, [scope.get_current_value(v) for v in self.variables])

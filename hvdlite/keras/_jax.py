@@ -6,8 +6,6 @@ gradients at once when the last is computed, so nothing overlaps. Copied per gra
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +17,7 @@ from hvdlite.compression import NoneCompressor, caster
 from hvdlite.elastic import retell
 from hvdlite.errors import HvdliteError
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
+from hvdlite.keras import private_api
 from hvdlite.keras._plain import divided, in_order, in_session, refuse_replicas, use_of, using
 from hvdlite.reducer import Use
 
@@ -76,8 +75,7 @@ def wait() -> None:
 
 def forget_failure() -> None:
     """On a GPU JAX tells a failure to all callbacks behind it, for good: they wait for each other by tokens."""
-    with contextlib.suppress(ImportError, AttributeError):  # it has no name for that in public
-        importlib.import_module("jax._src.dispatch").runtime_tokens.clear()
+    private_api.RUNTIME_TOKENS.get().clear()
 
 
 def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:

@@ -20,7 +20,7 @@ def divided(gradient: Any, divisor: int) -> Any:
 
 
 def refuse_replicas() -> None:
-    """There are none."""
+    """There are none: `_attach` refuses a distribution of Keras' on every backend."""
 
 
 def in_order() -> bool:

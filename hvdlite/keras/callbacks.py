@@ -75,6 +75,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
+        self.given = model
         if runtime.size() == 1:
             return
         if keras.backend.backend() == "tensorflow" and getattr(model, "jit_compile", False):
@@ -179,7 +180,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def cares_for(self, variable: Any) -> bool:
         """Whether it is one of the model's. Asked in a step, for which Keras on JAX has taken variables' values out:
         reading `model` would put them back."""
-        return is_one_of(variable, self._model.weights)
+        return is_one_of(variable, self.given.weights)
 
     def common(self, variables: Iterable[Any]) -> list[Any]:
         """Those that are to be the same on all ranks."""

@@ -22,6 +22,7 @@ import keras
 import numpy as np
 
 from hvdlite.elastic import ObjectState, State, VariablesState, run
+from hvdlite.keras import private_api
 from hvdlite.keras._attach import attachment_of
 from hvdlite.keras._backends import settle
 from hvdlite.keras.functions import broadcast_variables
@@ -62,8 +63,8 @@ class KerasState(VariablesState):
 
     def variables(self) -> list[Any]:
         """The model's weights, then the optimizer's variables."""
-        if hasattr(self.model, "jax_state_sync"):  # within fit, JAX keeps their values elsewhere
-            self.model.jax_state_sync()
+        if keras.backend.backend() == "jax":  # within fit, JAX keeps their values elsewhere
+            private_api.STATE_SYNC.of(self.model)()
         return variables_of(self.model) + ([] if self.optimizer is None else list(self.optimizer.variables))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from hvdlite import runtime
+from hvdlite.keras import private_api
 from hvdlite.keras._attach import innermost
 
 
@@ -70,7 +71,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         if self.momentum_correction and before and holds_rate and now != before:
             # Keras' momentum buffers hold the rate: scaling them once is what a scaled coefficient does in one step,
             # and reaches steps that have been compiled with the coefficient in them.
-            for buffer in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []):
+            for buffer in private_api.momentum_buffers(optimizer):
                 if buffer is not None:
                     buffer.assign(keras.ops.multiply(buffer, now / before))
 

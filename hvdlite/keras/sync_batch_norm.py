@@ -13,6 +13,7 @@ import keras
 from keras import ops as K
 
 from hvdlite import runtime
+from hvdlite.keras import private_api
 from hvdlite.keras._backends import name as backend
 from hvdlite.keras.functions import allreduce
 from hvdlite.ops import Sum
@@ -32,13 +33,15 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             raise ValueError("SyncBatchNormalization: fused must be False")
         if backend() == "jax":
             raise NotImplementedError("SyncBatchNormalization serves Keras on TensorFlow and PyTorch, not on JAX")
+        private_api.MOMENTS.get()
         super().__init__(**kwargs)
 
     def _moments(self, inputs: Any, mask: Any) -> Any:
         """Mean and variance per channel. inputs: as Keras gives them, in float32 where the layer computes in less."""
         if runtime.size() == 1:
             return super()._moments(inputs, mask)
-        axes, chosen = self._reduction_axes, K.ones_like(inputs)
+        channels, chosen = self.axis % len(inputs.shape), K.ones_like(inputs)
+        axes = [axis for axis in range(len(inputs.shape)) if axis != channels]
         if mask is not None:
             chosen = chosen * K.cast(K.expand_dims(mask, -1), inputs.dtype)
         sums = K.stack([K.sum(chosen, axes), K.sum(inputs * chosen, axes)])

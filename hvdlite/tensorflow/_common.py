@@ -15,12 +15,11 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2
-from tensorflow.python.eager import record
 
 from hvdlite import runtime
 from hvdlite.arrays import Array
 from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow import private_api
 from hvdlite.tensorflow._graph import call, untouched
 from hvdlite.variables import unnumbered
 
@@ -107,10 +106,11 @@ def differentiable_in_graph(
     key = str(next(_keys))
     _gradients[key] = of_all
     setattr(graph, KEY, [*getattr(graph, KEY, ()), of_all])
-    attribute = attr_value_pb2.AttrValue(s=key.encode())
-    with graph.gradient_override_map({"IdentityN": GRADIENT}), graph._attr_scope({KEY: attribute}):
+    attribute = tf.compat.v1.AttrValue(s=key.encode())
+    attributes = private_api.ATTRIBUTE_SCOPE.of(graph)({KEY: attribute})
+    with graph.gradient_override_map({"IdentityN": GRADIENT}), attributes:
         outputs = tf.identity_n(given)
-    record.record_operation(GRADIENT, outputs, given, of_all)  # for tapes, which know nothing of the override
+    private_api.RECORD.get()(GRADIENT, outputs, given, of_all)  # for tapes, which know nothing of the override
     return list(outputs[:count])
 
 

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import script_ops
 
 from hvdlite import arrays
 from hvdlite.arrays import Array, mark
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu import Gpu
+from hvdlite.tensorflow import private_api
 from hvdlite.warned import say_once
 
 DTYPES = frozenset((
@@ -195,7 +195,7 @@ def node(
             return [*(tf.zeros([0], dtype) for dtype in dtypes), tf.constant(letters, tf.int64)]
 
     with tf.device(device):
-        *results, letters = script_ops._internal_py_func(
+        *results, letters = private_api.GPU_NODE.get()(
             called, list(inputs), [*dtypes, tf.int64], use_eager_py_func=True, name=name
         )
     letters.set_shape([None])

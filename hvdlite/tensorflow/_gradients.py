@@ -21,7 +21,7 @@ from hvdlite.arrays import Array, is_host
 from hvdlite.exchange import Accumulator, Exchange, reduce_now
 from hvdlite.gpu import Gpu
 from hvdlite.reducer import Use
-from hvdlite.tensorflow import _gpu
+from hvdlite.tensorflow import _gpu, private_api
 from hvdlite.tensorflow._graph import aligned_copy, in_order, node, tensorflow_errors, to_tensors, untouched
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.variables import inside
@@ -71,7 +71,7 @@ def values_of(variables: Sequence[Any]) -> list[int] | None:
 
 def in_session(variables: Sequence[Any]) -> bool:
     """Whether some are a session's, or no variables at all."""
-    return any(getattr(inside(variable), "_in_graph_mode", True) for variable in variables)
+    return any(private_api.in_session(inside(variable)) for variable in variables)
 
 
 def traced(gradients: Sequence[Any]) -> bool:

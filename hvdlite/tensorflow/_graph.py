@@ -21,13 +21,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from hvdlite.arrays import LINE, Array, bfloat16, is_host, on_boundary
 from hvdlite.elastic import retell
 from hvdlite.errors import HvdliteError, ShutdownError
-from hvdlite.tensorflow import _gpu
+from hvdlite.tensorflow import _gpu, private_api
 from hvdlite.tensorflow._session import apart
 
 LONGEST_TEXT = 3000  # bytes; a path may have 4095
@@ -146,7 +144,9 @@ def text_of(error: HvdliteError) -> str:
 
 def in_order() -> bool:
     """A session runs a graph's nodes in any order; tf.function keeps that of the program."""
-    return tf.executing_eagerly() or isinstance(tf.compat.v1.get_default_graph(), FuncGraph)
+    return tf.executing_eagerly() or isinstance(
+        tf.compat.v1.get_default_graph(), private_api.FUNCTION_GRAPH.get()
+    )
 
 
 def shortened(text: str) -> str:
@@ -164,7 +164,7 @@ def untouched(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def refuse_compiled() -> None:
     """Raise where the graph under construction is for XLA, which cannot call Python."""
-    if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+    if not tf.executing_eagerly() and private_api.IN_XLA.get()(tf.compat.v1.get_default_graph()):
         raise RuntimeError(
             "this function is compiled with XLA, in which processes cannot communicate. Use "
             "model.compile(..., jit_compile=False), or tf.function without jit_compile=True; "

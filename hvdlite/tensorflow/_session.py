@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import map_op
 
 from hvdlite.arrays import Array
+from hvdlite.tensorflow import private_api
 
 
 def apart(
@@ -42,7 +42,7 @@ def apart(
     do_not_convert = tf.autograph.experimental.do_not_convert
     endless = tf.data.Dataset.from_tensors(0).repeat()
     # map() itself would call the function in the session's threads again.
-    dataset = map_op._MapDataset(endless, do_not_convert(element), use_inter_op_parallelism=False)
+    dataset = private_api.SESSION_DATASET.get()(endless, do_not_convert(element), use_inter_op_parallelism=False)
     iterator = tf.compat.v1.data.make_one_shot_iterator(dataset.with_options(as_it_is()))
     ready = tf.numpy_function(do_not_convert(deposit), list(inputs), tf.int32, name=name)
     with tf.control_dependencies([ready]):

@@ -15,7 +15,7 @@ from hvdlite import frameworks
 from hvdlite.gradients import Gradients, Settings, check_name, settings_of
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow import _gradients
+from hvdlite.tensorflow import _gradients, private_api
 from hvdlite.tensorflow._graph import untouched
 from hvdlite.tensorflow.aggregation import LocalGradientAggregationHelper
 from hvdlite.tensorflow.compression import Compression
@@ -73,6 +73,7 @@ def attach(optimizer: Any, settings: Settings, passes: int, average: bool) -> No
     before: Attachment | None = vars(optimizer).get("_hvdlite")
     if before is not None:
         before.gradients.require_replaceable()
+    private_api.require_all()
     attachment = Attachment(optimizer, settings, passes, average)
     optimizer.__dict__.update(
         _hvdlite=attachment,

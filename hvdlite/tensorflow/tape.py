@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 import tensorflow as tf
-from tensorflow.python.eager.record import could_possibly_record
 
 from hvdlite.gradients import Settings, keep_own, settings_of, shared_gradients
 from hvdlite.ops import Average, Op
 from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow import private_api
 from hvdlite.tensorflow._common import differentiable
 from hvdlite.tensorflow._gradients import BORDER
 from hvdlite.tensorflow._graph import untouched
@@ -54,6 +54,7 @@ def DistributedGradientTape(
             f"DistributedGradientTape takes a tf.GradientTape first, not a {type(gradtape).__name__}: "
             "DistributedGradientTape(tape)"
         )
+    private_api.require_all()
     settings = settings_of(
         op, gradient_predivide_factor, compression, sparse_as_dense, num_groups, groups, scale_local_gradients,
         process_set, replica_check,
@@ -95,7 +96,7 @@ class Attachment:
             )
         exchange = shared_gradients(self.settings, BORDER, "tape", "DistributedGradientTape")
         reduced = exchange.reduce(flat, variables, self.local)
-        if could_possibly_record():
+        if private_api.RECORDS.get()():
             reduced = [constant(result, of) for result, of in zip(reduced, flat, strict=True)]
         return tf.nest.pack_sequence_as(sources, reduced, expand_composites=False)
 

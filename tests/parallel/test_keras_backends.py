@@ -1,4 +1,4 @@
-"""Keras on its other backends: the checks of `ranks/backends_keras`, with two ranks each."""
+"""Keras on its backends: the checks of `ranks/backends_keras` and `ranks/backends_guards`, with two ranks each."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import pytest
 
 from tests.parallel import jobs
 
-MODULE = "backends_keras"
+BACKENDS = {"backends_keras": ("torch", "jax"), "backends_guards": ("tensorflow", "torch", "jax")}
+"""By module; the other checks on TensorFlow are in `ranks/tensorflow_*`."""
+CASES = [
+    pytest.param(module, backend, check, id=f"{backend}-{check}")
+    for module, backends in BACKENDS.items() for backend in backends for check in jobs.checks(module)
+]  # fmt: skip
 
 
 @cache
-def job(backend: str) -> jobs.Result:
-    return jobs.run(2, ["-m", "tests.parallel.runner", MODULE], {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"})
+def job(module: str, backend: str) -> jobs.Result:
+    return jobs.run(2, ["-m", "tests.parallel.runner", module], {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"})
 
 
-@pytest.mark.parametrize("check", jobs.checks(MODULE))
-@pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_keras_on(backend: str, check: str) -> None:
-    result = job(backend)
-    if f"{MODULE}.{check}" not in result.passed():
+@pytest.mark.parametrize(("module", "backend", "check"), CASES)
+def test_keras_on(module: str, backend: str, check: str) -> None:
+    result = job(module, backend)
+    if f"{module}.{check}" not in result.passed():
         pytest.fail(jobs.explain(result, check), pytrace=False)
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_keras_ends_well_on(backend: str) -> None:
-    assert job(backend).ended_well(), job(backend).output
+@pytest.mark.parametrize(("module", "backend"), [(m, b) for m, backends in BACKENDS.items() for b in backends])
+def test_keras_ends_well_on(module: str, backend: str) -> None:
+    assert job(module, backend).ended_well(), job(module, backend).output

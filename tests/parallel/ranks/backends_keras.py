@@ -123,7 +123,7 @@ def check_mixed_precision_skips_together() -> None:
     trained.compile(hvd.DistributedOptimizer(optimizer), "mse")
     trained.fit(x, y, batch_size=BATCH // hvd.size(), shuffle=False, verbose=0)
     steps = len(x) // (BATCH // hvd.size())
-    assert int(trained.optimizer.iterations) == steps - 1
+    assert int(trained.optimizer.inner_optimizer.iterations) == steps - 1
     assert all(np.isfinite(w).all() for w in weights(trained))
     require_same_bits([np.array(keras.ops.convert_to_numpy(v)) for v in trained.optimizer.variables])
 
