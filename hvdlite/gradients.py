@@ -255,7 +255,7 @@ def dense(sparse_as_dense: bool, border: Border, gradient: Any, variable: Any) -
 
 
 def settings_of(
-    op: Op | int, predivide: float, compression: Any, sparse_as_dense: bool, num_groups: int, groups: Any,
+    *, op: Op | int, predivide: float, compression: Any, sparse_as_dense: bool, num_groups: int, groups: Any,
     scale_local: bool, process_set: ProcessSet, replica_check: str | None = None,
 ) -> Settings:
     """Horovod's arguments, and replica_check=, checked. Raises ValueError for what cannot be right, NotImplementedError

@@ -277,7 +277,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         filepath: str | None = None,
     ) -> None:
         ending = ".weights.h5" if save_weights_only else ".keras"
-        super().__init__(filepath or f"unset{ending}", monitor, verbose, True, save_weights_only, mode, save_freq)
+        super().__init__(
+            filepath or f"unset{ending}", monitor=monitor, verbose=verbose, save_best_only=True,
+            save_weights_only=save_weights_only, mode=mode, save_freq=save_freq,
+        )  # fmt: skip
         self.filepath = filepath
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -13,7 +13,7 @@ from hvdlite.exchange import Accumulator
 from hvdlite.frameworks import refuse_legacy
 from hvdlite.gradients import check_name, settings_of
 from hvdlite.keras._attach import attach, innermost
-from hvdlite.ops import Average, Op, Sum, op_of
+from hvdlite.ops import Adasum, Average, Op, Sum, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 
 OptimizerT = TypeVar("OptimizerT")
@@ -64,15 +64,20 @@ def DistributedOptimizer(
     check_name(name)
     refuse_legacy(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"DistributedOptimizer takes a Keras optimizer, not {optimizer!r}")
-    if op not in (Average, Sum):
+        raise TypeError(
+            f"DistributedOptimizer takes a Keras optimizer first, not a {type(optimizer).__name__}: "
+            "DistributedOptimizer(optimizer)"
+        )
+    if op not in (Average, Sum, Adasum):  # Adasum is refused as everywhere
         raise ValueError("op must be hvd.Average or hvd.Sum")
     sums = Accumulator(backward_passes_per_step, average_aggregated_gradients)
     if sums.passes > 1:
         require_no_other_count(innermost(optimizer))
     settings = settings_of(
-        op, gradient_predivide_factor, NoneCompressor if compression is None else compression, sparse_as_dense,
-        num_groups, groups, scale_local_gradients, process_set, replica_check,
+        op=op, predivide=gradient_predivide_factor, compression=NoneCompressor if compression is None else compression,
+        sparse_as_dense=sparse_as_dense, num_groups=num_groups, groups=groups, scale_local=scale_local_gradients,
+        process_set=process_set,
+        replica_check=replica_check,
     )  # fmt: skip
     with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
         attach(optimizer, settings, sums)
@@ -110,9 +115,11 @@ def PartialDistributedOptimizer(
     """As DistributedOptimizer; the weights of local_layers (a Keras layer or several) keep this rank's gradients."""
     local = weights_of(local_layers)
     optimizer = DistributedOptimizer(
-        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
-        backward_passes_per_step, average_aggregated_gradients, 0, groups, process_set, scale_local_gradients,
-        replica_check,
+        optimizer, name=name, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
+        sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op,
+        backward_passes_per_step=backward_passes_per_step, average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups, process_set=process_set, scale_local_gradients=scale_local_gradients,
+        replica_check=replica_check,
     )  # fmt: skip
     optimizer.register_local_var(local)  # type: ignore[attr-defined]
     return optimizer

@@ -107,8 +107,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             return min(done / warmup_epochs, 1.0) * (size - 1) / size + 1 / size
 
         super().__init__(
-            initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch  # type: ignore[arg-type]
-        )
+            initial_lr, multiplier, end_epoch=warmup_epochs, staircase=False,  # type: ignore[arg-type]
+            momentum_correction=momentum_correction, steps_per_epoch=steps_per_epoch,
+        )  # fmt: skip
         self.verbose = verbose
         self.warming = False  # so far; several steps in one execution are seen as the first of them
 

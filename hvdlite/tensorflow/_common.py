@@ -11,16 +11,18 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import tensorflow as tf
 
-from hvdlite import runtime
+from hvdlite import ops, runtime
 from hvdlite.arrays import Array
+from hvdlite.ops import Op
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import private_api
-from hvdlite.tensorflow._graph import call, untouched
+from hvdlite.tensorflow._graph import aligned_copy, call, untouched
 from hvdlite.variables import unnumbered
 
 Tensor = Any  # tf.Tensor, or what becomes one
@@ -32,6 +34,13 @@ GRADIENT, KEY = "HvdliteGradient", "_hvdlite_gradient"
 _keys = itertools.count()
 _gradients: WeakValueDictionary[str, Callable[..., list[Any]]] = WeakValueDictionary()
 """By key: the gradients of operations in graphs that are still there."""
+
+
+def require_registered(process_set: ProcessSet | None) -> None:
+    """Raise ValueError, when an operation is made, for a process set that is not registered; TypeError for what is no
+    process set. None stands for all ranks, which need no registration."""
+    if process_set is not None and process_set is not global_process_set:
+        runtime.current().groups.find(process_set)
 
 
 def named(
@@ -121,6 +130,44 @@ def gradient_of(operation: tf.Operation, *grads: Any) -> list[Any]:
     if operation is None:
         return list(grads)
     return _gradients[operation.get_attr(KEY).decode()](*grads)
+
+
+@dataclass(frozen=True)
+class How:
+    """A reduction's arithmetic and ranks, by the names of the core's arguments."""
+
+    op: Op
+    prescale: float
+    postscale: float
+    process_set: ProcessSet
+
+
+def reduced(tensor: tf.Tensor, how: How, name: str | None) -> tf.Tensor:
+    """The all-reduction of a tensor, of this name on all ranks; the gradient is the same reduction of the gradient."""
+    return all_reduction([tensor], how, lambda arrays: [ops.allreduce_(arrays[0], name=name, **vars(how))], name)[0]
+
+
+def reduced_together(tensors: Sequence[tf.Tensor], how: How, name: str | None) -> list[tf.Tensor]:
+    """The all-reductions of several tensors as one operation; the gradients are reduced alike."""
+    return all_reduction(tensors, how, lambda arrays: ops.grouped_allreduce_(arrays, name=name, **vars(how)), name)
+
+
+def all_reduction(
+    tensors: Sequence[tf.Tensor], how: How, work: Callable[[list[Array]], Sequence[Array]], name: str | None
+) -> list[tf.Tensor]:
+    """The tensors after work on copies of them; the gradients are reduced together."""
+
+    def backward(*grads: tf.Tensor) -> list[tf.Tensor]:
+        same = [tf.cast(grad, tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True)]
+        return reduced_together(same, how, named("GroupedAllreduce", same, None, False, how.process_set))
+
+    return collective(lambda arrays: work([*map(aligned_copy, arrays)]), backward, tensors, name)
+
+
+def averaged(grad: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
+    """The average of all ranks' gradients."""
+    how = How(ops.Average, 1.0, 1.0, process_set)
+    return reduced(grad, how, named("Allreduce", [grad], None, False, process_set))
 
 
 def dense_tensor(value: Any) -> tf.Tensor:

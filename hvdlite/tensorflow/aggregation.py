@@ -14,7 +14,7 @@ from hvdlite.exchange import Accumulator
 from hvdlite.gradients import around_local, dense
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import _gradients
-from hvdlite.tensorflow._common import size_of
+from hvdlite.tensorflow._common import require_registered, size_of
 from hvdlite.tensorflow._graph import untouched
 from hvdlite.variables import add_to
 
@@ -39,6 +39,7 @@ class LocalGradientAggregationHelper:
         optimizer_type: str = _OPTIMIZER_TYPE_LEGACY, process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True, name: str = "",
     ) -> None:
+        require_registered(process_set)
         self.sums = Accumulator(backward_passes_per_step, average_aggregated_gradients)
         self.allreduce, self.sparse_as_dense = allreduce_func, sparse_as_dense
         self.process_set, self.scale_local = process_set, scale_local_gradients

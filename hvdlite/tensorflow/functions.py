@@ -10,6 +10,7 @@ import tensorflow as tf
 from hvdlite import objects, runtime
 from hvdlite.arrays import Array
 from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow._common import require_registered
 from hvdlite.tensorflow._graph import aligned_copy, call, untouched
 from hvdlite.variables import broadcast_arrays, common_name, have_layers_follow, inside, variables_of
 
@@ -25,6 +26,7 @@ def broadcast_variables(
     are always assigned to. Raises tf.errors.FailedPreconditionError with a diff, on every rank, where the ranks'
     variables differ.
     """
+    require_registered(process_set)
     found = variables_of(variables)
     chosen = list(map(inside, found))
     if not chosen:
@@ -54,6 +56,7 @@ def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[tf.Tensor]:
     """Overwrite tf.Variables with root_rank's; returns their new values. name: accepted for Horovod's sake."""
+    require_registered(process_set)
     chosen = list(map(inside, variables))
     values = received(chosen, root_rank, process_set)
     return [tf.convert_to_tensor(each.assign(value)) for each, value in zip(chosen, values, strict=True)]

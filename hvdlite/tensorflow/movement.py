@@ -10,9 +10,19 @@ import tensorflow as tf
 
 from hvdlite import ops, runtime
 from hvdlite.arrays import Array, on_host
-from hvdlite.ops import Average, Op
+from hvdlite.ops import Op
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow._common import Tensor, collective, dense_tensor, differentiable, named, rows_unknown, size_of
+from hvdlite.tensorflow._common import (
+    Tensor,
+    averaged,
+    collective,
+    dense_tensor,
+    differentiable,
+    named,
+    require_registered,
+    rows_unknown,
+    size_of,
+)
 from hvdlite.tensorflow._graph import aligned_copy, call, tensorflow_errors, untouched
 
 Everyone = global_process_set
@@ -24,13 +34,6 @@ class Addend:
 
     op: Op
     shape: Any
-
-
-def averaged(grad: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
-    """The average of all ranks' gradients."""
-    from hvdlite.tensorflow.reductions import allreduce  # which needs the gather of this module for its own gradients
-
-    return allreduce(grad, op=Average, process_set=process_set)
 
 
 @untouched
@@ -47,6 +50,7 @@ def gathered(
     tensor: Tensor, name: str | None, ignore_name_scope: bool, process_set: ProcessSet, addend: Addend | None = None
 ) -> tf.Tensor:
     """`allgather`. addend: what is gathered will be added up, so that ranks that have joined add nothing."""
+    require_registered(process_set)
     tensor = dense_tensor(tensor)
     name = named("Allgather", [tensor], name, ignore_name_scope, process_set)
     shape = None if addend is None or addend.shape is None else tf.cast(addend.shape, tf.int64)
@@ -80,6 +84,7 @@ def grouped_allgather(
     process_set: ProcessSet = Everyone,
 ) -> list[tf.Tensor]:
     """`allgather` of several tensors, as many on every rank, as one operation; differentiable. Waits for all ranks."""
+    require_registered(process_set)
     if not tensors:
         return list(tensors)
     given = [dense_tensor(tensor) for tensor in tensors]
@@ -101,6 +106,7 @@ def broadcast(
     """root_rank's tensor on every rank, as a new tensor; differentiable: the root receives the average of all ranks'
     gradients, the others zeros. Waits for all ranks. Raises tf.errors.FailedPreconditionError on all where shapes or
     dtypes differ."""
+    require_registered(process_set)
     tensor = dense_tensor(tensor)
     name = named("Broadcast", [tensor], name, ignore_name_scope, process_set)
 
@@ -125,6 +131,7 @@ def alltoall(
     Returns what all ranks sent here, in rank order; with splits, also how many rows each did. Differentiable. Raises
     InvalidArgumentError for splits that do not fit.
     """
+    require_registered(process_set)
     tensor = dense_tensor(tensor)
     given = [tensor] if splits is None else [tensor, tf.convert_to_tensor(splits, tf.int32)]
     name = named("Alltoall", [tensor], name, ignore_name_scope, process_set)

@@ -54,15 +54,23 @@ def DistributedOptimizer(
         from hvdlite.keras.optimizer import DistributedOptimizer as distributed
 
         return distributed(
-            optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
-            backward_passes_per_step, average_aggregated_gradients, num_groups, groups, process_set,
-            scale_local_gradients, replica_check,
+            optimizer, name=name, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
+            sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
+            process_set=process_set, scale_local_gradients=scale_local_gradients,
+            replica_check=replica_check,
         )  # fmt: skip
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        raise ValueError(f"{type(optimizer).__name__} is neither a Keras nor a tf.compat.v1.train optimizer")
+        raise TypeError(
+            "DistributedOptimizer takes an optimizer of Keras or of tf.compat.v1.train first, not a "
+            f"{type(optimizer).__name__}: DistributedOptimizer(optimizer)"
+        )
     settings = settings_of(
-        op, gradient_predivide_factor, compression, sparse_as_dense, num_groups, groups, scale_local_gradients,
-        process_set, replica_check,
+        op=op, predivide=gradient_predivide_factor, compression=compression,
+        sparse_as_dense=sparse_as_dense, num_groups=num_groups, groups=groups, scale_local=scale_local_gradients,
+        process_set=process_set,
+        replica_check=replica_check,
     )  # fmt: skip
     attach(optimizer, settings, backward_passes_per_step, average_aggregated_gradients)
     return optimizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -14,22 +13,23 @@ from hvdlite.compression import compressor
 from hvdlite.ops import Average, Op, Sum, op_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import _gpu, movement
-from hvdlite.tensorflow._common import Tensor, collective, dense_tensor, named, rows_unknown, size_of
-from hvdlite.tensorflow._graph import aligned_copy, untouched
+from hvdlite.tensorflow._common import (
+    How,
+    Tensor,
+    collective,
+    dense_tensor,
+    named,
+    reduced,
+    reduced_together,
+    require_registered,
+    rows_unknown,
+    size_of,
+)
+from hvdlite.tensorflow._graph import untouched
 from hvdlite.tensorflow.compression import Compression
 
 Everyone = global_process_set
 MAKE_DENSE = "give a dense tensor, tf.convert_to_tensor(slices)"
-
-
-@dataclass(frozen=True)
-class How:
-    """A reduction's arithmetic and ranks, by the names of the core's arguments."""
-
-    op: Op
-    prescale: float
-    postscale: float
-    process_set: ProcessSet
 
 
 @untouched
@@ -49,13 +49,13 @@ def allreduce(
     init().
     """
     runtime.current()
+    require_registered(process_set)
     how = How(ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         return sparse_allreduce(tensor, how, name)
     small, context = compressor(compression).compress(dense_tensor(tensor))
     name = named("Allreduce", [small], name, ignore_name_scope, process_set)
-    (result,) = reduced([small], how, lambda arrays: [ops.allreduce_(arrays[0], name=name, **vars(how))], name)
-    return compression.decompress(result, context)
+    return compression.decompress(reduced(small, how, name), context)
 
 
 @untouched
@@ -67,6 +67,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """The reductions of several tensors, as new tensors, as one operation; differentiable. Arguments as for
     allreduce; tensors may have different dtypes, and tf.IndexedSlices may be among them."""
+    require_registered(process_set)
     how = How(ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     results: list[Any] = list(tensors)
     dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
@@ -77,26 +78,10 @@ def grouped_allreduce(
     packed = [compressor(compression).compress(dense_tensor(tensors[i])) for i in dense]
     small = [tensor for tensor, _ in packed]
     label = named("GroupedAllreduce", small, name, ignore_name_scope, process_set)
-    summed = reduced(
-        small, how, lambda arrays: ops.grouped_allreduce_(arrays, name=label, **vars(how)), label
-    )
+    summed = reduced_together(small, how, label)
     for i, result, (_, context) in zip(dense, summed, packed, strict=True):
         results[i] = compression.decompress(result, context)
     return results
-
-
-def reduced(
-    tensors: Sequence[tf.Tensor], how: How, work: Callable[[list[Array]], Sequence[Array]], name: str | None
-) -> list[tf.Tensor]:
-    """The tensors after work on copies of them; the gradient is the same reduction of the gradients."""
-
-    def backward(*grads: tf.Tensor) -> list[Any]:
-        same = [tf.cast(grad, tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True)]
-        return grouped_allreduce(  # type: ignore[no-any-return]
-            same, op=how.op, prescale_factor=how.prescale, postscale_factor=how.postscale, process_set=how.process_set
-        )
-
-    return collective(lambda arrays: work([*map(aligned_copy, arrays)]), backward, tensors, name)
 
 
 def sparse_allreduce(slices: tf.IndexedSlices, how: How, name: str | None) -> tf.IndexedSlices:
@@ -124,6 +109,7 @@ def reducescatter(
 
     op: Average or Sum, else AbortedError.
     """
+    require_registered(process_set)
     how = summing(op, prescale_factor, postscale_factor, process_set)
     small, context = compressor(compression).compress(with_rows(tensor))
     name = named("Reducescatter", [small], name, ignore_name_scope, process_set)
@@ -140,6 +126,7 @@ def grouped_reducescatter(
     name: str | None = None,
 ) -> list[tf.Tensor]:
     """`reducescatter` of several tensors, as many on every rank, as one; differentiable. Waits for all ranks."""
+    require_registered(process_set)
     if not tensors:
         return list(tensors)
     how = summing(op, prescale_factor, postscale_factor, process_set)

@@ -56,8 +56,10 @@ def DistributedGradientTape(
         )
     private_api.require_all()
     settings = settings_of(
-        op, gradient_predivide_factor, compression, sparse_as_dense, num_groups, groups, scale_local_gradients,
-        process_set, replica_check,
+        op=op, predivide=gradient_predivide_factor, compression=compression,
+        sparse_as_dense=sparse_as_dense, num_groups=num_groups, groups=groups, scale_local=scale_local_gradients,
+        process_set=process_set,
+        replica_check=replica_check,
     )  # fmt: skip
     attachment = Attachment(gradtape, settings)
     vars(gradtape).update(
@@ -148,8 +150,10 @@ def PartialDistributedGradientTape(
 
     local = weights_of(local_layers)
     tape: Any = DistributedGradientTape(
-        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
-        groups, process_set, scale_local_gradients, replica_check,
+        gradtape, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
+        sparse_as_dense=sparse_as_dense, op=op, gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups, groups=groups, process_set=process_set, scale_local_gradients=scale_local_gradients,
+        replica_check=replica_check,
     )  # fmt: skip
     tape.register_local_source(local)
     return tape  # type: ignore[no-any-return]

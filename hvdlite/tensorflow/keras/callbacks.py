@@ -33,4 +33,7 @@ class BestModelCheckpoint(callbacks.BestModelCheckpoint):
         save_freq: Any = "epoch",
         filepath: str | None = None,
     ) -> None:
-        super().__init__(monitor, verbose, mode, save_freq, save_weights_only, filepath)
+        super().__init__(
+            monitor=monitor, verbose=verbose, mode=mode, save_freq=save_freq, save_weights_only=save_weights_only,
+            filepath=filepath,
+        )  # fmt: skip

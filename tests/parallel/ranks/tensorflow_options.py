@@ -206,6 +206,25 @@ def check_keras_2_is_told() -> None:
         require_error(TypeError, lambda module=module: module.DistributedOptimizer(kind()), "Adam is of Keras 2", "DistributedGradientTape")
 
 
+def check_one_mistake_is_one_kind_of_error() -> None:
+    """Whichever of the ways is taken: TensorFlow's, Keras', or the tape."""
+    ways = {
+        "TF1": lambda **given: hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), **given),
+        "Keras": lambda **given: hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), **given),
+        "tape": lambda **given: hvd.DistributedGradientTape(tf.GradientTape(), **given),
+    }
+    for kind, given in [
+        (NotImplementedError, {"op": hvd.Adasum}), (ValueError, {"op": 17}), (ValueError, {"groups": "all"}),
+        (ValueError, {"compression": 3}), (ValueError, {"gradient_predivide_factor": 0}), (TypeError, {"process_set": 3}),
+    ]:  # fmt: skip
+        for way in ways.values():
+            require_error(kind, lambda: way(**given))  # noqa: B023
+    for nothing in (5, keras.layers.Dense(1)):
+        for module in (hvd, hvd_keras):
+            require_error(TypeError, lambda: module.DistributedOptimizer(nothing),  # noqa: B023
+                          "takes a", "first, not a", type(nothing).__name__)  # fmt: skip
+
+
 def check_float8_is_refused() -> None:
     small = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
     small.quantize("float8")

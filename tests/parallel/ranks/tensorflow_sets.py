@@ -156,7 +156,7 @@ def check_a_removed_set() -> None:
             require_error(ValueError, lambda: optimizer.apply([gradient], [variable]), *words)
             require_error(tf.errors.InvalidArgumentError, step, *words)
             require_error(ValueError, lambda: v1.compute_gradients(lambda: v1_variable * 1.0, [v1_variable]), *words)
-        require_error(tf.errors.InvalidArgumentError, lambda: hvd.allreduce(gradient, process_set=s), "not registered")
+        require_error(ValueError, lambda: hvd.allreduce(gradient, process_set=s), "not registered")
         require_error(ValueError, by_tape, "[0, 2]", "not registered")
         hvd.add_process_set(s)
         for each in (optimizer, v1):
@@ -169,6 +169,54 @@ def check_a_removed_set() -> None:
         hvd.remove_process_set(s)
     finally:
         restart()
+
+
+def check_a_set_that_is_not_registered() -> None:
+    """A ValueError when the operation is made: eagerly, where tf.function traces it, and in a TF1 graph."""
+    no = {"process_set": hvd.ProcessSet([0, 2])}
+    v1, kind = tf.compat.v1.train.GradientDescentOptimizer, hvd.LocalGradientAggregationHelper
+
+    def calls() -> dict[str, Any]:
+        x = tf.ones((3, 2))
+        slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([3, 2]))
+        found = {
+            f"{module.__name__}.{name}": lambda module=module, name=name, given=given: getattr(module, name)(*given, **no)
+            for module in (hvd, keras_hvd)
+            for name, given in {
+                "allreduce": [x], "allgather": [x], "broadcast": [x, 0], "reducescatter": [x], "alltoall": [x],
+                "grouped_allreduce": [[x, x]], "grouped_allgather": [[x]], "grouped_reducescatter": [[x]],
+                "broadcast_object": [1], "allgather_object": [1],
+            }.items()
+        }  # fmt: skip
+        found |= {
+            f"nothing to {name}": lambda name=name: getattr(hvd, name)([], **no)
+            for name in ("grouped_allreduce", "grouped_allgather", "grouped_reducescatter", "broadcast_variables")
+        }
+        return found | {
+            "sparse": lambda: hvd.allreduce(slices, **no),
+            "sparse, grouped": lambda: hvd.grouped_allreduce([slices], **no),
+            "broadcast_object_fn": lambda: hvd.broadcast_object_fn(**no),
+            "tape": lambda: hvd.DistributedGradientTape(tf.GradientTape(), **no),
+            "partial tape": lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), **no),
+            "TF1 optimizer": lambda: hvd.DistributedOptimizer(v1(0.1), **no),
+            "Keras optimizer": lambda: keras_hvd.DistributedOptimizer(keras.optimizers.SGD(), **no),
+            "aggregation": lambda: kind(2, lambda grads, variables: grads, False, False, **no),
+        }
+
+    def refuse(variable: Any, without: str = "none") -> None:
+        for name, call in calls().items():
+            if without not in name:
+                require_error(ValueError, call, "not registered", "hvd.add_process_set()")
+        for broadcast in (hvd.broadcast_variables, hvd.broadcast_):
+            require_error(ValueError, lambda: broadcast([variable], 0, **no), "not registered")  # noqa: B023
+        require_error(TypeError, lambda: hvd.broadcast(tf.ones(2), 0, process_set=3), "must be an hvd.ProcessSet")
+
+    variable = tf.Variable([1.0])
+    refuse(variable)
+    tf.function(lambda: refuse(variable), autograph=False)()
+    with tf.Graph().as_default():
+        refuse(tf.compat.v1.get_variable("v", [1]), without="eras")  # Keras 3 has no such graphs
+    np.testing.assert_array_equal(hvd.allreduce(tf.ones(2), op=hvd.Sum), [3.0, 3.0])
 
 
 def check_join_with_sparse_tensors() -> None:
