@@ -46,7 +46,7 @@ def allreduce(
     booleans Sum and Max are the logical or, Min and Product the and. tf.IndexedSlices are gathered instead: Average and
     Sum, without factors, else NotImplementedError. device_dense, device_sparse: accepted for Horovod's sake. Raises
     FailedPreconditionError on every rank where the ranks' arguments differ; the job can go on. ValueError before
-    init().
+    init(), and for a process set that is not registered.
     """
     runtime.current()
     require_registered(process_set)

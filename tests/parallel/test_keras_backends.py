@@ -11,7 +11,7 @@ from tests.parallel import jobs
 BACKENDS = {"backends_keras": ("torch", "jax"), "backends_guards": ("tensorflow", "torch", "jax")}
 """By module; the other checks on TensorFlow are in `ranks/tensorflow_*`."""
 CASES = [
-    pytest.param(module, backend, check, id=f"{backend}-{check}")
+    pytest.param(module, backend, check, id=f"{module}-{backend}-{check}")
     for module, backends in BACKENDS.items() for backend in backends for check in jobs.checks(module)
 ]  # fmt: skip
 
