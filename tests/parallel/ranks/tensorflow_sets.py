@@ -174,6 +174,7 @@ def check_a_removed_set() -> None:
 def check_a_set_that_is_not_registered() -> None:
     """A ValueError when the operation is made: eagerly, where tf.function traces it, and in a TF1 graph."""
     no = {"process_set": hvd.ProcessSet([0, 2])}
+    sgd = keras.optimizers.SGD()
     v1, kind = tf.compat.v1.train.GradientDescentOptimizer, hvd.LocalGradientAggregationHelper
 
     def calls() -> dict[str, Any]:
@@ -199,7 +200,7 @@ def check_a_set_that_is_not_registered() -> None:
             "tape": lambda: hvd.DistributedGradientTape(tf.GradientTape(), **no),
             "partial tape": lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), **no),
             "TF1 optimizer": lambda: hvd.DistributedOptimizer(v1(0.1), **no),
-            "Keras optimizer": lambda: keras_hvd.DistributedOptimizer(keras.optimizers.SGD(), **no),
+            "Keras optimizer": lambda: keras_hvd.DistributedOptimizer(sgd, **no),
             "aggregation": lambda: kind(2, lambda grads, variables: grads, False, False, **no),
         }
 
