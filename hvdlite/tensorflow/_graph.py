@@ -144,9 +144,7 @@ def text_of(error: HvdliteError) -> str:
 
 def in_order() -> bool:
     """A session runs a graph's nodes in any order; tf.function keeps that of the program."""
-    return tf.executing_eagerly() or isinstance(
-        tf.compat.v1.get_default_graph(), private_api.FUNCTION_GRAPH.get()
-    )
+    return tf.executing_eagerly() or isinstance(tf.compat.v1.get_default_graph(), private_api.FUNCTION_GRAPH.get())
 
 
 def shortened(text: str) -> str:
