@@ -18,6 +18,7 @@ from hvdlite import ops
 from hvdlite.algorithms.label import require_known
 from hvdlite.arrays import Array
 from hvdlite.handles import Call, later, poll, synchronize, waiting
+from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Average, Op, op_of
 from hvdlite.process_sets import ProcessSet
 from hvdlite.variables import broadcast_arrays
@@ -254,10 +255,11 @@ def broadcast_variables(variables: Any, root_rank: int = 0, process_set: Process
 
 
 __all__ = [
-    "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
-    "alltoall_async", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_variables", "gather",
-    "gather_async", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
-    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
-    "poll", "recv", "recv_async", "reduce", "reduce_async", "reducescatter", "reducescatter_async", "scatter",
-    "scatter_async", "send", "send_async", "synchronize",
+    "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
+    "allreduce_async_", "alltoall", "alltoall_async", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
+    "broadcast_object", "broadcast_variables", "gather", "gather_async", "grouped_allgather",
+    "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
+    "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "poll", "recv", "recv_async",
+    "reduce", "reduce_async", "reducescatter", "reducescatter_async", "scatter", "scatter_async", "send", "send_async",
+    "synchronize",
 ]  # fmt: skip

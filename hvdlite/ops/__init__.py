@@ -7,7 +7,17 @@ member, a name in flight) is a ValueError there, at once; where ranks differ, a 
 
 from hvdlite.ops.common import Adasum, Average, Max, Min, Op, Product, Sum, op_of, reduction, resolve_op, sparse_facts
 from hvdlite.ops.messages import letter_from, letter_to
-from hvdlite.ops.movement import allgather, alltoall, barrier, broadcast_, gather, grouped_allgather, scatter
+from hvdlite.ops.movement import (
+    allgather,
+    allgather_several,
+    alltoall,
+    barrier,
+    broadcast_,
+    broadcast_several_,
+    gather,
+    grouped_allgather,
+    scatter,
+)
 from hvdlite.ops.reductions import (
     allreduce_,
     amplification,
@@ -19,8 +29,8 @@ from hvdlite.ops.reductions import (
 )
 
 __all__ = [
-    "Adasum", "Average", "Max", "Min", "Op", "Product", "Sum", "allgather", "allreduce_", "alltoall",
-    "amplification", "barrier", "broadcast_", "gather", "grouped_allgather", "grouped_allreduce_",
-    "grouped_reducescatter", "letter_from", "letter_to", "op_of", "reduce", "reducescatter", "reduction",
-    "require_adasum", "resolve_op", "scatter", "sparse_facts",
+    "Adasum", "Average", "Max", "Min", "Op", "Product", "Sum", "allgather", "allgather_several", "allreduce_",
+    "alltoall", "amplification", "barrier", "broadcast_", "broadcast_several_", "gather", "grouped_allgather",
+    "grouped_allreduce_", "grouped_reducescatter", "letter_from", "letter_to", "op_of", "reduce", "reducescatter",
+    "reduction", "require_adasum", "resolve_op", "scatter", "sparse_facts",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +35,21 @@ def broadcast_(
         return array
 
     return submit(group, "broadcast", name, (*array_facts(array), ("root rank", group.ranks[root])), work, array, wait)
+
+
+def broadcast_several_(
+    arrays: Sequence[Array], root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> None:
+    """Overwrite every rank's flat arrays on the host with root_rank's, in place, as one operation. As many, of the same
+    lengths and dtypes, on every rank. Waits for all."""
+    group = runtime.group_of(process_set)
+    root = root_of(group, "broadcast", root_rank)
+
+    def work(lane: Lane) -> None:
+        for array in arrays:
+            movement.broadcast(lane.transport, array, root, lane.place.hosts)
+
+    submit(group, "broadcast", name, (("root rank", group.ranks[root]),), work, arrays[0], wait=True)
 
 
 def allgather(
@@ -95,12 +111,40 @@ def gathered(lane: Lane, array: Array) -> Array:
     result = lane.workspace.new(array, (sum(rows), *array.shape[1:]))
     pieces = split_rows(result, rows)
     pieces[transport.rank][...] = array
-    longest = max(piece.nbytes for piece in pieces) if is_host(array) else 0
-    if memory := through_memory.memory_for(longest, transport, lane.workspace, lane.place):
-        through_memory.allgather(transport, memory, pieces)
-    else:
-        movement.allgather(transport, pieces)
+    fill(lane, pieces)
     return result
+
+
+def fill(lane: Lane, pieces: Sequence[Array]) -> None:
+    """Every rank's piece, on all; this rank's own is filled already. Runs on the lane."""
+    longest = max(piece.nbytes for piece in pieces) if is_host(pieces[0]) else 0
+    if memory := through_memory.memory_for(longest, lane.transport, lane.workspace, lane.place):
+        through_memory.allgather(lane.transport, memory, pieces)
+    else:
+        movement.allgather(lane.transport, pieces)
+
+
+def allgather_several(
+    mine: Sequence[Array], lengths: Sequence[Sequence[int]], name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[list[Array]]:
+    """Every rank's arrays of bytes, in rank order, each in new memory of its own. Waits for all.
+
+    mine: flat, on the host, any number. lengths: those of each rank's arrays, the same on every rank; not all empty.
+    """
+    group = runtime.group_of(process_set)
+    nothing = np.empty(0, np.uint8)
+
+    def work(lane: Lane) -> list[list[Array]]:
+        found = [[np.empty(length, np.uint8) for length in theirs] for theirs in lengths]
+        for target, array in zip(found[lane.transport.rank], mine, strict=True):
+            target[...] = array
+        for pieces in zip_longest(*found, fillvalue=nothing):
+            fill(lane, pieces)
+        return found
+
+    gathered: list[list[Array]] = submit(group, "allgather", name, (), work, nothing, wait=True)
+    return gathered
 
 
 def rows_of_all(lane: Lane, array: Array) -> list[int]:
