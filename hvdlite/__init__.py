@@ -11,6 +11,7 @@ The functions here serve every framework: which one is found from the object the
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvdlite import elastic, frameworks, names
@@ -53,10 +54,25 @@ def broadcast_variables(variables: Any, root_rank: int = 0, process_set: Process
     frameworks.adapter(variables).broadcast_variables(variables, root_rank, process_set=process_set)
 
 
+def save(path: str | os.PathLike[str], /, *, rng: bool = False, **what: Any) -> None:
+    """Save a checkpoint, which rank 0 writes: `hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch + 1)`.
+    See `hvdlite.torch.save` and, for the other frameworks, `hvdlite.keras.save`. Collective."""
+    frameworks.adapter_of(what.values()).save(path, rng=rng, **what)
+
+
+def load(
+    path: str | os.PathLike[str], /, *, missing_ok: bool = False, rng: bool = False, **what: Any
+) -> dict[str, Any]:
+    """Restore a checkpoint on every rank, which rank 0 reads; what else the file has. See `hvdlite.torch.load` and, for
+    the other frameworks, `hvdlite.keras.load`. Collective."""
+    found: dict[str, Any] = frameworks.adapter_of(what.values()).load(path, missing_ok=missing_ok, rng=rng, **what)
+    return found
+
+
 __all__ = [
     *_collectives, *names.__all__, "DistributedOptimizer", "HorovodInternalError", "HvdliteError", "MismatchError",
     "NotInitializedError", "Op", "ShutdownError", "StallError", "allgather_object", "barrier", "broadcast_object",
-    "broadcast_variables", "elastic", "join", "run",
+    "broadcast_variables", "elastic", "join", "load", "run", "save",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 ADAPTERS = {
@@ -56,6 +56,20 @@ def refuse_legacy(optimizer: Any) -> None:
 def adapter(obj: Any) -> Any:
     """The module with this object's collectives."""
     return importlib.import_module(ADAPTERS[family(obj)])
+
+
+def adapter_of(values: Iterable[Any]) -> Any:
+    """The module of the framework to which some of these values belong; NumPy's where none does. An object of a user's
+    own with a state_dict is PyTorch's."""
+    found = "numpy"
+    for value in values:
+        try:
+            found = family(value)
+        except TypeError:
+            found = "torch" if hasattr(value, "load_state_dict") else "numpy"
+        if found not in ("numpy", "cupy"):
+            break
+    return importlib.import_module(ADAPTERS[found])
 
 
 def prepare_torch(local_rank: int) -> None:

@@ -1,6 +1,7 @@
 """Horovod's names for Keras 3, on every backend: `import hvdlite.keras as hvd`."""
 
 from hvdlite import names
+from hvdlite.archives import load, save
 from hvdlite.keras import callbacks, elastic
 from hvdlite.keras._backends import border
 from hvdlite.keras.functions import (
@@ -27,7 +28,6 @@ Compression = border().Compression
 __all__ = [
     *names.__all__, "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "SyncBatchNormalization",
     "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast",
-    "broadcast_global_variables",
-    "broadcast_object", "broadcast_variables", "callbacks", "elastic", "grouped_allgather", "grouped_allreduce",
-    "grouped_reducescatter", "load_model", "reducescatter",
+    "broadcast_global_variables", "broadcast_object", "broadcast_variables", "callbacks", "elastic",
+    "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "load", "load_model", "reducescatter", "save",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from hvdlite.archives import load, save
 from hvdlite.build import check_num_rank_power_of_2, split_list
 from hvdlite.names import *  # noqa: F403  (mpi_ops has them; type checkers see them here)
 from hvdlite.ops import barrier
@@ -25,7 +26,7 @@ __all__ = [
     *mpi_ops.__all__, "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape", "DistributedOptimizer",
     "LocalGradientAggregationHelper", "PartialDistributedGradientTape", "allgather_object", "barrier",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables",
-    "check_num_rank_power_of_2", "split_list",
+    "check_num_rank_power_of_2", "load", "save", "split_list",
     "SyncBatchNormalization", "elastic",  # noqa: F405  (see __getattr__)
 ]  # fmt: skip
 

@@ -6,6 +6,7 @@ from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.runtime import is_child, is_initialized, local_rank, when_started
 from hvdlite.torch import elastic, mpi_ops
 from hvdlite.torch._cuda import choose_gpu
+from hvdlite.torch.checkpoints import load, save
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, broadcast_variables
 from hvdlite.torch.joining import uneven_inputs
@@ -20,5 +21,5 @@ if is_initialized() and not is_child():  # whose workers leave GPUs alone
 __all__ = [
     *mpi_ops.__all__, "Compression", "DistributedOptimizer", "HorovodInternalError", "SyncBatchNorm",
     "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "broadcast_variables", "elastic", "uneven_inputs",
+    "broadcast_variables", "elastic", "load", "save", "uneven_inputs",
 ]  # fmt: skip

@@ -75,7 +75,7 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state cannot serve torch.optim.LBFGS")
     if not all(hasattr(optimizer, name) for name in ("param_groups", "state_dict", "load_state_dict")):
-        raise TypeError(f"broadcast_optimizer_state takes a torch optimizer, not {type(optimizer).__name__}")
+        raise TypeError(not_an_optimizer(optimizer))
     mine, large = runtime.rank() == root_rank, list[torch.Tensor]()
 
     def take_out(value: Any) -> Any:
@@ -97,6 +97,19 @@ def broadcast_optimizer_state(
     broadcast_parameters(large, root_rank, process_set)
     if not mine:
         load_in_place(optimizer, state)
+
+
+def not_an_optimizer(given: Any) -> str:
+    """Why broadcast_optimizer_state refuses this, and what serves it."""
+    text = f"broadcast_optimizer_state takes a torch optimizer, not {type(given).__name__}"
+    if isinstance(given, torch.nn.Module):
+        return f"{text}: give its state_dict() to hvd.broadcast_parameters"
+    if hasattr(given, "load_state_dict") and hasattr(given, "state_dict"):
+        return (
+            f"{text}: hvd.save and hvd.load restore one alike on all ranks. Without a file, call "
+            "scheduler.load_state_dict(hvd.broadcast_object(scheduler.state_dict(), root_rank)) on all ranks"
+        )
+    return text
 
 
 @torch.no_grad()
@@ -171,6 +184,8 @@ def broadcast_variables(variables: Any, root_rank: int = 0, process_set: Process
         broadcast_optimizer_state(variables, root_rank, process_set=process_set)
     elif isinstance(variables, torch.nn.Module):
         broadcast_parameters(variables.state_dict(), root_rank, process_set)
+    elif hasattr(variables, "load_state_dict"):  # a scheduler
+        raise TypeError(not_an_optimizer(variables))
     else:
         several = [variables] if isinstance(variables, torch.Tensor) else variables
         broadcast_parameters(several, root_rank, process_set)
