@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
+    parser.add_argument("--checkpoint", help="a file to go on from if it is there; written after each epoch")
     options = parser.parse_args()
     train, test = mnist(options.data, "train"), mnist(options.data, "t10k")
 
@@ -74,18 +75,23 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3 * hvd.size() ** 0.5)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    kept, start = {"model": model, "optimizer": optimizer}, 0
+    if options.checkpoint:
+        start = hvd.load(options.checkpoint, missing_ok=True, **kept, epoch=0)["epoch"]
 
     began = time.perf_counter()
-    for epoch in range(options.epochs):
+    for epoch in range(start, options.epochs):
         sampler.set_epoch(epoch)
         for images, labels in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
         right = accuracy(model, test)
+        if options.checkpoint:
+            hvd.save(options.checkpoint, **kept, epoch=epoch + 1)
         if hvd.rank() == 0:
             seconds = time.perf_counter() - began
-            images_per_second = len(train) * (epoch + 1) / seconds
+            images_per_second = len(train) * (epoch + 1 - start) / seconds
             print(f"epoch {epoch + 1}: held-out accuracy {right:.2%}, {images_per_second:.0f} images/s", flush=True)
 
 

@@ -81,7 +81,7 @@ class ArchiveFormat:
 
     def prepare(self, what: Mapping[str, Any]) -> None:
         """Make the variables of optimizers that have not stepped yet."""
-        models = [value for value in what.values() if not is_optimizer(value) and hasattr(value, "trainable_variables")]
+        models = [value for value in what.values() if hasattr(value, "trainable_weights")]  # which optimizers have not
         for name, value in with_optimizers(what).items():
             if hasattr(value, "jax_state_sync"):  # within fit, JAX keeps values elsewhere
                 value.jax_state_sync()
@@ -117,7 +117,7 @@ class ArchiveFormat:
             with np.load(file, allow_pickle=False) as archive:
                 entries = dict(archive)
             found: dict[str, Any] = PlainUnpickler(io.BytesIO(entries.pop("extras").tobytes())).load()
-        except (ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+        except (ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             what = "the file is none that hvd.save has written (hvdlite.torch.load reads one of PyTorch)"
             raise ValueError(what) from error
         for key in sorted(entries):

@@ -92,10 +92,11 @@ def restored(form: Format, file: BinaryIO, objects: Mapping[str, Any], rng: bool
     """Restore objects on this rank; what else the file has. Raises ValueError, before anything is restored, where it
     lacks a state that is asked for."""
     found = form.read(file)
-    wanted = [*objects, *([RNG] if rng else [])]
-    if missing := [name for name in wanted if name not in found]:
-        there = ", ".join(map(str, found)) or "nothing"
-        raise ValueError(f"the file has no {' and no '.join(missing)}: it has {there}")
+    if missing := [name for name in objects if name not in found]:
+        there = ", ".join(str(name) for name in found if name != RNG) or "nothing"
+        raise ValueError(f"hvd.load: the file has no {' and no '.join(missing)}: it has {there}")
+    if rng and RNG not in found:
+        raise ValueError("hvd.load: rng=True, and the file was saved without it")
     form.restore(objects, found)
     states = found.pop(RNG, ())
     if rng and len(states) == runtime.size():

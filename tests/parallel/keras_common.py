@@ -6,7 +6,9 @@ batches of N * B differ by the order of float32 sums only.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -99,6 +101,46 @@ def require_one_big_batch_norm(module: Any) -> None:
     np.testing.assert_allclose(keras.ops.convert_to_numpy(layer(x[mine], training=True)),
                                keras.ops.convert_to_numpy(whole)[mine], atol=1e-5)
     require_error(ValueError, lambda: module.SyncBatchNormalization(fused=True), "fused")
+
+
+def require_resuming(module: Any) -> None:
+    """A model in whose file rank 0 alone looks goes on bit for bit, within `fit` too; what cannot be written or does
+    not fit is an error on every rank."""
+    def build(seed: int, kind: str) -> Any:
+        keras.utils.set_random_seed(seed)
+        layers = [keras.layers.Normalization(), keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.5)]
+        built = keras.Sequential([keras.layers.Input((WIDTH,)), *layers, keras.layers.Dense(2)])
+        built.compile(module.DistributedOptimizer(OPTIMIZERS[kind]()), "mse")
+        return built
+
+    def fit_on(trained: Any, first: int, last: int, *callbacks: Any) -> list[np.ndarray]:
+        trained.fit(x, y, batch_size=4, shuffle=False, verbose=0, initial_epoch=first, epochs=last, callbacks=list(callbacks))
+        return [np.array(each.numpy()) for each in [*trained.weights, *trained.optimizer.variables]]
+
+    x, y = (each[share()][:12] for each in data())
+    for kind in ("momentum", "Adam"):
+        with tempfile.TemporaryDirectory() as name:
+            path = Path(name if hvd.rank() == 0 else "/nowhere/at/all") / "run"
+            hvd.barrier()
+            run, again = build(3, kind), build(4 + hvd.rank(), kind)
+            run.layers[0].adapt(data()[0])
+            assert module.load(path, missing_ok=True, model=run, epoch=0) == {"epoch": 0}
+            fit_on(run, 0, 2, module.callbacks.BroadcastGlobalVariablesCallback(0), keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: module.save(path, rng=True, model=run, epoch=epoch + 1)))  # noqa: B023  # fmt: skip
+            wanted = fit_on(run, 2, 4)
+            assert module.load(path, rng=True, missing_ok=True, model=again, epoch=0) == {"epoch": 2}
+            found = fit_on(again, 2, 4)
+            assert all(map(np.array_equal, found, wanted)) and len(found) == len(wanted), kind
+            require_same_bits(found)
+
+            small = keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(2)])
+            require_error(ValueError, lambda: module.load(path, model=small), "variables")  # noqa: B023
+            require_error(ValueError, lambda: module.load(path, other=again), "no other: it has epoch, ", "model")  # noqa: B023
+            require_error(TypeError, lambda: module.save(path, model=again, odd=object()), "'odd' (object)")  # noqa: B023
+            require_error(OSError, lambda: module.save(path / "below", model=again), "hvd.save: rank 0")  # noqa: B023
+            assert module.load(path)["epoch"] == 2
+            assert hvd.rank() or [each.name for each in path.parent.iterdir()] == ["run"]
+            hvd.barrier()
 
 
 def require_layers_that_follow(module: Any) -> None:

@@ -28,6 +28,7 @@ from tests.parallel.keras_common import (
     require_close,
     require_layers_that_follow,
     require_one_big_batch_norm,
+    require_resuming,
     share,
     weights,
 )
@@ -54,6 +55,10 @@ def spoil_tokens() -> None:
 def check_fit() -> None:
     for make in OPTIMIZERS.values():
         both(make)
+
+
+def check_resuming() -> None:
+    require_resuming(hvd)
 
 
 def check_options_see_averaged_gradients() -> None:
