@@ -39,6 +39,9 @@ class ScalarError(HvdliteError, IndexError, ValueError):
 class ShutdownError(HvdliteError):
     """Another rank has shut down, so this operation can never complete."""
 
+    by_another = False
+    """Whether another rank left while this one went on; else this one has shut down itself."""
+
 
 class RemovedError(ShutdownError, ValueError):
     """A process set was used after `hvd.remove_process_set()`, by an optimizer made for it. A ValueError too, which in

@@ -41,9 +41,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from hvdlite import segments, tracebacks
+from hvdlite import segments, swallowed, tracebacks
 from hvdlite.errors import HvdliteError, ShutdownError
-from hvdlite.notes import FOLDER, SEVERAL_HOSTS, claim, job_is_ending, note_presence, stopped
+from hvdlite.notes import FOLDER, SEVERAL_HOSTS, claim, job_is_ending, note_presence, stopped, write
 
 _PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
 _GOODBYE = 0.7  # seconds for what Python does at a process' end, which an abort leaves out
@@ -105,6 +105,24 @@ def tell_of_uncaught() -> None:
     if error is None or traceback is None or traceback.tb_frame.f_back is not None:
         return
     _guard._uncaught(type(error), type(error).__name__, lambda: None, functions=False)
+
+
+def tell_of_swallowed(error: str) -> None:
+    """At the process' exit, after hvd.shutdown(): the script has caught `error`, and ends as if all were well.
+
+    hvdliterun gets a note, and acts on it when all ranks have ended. Without hvdliterun, print it and end this process
+    with code 1. An exception that ends the script says enough.
+    """
+    if getattr(sys, "last_value", None) is not None or (job_is_ending() or write("swallowed", error)):
+        return
+    with contextlib.suppress(Exception):
+        what = f"rank {swallowed.rank} ended with exit code 0 after communication had failed"
+        print(f"hvdlite: {what}, and its script has caught the error: {error}", file=sys.stderr)
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+            mpi.Finalize()  # else the MPI takes this for a crash, and kills those that are still saving their work
+    say_goodbye(functions=False)
+    os._exit(1)
 
 
 def guarded() -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
+from hvdlite import swallowed
 from hvdlite.algorithms import Place
 from hvdlite.calls import calling
 from hvdlite.engine import Lane
@@ -151,6 +152,7 @@ class Groups:
                 for lane in group.lanes:
                     lane.farewell = RemovedError(group.ranks)
                 leave([group])
+                swallowed.forget()  # all take part in this, so nobody has shut down
                 del self.mine[number]  # not before: other threads that call it meanwhile are told what it was
             self.forget(number)
 

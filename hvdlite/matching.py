@@ -133,7 +133,9 @@ def forsaken(everyone: Sequence[Sequence[Signature]], members: Sequence[int], se
         lacking = [members[place] for place, called in gone if signature.key not in called]
         if lacking and signature != LEAVE and signature.key not in settled:
             said = f"{signature.title}: {ranks(lacking)} shut down, ended, or removed the process set"
-            verdicts[signature.key] = ShutdownError(f"{said}, {forsaking(signature)}")
+            error = ShutdownError(f"{said}, {forsaking(signature)}")
+            error.by_another = True
+            verdicts[signature.key] = error
     return verdicts
 
 

@@ -4,6 +4,7 @@
     absent.RANK     it comes to no hvd.init() any more
     present.RANK    the others count on it; has the number of its process, which a shell may have started
     stopped.RANK    another rank has shut down: what this one fails with is that one's doing
+    swallowed.RANK  the error by which it learned that another rank has left, if the script has caught that and gone on
     failed          the host's first failure: rank, code, signal, time
     ending          hvdliterun is ending the job by a signal, in which ranks have time to save their work
     told            hvdliterun's word on several hosts: the rank whose failure was the first of all
@@ -58,6 +59,17 @@ def note(word: str, rank: str | None = RANK, there: bool = True, text: str = "")
                     file.write(text)
             else:
                 os.unlink(path)
+
+
+def write(word: str, text: str) -> bool:
+    """Make the file of this name with this text; whether that was possible."""
+    if not (FOLDER and RANK):
+        return False
+    with contextlib.suppress(OSError):
+        with open(os.path.join(FOLDER, f"{word}.{RANK}"), "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        return True
+    return False
 
 
 def job_is_ending() -> bool:

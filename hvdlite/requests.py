@@ -14,7 +14,7 @@ from hashlib import blake2b
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from hvdlite import calls
+from hvdlite import calls, swallowed
 from hvdlite.arrays import NOTHING_PENDING, Mark
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ class Handle:
                 finally:
                     self.changed.waiting.remove(mine)
         if self.error is not None:
+            swallowed.raised(self.error)
             raise self.error
         if self.ending is not NOTHING_PENDING:
             self.ending.precede()

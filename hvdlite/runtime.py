@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from hvdlite import children, config, exits, launched, logs, notes, topology
+from hvdlite import children, config, exits, launched, logs, notes, swallowed, topology
 from hvdlite.algorithms import Place
 from hvdlite.config import Config
 from hvdlite.connect import connect
@@ -163,6 +163,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     _current, live.live, live.comm = live, True, comm
     mark_place(place)
     global_process_set.mpi_comm = given_comm
+    swallowed.watch(place.rank)
+    atexit.unregister(end)  # of an earlier job that this process has recovered from
     atexit.register(end)
     logs.tell_choice(live.everyone.eager.place, live.topology)
     logs.tell_misspelt(place.rank, config.misspelt())
@@ -186,6 +188,7 @@ def stop(look: bool = False) -> None:
     ending, _current, exits.leaving = _current, None, True
     ending.live = False
     launched.mark_place(None)
+    swallowed.leave()
     try:
         close(ending, look)
     except BaseException as error:  # Ctrl-C: the others wait for what will not come any more
@@ -195,7 +198,7 @@ def stop(look: bool = False) -> None:
         for undo in when_stopped:
             undo()
     _broken = ending.broken
-    if not _broken:
+    if not (_broken or swallowed.found()):
         atexit.unregister(end)
 
 
@@ -209,7 +212,8 @@ def close(ending: Runtime, look: bool = False) -> None:
 
 def end() -> None:
     """At the process' exit: shut down; where communication broke, MPI cannot be finalized, and the job is aborted.
-    While hvdliterun ends the job, others may have gone, and nothing is waited for."""
+    While hvdliterun ends the job, others may have gone, and nothing is waited for. Where the script has caught the
+    error by which it learned that another rank has left, say so."""
     reason: BaseException | None = None
     try:
         exits.ending |= notes.job_is_ending()
@@ -221,8 +225,12 @@ def end() -> None:
             raise
         reason = error
         exits.ending |= notes.job_is_ending()
-    if (reason := _broken or reason) and not _forked and not exits.ending:
+    if _forked or exits.ending:
+        return
+    if reason := _broken or reason:
         exits.give_up(f"ended after communication broke: {str(reason) or type(reason).__name__}", at_exit=True)
+    if told := swallowed.found():
+        exits.tell_of_swallowed(told)
 
 
 def mark_place(place: topology.Topology) -> None:

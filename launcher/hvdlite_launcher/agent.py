@@ -212,6 +212,9 @@ class Agent:
                 self._say(ended=int(number))
             elif name == "failed" and complete:
                 self._report(path)
+            elif kind == "swallowed" and complete and number.isdigit():
+                with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+                    self._say(swallowed=file.read(), rank=int(number))
             elif kind == "result" and complete:
                 with open(path, "rb") as file:
                     self._unsent += wire.encode(wire.RESULT, int(number), file.read())

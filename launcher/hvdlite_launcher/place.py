@@ -106,12 +106,12 @@ def first_failure(place: Place) -> Failure | None:
         return None
 
 
-def results(place: Place) -> dict[int, bytes]:
-    """What ranks of this host have left in `result.RANK`."""
+def left_by_ranks(place: Place, word: str) -> dict[int, bytes]:
+    """What ranks of this host have left in files of this name, `WORD.RANK`."""
     found = {}
     for name in os.listdir(place.folder):
         kind, _, rank = name.partition(".")
-        if kind == "result" and rank.isdigit():
+        if kind == word and rank.isdigit():
             with open(os.path.join(place.folder, name), "rb") as file:
                 found[int(rank)] = file.read()
     return found

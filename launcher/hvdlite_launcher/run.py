@@ -22,7 +22,7 @@ from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import ABSENT, DESERTED, Failures, of_scheduler
 from hvdlite_launcher.lending import lending
 from hvdlite_launcher.output import Printer
-from hvdlite_launcher.place import a_place, first_failure, results, room
+from hvdlite_launcher.place import a_place, first_failure, left_by_ranks, room
 from hvdlite_launcher.ranks import publish
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team, a_team
@@ -96,9 +96,16 @@ def run(
             failures.add(deserter({"": entry(place.folder)}, 0.0))
             failure = failures.first(final=True)
             beginning = failure is not None and not failure.host and inside(place.folder, failure.rank)
-            found = results(place) | {rank: data for each in team.remotes for rank, data in each.results.items()}
+            found = left_by_ranks(place, "result")
+            notes = left_by_ranks(place, "swallowed")
+            swallowed = {rank: text.decode(errors="replace") for rank, text in notes.items()}
+            for remote in team.remotes:
+                found |= remote.results
+                swallowed |= remote.swallowed
         streams.drain(explained=bool(ending.signal or ending.lost or failure))
         code, message = _explain(mpirun, ending, streams.broken, beginning, missing)
+        if not code and swallowed:
+            code, message = 1, _tell_swallowed(swallowed)
     first = streams.first_output
     waited = None if first is None else first - started
     first_rank = None if failure is None else failure.rank
@@ -181,6 +188,16 @@ def _explain(
     if missing:
         return 1, "the MPI's launcher ended with exit code 0 before all ranks had ended"
     return 0, None
+
+
+def _tell_swallowed(errors: Mapping[int, str]) -> str:
+    """errors: what ranks were told when another had left, which their script has caught, by rank."""
+    who = ("rank " if len(errors) == 1 else "ranks ") + ", ".join(map(str, sorted(errors)))
+    first = "".join(filter(str.isprintable, errors[min(errors)].partition("\n")[0]))
+    return (
+        f"{who} ended with exit code 0 after hvdlite's communication had failed, so the ranks have not done the same: "
+        f"{first} (The script has caught this error: does an `except RuntimeError:` stand around a batch?)"
+    )
 
 
 def _name(number: int) -> str:

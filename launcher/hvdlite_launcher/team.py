@@ -41,6 +41,7 @@ class Remote:
     patience: seconds of silence after which it is lost. heard: when it last gave a sign of life. started, finished: how
     many ranks have there. entry: as it said last. ended: its connection is closed. gone: its agent has cleaned up.
     said: what ssh, or an agent in trouble, has written to stderr. results: what its ranks have returned.
+    swallowed: errors that their scripts have caught, by rank, though another rank had left.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Remote:
     gone: bool = False
     said: bytes = b""
     results: dict[int, bytes] = field(default_factory=dict)
+    swallowed: dict[int, str] = field(default_factory=dict)
     _offset: float = math.inf  # from the host's clock to ours; the least is nearest, as messages take time
     _decoder: wire.Decoder = field(default_factory=lambda: wire.Decoder(marked=True))
     _unsent: bytearray = field(default_factory=bytearray)
@@ -115,6 +117,8 @@ class Remote:
             self.finished += 1
         if "absent" in message:
             self.entry = Entry(tuple(message["absent"]), message["waiting"])
+        if "swallowed" in message:
+            self.swallowed[message["rank"]] = message["swallowed"]
         self.gone |= "gone" in message
         if "failed" in message:
             with contextlib.suppress(ValueError):  # nothing could be written there: no room

@@ -388,6 +388,54 @@ time.sleep(0.3)"""
     assert job.returncode == 0, job.stderr
 
 
+@pytest.mark.parametrize("end", ["", "shutdown"])
+def test_a_rank_whose_script_catches_that_another_has_left(runner: Runner, end: str) -> None:
+    """It has not trained to its end, though it ends with exit code 0."""
+    pytest.importorskip("torch")
+    job = runner.run("-np", "2", "--no-prefix", sys.executable, str(SCRIPTS / "skips.py"), end, limit=60)
+    assert (job.returncode, job.stdout) == (1, "trained\n" * 2)
+    (line,) = job.stderr.splitlines()
+    assert line.startswith("hvdliterun: rank 0 ended with exit code 0 after hvdlite's communication had failed")
+    assert "rank 1 shut down" in line and "except RuntimeError" in line
+
+
+CATCHES = """
+import contextlib, sys, time, numpy, hvdlite
+hvdlite.init()
+rank = hvdlite.rank()
+if rank != 1:
+    with contextlib.suppress(RuntimeError): hvdlite.allreduce(numpy.ones(3), name="loss")
+    time.sleep(0.2)
+"""
+
+
+def test_it_is_told_where_nobody_listens(runner: Runner) -> None:
+    job = runner.plain(2, sys.executable, "-c", CATCHES)
+    assert job.returncode == 1
+    assert job.stderr.count("hvdlite: rank 0 ended with exit code 0 after communication had failed") == 1
+    assert "allreduce 'loss': rank 1 shut down" in job.stderr and "Traceback" not in job.stderr
+
+
+@pytest.mark.parametrize(("then", "code", "told"), [
+    ("hvdlite.shutdown(); hvdlite.init(); hvdlite.barrier()", 0, ""),  # recovered, as by elastic.run
+    ("rank == 0 and sys.exit(5)", 5, "rank 0 ended the job with exit code 5"),
+    ("hvdlite.shutdown(); rank == 0 and sys.exit(5)", 5, "rank 0 ended the job with exit code 5"),
+    ("hvdlite.shutdown(); rank == 0 and 1 / 0", 1, "rank 0 ended the job with exit code 1"),
+])  # fmt: skip
+def test_what_is_said_otherwise_is_enough(runner: Runner, then: str, code: int, told: str) -> None:
+    job = runner.run("-np", "2", "--no-prefix", sys.executable, "-c", CATCHES + then)
+    assert job.returncode == code and "communication had failed" not in job.stderr, job.stderr
+    assert (job.stderr.splitlines() or [""])[-1] == f"hvdliterun: {told}" * bool(told)
+
+
+def test_all_ranks_that_caught_it_are_named_when_all_have_ended(runner: Runner) -> None:
+    """The job is not cut short meanwhile: others may be saving what is good."""
+    code = CATCHES + "if rank == 1: hvdlite.shutdown(); time.sleep(2.0); print('saved')"
+    job = runner.run("-np", "3", "--no-prefix", sys.executable, "-c", code)
+    assert (job.returncode, job.stdout) == (1, "saved\n")
+    assert job.stderr.startswith("hvdliterun: ranks 0, 2 ended with exit code 0 after"), job.stderr
+
+
 def test_exit_functions_that_take_too_long_do_not_keep_the_job(runner: Runner) -> None:
     code = "import atexit, time, hvdlite; atexit.register(time.sleep, 30); hvdlite.init(); hvdlite.rank() == 1 and 1 / 0; hvdlite.barrier()"
     begun = time.monotonic()

@@ -19,7 +19,7 @@ FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy")
 # only what is below it.
 LAYERS = [
     {"calls", "errors", "warned", "config", "launched", "topology", "compression", "notes", "arithmetic", "promptly", "trial"},
-    {"arrays", "segments", "heap", "tracebacks", "private_names"},
+    {"arrays", "segments", "heap", "tracebacks", "private_names", "swallowed"},
     {"transports", "pages"},
     {"requests", "levels"},
     {"memory"},
