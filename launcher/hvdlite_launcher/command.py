@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hvdlite_launcher.agent import PATIENCE
+from hvdlite_launcher.cores import SLOTS
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
@@ -40,7 +41,7 @@ class Settings:
     """What the user asked for, and what matters of the machine.
 
     ranks: ranks in all. env: variables given with -x. mpi_args: appended to the launcher's options.
-    cores: cores that this process may use. root: whether we run as root. interfaces: networks to use, or all.
+    root: whether we run as root. interfaces: networks to use, or all.
     tcp: whether to keep off other networks than TCP.
     binding_args: instead of our own on placing and binding ranks, or None. start_timeout: seconds for all hosts to be
     ready. host_timeout: seconds of silence after which a host counts as lost. step: how a scheduler starts the ranks,
@@ -52,7 +53,6 @@ class Settings:
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     mpi_args: tuple[str, ...] = ()
-    cores: int = 1
     root: bool = False
     ssh: Ssh = field(default_factory=Ssh)
     interfaces: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, st
     defaults = _common_env(settings, mpi) | own_env(settings, mpi, place, environ)
     defaults |= _tcp_env(mpi) if settings.tcp else {}
     env = {name: value for name, value in defaults.items() if name not in environ} | dict(settings.env)
-    env |= {"HVDLITE_JOB_ID": place.id, "HVDLITE_JOB_DIR": place.folder}
+    env |= {"HVDLITE_JOB_ID": place.id, "HVDLITE_JOB_DIR": place.folder, SLOTS: str(settings.most_slots)}
     if settings.several:
         env["HVDLITE_JOB_HOSTS"] = str(len(settings.hosts))
     if settings.step:
@@ -138,10 +138,7 @@ def _spelled(settings: Settings) -> list[str]:
 
 
 def _common_env(settings: Settings, mpi: Mpi) -> dict[str, str]:
-    env = {
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": str(max(1, settings.cores // settings.most_slots)),
-    }
+    env = {"PYTHONUNBUFFERED": "1"}
     if settings.interfaces:
         env["NCCL_SOCKET_IFNAME"] = ",".join(settings.interfaces)
     if mpi.library:

@@ -6,7 +6,9 @@ of `hvdliterun`, notes the first failure in the job's folder, and exits with 128
 under every MPI. The price is some 20 ms at the start and 10 MB per rank. Rejected: reading MPIs' banners,
 which change with every version and cannot tell about output lost on the way.
 
-Runs as a script, isolated from the user's Python settings, and imports nothing of this package.
+It also sets OMP_NUM_THREADS, of which each host has its own (`cores`).
+
+Runs as a script, isolated from the user's Python settings; of this package it imports `cores` only.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
+
+if __name__ == "__main__":  # isolated, Python does not know where this file lies
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from hvdlite_launcher.cores import threads
 
 WATCHED = "watched"  # a file in the job's folder, made by hvdliterun or its agent
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -38,7 +45,7 @@ def main(command: Sequence[str]) -> int:
     prctl = ctypes.CDLL(None).prctl
     _die_with_parent(prctl, os.getppid())
     _connect(folder, rank)
-    keeper = os.getpid()
+    keeper, number_of_threads = os.getpid(), str(threads(os.environ))
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # none may be lost between fork and handlers
     child = os.fork()
     if child == 0:
@@ -46,6 +53,7 @@ def main(command: Sequence[str]) -> int:
         _die_with_parent(prctl, keeper)
         os.setpgid(0, 0)  # the MPI kills our group, but not what tidies up behind the command (its resource tracker)
         os.environ["HVDLITE_JOB_RANK"] = rank
+        os.environ.setdefault("OMP_NUM_THREADS", number_of_threads)
         _become(_read(command))
     _forward_signals(child)
     _note(os.path.join(folder, f"pid.{rank}"), str(child))

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from hvdlite_launcher import config_file, slips, tunables
 from hvdlite_launcher.command import Settings, Step
-from hvdlite_launcher.cores import cores
 from hvdlite_launcher.facts import check_interfaces
 from hvdlite_launcher.hosts import Host, located, parse_hostfile, parse_hosts, total_slots, used
 from hvdlite_launcher.options import USAGE, seconds
@@ -45,7 +44,6 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         command=command,
         env=_talk(options, environ) | tuned | variables(options, environ),
         mpi_args=tuple(word for text in options.mpi_args for word in _words("--mpi-args", text)),
-        cores=cores(),
         root=os.geteuid() == 0,
         ssh=_ssh(options, given.shell if given else None, timeout, environ),
         interfaces=_interfaces(options),

@@ -11,7 +11,7 @@ from hvdlite_launcher.probe import Family, Mpi, identify
 from hvdlite_launcher.usage import UsageError
 
 PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
-SETTINGS = Settings(4, (Host("localhost", 4),), ("python", "train.py", "--np", "3"), cores=8)
+SETTINGS = Settings(4, (Host("localhost", 4),), ("python", "train.py", "--np", "3"))
 OPEN_MPI_5 = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11), "/mpi/lib/libmpi.so.40", wheel=True)
 OPEN_MPI_4 = Mpi("/usr/bin/mpirun", Family.OPEN_MPI, (4, 1, 4))
 MPICH = Mpi("/mpich/bin/mpiexec", Family.MPICH, (5, 0, 2), "/mpich/lib/libmpi.so.12")
@@ -23,7 +23,7 @@ COMMON = {
     "HVDLITE_JOB_ID": "job",
     "HVDLITE_JOB_DIR": "/tmp/job",
     "PYTHONUNBUFFERED": "1",
-    "OMP_NUM_THREADS": "2",
+    "HVDLITE_JOB_SLOTS": "4",
 }
 
 
@@ -86,13 +86,6 @@ def test_root_must_be_allowed_by_open_mpi() -> None:
     assert "--allow-run-as-root" in compose(root, OPEN_MPI_5, PLACE, {}).argv
     assert "--allow-run-as-root" not in compose(SETTINGS, OPEN_MPI_5, PLACE, {}).argv
     assert compose(root, MPICH, PLACE, {}).argv == compose(SETTINGS, MPICH, PLACE, {}).argv
-
-
-@pytest.mark.parametrize(("cores", "threads"), [(2, "1"), (4, "1"), (5, "1"), (8, "2")])
-def test_cores_are_shared(cores: int, threads: str) -> None:
-    env = compose(dataclasses.replace(SETTINGS, cores=cores), OPEN_MPI_5, PLACE, {}).env
-    assert env["OMP_NUM_THREADS"] == threads
-    assert env["OMPI_MCA_mpi_yield_when_idle"] == "1"
 
 
 def test_what_the_user_has_set_is_not_touched() -> None:

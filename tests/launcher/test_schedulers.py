@@ -20,7 +20,7 @@ from hvdlite_launcher.usage import UsageError
 PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
 OPEN_MPI = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
 MPICH = Mpi("/mpich/bin/mpiexec", Family.MPICH, (5, 0, 2))
-SETTINGS = Settings(3, (Host("a", 2), Host("b", 1)), ("python", "train.py"), cores=8)
+SETTINGS = Settings(3, (Host("a", 2), Host("b", 1)), ("python", "train.py"))
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
 
 

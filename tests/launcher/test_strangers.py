@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import pwd
 import signal
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher import cli, cores, janitor, wire
+from hvdlite_launcher import cli, janitor, wire
 from hvdlite_launcher.agent import Agent
 from hvdlite_launcher.hosts import parse_hosts
 from hvdlite_launcher.keeper import WATCHED, _own
@@ -110,23 +109,6 @@ def test_the_folders_names_are_on_no_command_line() -> None:
         lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
         assert os.path.isdir(place.folder) and not any(place.id.encode() in line for line in lines)
     assert not os.path.exists(place.folder)
-
-
-@pytest.mark.parametrize(("files", "share"), [
-    ({"cpu.max": "max 100000\n"}, math.inf), ({"cpu.max": "150000 100000\n"}, 1.5), ({}, math.inf),
-    ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
-    ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
-])  # fmt: skip
-def test_a_containers_share_of_the_cores(
-    files: dict[str, str], share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert cores.share(tmp_path) == share
-    monkeypatch.setattr(cores, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
-    assert cores.cores() == {math.inf: 64, 1.5: 2, 0.5: 1}[share]
 
 
 @pytest.mark.parametrize("text", ["-oProxyCommand=x", "-Fcfg:2", "a,-l"])

@@ -80,6 +80,15 @@ def test_no_line_of_another_host_is_lost_or_torn(runner: Runner) -> None:
         assert f"[{rank}]<stderr>:bye" in job.stderr
 
 
+def test_each_host_has_its_own_number_of_threads(runner: Runner, pair: Hosts) -> None:
+    """hosta, from which the job is started, may use one core; hostb all, for one rank."""
+    every = os.sched_getaffinity(0)
+    runner.prefix = pair[0].command(["taskset", "-c", str(min(every))])
+    command = (sys.executable, "-c", "import os; print(os.uname().nodename, os.environ['OMP_NUM_THREADS'])")
+    job = runner.run("--no-prefix", "-H", "hosta:1,hostb:1", *command)
+    assert (job.returncode, sorted(job.stdout.splitlines())) == (0, ["hosta 1", f"hostb {len(every)}"]), job.stderr
+
+
 def test_a_command_that_is_no_python(runner: Runner) -> None:
     job = runner.run("--no-prefix", "-H", "hosta:1,hostb:1", "hostname")
     assert (job.returncode, sorted(job.stdout.split())) == (0, ["hosta", "hostb"])
