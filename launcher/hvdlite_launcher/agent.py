@@ -34,7 +34,9 @@ from hvdlite_launcher.ranks import ROOM, Farewell, publish
 from hvdlite_launcher.watch import appeared, watch
 
 BEAT = 1.0  # seconds between signs of life
-PATIENCE = 3.5  # seconds of silence after which the other side counts as lost, unless told otherwise
+PATIENCE = 3.5  # seconds of silence after which the other side counts as lost, until ranks have started there
+LATER = 60.0  # the same afterwards: a network may rest for that long, and a job of days must outlive it
+PARTING = 5.0  # the same at the end, when an agent is silent for the seconds that it needs to kill all
 FROZEN = 2.0  # seconds without a look, after which silence counts anew: both sides' machine may have stood still
 _PAUSE = 0.05  # seconds between looks for MPICH's segments, at first
 _CHUNK = 65536
@@ -66,7 +68,8 @@ def main() -> None:
 
 @dataclass
 class Agent:
-    """One job's agent. _job: its id, folders, what ranks are started with, and patience with silence (`run._job`)."""
+    """One job's agent. _job: its id, folders, what ranks are started with, and patience with silence, until ranks have
+    started here and afterwards (`run._job`)."""
 
     decoder: wire.Decoder
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -110,7 +113,7 @@ class Agent:
         self._selector.register(0, selectors.EVENT_READ, self._listen)
         beaten = looked = 0.0
         try:
-            while not self._over and (self._paused or time.monotonic() - self._heard < self._job["patience"]):
+            while not self._over and (self._paused or time.monotonic() - self._heard < self._patience):
                 began = time.monotonic()
                 if began - beaten > BEAT:
                     beaten, ranks = began, entry(self._job["folder"], SETTLED)
@@ -270,6 +273,11 @@ class Agent:
                 left, since = len(self._unsent), time.monotonic()
             else:
                 time.sleep(0.005)
+
+    @property
+    def _patience(self) -> float:
+        early, later = self._job["patience"]
+        return float(later if self._begun else early)
 
     def _mark(self) -> bytes:
         return mark_of(str(self._job.get("id")), self._job.get("env", {}), os.environ)

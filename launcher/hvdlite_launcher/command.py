@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hvdlite_launcher.agent import PATIENCE
+from hvdlite_launcher.agent import LATER, PATIENCE
 from hvdlite_launcher.cores import SLOTS
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.hosts import Host
@@ -44,7 +44,8 @@ class Settings:
     root: whether we run as root. interfaces: networks to use, or all.
     tcp: whether to keep off other networks than TCP.
     binding_args: instead of our own on placing and binding ranks, or None. start_timeout: seconds for all hosts to be
-    ready. host_timeout: seconds of silence after which a host counts as lost. step: how a scheduler starts the ranks,
+    ready. host_timeout: seconds of silence after which a host counts as lost, until ranks have started there, and
+    afterwards. step: how a scheduler starts the ranks,
     or None where the MPI's launcher does.
     """
 
@@ -59,7 +60,7 @@ class Settings:
     tcp: bool = False
     binding_args: tuple[str, ...] | None = None
     start_timeout: float = 13.0
-    host_timeout: float = PATIENCE
+    host_timeout: tuple[float, float] = (PATIENCE, LATER)
     step: Step | None = None
 
     @property

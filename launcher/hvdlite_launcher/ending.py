@@ -33,6 +33,7 @@ SIGNAL_GRACE = 5.0  # seconds that the ranks have to end by themselves after a s
 RANKS_GRACE = 1.2  # the same after one has failed; Open MPI 4's mpirun crashes when told to end while it ends a job
 ENTRY_PATIENCE = 5.0  # seconds that a rank may be in hvd.init() after another has ended
 MPIRUN_GRACE = 0.4  # seconds that mpirun then has to end them
+_PAUSING = 0.5  # seconds to tell other hosts of a suspension
 
 
 @dataclass
@@ -157,22 +158,44 @@ def signals(ending: Ending, streams: Streams) -> Iterator[None]:
         os.close(awake)  # last: until then a signal may come
 
 
+@dataclass
+class Suspension:
+    """While hvdliterun is suspended (Ctrl-Z), other hosts must not take its silence for its death.
+
+    wanted: whether it is to be suspended. A signal's handler does no more than note that: the thread that it interrupts
+    may be in the middle of a message to those hosts.
+    """
+
+    team: Team
+    wanted: bool = False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler."""
+        self.wanted = True
+
+    def act(self) -> None:
+        """Stop here, if that is wanted, until somebody lets us go on."""
+        if not self.wanted:
+            return
+        self.wanted = False
+        with self.team.quiet:  # a sign of life would end the pause
+            self.team.say(pause=1)
+            self.team.flush(_PAUSING)
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTSTP)  # stops here; what follows happens after SIGCONT
+            signal.signal(signal.SIGTSTP, self.on_signal)
+            self.team.forgive()
+
+
 @contextmanager
-def suspension(team: Team) -> Iterator[None]:
-    """While hvdliterun is suspended (Ctrl-Z), other hosts must not take its silence for its death."""
+def suspension(team: Team) -> Iterator[Suspension]:
+    """Where there are other hosts, Ctrl-Z is noted; whoever waits then lets it `act`."""
+    suspension = Suspension(team)
     if not team.remotes or threading.current_thread() is not threading.main_thread():
-        yield
+        yield suspension
         return
-
-    def suspend(number: int, frame: FrameType | None) -> None:
-        team.say(pause=1)
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)  # stops here; what follows happens after SIGCONT
-        signal.signal(number, suspend)
-        team.forgive()
-
-    previous = signal.signal(signal.SIGTSTP, suspend)
+    previous = signal.signal(signal.SIGTSTP, suspension.on_signal)
     try:
-        yield
+        yield suspension
     finally:
         signal.signal(signal.SIGTSTP, previous)

@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 from hvdlite_launcher import slips, tunables
-from hvdlite_launcher.agent import PATIENCE
+from hvdlite_launcher.agent import LATER, PATIENCE
 from hvdlite_launcher.usage import UsageError
 
 USAGE = "hvdliterun -np N [-H server1:N,server2:N] [options] python train.py [arguments]"
@@ -170,8 +170,9 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     add("-i", "--ssh-identity-file", metavar="FILE", help="the key to log in to other hosts with")
     add("--start-timeout", type=seconds, metavar="SECONDS",
         help="for all hosts to be ready (default: HOROVOD_START_TIMEOUT, or 10)")  # fmt: skip
-    add("--host-timeout", type=seconds, default=PATIENCE, metavar="SECONDS",
-        help=f"of silence until a host is lost, and with it the job (default: {PATIENCE})")  # fmt: skip
+    add("--host-timeout", type=seconds, metavar="SECONDS",
+        help="of silence until a host is lost, and with it the job "
+             f"(default: {PATIENCE} until ranks have started, then {LATER:.0f})")  # fmt: skip
     add("--network-interfaces", metavar="NAME,...", help="networks to use between hosts (default: MPI's choice)")
     add("--network-interface", action="append", default=[], help=argparse.SUPPRESS)
     add("--tcp", action="store_true", help="use no network but TCP")

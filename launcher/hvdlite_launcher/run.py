@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hvdlite_launcher.command import Command, Place, Settings
-from hvdlite_launcher.ending import Ending, signals, suspension
+from hvdlite_launcher.ending import Ending, Suspension, signals, suspension
 from hvdlite_launcher.entry import deserter, entry, inside
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import ABSENT, DESERTED, Failures, of_scheduler
@@ -80,15 +80,20 @@ def run(
             command = compose(place)
             env = {**environ, **command.env}
             job = _job(place, settings, env)
-            with a_team(settings, place, job, task, streams, failures) as team, suspension(team):
+            with a_team(settings, place, job, task, streams, failures) as team, suspension(team) as pause:
+
+                def stop() -> bool:
+                    pause.act()
+                    return ending.signal != 0
+
                 if settings.several:
-                    team.prepare(settings, job, lambda: ending.signal != 0)
+                    team.prepare(settings, job, stop)
                     ending.patience = _STARTS * settings.start_timeout
                 started = time.monotonic()
                 with lending(place, settings, streams, wanted=task is None) as lent:
                     mpirun = _spawn(command, env, streams, lent)
                     spawned = time.monotonic() - started
-                    _watch(mpirun, place, team, streams, ending)
+                    _watch(mpirun, place, team, streams, ending, pause)
                 if mpirun.returncode and not ending.signal and not failures.any:
                     ending.lost = ending.lost or team.lost()  # its agent may have ended the MPI's daemon there
             missing = _missing(settings, place, team)
@@ -133,10 +138,11 @@ def _spawn(command: Command, env: Mapping[str, str], streams: Streams, lent: boo
 
 
 def _watch(
-    mpirun: subprocess.Popen[bytes], place: Place, team: Team, streams: Streams, ending: Ending
+    mpirun: subprocess.Popen[bytes], place: Place, team: Team, streams: Streams, ending: Ending, pause: Suspension
 ) -> None:
     while mpirun.poll() is None:
         streams.wait()
+        pause.act()
         if streams.broken and not ending.signal:
             ending.on_signal(signal.SIGPIPE)
         if ending.press(mpirun, place, team):

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from hvdlite_launcher import config_file, slips, tunables
+from hvdlite_launcher.agent import LATER, PATIENCE
 from hvdlite_launcher.command import Settings, Step
 from hvdlite_launcher.facts import check_interfaces
 from hvdlite_launcher.hosts import Host, located, parse_hostfile, parse_hosts, total_slots, used
@@ -50,7 +51,7 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         tcp=options.tcp,
         binding_args=None if options.binding_args is None else tuple(_words("--binding-args", options.binding_args)),
         start_timeout=timeout + 3,  # ssh gives up before
-        host_timeout=options.host_timeout,
+        host_timeout=(options.host_timeout or PATIENCE, options.host_timeout or LATER),
         step=step,
     )
     if not made.elsewhere:  # else each host is asked

@@ -91,6 +91,11 @@ class Streams:
         """Print what a rank on another host has written. destination: 1 for its stdout, 2 for its stderr."""
         self._feed(self._source(rank, destination), data)
 
+    def say(self, text: str) -> None:
+        """Print a line of hvdliterun's own to stderr."""
+        self._guarded(self.printer.end_lines)
+        self._guarded(lambda: write_all(2, f"hvdliterun: {text}\n".encode()))
+
     def add(self, pipe: int, listener: Listener) -> None:
         """Read this pipe too, and give what comes to the listener; nothing: the pipe has ended."""
         os.set_blocking(pipe, False)

@@ -31,6 +31,7 @@ from hvdlite_launcher.usage import UsageError
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that this package lies in
 _PIPE = 1 << 20  # bytes
 _PATIENCE = 30.0  # seconds; Python may lie on a network's disk
+_SILENCE = 5.0  # seconds after which a host's silence is worth a line
 _TIDYING = 3.0  # seconds for janitors to be reached, and do the work of agents
 
 
@@ -38,10 +39,11 @@ _TIDYING = 3.0  # seconds for janitors to be reached, and do the work of agents
 class Remote:
     """One other host. facts: its answer, once it is there. problem: why it cannot take part.
 
-    patience: seconds of silence after which it is lost. heard: when it last gave a sign of life. started, finished: how
-    many ranks have there. entry: as it said last. ended: its connection is closed. gone: its agent has cleaned up.
-    said: what ssh, or an agent in trouble, has written to stderr. results: what its ranks have returned.
-    swallowed: errors that their scripts have caught, by rank, though another rank had left.
+    patience: seconds of silence after which it is lost; later: the same, once ranks have started there. heard: when it
+    last gave a sign of life. started, finished: how many ranks have there. entry: as it said last. ended: its
+    connection is closed. gone: its agent has cleaned up. said: what ssh, or an agent in trouble, has written to stderr.
+    results: what its ranks have returned. swallowed: errors that their scripts have caught, by rank, though another
+    rank had left.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Remote:
     streams: Streams
     failures: Failures
     patience: float
+    later: float = agent.LATER
     facts: dict[str, str] | None = None
     own_name: str = ""
     problem: str | None = None
@@ -93,6 +96,11 @@ class Remote:
         return bool(self._unsent) and not self.ended
 
     @property
+    def silence(self) -> float:
+        """For how many seconds it has given no sign of life."""
+        return time.monotonic() - self.heard
+
+    @property
     def present(self) -> bool:
         """Whether there is an agent at the other end."""
         return self.facts is not None or self.problem is not None
@@ -102,8 +110,7 @@ class Remote:
         """How the host was lost, if it was: the connection broke, or it has been silent for too long."""
         if self.ended:
             return (self.said.decode(errors="replace").strip().splitlines()[-1:] or ["the connection broke"])[0]
-        silent = f"no sign of life for {self.patience:g} s (--host-timeout)"
-        return silent if time.monotonic() - self.heard > self.patience else None
+        return f"no sign of life for {self.patience:g} s (--host-timeout)" if self.silence > self.patience else None
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         self._offset = min(self._offset, time.time() - message["now"])
@@ -113,6 +120,7 @@ class Remote:
             self.problem = message["problem"]
         if "started" in message:
             self.started += 1
+            self.patience = self.later
         if "ended" in message:
             self.finished += 1
         if "absent" in message:
@@ -127,16 +135,25 @@ class Remote:
 
 @dataclass
 class Team:
-    """All other hosts of one job."""
+    """All other hosts of one job. quiet: while it is held, no signs of life are sent. _silent: hosts whose silence has
+    been told."""
 
     streams: Streams
     remotes: list[Remote] = field(default_factory=list)
+    quiet: threading.Lock = field(default_factory=threading.Lock)
+    _silent: set[str] = field(default_factory=set)
     _asked: float = field(default_factory=time.monotonic)
 
     def say(self, **values: Any) -> None:
         """Send a message to all agents."""
         for remote in self.remotes:
             remote.send(wire.message(**values))
+
+    def flush(self, seconds: float) -> None:
+        """Send what is left of earlier messages, as far as that can be done in so many seconds."""
+        deadline = time.monotonic() + seconds
+        while sum(remote.send(b"") for remote in self.remotes) and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def signal(self, number: int) -> bool:
         """Send a signal to all ranks on other hosts; whether there are any."""
@@ -158,7 +175,18 @@ class Team:
         asked, self._asked = self._asked, time.monotonic()
         if self._asked - asked > agent.FROZEN:
             self.forgive()
+        for remote in self.remotes:
+            self._tell_silence(remote)
         return next((f"host {each.name} was lost: {each.lost}" for each in self.remotes if each.lost), None)
+
+    def _tell_silence(self, remote: Remote) -> None:
+        """One line when a host has fallen silent, and one when it is heard again."""
+        silent = remote.silence > _SILENCE and not remote.ended
+        if silent == (remote.name in self._silent):
+            return
+        self._silent ^= {remote.name}
+        ends = f"no sign of life for {_SILENCE:g} s; the job ends after {remote.patience:g} s of that (--host-timeout)"
+        self.streams.say(f"host {remote.name}: {ends if silent else 'it is heard again'}")
 
     def prepare(self, settings: Settings, job: Mapping[str, Any], stop: Callable[[], bool]) -> None:
         """Wait until every host is ready for the job, or `stop`. Raises NotReadyError."""
@@ -190,7 +218,7 @@ class Team:
         """Have all agents clean up, and print their ranks' last words. A host that does not answer is left alone."""
         self.say(end=1)
         for remote in self.remotes:
-            remote.patience = min(remote.patience, agent.PATIENCE)
+            remote.patience = min(remote.patience, agent.PARTING)
         while any(remote.present and not remote.lost for remote in self.remotes):
             self.streams.wait()
         for remote in self.remotes:
@@ -252,7 +280,8 @@ def _beat(team: Team, over: threading.Event) -> None:
     while not over.wait(0.01 if left else agent.BEAT):
         if time.monotonic() - beaten > agent.BEAT:
             beaten = time.monotonic()
-            team.say(beat=1)
+            with team.quiet:
+                team.say(beat=1)
         left = sum(remote.send(b"") for remote in team.remotes) > 0
 
 
@@ -266,7 +295,7 @@ def _connect(name: str, settings: Settings, place: Place, streams: Streams, fail
     os.set_blocking(process.stdin.fileno(), False)
     with contextlib.suppress(OSError):  # more than an unprivileged user may have
         fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE)
-    remote = Remote(name, process, streams, failures, settings.host_timeout)
+    remote = Remote(name, process, streams, failures, *settings.host_timeout)
     streams.add(os.dup(process.stdout.fileno()), remote.listen)
     streams.add(os.dup(process.stderr.fileno()), remote.note)
     return remote

@@ -116,7 +116,7 @@ def test_ranks_die_with_mpirun_even_without_a_janitor(runner: Runner) -> None:
 def test_a_daemon_that_comes_after_the_end_leaves_no_folder(tmp_path: Path) -> None:
     """Open MPI's, to a host where no rank has begun: it makes the job's folder anew."""
     folder = tmp_path / "job"
-    wanted: dict[str, object] = {"command": ["true"], "interfaces": [], "env": {}, "patience": 3.5}
+    wanted: dict[str, object] = {"command": ["true"], "interfaces": [], "env": {}, "patience": [3.5, 60.0]}
     job = {"id": "job", "folder": str(folder), "shared": None, "cwd": "/", **wanted}
     argv = agent.command(sys.executable, str(ROOT / "launcher"))
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -270,6 +271,33 @@ def test_a_job_that_does_not_start_is_ended_with_advice(tmp_path: Path) -> None:
     assert ending.lost and "no rank has started within 0 s" in ending.lost and "--network-interfaces" in ending.lost
     ending.press(mpirun, place, team)
     assert mpirun.wait(5) == -signal.SIGTERM
+
+
+CTRL_Z = """
+import signal, subprocess, threading
+from hvdlite_launcher.ending import suspension
+from hvdlite_launcher.failures import Failures
+from hvdlite_launcher.output import Printer
+from hvdlite_launcher.streams import Streams
+from hvdlite_launcher.team import Remote, Team
+process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+streams = Streams(Printer(True))
+team = Team(streams, [Remote("hostb", process, streams, Failures(), 3.5)])
+with suspension(team):
+    with team.remotes[0]._lock:
+        signal.raise_signal(signal.SIGTSTP)
+    team.say(beat=1)
+print("went on")
+process.kill()
+"""
+
+
+def test_ctrl_z_may_come_in_the_middle_of_a_message_to_a_host() -> None:
+    """Its handler takes no lock."""
+    path = os.pathsep.join(filter(None, sys.path))
+    env = {**os.environ, "PYTHONPATH": path}
+    job = subprocess.run([sys.executable, "-c", CTRL_Z], env=env, capture_output=True, text=True, timeout=20)
+    assert job.stdout == "went on\n", job.stderr
 
 
 def test_differences_are_told_of_the_few() -> None:

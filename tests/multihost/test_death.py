@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher.agent import PATIENCE
+from hvdlite_launcher.agent import LATER, PATIENCE
 
 from tests.launcher.conftest import SCRIPTS, Runner, wait_until
 from tests.multihost.hosts import Hosts, hosts
@@ -166,7 +167,7 @@ def test_a_host_is_cut_off(runner: Runner) -> None:
     with hosts(2) as pair:
         runner.prefix = pair[0].command([])
         before = traces(pair)
-        job = start(runner, pair)
+        job = start(runner, pair, "--host-timeout", "3.5")
         begun = time.monotonic()
         pair.unplug(pair[1])
         _, err = job.communicate(timeout=10.0)
@@ -178,24 +179,44 @@ def test_a_host_is_cut_off(runner: Runner) -> None:
 
 
 def test_a_network_that_rests_longer_than_usual(runner: Runner) -> None:
-    """Its user has said so; the job goes on."""
+    """The job goes on, and its user reads of it."""
     with hosts(2) as pair:
         runner.prefix = pair[0].command([])
-        job = start(runner, pair, "--host-timeout", "15")
+        job = start(runner, pair)
         (hvdliterun,) = processes(runner, HVDLITERUN)
         pair.unplug(pair[1])
-        time.sleep(PATIENCE + 1.0)
+        time.sleep(PATIENCE + 4.0)
         pair.plug_in(pair[1])
-        time.sleep(PATIENCE + 1.0)  # TCP tries again only now and then
+        time.sleep(PATIENCE + 4.0)  # TCP tries again only now and then
         assert job.poll() is None and "hvdlite-" in pair[1].run("ls", "/tmp")
         os.kill(hvdliterun, signal.SIGTERM)
-        job.communicate(timeout=5.0)
+        _, err = job.communicate(timeout=5.0)
         assert job.returncode == 143 and runner.wait_gone(4.0)
+        told = f"no sign of life for 5 s; the job ends after {LATER:.0f} s of that (--host-timeout)"
+        lines = [f"hvdliterun: host hostb: {text}" for text in (told, "it is heard again")]
+        assert [line for line in err.splitlines() if "host hostb" in line] == lines, err
+
+
+def test_a_host_is_cut_off_before_ranks_start(runner: Runner, tmp_path: Path) -> None:
+    """Nothing is lost, and nobody has to wait for a minute."""
+    with hosts(2, shared=[tmp_path]) as pair:
+        runner.prefix = pair[0].command([])
+        mpi = tmp_path / "mpirun"
+        mpi.write_text(f"#!/bin/sh\ntest $# = 1 && exec {runner.mpi.launcher} $1\ntouch {tmp_path}/begun\nexec sleep 60\n")
+        mpi.chmod(0o755)
+        runner.mpi = replace(runner.mpi, launcher=str(mpi))
+        job = runner.start("-H", "hosta:1,hostb:1", *SLEEPS)
+        assert wait_until((tmp_path / "begun").exists, 15.0)
+        pair.unplug(pair[1])
+        begun = time.monotonic()
+        _, err = job.communicate(timeout=20.0)
+        assert job.returncode == 1 and "host hostb was lost: no sign of life for 3.5 s" in err, err
+        assert time.monotonic() - begun < 8.0
 
 
 def test_a_suspended_launcher_is_not_taken_for_dead(runner: Runner, pair: Hosts) -> None:
     """Ctrl-Z, for longer than the patience that hosts have with each other; then the job goes on."""
-    job = start(runner, pair)
+    job = start(runner, pair, "--host-timeout", f"{PATIENCE}")
     (hvdliterun,) = processes(runner, HVDLITERUN)
     os.kill(hvdliterun, signal.SIGTSTP)
     assert wait_until(lambda: state(hvdliterun) == "T", 2.0)
@@ -211,7 +232,7 @@ def test_a_suspended_launcher_is_not_taken_for_dead(runner: Runner, pair: Hosts)
 
 def test_a_machine_that_stood_still_loses_nobody(runner: Runner, pair: Hosts) -> None:
     """One that carries all hosts, and is moved to another: nobody hears from anybody, longer than patience lasts."""
-    job = start(runner, pair)
+    job = start(runner, pair, "--host-timeout", f"{PATIENCE}")
     frozen = [*processes(runner, HVDLITERUN), *agents()]
     assert len(frozen) == 2
     for number in (signal.SIGSTOP, signal.SIGCONT):
