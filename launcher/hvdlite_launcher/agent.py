@@ -28,7 +28,7 @@ from typing import Any
 
 from hvdlite_launcher import facts, wire
 from hvdlite_launcher.entry import SETTLED, entry
-from hvdlite_launcher.janitor import is_own, kill_all, mark_of, rank_processes, see_off, segments_of_ranks, send
+from hvdlite_launcher.janitor import Segments, is_own, kill_all, mark_of, rank_processes, see_off, send
 from hvdlite_launcher.keeper import WATCHED
 from hvdlite_launcher.ranks import ROOM, Farewell, publish
 from hvdlite_launcher.watch import appeared, watch
@@ -83,7 +83,7 @@ class Agent:
     _over: bool = False
     _begun: bool = False
     _made: list[str] = field(default_factory=list)
-    _segments: set[str] = field(default_factory=set)
+    _segments: Segments = field(default_factory=lambda: Segments(""))
     _pause: float = BEAT / 2
 
     def take(self, kind: int, data: bytes) -> None:
@@ -120,7 +120,7 @@ class Agent:
                     self._say(absent=ranks.absent, waiting=ranks.waiting)
                 if began - looked > self._pause:  # not at each line of output: a look takes milliseconds
                     looked, self._pause = began, min(self._pause * 1.2, BEAT / 2)
-                    self._segments |= segments_of_ranks(self._job["folder"])
+                    self._segments.look()
                 self._turn(self._pause)
                 if time.monotonic() - began > FROZEN:
                     self._heard = time.monotonic()
@@ -134,7 +134,7 @@ class Agent:
         see_off(self._mark())
 
     def _open(self, job: dict[str, Any]) -> None:
-        self._job = job
+        self._job, self._segments = job, Segments(job["folder"])
         try:
             os.chdir(job["cwd"])
             for path in filter(None, (job["folder"], job["shared"])):
@@ -285,13 +285,13 @@ class Agent:
     def _clean_up(self) -> None:
         """Kill, read the last words, report a failure not yet reported, and remove. Nothing in here waits for
         the connection."""
-        self._segments |= segments_of_ranks(self._job.get("folder", ""))
+        self._segments.look(last=True)
         kill_all(self._mark())
         self._turn(0)
         for pipe in list(self._pipes):
             while len(self._unsent) < 64 * _FULL and self._carry(pipe):
                 pass
-        for path in self._segments:
+        for path in self._segments.found:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         self._remove()

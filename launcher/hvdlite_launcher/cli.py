@@ -16,12 +16,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hvdlite_launcher import checks, facts, readiness
 from hvdlite_launcher.command import Command, Place, Settings, compose
 from hvdlite_launcher.environment import forwarded, is_secret, kept
+from hvdlite_launcher.keeper import FILES
 from hvdlite_launcher.options import USAGE, parse
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.probe import Mpi, find_mpi
@@ -29,6 +30,8 @@ from hvdlite_launcher.readiness import NotReadyError
 from hvdlite_launcher.run import Outcome, run
 from hvdlite_launcher.settings import settings
 from hvdlite_launcher.usage import UsageError
+
+_FILES = 256  # that this process may open beside the ranks' pipes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +72,11 @@ def _find_home() -> None:
 
 def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
     """Run the job that the command line asks for. task: see `run.run`. Raises UsageError, NotReadyError."""
+    with _environment_as_before():
+        return _launch(options, task)
+
+
+def _launch(options: argparse.Namespace, task: bytes | None) -> Outcome:
     begin = time.monotonic()
     _find_home()
     try:
@@ -92,14 +100,14 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
             _show_command(mpi, command, wanted, place)
         return command
 
-    _allow_files()
     with contextlib.ExitStack() as files:
+        undo = files.enter_context(_files_for(wanted.ranks))
         printer = Printer(not options.no_prefix, options.timestamps, options.output_filename, wanted.ranks)
         try:
             files.enter_context(printer)
         except OSError as error:
             raise UsageError(f"--output-filename {error.filename}: {error.strerror or error}") from error
-        outcome = run(prepare, wanted, environ, printer=printer, verbose=options.verbose, task=task)
+        outcome = run(prepare, wanted, {**environ, **undo}, printer=printer, verbose=options.verbose, task=task)
     if options.verbose:
         _show_times(found - begin, outcome)
     if outcome.message and printer.without_hvdlite:
@@ -115,10 +123,32 @@ def _other_python(program: str) -> str:
     return f". {path} has no hvdlite, which is installed for {sys.executable}: activate its environment, or name it"
 
 
-def _allow_files() -> None:
-    """Open as many files as this process may: each rank has two pipes."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+@contextlib.contextmanager
+def _files_for(ranks: int) -> Iterator[dict[str, str]]:
+    """Inside, this process may open the files it needs: each rank has two pipes. Yields a variable by which the ranks'
+    keepers undo that, if anything was done."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * ranks + _FILES
+    wanted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    if before == resource.RLIM_INFINITY or before >= wanted:
+        yield {}
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    try:
+        yield {FILES: f"{before} {wanted}"}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+@contextlib.contextmanager
+def _environment_as_before() -> Iterator[None]:
+    """For a notebook, whose environment is its own: what `_find_home` has added goes."""
+    had = "HOME" in os.environ
+    try:
+        yield
+    finally:
+        if not had:
+            os.environ.pop("HOME", None)
 
 
 def _show_command(mpi: Mpi, command: Command, wanted: Settings, place: Place) -> None:
@@ -127,7 +157,7 @@ def _show_command(mpi: Mpi, command: Command, wanted: Settings, place: Place) ->
     say(f"libmpi: {_libmpi(wanted.command[0], {**os.environ, **command.env})}")
     shown = {name: "..." if is_secret(name) else shlex.quote(value) for name, value in command.env.items()}
     assignments = " ".join(f"{name}={value}" for name, value in sorted(shown.items()))
-    folder = f"mkdir -pm 700 {place.shared}; " if place.shared in command.env.values() else ""
+    folder = f"mkdir -m 700 {place.shared} && " if place.shared in command.env.values() else ""
     say(f"command: {folder}{assignments} {shlex.join(command.argv)}")
 
 

@@ -78,6 +78,14 @@ class Settings:
         """Ranks on the fullest host."""
         return min(self.ranks, max(host.slots for host in self.hosts))
 
+    def ranks_of(self, name: str) -> range | None:
+        """The ranks of this host, which are filled in order; None where the user's options may say otherwise."""
+        if self.mpi_args or self.binding_args is not None:
+            return None
+        names = [host.name for host in self.hosts]
+        first = sum(host.slots for host in self.hosts[: names.index(name)])
+        return range(first, first + self.hosts[names.index(name)].slots)
+
 
 @dataclass(frozen=True)
 class Place:

@@ -17,6 +17,8 @@ Runs as a script, in a session of its own, and imports nothing of this package.
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
 import re
 import select
@@ -31,6 +33,7 @@ _BATCH = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _BATCHES = tuple(f"{name}=".encode() for name in _BATCH)
 _MPIS_DAEMONS = (b"prted", b"orted")  # which Open MPI starts on other hosts, without the job's variables
 _DAEMONS = (b"slurmstepd", b"pbs_mom", b"sbatchd", b"res")  # of which one starts whatever a batch job consists of
+_SETTLING = 10.0  # seconds after which ranks that have met make no more segments
 _PATIENCE = 3.0  # seconds until killed processes must be gone
 _TIDYING = 6.0  # seconds until those must be that tidy up behind them; torch's manager takes 2 to 3
 
@@ -39,14 +42,14 @@ def main(folder: str, shared: str, mark: bytes) -> None:
     """Wait for the end of stdin, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the job; our sign is the pipe
-    segments: set[str] = set()
+    segments = Segments(folder)
     pause = 0.05
     while not select.select([0], [], [], pause)[0]:
-        segments |= segments_of_ranks(folder)
+        segments.look()
         pause = min(pause * 1.2, 5.0)
-    segments |= segments_of_ranks(folder)
+    segments.look(last=True)
     kill_all(mark)
-    for path in segments:
+    for path in segments.found:
         with contextlib.suppress(OSError):
             os.unlink(path)
     for tree in filter(None, (shared, folder)):
@@ -70,14 +73,19 @@ def mark_of(job: str, *environs: Mapping[str, str]) -> bytes:
 
 def marked(mark: bytes) -> Iterator[int]:
     """The processes of this mark; not this one."""
-    job, *batch = mark.split(b"\0")
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as environ:
-                found = environ.read().split(b"\0")
-                others = (each for each in found if each.startswith(_BATCHES) and each not in batch)
-                if (job in found and not (any(others) and in_batch(int(entry)))) or is_daemon(int(entry), job):
-                    yield int(entry)
+        if entry.isdigit() and int(entry) != os.getpid() and has_mark(int(entry), mark):
+            yield int(entry)
+
+
+def has_mark(pid: int, mark: bytes) -> bool:
+    """Whether the process is there, and of this mark."""
+    job, *batch = mark.split(b"\0")
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
+        found = environ.read().split(b"\0")
+        others = (each for each in found if each.startswith(_BATCHES) and each not in batch)
+        return (job in found and not (any(others) and in_batch(pid))) or is_daemon(pid, job)
+    return False
 
 
 def is_daemon(pid: int, job: bytes) -> bool:
@@ -110,7 +118,8 @@ def kill_all(mark: bytes) -> None:
         found = [pid for pid in marked(mark) if not tidies(pid)]
         if not found:
             return
-        send(found, signal.SIGKILL)
+        for pid in found:
+            kill(pid, mark)
         time.sleep(0.01)
 
 
@@ -119,7 +128,27 @@ def see_off(mark: bytes) -> None:
     deadline = time.monotonic() + _TIDYING
     while (found := list(marked(mark))) and time.monotonic() < deadline:
         time.sleep(0.1)
-    send(found, signal.SIGKILL)
+    for pid in found:
+        kill(pid, mark)
+
+
+def kill(pid: int, mark: bytes) -> None:
+    """Kill a process of this mark: where the kernel has pidfd, never another one that has got its number since."""
+    with contextlib.suppress(OSError):
+        if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+            os.kill(pid, signal.SIGKILL)
+            return
+        try:
+            process = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno == errno.ENOSYS:  # a kernel before 5.3
+                os.kill(pid, signal.SIGKILL)
+            return
+        try:
+            if has_mark(pid, mark):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)
 
 
 def send(processes: Iterable[int], number: int) -> None:
@@ -168,6 +197,34 @@ def _number_in(folder: str, name: str) -> int:
     with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name), encoding="ascii") as file:
         return int(file.read())
     return 0
+
+
+class Segments:
+    """MPICH's segments that the ranks of the job with this folder have mapped.
+
+    To look takes milliseconds of a process with thousands of mappings, and holds a lock of its; so it ends some seconds
+    after all ranks here have met the others, when MPIs make no more.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.found: set[str] = set()
+        self._folder = folder
+        self._over = math.inf
+
+    def look(self, last: bool = False) -> None:
+        """Note those that there are now. last: also after the time for it."""
+        if time.monotonic() > self._over and not last:
+            return
+        self.found |= segments_of_ranks(self._folder)
+        if self._over == math.inf and self._all_present():
+            self._over = time.monotonic() + _SETTLING
+
+    def _all_present(self) -> bool:
+        names: set[str] = set()
+        with contextlib.suppress(OSError):
+            names.update(os.listdir(self._folder))
+        ranks = [name.removeprefix("pid.") for name in names if name.startswith("pid.")]
+        return bool(ranks) and all(f"present.{rank}" in names for rank in ranks)
 
 
 def segments_of_ranks(folder: str) -> set[str]:

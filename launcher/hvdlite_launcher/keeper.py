@@ -30,6 +30,8 @@ if __name__ == "__main__":  # isolated, Python does not know where this file lie
 from hvdlite_launcher.cores import threads
 
 WATCHED = "watched"  # a file in the job's folder, made by hvdliterun or its agent
+FILES = "HVDLITE_JOB_FILES"
+"""How many files hvdliterun might open before it allowed itself more, and how many then; ranks would inherit that."""
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
@@ -53,14 +55,18 @@ def main(command: Sequence[str]) -> int:
         _die_with_parent(prctl, keeper)
         os.setpgid(0, 0)  # the MPI kills our group, but not what tidies up behind the command (its resource tracker)
         os.environ["HVDLITE_JOB_RANK"] = rank
+        _allow_files(os.environ.pop(FILES, ""))
         os.environ.setdefault("OMP_NUM_THREADS", number_of_threads)
         _become(_read(command))
     _forward_signals(child)
     _note(os.path.join(folder, f"pid.{rank}"), str(child))
     _close_stdio()
-    _, status = os.waitpid(child, 0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # until it is reaped, its number is nobody else's
+    for forwarded in _FORWARDED:
+        signal.signal(forwarded, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(folder, f"pid.{rank}"))
+    _, status = os.waitpid(child, 0)
     _note(os.path.join(folder, f"ended.{rank}"), "")
     code = os.waitstatus_to_exitcode(status)
     number = -code if code < 0 else 0
@@ -142,6 +148,17 @@ def _borrow_stdin(folder: str) -> None:
 def _read(command: Sequence[str]) -> list[str]:
     """The words as the user gave them: see `command`."""
     return [word[1:] if word.startswith("\\") and word.lstrip("\\") == ":" else word for word in command]
+
+
+def _allow_files(change: str) -> None:
+    """Undo what hvdliterun has allowed itself, where we have inherited it."""
+    if change:
+        import resource
+
+        before, now = map(int, change.split())
+        soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == now:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 def _become(command: Sequence[str]) -> NoReturn:

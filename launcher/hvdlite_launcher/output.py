@@ -6,6 +6,7 @@ bar, a prompt) shows after a short wait; `\\r` ends a line as `\\n` does, so tha
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -91,8 +92,7 @@ class Printer:
             folder = os.path.join(self.folder or "", f"rank.{rank:0{width}d}")
             os.makedirs(folder, exist_ok=True)
             for destination, name in ((1, "stdout"), (2, "stderr")):
-                how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-                self._files[rank, destination] = os.open(os.path.join(folder, name), how, 0o666)
+                self._files[rank, destination] = _made_anew(folder, name)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -115,6 +115,23 @@ class Printer:
             fresh = segment.endswith((b"\n", b"\r"))
         self._open[place] = None if fresh else source
         write_all(source.destination, b"".join(parts))
+
+
+def _made_anew(folder: str, name: str) -> int:
+    """A descriptor of an empty file. Where others may write into the folder, links are not followed: they may lead to
+    another file of ours. Raises OSError."""
+    if os.lstat(folder).st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "belongs to another user", folder)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(directory)
+        shared = found.st_uid != os.geteuid() or found.st_mode & 0o022
+        how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | (os.O_NOFOLLOW if shared else 0)
+        return os.open(name, how, 0o666, dir_fd=directory)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.path.join(folder, name)) from error
+    finally:
+        os.close(directory)
 
 
 def write_all(destination: int, data: bytes) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _CAUSES = (
     (r"Permission denied \(", "refused key: {line}", "`ssh-copy-id {host}`, or -i FILE"),
+    (r"No \S+ host key is known", "unknown host key: {line}", "add it to known_hosts, as StrictHostKeyChecking wants"),
     (r"HOST IDENTIFICATION HAS CHANGED|Host key verification failed", "changed host key: {line}",
      "`ssh-keygen -R {host}` if that is right"),
     (r"Could not resolve|Name or service not known", "unknown name: {line}", "check the host list"),

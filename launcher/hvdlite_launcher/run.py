@@ -101,12 +101,13 @@ def run(
             failures.add(deserter({"": entry(place.folder)}, 0.0))
             failure = failures.first(final=True)
             beginning = failure is not None and not failure.host and inside(place.folder, failure.rank)
-            found = left_by_ranks(place, "result")
+            found: dict[int, bytes] = {}
             notes = left_by_ranks(place, "swallowed")
             swallowed = {rank: text.decode(errors="replace") for rank, text in notes.items()}
             for remote in team.remotes:
                 found |= remote.results
                 swallowed |= remote.swallowed
+            found |= left_by_ranks(place, "result")
         streams.drain(explained=bool(ending.signal or ending.lost or failure))
         code, message = _explain(mpirun, ending, streams.broken, beginning, missing)
         if not code and swallowed:

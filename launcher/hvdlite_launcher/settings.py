@@ -8,6 +8,7 @@ import dataclasses
 import os
 import pwd
 import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
 
 from hvdlite_launcher import config_file, slips, tunables
@@ -20,6 +21,9 @@ from hvdlite_launcher.probe import Mpi
 from hvdlite_launcher.schedulers import Allocation, Starter, allocation, pmi
 from hvdlite_launcher.ssh import SSH_AGENTS, Ssh
 from hvdlite_launcher.usage import UsageError
+
+_AT_ONCE = 64  # processes
+_RULE = re.compile(rb"(?m)^stricthostkeychecking (?!ask$)")  # "ask" is ssh's own default
 
 
 def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
@@ -54,6 +58,9 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         host_timeout=(options.host_timeout or PATIENCE, options.host_timeout or LATER),
         step=step,
     )
+    if made.several and not made.ssh.program:
+        others = [host.name for host in made.hosts if not host.local]
+        made = dataclasses.replace(made, ssh=dataclasses.replace(made.ssh, has_own_rule=_has_own_rule(others)))
     if not made.elsewhere:  # else each host is asked
         _check_interfaces(made.interfaces)
     unknown = [f"{options.config_file}: {name}: no such setting, no effect" for name in tunables.unknown(config)]
@@ -201,6 +208,21 @@ def _ssh(options: argparse.Namespace, shell: str | None, timeout: float, environ
     agents = [environ[name] for name in SSH_AGENTS if environ.get(name)]
     csh = os.path.basename(_login_shell(environ)) in ("csh", "tcsh")
     return Ssh(options.ssh_port, key, max(1, round(timeout)), agents[0] if agents else shell, csh)
+
+
+def _has_own_rule(names: Sequence[str]) -> bool:
+    """Whether ssh's configuration has a rule for the keys of any of these hosts. (All hosts get the same options.)"""
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    for start in range(0, len(names), _AT_ONCE):
+        argvs = [["ssh", "-G", name] for name in names[start : start + _AT_ONCE]]
+        try:
+            asked = [subprocess.Popen(argv, stdin=null, stdout=pipe, stderr=null) for argv in argvs]
+        except FileNotFoundError:  # told later
+            return False
+        answers = [process.communicate()[0] for process in asked]
+        if any(_RULE.search(answer) for answer in answers):
+            return True
+    return False
 
 
 def _login_shell(environ: Mapping[str, str]) -> str:

@@ -1,7 +1,8 @@
 """How other hosts are reached: the words of an ssh command. Pure.
 
 Without questions (BatchMode) and with a limit on connecting: a host that wants a password is a host that is not
-ready. A host seen for the first time is accepted, as `horovodrun` does; one whose key has changed is not.
+ready. A host seen for the first time is accepted, as `horovodrun` does, unless ssh's configuration says otherwise; one
+whose key has changed is not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Ssh:
 
     program: another program in ssh's place (`OMPI_MCA_plm_rsh_agent`, as Kubernetes operators set it); it is given
     the host and the command and nothing else. csh: whether our login shell is of that kind, in which Open MPI would
-    write to all hosts.
+    write to all hosts. has_own_rule: whether ssh's configuration says which host keys are accepted; our option would
+    overrule it.
     """
 
     port: int | None = None
@@ -28,6 +30,7 @@ class Ssh:
     connect_timeout: int = 10
     program: str | None = None
     csh: bool = False
+    has_own_rule: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -38,8 +41,10 @@ class Ssh:
         settings = {
             "BatchMode": "yes",
             "ConnectTimeout": str(self.connect_timeout),
-            "StrictHostKeyChecking": "accept-new",
+            **({} if self.has_own_rule else {"StrictHostKeyChecking": "accept-new"}),
             "LogLevel": "ERROR",
+            "ForwardAgent": "no",  # else whoever rules a host could log in elsewhere by our agent, or see our screen
+            "ForwardX11": "no",
             "ClearAllForwardings": "yes",  # of the user's configuration, whose ports a second connection finds taken
         }
         return (*given, *(word for name, value in settings.items() for word in ("-o", f"{name}={value}")))

@@ -42,8 +42,8 @@ class Remote:
     patience: seconds of silence after which it is lost; later: the same, once ranks have started there. heard: when it
     last gave a sign of life. started, finished: how many ranks have there. entry: as it said last. ended: its
     connection is closed. gone: its agent has cleaned up. said: what ssh, or an agent in trouble, has written to stderr.
-    results: what its ranks have returned. swallowed: errors that their scripts have caught, by rank, though another
-    rank had left.
+    results: what its ranks have returned. ranks: which it has, or None where the MPI may place them otherwise.
+    swallowed: errors that their scripts have caught, by rank, though another rank had left.
     """
 
     name: str
@@ -64,6 +64,8 @@ class Remote:
     said: bytes = b""
     results: dict[int, bytes] = field(default_factory=dict)
     swallowed: dict[int, str] = field(default_factory=dict)
+    ranks: range | None = None
+    _garbled: bool = False
     _offset: float = math.inf  # from the host's clock to ours; the least is nearest, as messages take time
     _decoder: wire.Decoder = field(default_factory=lambda: wire.Decoder(marked=True))
     _unsent: bytearray = field(default_factory=bytearray)
@@ -72,14 +74,23 @@ class Remote:
     def listen(self, data: bytes) -> None:
         """Take what the agent has sent; nothing: the connection has ended."""
         self.ended |= not data
+        if self._garbled:
+            return
         self.heard = time.monotonic()
-        for kind, rank, frame in self._decoder.feed(data):
-            if kind == wire.MESSAGE:
-                self._hear(wire.decode(frame))
-            elif kind == wire.RESULT:
+        try:
+            for kind, rank, frame in self._decoder.feed(data):
+                self._take(kind, rank, frame)
+        except (ValueError, LookupError, TypeError):
+            self._garbled = True
+
+    def _take(self, kind: int, rank: int, frame: bytes) -> None:
+        if kind == wire.MESSAGE:
+            self._hear(wire.decode(frame))
+        elif kind == wire.RESULT:
+            if self.ranks is None or rank in self.ranks:  # it will be unpickled here
                 self.results[rank] = frame
-            else:
-                self.streams.output(rank, 1 if kind == wire.STDOUT else 2, frame)
+        else:
+            self.streams.output(rank, 1 if kind == wire.STDOUT else 2, frame)
 
     def note(self, data: bytes) -> None:
         """Take what ssh, or an agent in trouble, has written to stderr."""
@@ -107,7 +118,9 @@ class Remote:
 
     @property
     def lost(self) -> str | None:
-        """How the host was lost, if it was: the connection broke, or it has been silent for too long."""
+        """How the host was lost, if it was: the connection broke, or it has been silent for too long, or garbled."""
+        if self._garbled:
+            return "what it sends is no message of hvdlite's"
         if self.ended:
             return (self.said.decode(errors="replace").strip().splitlines()[-1:] or ["the connection broke"])[0]
         return f"no sign of life for {self.patience:g} s (--host-timeout)" if self.silence > self.patience else None
@@ -244,6 +257,8 @@ def a_team(
     """
     others = [host.name for host in settings.hosts if not host.local]
     team = Team(streams, [_connect(name, settings, place, streams, failures) for name in others])
+    for remote in team.remotes:
+        remote.ranks = settings.ranks_of(remote.name)
     team.say(job=job)
     if task is not None:
         for remote in team.remotes:

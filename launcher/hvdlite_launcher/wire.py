@@ -16,6 +16,7 @@ from typing import Any
 MARK = b"\0hvdlite-agent\n"
 MESSAGE, STDOUT, STDERR, RESULT, TASK = range(5)  # kinds of frames
 _HEADER = struct.Struct("!BIQ")
+_LONGEST = 1 << 24  # bytes of a frame, but of those that carry what the user has pickled
 
 
 def encode(kind: int, rank: int, data: bytes) -> bytes:
@@ -42,7 +43,7 @@ class Decoder:
     _rest: bytearray = field(default_factory=bytearray, repr=False)  # bytes would be copied at every piece of a frame
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """The frames (kind, rank, data) that these bytes complete."""
+        """The frames (kind, rank, data) that these bytes complete. Raises ValueError for what is no frame."""
         self._rest += data
         if self.marked:
             _, mark, rest = self._rest.partition(MARK)
@@ -51,6 +52,8 @@ class Decoder:
             self.marked, self._rest = False, rest
         while len(self._rest) >= _HEADER.size:
             kind, rank, length = _HEADER.unpack_from(self._rest)
+            if kind > TASK or (kind < RESULT and length > _LONGEST):
+                raise ValueError(f"no frame: kind {kind}, {length} bytes")
             end = _HEADER.size + length
             if len(self._rest) < end:
                 return

@@ -456,7 +456,7 @@ def test_the_command_that_is_shown_runs_without_hvdliterun(runner: Runner) -> No
     shown = runner.run("-v", "-np", "2", sys.executable, "-c", "import hvdlite as hvd; hvd.init(); print(f'rank {hvd.rank()}\\n', end='')")
     (command,) = re.findall(r"(?m)^hvdliterun: command: (.*)$", shown.stderr)
     job = subprocess.run(["sh", "-c", command], env=runner.env(), capture_output=True, text=True, timeout=LIMIT)
-    for folder in re.findall(r"(?:HVDLITE_JOB_DIR=|mkdir -pm 700 )([^\s;]+)", command):
+    for folder in re.findall(r"(?:HVDLITE_JOB_DIR=|mkdir -m 700 )([^\s;]+)", command):
         shutil.rmtree(folder, ignore_errors=True)  # Open MPI's
     assert job.returncode == 0, job.stderr
     assert "shmem" not in job.stderr, "without a folder for its segments Open MPI falls back to TCP, with an error"

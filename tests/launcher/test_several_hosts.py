@@ -6,9 +6,11 @@ import dataclasses
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from hvdlite_launcher.output import Printer
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.ssh import Ssh
 from hvdlite_launcher.streams import Streams
-from hvdlite_launcher.team import Team
+from hvdlite_launcher.team import Remote, Team
 
 PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
 HOSTS = (Host("a", 2), Host("b", 1, local=False))
@@ -32,7 +34,7 @@ OPEN_MPI_5 = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
 OPEN_MPI_4 = Mpi("/usr/bin/mpirun", Family.OPEN_MPI, (4, 1, 4))
 MPICH = Mpi("/mpich/bin/mpiexec", Family.MPICH, (5, 0, 2))
 INTEL = Mpi("/intel/bin/mpiexec.hydra", Family.INTEL_MPI, (2021, 17))
-SSH = "-p 2222 -i /home/me/key -o BatchMode=yes -o ConnectTimeout=10 -o StrictHostKeyChecking=accept-new -o LogLevel=ERROR -o ClearAllForwardings=yes"
+SSH = "-p 2222 -i /home/me/key -o BatchMode=yes -o ConnectTimeout=10 -o StrictHostKeyChecking=accept-new -o LogLevel=ERROR -o ForwardAgent=no -o ForwardX11=no -o ClearAllForwardings=yes"
 JOB = {"HVDLITE_JOB_DIR": "/tmp/job", "HVDLITE_JOB_HOSTS": "2", "HVDLITE_JOB_ID": "job", "HVDLITE_JOB_SLOTS": "2"}
 
 
@@ -142,6 +144,7 @@ def test_threads_are_each_hosts_own_affair() -> None:
 
 def test_an_ssh_command() -> None:
     assert Ssh().command("a", ["echo", "two words"])[-2:] == ["a", "echo 'two words'"]
+    assert not [word for word in Ssh(has_own_rule=True).options if "StrictHostKey" in word]
     assert Ssh(program="/etc/kubexec.sh -v").command("a", ["x"]) == ["/etc/kubexec.sh", "-v", "a", "x"]
 
 
@@ -150,7 +153,8 @@ def test_only_what_is_known_and_no_secret_is_forwarded() -> None:
           "HF_TOKENIZERS_X"]  # fmt: skip
     stay = ["HOME", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_FD", "CUDA_VISIBLE_DEVICES", "DISPLAY", "LR", "PATHOLOGY"]
     secret = ["HF_TOKEN", "HVDLITE_API_KEY", "NCCL_SECRET_X", "AWS_REGION", "TF_PASSWORD", "HOROVOD_SECRET", "HF_token",
-              "TF_TOKEN_app_terraform_io", "NVIDIA_NGC_APIKEY", "HF_ACCESS_TOKENS", "UCX_PASS"]  # fmt: skip
+              "TF_TOKEN_app_terraform_io", "NVIDIA_NGC_APIKEY", "HF_ACCESS_TOKENS", "UCX_PASS", "HF_PAT", "KERAS_DSN", "HF_AUTH",
+              "TF_PASSPHRASE", "TORCH_CREDENTIALS"]  # fmt: skip
     assert sorted(forwarded(dict.fromkeys([*go, *stay, *secret], ""))) == sorted(go)
     assert all(map(is_secret, secret)) and not any(map(is_secret, go))
 
@@ -171,6 +175,51 @@ def test_frames_survive_any_cut() -> None:
             found += decoder.feed(rest[:cut])
             rest = rest[cut:]
         assert found == frames
+
+
+@pytest.mark.parametrize("kind", [wire.MESSAGE, wire.STDOUT, wire.STDERR, 99])
+def test_what_is_no_frame_is_not_waited_for(kind: int) -> None:
+    """Its length would be the memory that another host could take."""
+    with pytest.raises(ValueError, match="no frame"):
+        list(wire.Decoder().feed(struct.pack("!BIQ", kind, 0, 1 << 40)))
+
+
+@pytest.fixture
+def remote() -> Iterator[Remote]:
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    yield Remote("b", process, Streams(Printer(True)), Failures(), 60.0)
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("nonsense", [
+    struct.pack("!BIQ", 99, 0, 4), struct.pack("!BIQ", wire.MESSAGE, 0, 1 << 40), wire.encode(wire.MESSAGE, 0, b"{"),
+    wire.encode(wire.MESSAGE, 0, b"[]"), wire.message(started=1),
+])  # fmt: skip
+def test_a_host_that_talks_nonsense_is_lost(remote: Remote, nonsense: bytes) -> None:
+    remote.listen(wire.MARK + wire.message(now=1.0))
+    assert remote.lost is None
+    remote.listen(nonsense)
+    assert remote.lost == "what it sends is no message of hvdlite's"
+
+
+def test_a_host_returns_results_of_its_own_ranks_only(remote: Remote) -> None:
+    """They are unpickled here."""
+    remote.ranks = SETTINGS.ranks_of("b")
+    assert remote.ranks == range(2, 3)
+    remote.listen(wire.MARK + b"".join(wire.encode(wire.RESULT, rank, b"x") for rank in range(4)))
+    assert list(remote.results) == [2]
+    assert dataclasses.replace(SETTINGS, mpi_args=("--map-by", "node")).ranks_of("b") is None
+
+
+def test_a_host_may_be_silent_for_longer_once_ranks_have_started(remote: Remote) -> None:
+    remote.patience, remote.later, remote.heard = 3.5, 60.0, time.monotonic() - 10.0
+    assert remote.lost
+    remote.listen(wire.MARK + wire.message(now=1.0, started=0))
+    remote.heard -= 10.0
+    assert remote.lost is None
+    remote.heard -= 60.0
+    assert remote.lost == "no sign of life for 60 s (--host-timeout)"
 
 
 def test_long_frames_take_no_longer_per_byte() -> None:

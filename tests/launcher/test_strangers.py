@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,10 @@ from hvdlite_launcher.agent import Agent
 from hvdlite_launcher.hosts import parse_hosts
 from hvdlite_launcher.keeper import WATCHED, _own
 from hvdlite_launcher.options import parse
+from hvdlite_launcher.output import Printer
 from hvdlite_launcher.place import a_place
+from hvdlite_launcher.probe import Family, Mpi
+from hvdlite_launcher.settings import settings
 from hvdlite_launcher.usage import UsageError
 
 from tests.launcher.conftest import ROOT, Runner, wait_until
@@ -136,6 +141,82 @@ def test_secrets_are_not_shown(runner: Runner) -> None:
     found = runner.run("-v", "-np", "1", "-x", "WANDB_API_KEY=hush", "-x", "COLOUR=red", "echo", "hello")
     assert found.returncode == 0 and "COLOUR=red" in found.stderr
     assert "WANDB_API_KEY=..." in found.stderr and "hush" not in found.stderr
+
+
+def test_a_link_of_somebody_elses_is_not_written_through(tmp_path: Path) -> None:
+    """Of an output folder that others may write into."""
+    victim, folder = tmp_path / "victim", tmp_path / "out" / "rank.0"
+    victim.write_text("precious")
+    folder.mkdir(parents=True)
+    (folder / "stdout").symlink_to(victim)
+    folder.chmod(0o777)
+    with pytest.raises(OSError, match="symbolic links"), Printer(True, folder=str(tmp_path / "out")):
+        pass
+    assert victim.read_text() == "precious"
+    if os.geteuid() == 0:
+        os.chown(folder, 54321, 54321)
+        with pytest.raises(OSError, match="belongs to another user"), Printer(True, folder=str(tmp_path / "out")):
+            pass
+
+
+@pytest.mark.parametrize(("rule", "ours"), [("yes", False), ("no", False), ("ask", True), (None, True)])
+def test_a_sites_rule_for_host_keys_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str | None, ours: bool
+) -> None:
+    (tmp_path / "config").write_text(f"Host nodeb\n  StrictHostKeyChecking {rule}\n" if rule else "")
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    mpi = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
+    made, _ = settings(parse(["-H", "nodea:1,nodeb:1", sys.executable]), mpi, {})
+    assert any("StrictHostKeyChecking" in word for word in made.ssh.options) is ours
+
+
+def test_limits_and_variables_are_given_back(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a notebook, and to the ranks: a program that closes all files that it may have must not take minutes."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setenv("HVDLITE_MPIEXEC", runner.mpi.launcher)
+    monkeypatch.delenv("HOME")
+    code = "import resource, sys; sys.exit(resource.getrlimit(resource.RLIMIT_NOFILE)[0] != 200)"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    try:
+        outcome = cli.launch(parse(["-np", "1", sys.executable, "-c", code]))
+        assert outcome.code == 0 and resource.getrlimit(resource.RLIMIT_NOFILE) == (200, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "HOME" not in os.environ
+
+
+def test_who_has_got_the_number_of_a_process_that_is_gone_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look and the signal."""
+    with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]}) as stranger:
+        found = iter([[stranger.pid], []])
+        monkeypatch.setattr(janitor, "marked", lambda mark: next(found))
+        janitor.kill_all(b"HVDLITE_JOB_ID=none")
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_ranks_that_have_met_are_let_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for segments takes milliseconds of a process with thousands of mappings."""
+    looks: list[str] = []
+    monkeypatch.setattr(janitor, "segments_of_ranks", lambda folder: looks.append(folder) or set())
+    monkeypatch.setattr(janitor, "_SETTLING", 0.1)
+    segments = janitor.Segments(str(tmp_path))
+    for name in ("pid.0", "pid.1", "present.0"):
+        (tmp_path / name).touch()
+    segments.look()
+    time.sleep(0.15)
+    segments.look()
+    (tmp_path / "present.1").touch()
+    segments.look()
+    assert len(looks) == 3
+    time.sleep(0.15)
+    (tmp_path / "present.1").unlink()
+    segments.look()
+    assert len(looks) == 3
+    segments.look(last=True)
+    assert len(looks) == 4
 
 
 def test_a_user_without_a_name_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
