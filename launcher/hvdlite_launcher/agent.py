@@ -17,7 +17,6 @@ import contextlib
 import errno
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +27,18 @@ from typing import Any
 
 from hvdlite_launcher import facts, wire
 from hvdlite_launcher.entry import SETTLED, entry
-from hvdlite_launcher.janitor import Segments, is_own, kill_all, mark_of, rank_processes, see_off, send
+from hvdlite_launcher.janitor import (
+    Segments,
+    claim,
+    is_own,
+    kill_all,
+    leave,
+    mark_of,
+    part_of,
+    rank_processes,
+    see_off,
+    send,
+)
 from hvdlite_launcher.keeper import WATCHED
 from hvdlite_launcher.ranks import ROOM, Farewell, publish
 from hvdlite_launcher.watch import appeared, watch
@@ -83,6 +93,7 @@ class Agent:
     _over: bool = False
     _begun: bool = False
     _made: list[str] = field(default_factory=list)
+    _parents: list[str] = field(default_factory=list)
     _segments: Segments = field(default_factory=lambda: Segments(""))
     _pause: float = BEAT / 2
 
@@ -134,20 +145,23 @@ class Agent:
         see_off(self._mark())
 
     def _open(self, job: dict[str, Any]) -> None:
-        self._job, self._segments = job, Segments(job["folder"])
+        self._job = job
         try:
             os.chdir(job["cwd"])
             for path in filter(None, (job["folder"], job["shared"])):
-                os.makedirs(path, 0o700)
+                self._parents += _missing_parents(path)
+                claim(path)
                 self._made.append(path)
+            self._job = job = {**job, "folder": part_of(job["folder"])}
+            self._segments = Segments(job["folder"])
             publish(job["folder"], WATCHED, bytes(ROOM))
             facts.check_interfaces(job["interfaces"])
             descriptor = watch(job["folder"])
             self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._look(descriptor))
             self._ask(job["command"], job["env"])
-        except FileExistsError:
+        except FileExistsError as error:
             twice = "this machine is in the list under another name too"
-            self._say(problem=twice if is_own(path) else f"another user has made {path}: start again")
+            self._say(problem=twice if is_own(error.filename) else f"another user has made {path}: start again")
         except OSError as error:
             where = error.filename or (job["folder"] if error.errno == errno.ENOSPC else None)
             self._say(problem=f"{error.strerror}: {where}" if where else str(error))
@@ -298,9 +312,10 @@ class Agent:
 
     def _remove(self) -> None:
         for tree in reversed(self._made):
-            with contextlib.suppress(OSError):
-                if is_own(tree):
-                    shutil.rmtree(tree, ignore_errors=True)
+            leave(tree, whole=False)
+        for folder in self._parents:
+            with contextlib.suppress(OSError):  # others have something in there
+                os.rmdir(folder)
 
     def _turn_away(self) -> None:
         """No rank has begun here, so the MPI's daemon may come only now: Open MPI's makes the job's folder anew."""
@@ -309,3 +324,11 @@ class Agent:
             time.sleep(0.1)
             kill_all(self._mark())
             self._remove()
+
+
+def _missing_parents(path: str) -> list[str]:
+    """The folders around it that are not there, innermost first: TMPDIR's, where only the launching host has it."""
+    found = []
+    while not os.path.exists(path := os.path.dirname(path)):
+        found.append(path)
+    return found

@@ -101,6 +101,12 @@ class Place:
     shared: str | None
     keeper: tuple[str, ...]
     bourne: tuple[str, ...] = ()
+    base: str = ""
+
+    @property
+    def root(self) -> str:
+        """The job's folder, under the same name on all hosts: `folder` is this host's part of it."""
+        return self.base or self.folder
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ def compose(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[str, st
     defaults = _common_env(settings, mpi) | own_env(settings, mpi, place, environ)
     defaults |= _tcp_env(mpi) if settings.tcp else {}
     env = {name: value for name, value in defaults.items() if name not in environ} | dict(settings.env)
-    env |= {"HVDLITE_JOB_ID": place.id, "HVDLITE_JOB_DIR": place.folder, SLOTS: str(settings.most_slots)}
+    env |= {"HVDLITE_JOB_ID": place.id, "HVDLITE_JOB_DIR": place.root, SLOTS: str(settings.most_slots)}
     if settings.several:
         env["HVDLITE_JOB_HOSTS"] = str(len(settings.hosts))
     if settings.step:
@@ -201,7 +207,7 @@ def _open_mpi_env(settings: Settings, mpi: Mpi, place: Place, environ: Mapping[s
         "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks' threads share their cores, which one that waits must not keep
     }
     if not settings.step:  # on other hosts of a scheduler the job has no folders
-        env["PRTE_MCA_prte_tmpdir_base" if modern else "OMPI_MCA_orte_tmpdir_base"] = place.folder
+        env["PRTE_MCA_prte_tmpdir_base" if modern else "OMPI_MCA_orte_tmpdir_base"] = place.root
     if place.shared and not settings.step:
         env[f"OMPI_MCA_btl_{_shared_memory(mpi)}_backing_directory"] = place.shared
         env["OMPI_MCA_osc_sm_backing_directory"] = place.shared

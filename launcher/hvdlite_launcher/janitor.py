@@ -33,18 +33,21 @@ _BATCH = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _BATCHES = tuple(f"{name}=".encode() for name in _BATCH)
 _MPIS_DAEMONS = (b"prted", b"orted")  # which Open MPI starts on other hosts, without the job's variables
 _DAEMONS = (b"slurmstepd", b"pbs_mom", b"sbatchd", b"res")  # of which one starts whatever a batch job consists of
+_PART = "at-"  # and a host's name
 _SETTLING = 10.0  # seconds after which ranks that have met make no more segments
 _PATIENCE = 3.0  # seconds until killed processes must be gone
 _TIDYING = 6.0  # seconds until those must be that tidy up behind them; torch's manager takes 2 to 3
 
 
-def main(folder: str, shared: str, mark: bytes) -> None:
-    """Wait for the end of stdin, then clean up."""
+def main(base: str, shared: str, mark: bytes, whole: bool) -> None:
+    """Wait for the end of stdin, then clean up. base, shared: the job's folders. whole: whether to remove what other
+    hosts have in them, too."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the job; our sign is the pipe
-    segments = Segments(folder)
+    segments = Segments(base)
     pause = 0.05
     while not select.select([0], [], [], pause)[0]:
+        segments.folder = part_of(base)  # it may have been made only now
         segments.look()
         pause = min(pause * 1.2, 5.0)
     segments.look(last=True)
@@ -52,15 +55,49 @@ def main(folder: str, shared: str, mark: bytes) -> None:
     for path in segments.found:
         with contextlib.suppress(OSError):
             os.unlink(path)
-    for tree in filter(None, (shared, folder)):
-        shutil.rmtree(tree, ignore_errors=True)
+    for tree in filter(None, (shared, base)):
+        leave(tree, whole)
     os.close(1)  # hvdliterun need not wait for the rest
     see_off(mark)
 
 
-def order(folder: str, shared: str | None, mark: bytes) -> bytes:
+def order(base: str, shared: str | None, mark: bytes, whole: bool) -> bytes:
     """What to write to its stdin first."""
-    return b"\0".join((os.fsencode(folder), os.fsencode(shared or ""), mark)) + b"\0\n"
+    return b"\0".join((b"whole" * whole, os.fsencode(base), os.fsencode(shared or ""), mark)) + b"\0\n"
+
+
+def part_of(base: str) -> str:
+    """This host's part of a job's folder: where several hosts have a job, they may share /tmp, and each has a part with
+    its name; else the whole folder is its."""
+    part = os.path.join(base, f"{_PART}{os.uname().nodename}")
+    return part if os.path.isdir(part) else base
+
+
+def claim(base: str) -> str:
+    """Make this host's part of a job's folder, and that folder unless another host has made it; returns the part.
+
+    Raises FileExistsError where there is one, or another user has made the folder.
+    """
+    try:
+        os.makedirs(base, 0o700)
+    except FileExistsError:
+        if not is_own(base):
+            raise
+    part = os.path.join(base, f"{_PART}{os.uname().nodename}")
+    os.mkdir(part, 0o700)
+    return part
+
+
+def leave(base: str, whole: bool) -> None:
+    """Remove this host's part; and the job's folder, if no other host has a part in it any more, or if `whole`."""
+    with contextlib.suppress(OSError):
+        part = part_of(base)
+        if not is_own(base):
+            return
+        if part != base:
+            shutil.rmtree(part, ignore_errors=True)
+        if whole or not any(name.startswith(_PART) for name in os.listdir(base)):
+            shutil.rmtree(base, ignore_errors=True)
 
 
 def mark_of(job: str, *environs: Mapping[str, str]) -> bytes:
@@ -208,21 +245,21 @@ class Segments:
 
     def __init__(self, folder: str) -> None:
         self.found: set[str] = set()
-        self._folder = folder
+        self.folder = folder
         self._over = math.inf
 
     def look(self, last: bool = False) -> None:
         """Note those that there are now. last: also after the time for it."""
         if time.monotonic() > self._over and not last:
             return
-        self.found |= segments_of_ranks(self._folder)
+        self.found |= segments_of_ranks(self.folder)
         if self._over == math.inf and self._all_present():
             self._over = time.monotonic() + _SETTLING
 
     def _all_present(self) -> bool:
         names: set[str] = set()
         with contextlib.suppress(OSError):
-            names.update(os.listdir(self._folder))
+            names.update(os.listdir(self.folder))
         ranks = [name.removeprefix("pid.") for name in names if name.startswith("pid.")]
         return bool(ranks) and all(f"present.{rank}" in names for rank in ranks)
 
@@ -244,5 +281,5 @@ if __name__ == "__main__":
     while not told.endswith(b"\0\n") and (byte := os.read(0, 1)):
         told += byte
     if told.endswith(b"\0\n"):
-        own, common, name = told[:-2].split(b"\0", 2)
-        main(os.fsdecode(own), os.fsdecode(common), name)
+        all_of_it, own, common, name = told[:-2].split(b"\0", 3)
+        main(os.fsdecode(own), os.fsdecode(common), name, bool(all_of_it))

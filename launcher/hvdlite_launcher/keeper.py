@@ -88,12 +88,19 @@ def _own(folder: str) -> str:
     """The job's folder, or where nothing can be found or made: under a scheduler only the first host has one, on the
     others anybody may have made one of that name; and where the command that hvdliterun shows is started by hand, Open
     MPI makes one, in which nobody reads."""
+    part = os.path.join(folder, f"at-{os.uname().nodename}")  # of several hosts, which may share the folder
+    for each in (part, folder):
+        if _is_own(folder) and _is_own(each) and os.path.exists(os.path.join(each, WATCHED)):
+            return each
+    return os.devnull
+
+
+def _is_own(folder: str) -> bool:
     try:
         found = os.lstat(folder)
     except OSError:
-        return os.devnull
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    return folder if ours and os.path.exists(os.path.join(folder, WATCHED)) else os.devnull
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _stay() -> None:

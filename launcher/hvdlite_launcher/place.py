@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 from hvdlite_launcher.command import Place
 from hvdlite_launcher.failures import Failure, parse
-from hvdlite_launcher.janitor import is_own, mark_of, order
+from hvdlite_launcher.janitor import claim, is_own, mark_of, order
 from hvdlite_launcher.keeper import WATCHED
 from hvdlite_launcher.ranks import ROOM, publish
 from hvdlite_launcher.usage import UsageError
@@ -33,19 +33,20 @@ _PATIENCE = 5.0  # seconds for the janitor to have killed and removed all
 def a_place(several: bool = False) -> Iterator[Place]:
     """A fresh `Place`; at the end all processes marked with its id are killed and its folders removed.
 
-    several: other hosts have it too, under the same names; so it must not be where TMPDIR says, which they may share.
+    several: other hosts have it too, under the same names, which they may share: each has a part of its own in it.
     """
     name = f"hvdlite-{secrets.token_hex(6)}"
     try:
-        folder = os.path.join("/tmp" if several else os.path.abspath(tempfile.gettempdir()), name)
+        folder = base = os.path.join(os.path.abspath(tempfile.gettempdir()), name)
     except FileNotFoundError as error:
         raise UsageError(f"{error.strerror}: free some room there, or name a folder in TMPDIR", 1) from error
     shared = os.path.join(_SHARED_MEMORY, name) if os.access(_SHARED_MEMORY, os.W_OK) else None
-    told = order(folder, shared, mark_of(name, os.environ))
+    told = order(base, shared, mark_of(name, os.environ), whole=True)
     janitor = _janitor(told)
     try:
-        with room(folder):
-            os.mkdir(folder, 0o700)
+        with room(base):
+            os.mkdir(base, 0o700)
+            folder = claim(base) if several else base
         if not is_own(folder):  # an NFS server may give it to nobody
             raise UsageError(f"{folder}, just made, belongs to another user: name another place in TMPDIR", 1)
         with room(folder):
@@ -53,12 +54,14 @@ def a_place(several: bool = False) -> Iterator[Place]:
         if shared:
             try:
                 os.mkdir(shared, 0o700)
+                if several:
+                    claim(shared)
             except OSError:  # no room
                 shared = None
-        yield Place(name, folder, shared, _script("keeper"), _script("bourne"))
+        yield Place(name, folder, shared, _script("keeper"), _script("bourne"), base)
     finally:
         _have_clean_up(janitor)
-        if os.path.exists(folder):  # it has been killed, or stopped
+        if os.path.exists(base):  # it has been killed, or stopped
             _have_clean_up(_janitor(told))
 
 

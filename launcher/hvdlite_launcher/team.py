@@ -279,7 +279,8 @@ def a_team(
 def _clean_up(names: Sequence[str], ssh: Ssh, place: Place, mark: bytes) -> None:
     """Have janitors do the work of agents that have been killed, on those of these hosts that can still be reached."""
     deadline = time.monotonic() + _TIDYING
-    command, order = [sys.executable, "-I", "-S", janitor.__file__], janitor.order(place.folder, place.shared, mark)
+    command = [sys.executable, "-I", "-S", janitor.__file__]
+    order = janitor.order(place.root, place.shared, mark, whole=False)
     connections = [_start(ssh.command(name, command), place) for name in names]
     for each in connections:
         assert each.stdin

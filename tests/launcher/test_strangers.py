@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hvdlite_launcher import cli, janitor, wire
@@ -81,6 +82,31 @@ def test_a_folder_that_somebody_else_may_have_made_is_not_the_jobs(tmp_path: Pat
     if os.geteuid() == 0:
         os.chown(folder, 54321, 54321)
         assert janitor.rank_processes(str(folder)) == [] and _own(str(folder)) == os.devnull
+
+
+def test_hosts_that_share_a_folder_have_a_part_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that leaves does not take the others' away; but who has begun the job takes all."""
+    base, name = tmp_path / "job", "a"
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=name))
+    first = janitor.claim(str(base))
+    with pytest.raises(FileExistsError):
+        janitor.claim(str(base))
+    name = "b"
+    assert _own(str(base)) == os.devnull  # the other host's pipes would be read by nobody
+    second = janitor.claim(str(base))
+    assert first != second and janitor.part_of(str(base)) == second
+    Path(second, WATCHED).touch()
+    assert _own(str(base)) == second
+    janitor.leave(str(base), whole=False)
+    assert os.listdir(base) == [os.path.basename(first)]
+    name = "a"
+    janitor.leave(str(base), whole=False)
+    assert not base.exists()
+    name = "b"
+    janitor.claim(str(base))
+    name = "a"
+    janitor.leave(str(base), whole=True)
+    assert not base.exists()
 
 
 def test_an_agent_writes_into_folders_of_its_own_only(tmp_path: Path) -> None:

@@ -89,6 +89,34 @@ def test_each_host_has_its_own_number_of_threads(runner: Runner, pair: Hosts) ->
     assert (job.returncode, sorted(job.stdout.splitlines())) == (0, ["hosta 1", f"hostb {len(every)}"]), job.stderr
 
 
+def test_hosts_that_share_the_folder_for_temporary_files(runner: Runner, pair: Hosts, tmp_path: Path) -> None:
+    """As diskless nodes and containers do. TMPDIR says where that is; nothing is left there."""
+    runner.tmpdir = tmp_path
+    code = "import os, hvdlite as hvd; hvd.init(); print(os.environ['HVDLITE_JOB_DIR'], hvd.allgather_object(hvd.rank()))"
+    job = runner.run("--no-prefix", "-H", "hosta:2,hostb:1", sys.executable, "-c", code)
+    assert job.returncode == 0, job.stderr
+    folders = {Path(line.split()[0]) for line in job.stdout.splitlines()}
+    assert {folder.name for folder in folders} == {"at-hosta", "at-hostb"}
+    assert {folder.parent.parent for folder in folders} == {tmp_path} and job.stdout.count("[0, 1, 2]") == 3
+    assert list(tmp_path.iterdir()) == []
+    script = tmp_path / "function.py"
+    script.write_text("import os, hvdlite; print(hvdlite.run(lambda: os.uname().nodename, hosts='hosta:1,hostb:1'))\n")
+    command = [*runner.prefix, sys.executable, str(script)]
+    done = subprocess.run(command, env=runner.env(), capture_output=True, text=True, timeout=60)
+    assert done.stdout == "['hosta', 'hostb']\n", done.stderr
+    assert list(tmp_path.iterdir()) == [script]
+
+
+def test_a_folder_for_temporary_files_that_one_host_lacks(runner: Runner, pair: Hosts) -> None:
+    """It is made there, and gone afterwards."""
+    pair[0].run("mkdir", "-p", "/tmp/mine")
+    runner.tmpdir = Path("/tmp/mine")
+    job = runner.run("--no-prefix", "-H", "hosta:1,hostb:1", "sh", "-c", "echo $HVDLITE_JOB_DIR")
+    assert job.returncode == 0 and job.stdout.count("/tmp/mine/hvdlite-") == 2, job.stderr
+    assert "mine" not in pair[1].run("ls", "/tmp") and pair[0].run("ls", "/tmp/mine") == ""
+    pair[0].run("rmdir", "/tmp/mine")
+
+
 def test_a_command_that_is_no_python(runner: Runner) -> None:
     job = runner.run("--no-prefix", "-H", "hosta:1,hostb:1", "hostname")
     assert (job.returncode, sorted(job.stdout.split())) == (0, ["hosta", "hostb"])
