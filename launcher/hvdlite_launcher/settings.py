@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import pwd
+import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
