@@ -35,7 +35,9 @@ def save(path: File, /, *, rng: bool = False, **what: Any) -> None:
 
     Args:
         path: of the file, on rank 0's host, with any ending; the others' paths do not matter.
-        rng: save each rank's generators of random numbers, too: Python's, NumPy's, and the models' own (dropout).
+        rng: save each rank's generators of random numbers, too: Python's, NumPy's, PyTorch's where it is the backend,
+            and the models' own (dropout). There a model's first fit draws numbers of its own; TensorFlow's global
+            generator stays as it is.
         what: by name, objects with variables (a compiled model brings its optimizer along), variables in a dict or
             list, and extras: arrays and plain data. NumPy's numbers become Python's.
 

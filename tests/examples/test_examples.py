@@ -82,8 +82,12 @@ def test_mnist_trains_on_local_files(tmp_path: Path) -> None:
         images[np.arange(count), 2 * labels + 4] = 255
         write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", images)
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
-    done = run("examples/torch_mnist.py", "--data", str(tmp_path), "--epochs", "5")
+    arguments = ["--data", str(tmp_path), "--checkpoint", str(tmp_path / "run.pt")]
+    done = run("examples/torch_mnist.py", *arguments, "--epochs", "2")
     assert done.returncode == 0, done.stderr
+    done = run("examples/torch_mnist.py", *arguments, "--epochs", "5")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"epoch (\d)", done.stdout) == ["3", "4", "5"]
     assert float(re.findall(r"accuracy ([\d.]+)%", done.stdout)[-1]) >= 90, done.stdout
 
 
