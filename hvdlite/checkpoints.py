@@ -30,6 +30,7 @@ import numpy as np
 
 from hvdlite import runtime
 from hvdlite.arrays import Array
+from hvdlite.calls import calling
 from hvdlite.errors import HvdliteError
 from hvdlite.objects import allgather_object, broadcast_object
 
@@ -68,22 +69,25 @@ class Format(Protocol):
 
 def save(form: Format, path: File, what: Mapping[str, Any], rng: bool) -> None:
     """Write one file on rank 0. Waits for all ranks. See `hvdlite.torch.save`."""
-    form.prepare(what)
-    states = agree("hvd.save", what, form.random_state(what) if rng else None)
-    everything = {**what, RNG: states} if rng else what
-    on_rank_0("hvd.save", path, lambda: replace_file(path, lambda file: form.write(file, everything)))
+    with calling(f"hvd.save({str(path)!r})"):
+        form.prepare(what)
+        states = agree("hvd.save", what, form.random_state(what) if rng else None)
+        everything = {**what, RNG: states} if rng else what
+        on_rank_0("hvd.save", path, lambda: replace_file(path, lambda file: form.write(file, everything)))
 
 
 def load(form: Format, path: File, what: Mapping[str, Any], missing_ok: bool, rng: bool) -> dict[str, Any]:
     """Read one file on rank 0, restore objects on every rank, and return the extras. See `hvdlite.torch.load`."""
-    form.prepare(what)
-    agree("hvd.load", what)
-    data = on_rank_0("hvd.load", path, lambda: bytes_of(path, missing_ok))
+    with calling(f"hvd.load({str(path)!r})"):
+        form.prepare(what)
+        agree("hvd.load", what)
+        data = on_rank_0("hvd.load", path, lambda: bytes_of(path, missing_ok))
     extras = {name: value for name, value in what.items() if not form.has_state(value)}
     if data is None:
         return extras
     objects = {name: value for name, value in what.items() if name not in extras}
-    found = on_all("hvd.load", path, lambda: restored(form, io.BufferedReader(Stream(data)), objects, rng))
+    with calling(f"hvd.load({str(path)!r})"):
+        found = on_all("hvd.load", path, lambda: restored(form, io.BufferedReader(Stream(data)), objects, rng))
     begin_anew()
     return extras | found
 
