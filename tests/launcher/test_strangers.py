@@ -194,7 +194,7 @@ def test_a_sites_rule_for_host_keys_stands(
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     mpi = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
-    made, _ = settings(parse(["-H", "nodea:1,nodeb:1", sys.executable]), mpi, {})
+    made, _ = settings(parse(["-H", "nodea:1,nodeb:1", sys.executable, "train.py"]), mpi, {})
     assert any("StrictHostKeyChecking" in word for word in made.ssh.options) is ours
 
 

@@ -109,12 +109,12 @@ def test_hosts_that_share_the_folder_for_temporary_files(runner: Runner, pair: H
 
 def test_a_folder_for_temporary_files_that_one_host_lacks(runner: Runner, pair: Hosts) -> None:
     """It is made there, and gone afterwards."""
-    pair[0].run("mkdir", "-p", "/tmp/mine")
-    runner.tmpdir = Path("/tmp/mine")
+    pair[0].run("mkdir", "-p", "/tmp/spacious")
+    runner.tmpdir = Path("/tmp/spacious")
     job = runner.run("--no-prefix", "-H", "hosta:1,hostb:1", "sh", "-c", "echo $HVDLITE_JOB_DIR")
-    assert job.returncode == 0 and job.stdout.count("/tmp/mine/hvdlite-") == 2, job.stderr
-    assert "mine" not in pair[1].run("ls", "/tmp") and pair[0].run("ls", "/tmp/mine") == ""
-    pair[0].run("rmdir", "/tmp/mine")
+    assert job.returncode == 0 and job.stdout.count("/tmp/spacious/hvdlite-") == 2, job.stderr
+    assert "spacious" not in pair[1].run("ls", "/tmp") and pair[0].run("ls", "/tmp/spacious") == ""
+    pair[0].run("rmdir", "/tmp/spacious")
 
 
 def test_a_command_that_is_no_python(runner: Runner) -> None:

@@ -295,6 +295,7 @@ def check_other_words_than_others() -> None:
             lambda: hvd.DistributedOptimizer(optimizer, op=op, replica_check="off" if last() else "warn"),  # noqa: B023
             "replica_check differs", "has off", "Give the same replica_check=",
         )  # fmt: skip
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for wrong in ("", "loud", True, 0):
         words = f"replica_check={wrong!r} must be one of", '"error", "warn", "off"'
         require_error(ValueError, lambda: hvd.DistributedOptimizer(optimizer, replica_check=wrong), *words)  # noqa: B023

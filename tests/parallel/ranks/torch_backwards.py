@@ -494,7 +494,7 @@ def train_past_a_mismatch(params: list[torch.nn.Parameter], optimizer: torch.opt
         if last():
             optimizer.add_param_group({"params": [more]})
         grads = numbers(params, step)
-        require_mismatch(lambda: backward_of(params, grads), "gradients", "plan")  # noqa: B023
+        require_mismatch(lambda: backward_of(params, grads), "gradients", "a new list of parameters")  # noqa: B023
         if last():
             optimizer.param_groups.pop()
         else:

@@ -204,9 +204,9 @@ def check_sparse_tensors_that_differ() -> None:
         mine = torch.sparse_coo_tensor([[rows - 1]], torch.ones(1, columns), (rows, columns), check_invariants=True)
         return hvd.sparse_allreduce_async(mine, "embedding", op)()
 
-    require_mismatch(lambda: total(rows), "'embedding.indices'", "shape of the dense tensor", "(9, 2)", "(4, 2)")
+    require_mismatch(lambda: total(rows), "sparse_allreduce 'embedding'", "shape of the dense tensor", "(9, 2)", "(4, 2)")
     require_mismatch(lambda: total(9, rows), "shape of the dense tensor", "(9, 9)", "(9, 4)")
-    require_mismatch(lambda: total(9, op=op), "'embedding.indices'", "operation differs", "Sum", "Average")
+    require_mismatch(lambda: total(9, op=op), "sparse_allreduce 'embedding'", "operation differs", "Sum", "Average")
 
 
 def check_adasum() -> None:
