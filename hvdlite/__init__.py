@@ -14,7 +14,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hvdlite import elastic, frameworks, names
+from hvdlite import elastic
+from hvdlite.api import frameworks, names
+from hvdlite.api.collectives import *  # noqa: F403
+from hvdlite.api.collectives import __all__ as _collectives
+from hvdlite.api.collectives import function_of as _function_of
+from hvdlite.api.names import *  # noqa: F403
+from hvdlite.api.run import run
 from hvdlite.errors import (
     HorovodInternalError,
     HvdliteError,
@@ -23,16 +29,11 @@ from hvdlite.errors import (
     ShutdownError,
     StallError,
 )
-from hvdlite.front import *  # noqa: F403
-from hvdlite.front import __all__ as _collectives
-from hvdlite.front import function_of as _function_of
-from hvdlite.joining import join
-from hvdlite.launch import run
-from hvdlite.names import *  # noqa: F403
-from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.job.runtime import when_started
 from hvdlite.ops import Op, barrier
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.runtime import when_started
+from hvdlite.ops.join import join
+from hvdlite.ops.objects import allgather_object, broadcast_object
 
 when_started.append(frameworks.prepare_torch)
 

@@ -46,13 +46,13 @@ SECONDS = 120
 _MPI = """
 import json, sys
 import mpi4py
-from hvdlite import launched
+from hvdlite.system import launcher_environment
 mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
 from mpi4py import MPI
 from hvdlite.transports import mpi
 said = {"library": mpi.library(), "gtl": "libmpi_gtl" in open("/proc/self/maps").read()}
 print(json.dumps(said), flush=True)
-with launched.alone():
+with launcher_environment.alone():
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
 said["threads"] = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 print(json.dumps(said), flush=True)

@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from hvdlite import runtime
-from hvdlite.calls import calling
 from hvdlite.errors import HostsUpdatedInterrupt, HvdliteError
-from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.job import runtime
+from hvdlite.lanes.calls import calling
+from hvdlite.ops.objects import allgather_object, broadcast_object
 
 MOST_REPETITIONS, MOST_RESTARTS = 3, 100
 """The same error this often, or any errors, without a commit in between, are no accident."""

@@ -16,13 +16,13 @@ import numpy as np
 
 from hvdlite import ops
 from hvdlite.algorithms.label import require_known
-from hvdlite.archives import load, save
 from hvdlite.arrays import Array
-from hvdlite.handles import Call, later, poll, synchronize, waiting
-from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.checkpoints.archive import load, save
+from hvdlite.job.process_sets import ProcessSet
 from hvdlite.ops import Average, Op, op_of
-from hvdlite.process_sets import ProcessSet
-from hvdlite.variables import broadcast_arrays
+from hvdlite.ops.handles import Call, later, poll, synchronize, waiting
+from hvdlite.ops.objects import allgather_object, broadcast_object
+from hvdlite.ops.variables import broadcast_arrays
 
 
 def contiguous_copy(value: Any) -> Array:

@@ -12,7 +12,7 @@ import time
 import traceback
 from typing import Any
 
-from hvdlite.notes import FOLDER, RANK
+from hvdlite.job.folder import FOLDER, RANK
 
 _PATIENCE = 60.0  # seconds for the function to arrive on this host
 

@@ -19,7 +19,8 @@ from hvdlite.algorithms.native import native
 from hvdlite.algorithms.pipeline import scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, is_host, is_small_float
-from hvdlite.memory import Arena, Workspace
+from hvdlite.memory.arena import Arena
+from hvdlite.memory.workspace import Workspace
 from hvdlite.transports import Transport
 
 __all__ = ["MESSAGES", "Place", "allreduce", "choose", "prepared", "to_lend"]

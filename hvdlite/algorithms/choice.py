@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from hvdlite.arrays import is_small_float
-from hvdlite.memory import MOST_STAGED_BYTES
+from hvdlite.memory.workspace import MOST_STAGED_BYTES
 
 TINY_BYTES, SMALL_BYTES = 2 * 1024, 8 * 1024  # on one host; below these the number of steps counts, not the bytes
 STEP_BYTES, FOLDED_STEP_BYTES = 512 * 1024, 128 * 1024  # over a network; a ring's messages must be as long

@@ -13,7 +13,7 @@ from typing import Any
 from hvdlite.algorithms import Place, allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, module, split_rows
-from hvdlite.memory import Workspace, staging_bytes
+from hvdlite.memory.workspace import Workspace, staging_bytes
 from hvdlite.transports import Transport
 
 SHORT_BYTES = 128 * 1024

@@ -18,8 +18,8 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import same_part
 from hvdlite.algorithms.shared import adder, in_blocks
 from hvdlite.arrays import Array, is_small_float
-from hvdlite.levels import Levels
 from hvdlite.transports import Transport
+from hvdlite.transports.two_levels import Levels
 
 Between = Callable[[Transport, Array, Reduction], Callable[[], None]]
 """What prepares an all-reduce in place of a flat array over a transport's ranks, to be called many times."""

@@ -16,7 +16,8 @@ from functools import partial
 from typing import NamedTuple
 
 from hvdlite.algorithms.reduction import Combiner, Reduction
-from hvdlite.arrays import Array, is_host, issued, per_line
+from hvdlite.arrays import Array, is_host, per_line
+from hvdlite.gpu_streams import issued
 from hvdlite.transports import Exchange, Transport
 
 WHOLE, CHUNK, GPU_CHUNK = 4 << 20, 1 << 20, 64 << 20

@@ -14,7 +14,8 @@ from hvdlite.algorithms.choice import Place
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.shared import adder, in_blocks
 from hvdlite.arrays import LINE, Array, as_bytes
-from hvdlite.memory import MOST_STAGED_BYTES, Workspace, typed
+from hvdlite.memory.arena import typed
+from hvdlite.memory.workspace import MOST_STAGED_BYTES, Workspace
 from hvdlite.transports import Transport
 
 LEAST_BYTES, MOST_SCATTERED_BYTES = 32 * 1024, 4 << 20

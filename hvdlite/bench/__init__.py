@@ -10,7 +10,7 @@ import sys
 
 import mpi4py
 
-from hvdlite.connect import no_library
+from hvdlite.job.connect import no_library
 
 mpi4py.rc.initialize, mpi4py.rc.finalize = False, False  # `--help` and the model need none; hvd.init() does it
 try:

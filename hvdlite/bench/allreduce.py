@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hvdlite import ops, runtime
-from hvdlite.arrays import is_host, module, on_host
+from hvdlite import ops
+from hvdlite.arrays import is_host, module
 from hvdlite.bench import gpu
 from hvdlite.bench.contenders import ITEM, Contender, Trial, contenders
 from hvdlite.bench.network import most_sent
 from hvdlite.bench.timing import interleaved, pin, rounds_for
 from hvdlite.errors import HvdliteError
+from hvdlite.gpu_streams import on_host
+from hvdlite.job import runtime
 
 SMALL = 64 * 1024  # below this a turn is several calls: one is too short to time alone
 CALLS_PER_SMALL_TURN = 10

@@ -18,17 +18,21 @@ import numpy as np
 from mpi4py import MPI
 
 import hvdlite as hvd
-from hvdlite import memory, ops, runtime
+from hvdlite import ops
 from hvdlite.algorithms import prepared
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.bench.network import Link, least_bytes
-from hvdlite.buckets import Spec
-from hvdlite.engine import Lane
-from hvdlite.express import finished, run_again
-from hvdlite.pages import HUGE_PAGE, libc, reserved
-from hvdlite.planning import planned
-from hvdlite.reducer import Reducer, Use
-from hvdlite.requests import Request, Round, Signature
+from hvdlite.gradients.plan import Spec
+from hvdlite.gradients.policy import planned
+from hvdlite.gradients.reducer import Reducer
+from hvdlite.gradients.use import Use
+from hvdlite.job import runtime
+from hvdlite.lanes.express import finished, run_again
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Round, Signature
+from hvdlite.memory import workspace
+from hvdlite.memory.huge_pages import HUGE_PAGE, libc, reserved
 
 TITLES = {
     "arena": "arena",
@@ -93,7 +97,7 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     }
     elsewhere = ON_SEVERAL if runtime.current().topology.one_host else ON_ONE_HOST
     able = [key for key in keys if key not in elsewhere and (key != "gloo" or importlib.util.find_spec("torch"))]
-    return [Contender(key, made[key](), memory.MOST_STAGED_BYTES if key == "tensor" else None) for key in able]
+    return [Contender(key, made[key](), workspace.MOST_STAGED_BYTES if key == "tensor" else None) for key in able]
 
 
 def ordinary(nbytes: int, huge_pages: bool = False) -> Any:

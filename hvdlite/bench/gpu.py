@@ -15,16 +15,19 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hvdlite import ops, runtime
+from hvdlite import ops
 from hvdlite.algorithms import allreduce, pipeline, prepared
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import cupy, finish
+from hvdlite.arrays import cupy
 from hvdlite.bench.contenders import ITEM, Contender, Trial, start_gloo
 from hvdlite.bench.contenders import native as native_on_host
-from hvdlite.engine import Lane
-from hvdlite.gpu import gpu_of, on_gpu, side_of
-from hvdlite.memory import Arena
-from hvdlite.requests import Request, Signature
+from hvdlite.gpu_streams import finish
+from hvdlite.job import runtime
+from hvdlite.lanes.gpu_side import gpu_of, on_gpu, side_of
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
+from hvdlite.memory.arena import Arena
 from hvdlite.transports.device import StagedTransport
 
 KEYS = ("ipc", "ring", "ring_whole", "halving_doubling", "staged", "auto", "mpi", "mpi_host", "gloo", "copy")
@@ -167,7 +170,7 @@ def native(comm: MPI.Comm, buffer: Any) -> Callable[[int], Trial]:
 
 def gloo(buffer: Any) -> Callable[[int], Trial]:
     """torch.distributed's all_reduce over gloo on CUDA tensors. Collective."""
-    from hvdlite.torch._cuda import to_tensor
+    from hvdlite.torch.cuda import to_tensor
 
     distributed = start_gloo()
 

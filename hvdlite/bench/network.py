@@ -15,7 +15,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hvdlite import runtime
+from hvdlite.job import runtime
 
 BLOCK_BYTES = 1 << 20
 

@@ -28,14 +28,14 @@ from mpi4py import MPI
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite import runtime
 from hvdlite.bench.elsewhere import elsewhere
 from hvdlite.bench.schedule import least_exposed
 from hvdlite.bench.step import LEARNING_RATE, stepper
 from hvdlite.bench.tasks import TASKS, Task, copy_of
 from hvdlite.bench.timing import Timing, interleaved, slowest_of
 from hvdlite.errors import HvdliteError
-from hvdlite.reducer import Reducer
+from hvdlite.gradients.reducer import Reducer
+from hvdlite.job import runtime
 
 WARM_UP, TRIAL = 2, 3  # steps
 TRIALS, NEAR = 3, 1.25

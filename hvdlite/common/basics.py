@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdlite import names, runtime
+from hvdlite.api import names
+from hvdlite.job import runtime
 
 
 class HorovodBasics:

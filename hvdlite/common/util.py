@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hvdlite import build
-from hvdlite.build import check_num_rank_power_of_2, split_list
+from hvdlite.api import build
+from hvdlite.api.build import check_num_rank_power_of_2, split_list
 
 
 def asked(question: Callable[[], Any]) -> Callable[..., Any]:

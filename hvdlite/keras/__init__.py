@@ -1,9 +1,10 @@
 """Horovod's names for Keras 3, on every backend: `import hvdlite.keras as hvd`."""
 
-from hvdlite import names
-from hvdlite.archives import load, save
+from hvdlite.api import names
+from hvdlite.api.names import *  # noqa: F403
+from hvdlite.checkpoints.archive import load, save
 from hvdlite.keras import callbacks, elastic
-from hvdlite.keras._backends import border
+from hvdlite.keras.backends import border
 from hvdlite.keras.functions import (
     allgather,
     allreduce,
@@ -19,9 +20,8 @@ from hvdlite.keras.functions import (
 from hvdlite.keras.models import load_model
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.sync_batch_norm import SyncBatchNormalization
-from hvdlite.names import *  # noqa: F403
-from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import barrier
+from hvdlite.ops.objects import allgather_object, broadcast_object
 
 Compression = border().Compression
 

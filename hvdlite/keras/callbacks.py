@@ -10,18 +10,18 @@ from weakref import ref
 import keras
 import numpy as np
 
-from hvdlite import runtime
-from hvdlite.alike import checksum
-from hvdlite.calls import calling
 from hvdlite.errors import HvdliteError
-from hvdlite.exchange import CARING, IN_SETS, OWN, Exchange
-from hvdlite.gradients import keep_own
-from hvdlite.keras._attach import Attachment, attachment_of
-from hvdlite.keras._backends import border, settle
+from hvdlite.gradients.exchange import CARING, IN_SETS, OWN, Exchange
+from hvdlite.gradients.lists import keep_own
+from hvdlite.gradients.replica_check import checksum
+from hvdlite.gradients.variables import common_name, is_one_of
+from hvdlite.job import runtime
+from hvdlite.keras.attachment import Attachment, attachment_of
+from hvdlite.keras.backends import border, settle
 from hvdlite.keras.functions import give
 from hvdlite.keras.schedules import LearningRateScheduleCallback, LearningRateWarmupCallback
-from hvdlite.objects import allgather_object
-from hvdlite.variables import common_name, is_one_of
+from hvdlite.lanes.calls import calling
+from hvdlite.ops.objects import allgather_object
 
 __all__ = [
     "BestModelCheckpoint",

@@ -22,11 +22,11 @@ import keras
 import numpy as np
 
 from hvdlite.elastic import ObjectState, State, VariablesState, run
+from hvdlite.gradients.variables import variables_of
 from hvdlite.keras import private_api
-from hvdlite.keras._attach import attachment_of
-from hvdlite.keras._backends import settle
+from hvdlite.keras.attachment import attachment_of
+from hvdlite.keras.backends import settle
 from hvdlite.keras.functions import broadcast_variables
-from hvdlite.variables import variables_of
 
 __all__ = [
     "CommitStateCallback",

@@ -12,12 +12,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdlite import runtime
-from hvdlite.compression import NoneCompressor, compressor
-from hvdlite.keras._backends import collectives, to_given
+from hvdlite.gradients.compression import NoneCompressor, compressor
+from hvdlite.gradients.variables import common_name, have_layers_follow, variables_of
+from hvdlite.job import runtime
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.keras.backends import collectives, to_given
 from hvdlite.ops import Average, Op, resolve_op
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.variables import broadcast_arrays, common_name, have_layers_follow, variables_of
+from hvdlite.ops.variables import broadcast_arrays
 
 
 def broadcast_variables(

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from hvdlite.calls import calling
 from hvdlite.keras.optimizer import DistributedOptimizer
+from hvdlite.lanes.calls import calling
 
 
 def load_model(

@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 import keras
 
-from hvdlite.calls import calling
-from hvdlite.compression import NoneCompressor
-from hvdlite.exchange import Accumulator
-from hvdlite.frameworks import refuse_legacy
-from hvdlite.gradients import check_name, settings_of
-from hvdlite.keras._attach import attach, innermost
+from hvdlite.api.frameworks import refuse_legacy
+from hvdlite.gradients.accumulator import Accumulator
+from hvdlite.gradients.compression import NoneCompressor
+from hvdlite.gradients.lists import check_name, settings_of
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.keras.attachment import attach, innermost
+from hvdlite.lanes.calls import calling
 from hvdlite.ops import Adasum, Average, Op, Sum, op_of
-from hvdlite.process_sets import ProcessSet, global_process_set
 
 OptimizerT = TypeVar("OptimizerT")
 

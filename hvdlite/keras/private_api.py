@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from hvdlite.errors import HvdliteError
-from hvdlite.private_names import PrivateName, require
+from hvdlite.system.private_names import PrivateName, require
 
 SINCE = "3.6"
 GUARD = "refuse a training step whose gradients were not reduced over the ranks"
@@ -52,7 +52,7 @@ def require_all(optimizer: Any) -> None:
         name.of(type(optimizer))
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        importlib.import_module("hvdlite.tensorflow.private_api").require_all()
+        importlib.import_module("hvdlite.tensorflow_graph.private_api").require_all()
     if backend == "jax":
         require([STATE_SYNC, RUNTIME_TOKENS])
     require_guarded_step()

@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
-from hvdlite import runtime
+from hvdlite.job import runtime
 from hvdlite.keras import private_api
-from hvdlite.keras._attach import innermost
+from hvdlite.keras.attachment import innermost
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]

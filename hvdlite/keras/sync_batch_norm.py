@@ -12,12 +12,12 @@ from typing import Any
 import keras
 from keras import ops as K
 
-from hvdlite import runtime
+from hvdlite.gradients.variables import unnumbered
+from hvdlite.job import runtime
 from hvdlite.keras import private_api
-from hvdlite.keras._backends import name as backend
+from hvdlite.keras.backends import name as backend
 from hvdlite.keras.functions import allreduce
 from hvdlite.ops import Sum
-from hvdlite.variables import unnumbered
 
 
 @keras.saving.register_keras_serializable("hvdlite")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from hvdlite.engine import Lane
-    from hvdlite.requests import Request
+    from hvdlite.lanes.lane import Lane
+    from hvdlite.lanes.request import Request
 
 
 class Observer(Protocol):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdlite.calls import COLLECTIVE, GRADIENTS
-from hvdlite.matching import ranks
-from hvdlite.requests import UNEVEN
+from hvdlite.lanes.calls import COLLECTIVE, GRADIENTS
+from hvdlite.lanes.matching import ranks
+from hvdlite.lanes.signature import UNEVEN
 
 MOST_CALLS = 6  # listed per rank
 PAGE_WIDTH = 160  # where stderr is no terminal

@@ -27,15 +27,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdlite import exits
-from hvdlite.arrays import adopt_gpu
-from hvdlite.engine import Lane
 from hvdlite.errors import StallError
+from hvdlite.gpu_streams import adopt_gpu
+from hvdlite.job import exits
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import JOIN, LEAVE
 from hvdlite.observers import diagnosis
 from hvdlite.observers.diagnosis import Report, Wait
 from hvdlite.observers.letters import Alarm, Answer, Ask, End, Heard
 from hvdlite.observers.positions import main_position, own_threads, threads_in_steps, threads_of_users
-from hvdlite.requests import JOIN, LEAVE, Request
 from hvdlite.transports import Communicator, Mail
 
 TICK = 0.2  # seconds between looks, at most

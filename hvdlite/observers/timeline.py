@@ -23,12 +23,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvdlite.matching import ranks
+from hvdlite.lanes.matching import ranks
 from hvdlite.observers import Observer
 
 if TYPE_CHECKING:
-    from hvdlite.engine import Lane
-    from hvdlite.requests import Request, Signature
+    from hvdlite.lanes.lane import Lane
+    from hvdlite.lanes.request import Request
+    from hvdlite.lanes.signature import Signature
 
 FLUSH_SECONDS = 0.05
 END = b"\n]\n"

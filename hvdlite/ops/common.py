@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite import calls, runtime
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, bfloat16, dtype_name, is_host
-from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
-from hvdlite.gpu import on_gpu
-from hvdlite.groups import Group
-from hvdlite.requests import UNKNOWN, Facts, Request, Signature
-from hvdlite.warned import deprecated
+from hvdlite.job import runtime
+from hvdlite.job.groups import Group
+from hvdlite.lanes import calls
+from hvdlite.lanes.gpu_side import on_gpu
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import UNKNOWN, Facts, Signature
+from hvdlite.system.user_warnings import deprecated
 
 
 class Op(IntEnum):

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hvdlite import runtime
 from hvdlite.algorithms import label
-from hvdlite.arrays import Array, on_host
-from hvdlite.engine import Lane
-from hvdlite.groups import Group
+from hvdlite.arrays import Array
+from hvdlite.gpu_streams import on_host
+from hvdlite.job import runtime
+from hvdlite.job.groups import Group
+from hvdlite.job.process_sets import ProcessSet
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
 from hvdlite.ops.common import describe
-from hvdlite.process_sets import ProcessSet
-from hvdlite.requests import Request, Signature
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite import runtime
 from hvdlite.algorithms import label, movement, through_memory
-from hvdlite.arrays import Array, is_host, on_host, split_rows
-from hvdlite.engine import Lane
+from hvdlite.arrays import Array, is_host, split_rows
 from hvdlite.errors import ScalarError
-from hvdlite.groups import Group
+from hvdlite.gpu_streams import on_host
+from hvdlite.job import runtime
+from hvdlite.job.groups import Group
+from hvdlite.job.process_sets import ProcessSet
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.signature import Facts, digest
 from hvdlite.ops.common import array_facts, even_rows, grouped_facts, root_of, submit
-from hvdlite.process_sets import ProcessSet
-from hvdlite.requests import Facts, digest
+from hvdlite.ops.stand_in import StandIn
 from hvdlite.transports import Transport
-from hvdlite.zeros import StandIn
 
 
 def broadcast_(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hvdlite import runtime
 from hvdlite.algorithms import allreduce as reduce_over_ranks
 from hvdlite.algorithms import direct, through_memory, wide
 from hvdlite.algorithms.grouped import allreduce_all
@@ -14,9 +13,11 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import prepared_reduce_scatter
 from hvdlite.algorithms.tree import only_sends, reduce_to_root
 from hvdlite.arrays import Array, is_host, is_small_float, overlapping, split_rows
-from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
-from hvdlite.groups import Group
+from hvdlite.job import runtime
+from hvdlite.job.groups import Group
+from hvdlite.job.process_sets import ProcessSet
+from hvdlite.lanes.lane import Lane
 from hvdlite.ops.common import (
     Adasum,
     Average,
@@ -29,8 +30,7 @@ from hvdlite.ops.common import (
     root_of,
     submit,
 )
-from hvdlite.process_sets import ProcessSet
-from hvdlite.zeros import Zeros
+from hvdlite.ops.stand_in import Zeros
 
 
 def allreduce_(

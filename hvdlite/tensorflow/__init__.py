@@ -3,9 +3,9 @@
 import importlib
 from typing import Any
 
-from hvdlite.archives import load, save
-from hvdlite.build import check_num_rank_power_of_2, split_list
-from hvdlite.names import *  # noqa: F403  (mpi_ops has them; type checkers see them here)
+from hvdlite.api.build import check_num_rank_power_of_2, split_list
+from hvdlite.api.names import *  # noqa: F403  (mpi_ops has them; type checkers see them here)
+from hvdlite.checkpoints.archive import load, save
 from hvdlite.ops import barrier
 from hvdlite.tensorflow import mpi_ops
 from hvdlite.tensorflow.aggregation import LocalGradientAggregationHelper

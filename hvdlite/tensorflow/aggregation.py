@@ -10,13 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.exchange import Accumulator
-from hvdlite.gradients import around_local, dense
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow import _gradients
-from hvdlite.tensorflow._common import require_registered, size_of
-from hvdlite.tensorflow._graph import untouched
-from hvdlite.variables import add_to
+from hvdlite.gradients.accumulator import Accumulator
+from hvdlite.gradients.lists import around_local, dense
+from hvdlite.gradients.variables import add_to
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow.common import require_registered, size_of
+from hvdlite.tensorflow_graph import framework
+from hvdlite.tensorflow_graph.graph import untouched
 
 Gradients = list[Any]
 
@@ -55,7 +55,7 @@ class LocalGradientAggregationHelper:
         if not self.local:
             return self.allreduce(grads, variables)
         divisor = size_of(self.process_set) if self.scale_local else 1
-        return around_local(self.allreduce, grads, variables, self.local, divisor, _gradients.BORDER)
+        return around_local(self.allreduce, grads, variables, self.local, divisor, framework.BORDER)
 
     @untouched
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> Gradients:
@@ -63,12 +63,12 @@ class LocalGradientAggregationHelper:
         variables = list(vars)
         if self.sums.passes == 1:
             return self.reduced(list(grads), variables)
-        given = {i: dense(self.sparse_as_dense, _gradients.BORDER, grad, variables[i])
+        given = {i: dense(self.sparse_as_dense, framework.BORDER, grad, variables[i])
                  for i, grad in enumerate(grads) if grad is not None}  # fmt: skip
-        self.last = _gradients.accumulate(self.sums, given)
+        self.last = framework.accumulate(self.sums, given)
 
         def totals() -> dict[int, Any]:
-            taken = _gradients.accumulated(self.sums, given)
+            taken = framework.accumulated(self.sums, given)
             reduced = self.reduced(list(taken.values()), [variables[i] for i in taken])
             return dict(zip(taken, reduced, strict=True))
 

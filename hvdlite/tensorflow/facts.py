@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from hvdlite import joining, runtime
-from hvdlite.tensorflow._graph import call
+from hvdlite.job import runtime
+from hvdlite.ops import join as joining
+from hvdlite.tensorflow_graph.graph import call
 
 
 def fact(function: Callable[[], int], name: str | None) -> tf.Tensor:

@@ -7,12 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite import objects, runtime
 from hvdlite.arrays import Array
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow._common import require_registered
-from hvdlite.tensorflow._graph import aligned_copy, call, untouched
-from hvdlite.variables import broadcast_arrays, common_name, have_layers_follow, inside, variables_of
+from hvdlite.gradients.variables import common_name, have_layers_follow, inside, variables_of
+from hvdlite.job import runtime
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.ops import objects
+from hvdlite.ops.variables import broadcast_arrays
+from hvdlite.tensorflow.common import require_registered
+from hvdlite.tensorflow_graph.graph import aligned_copy, call, untouched
 
 
 @untouched

@@ -8,11 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite import ops, runtime
-from hvdlite.arrays import Array, on_host
+from hvdlite import ops
+from hvdlite.arrays import Array
+from hvdlite.gpu_streams import on_host
+from hvdlite.job import runtime
+from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Op
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow._common import (
+from hvdlite.tensorflow.common import (
     Tensor,
     averaged,
     collective,
@@ -23,7 +25,7 @@ from hvdlite.tensorflow._common import (
     rows_unknown,
     size_of,
 )
-from hvdlite.tensorflow._graph import aligned_copy, call, tensorflow_errors, untouched
+from hvdlite.tensorflow_graph.graph import aligned_copy, call, tensorflow_errors, untouched
 
 Everyone = global_process_set
 

@@ -1,8 +1,8 @@
 """Jobs, ranks and collectives under the name of Horovod's module."""
 
-from hvdlite import names
+from hvdlite.api import names
+from hvdlite.api.names import *  # noqa: F403
 from hvdlite.common.basics import HorovodBasics
-from hvdlite.names import *  # noqa: F403
 from hvdlite.tensorflow.facts import (
     gpu_available,
     join,

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from hvdlite import frameworks
-from hvdlite.gradients import Gradients, Settings, check_name, settings_of
+from hvdlite.api import frameworks
+from hvdlite.gradients.lists import Gradients, Settings, check_name, settings_of
+from hvdlite.gradients.variables import add_to
+from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average, Op
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow import _gradients, private_api
-from hvdlite.tensorflow._graph import untouched
 from hvdlite.tensorflow.aggregation import LocalGradientAggregationHelper
-from hvdlite.tensorflow.compression import Compression
-from hvdlite.variables import add_to
+from hvdlite.tensorflow_graph import framework, private_api
+from hvdlite.tensorflow_graph.compression import Compression
+from hvdlite.tensorflow_graph.graph import untouched
 
 OptimizerT = TypeVar("OptimizerT")
 
@@ -98,7 +98,7 @@ class Attachment:
         self.optimizer = optimizer
         self.passes = LocalGradientAggregationHelper(passes, self.reduced, settings.sparse_as_dense, average)
         title = f"DistributedOptimizer({type(optimizer).__name__})"
-        self.gradients = Gradients(settings, _gradients.BORDER, "optimizer", title, self.passes.sums)
+        self.gradients = Gradients(settings, framework.BORDER, "optimizer", title, self.passes.sums)
         self.local: list[Any] = []
         self.computed = False
 

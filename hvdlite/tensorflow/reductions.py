@@ -7,13 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite import ops, runtime
+from hvdlite import ops
 from hvdlite.arrays import Array
-from hvdlite.compression import compressor
+from hvdlite.gradients.compression import compressor
+from hvdlite.job import runtime
+from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average, Op, Sum, op_of
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow import _gpu, movement
-from hvdlite.tensorflow._common import (
+from hvdlite.tensorflow import movement
+from hvdlite.tensorflow.common import (
     How,
     Tensor,
     collective,
@@ -25,8 +26,9 @@ from hvdlite.tensorflow._common import (
     rows_unknown,
     size_of,
 )
-from hvdlite.tensorflow._graph import untouched
-from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow_graph import gpu
+from hvdlite.tensorflow_graph.compression import Compression
+from hvdlite.tensorflow_graph.graph import untouched
 
 Everyone = global_process_set
 MAKE_DENSE = "give a dense tensor, tf.convert_to_tensor(slices)"
@@ -96,7 +98,7 @@ def sparse_allreduce(slices: tf.IndexedSlices, how: How, name: str | None) -> tf
                        for part, each in zip((slices.values, slices.indices), names, strict=True))  # fmt: skip
     if how.op is Average:
         values = values / size_of(how.process_set)
-    return _gpu.slices(values, indices, slices.dense_shape)
+    return gpu.slices(values, indices, slices.dense_shape)
 
 
 @untouched

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from hvdlite.gradients import Settings, keep_own, settings_of, shared_gradients
+from hvdlite.gradients.lists import Settings, keep_own, settings_of, shared_gradients
+from hvdlite.gradients.variables import is_one_of, is_variable
+from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average, Op
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow import private_api
-from hvdlite.tensorflow._common import differentiable
-from hvdlite.tensorflow._gradients import BORDER
-from hvdlite.tensorflow._graph import untouched
-from hvdlite.tensorflow.compression import Compression
-from hvdlite.variables import is_one_of, is_variable
+from hvdlite.tensorflow.common import differentiable
+from hvdlite.tensorflow_graph import private_api
+from hvdlite.tensorflow_graph.compression import Compression
+from hvdlite.tensorflow_graph.framework import BORDER
+from hvdlite.tensorflow_graph.graph import untouched
 
 TapeT = TypeVar("TapeT", bound=tf.GradientTape)
 

@@ -1,13 +1,13 @@
 """Horovod's names for PyTorch: `import hvdlite.torch as hvd`."""
 
+from hvdlite.api.names import *  # noqa: F403  (mpi_ops has them; type checkers see them here)
 from hvdlite.errors import HorovodInternalError
-from hvdlite.names import *  # noqa: F403  (mpi_ops has them; type checkers see them here)
-from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.runtime import is_child, is_initialized, local_rank, when_started
+from hvdlite.job.runtime import is_child, is_initialized, local_rank, when_started
+from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.torch import elastic, mpi_ops
-from hvdlite.torch._cuda import choose_gpu
 from hvdlite.torch.checkpoints import load, save
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.cuda import choose_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, broadcast_variables
 from hvdlite.torch.joining import uneven_inputs
 from hvdlite.torch.mpi_ops import *  # noqa: F403

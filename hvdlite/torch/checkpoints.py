@@ -9,8 +9,16 @@ from typing import Any, BinaryIO
 
 import torch
 
-from hvdlite import checkpoints
-from hvdlite.checkpoints import GENERATORS, File, Generator, not_plain, plain, random_states, set_random_states
+from hvdlite.checkpoints import checkpoint
+from hvdlite.checkpoints.checkpoint import (
+    GENERATORS,
+    File,
+    Generator,
+    not_plain,
+    plain,
+    random_states,
+    set_random_states,
+)
 from hvdlite.torch.functions import load_in_place
 
 
@@ -33,7 +41,7 @@ def save(path: File, /, *, rng: bool = False, **what: Any) -> None:
             torch.serialization.add_safe_globals are.
         ValueError: on every rank, where ranks give other names.
     """
-    checkpoints.save(TorchFormat(), path, what, rng)
+    checkpoint.save(TorchFormat(), path, what, rng)
 
 
 def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: Any) -> dict[str, Any]:
@@ -64,7 +72,7 @@ def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: 
         Exception: what an object raises that the state does not fit; HvdliteError on the other ranks. Some objects may
             have been restored then.
     """
-    return checkpoints.load(TorchFormat(), path, what, missing_ok, rng)
+    return checkpoint.load(TorchFormat(), path, what, missing_ok, rng)
 
 
 class TorchFormat:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvdlite.compression import Compressor, NoneCompressor, caster
+from hvdlite.gradients.compression import Compressor, NoneCompressor, caster
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 

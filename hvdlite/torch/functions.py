@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from hvdlite import runtime
-from hvdlite.calls import calling
-from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.torch._cuda import on_cpu
-from hvdlite.torch._parameters import flat
-from hvdlite.torch._tensors import DTYPES, in_place
-from hvdlite.variables import broadcast_arrays, naming
+from hvdlite.job import runtime
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.lanes.calls import calling
+from hvdlite.ops.objects import allgather_object, broadcast_object
+from hvdlite.ops.variables import broadcast_arrays, naming
+from hvdlite.torch.attach.parameters import flat
+from hvdlite.torch.cuda import on_cpu
+from hvdlite.torch.tensors import DTYPES, in_place
 
 __all__ = [
     "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "broadcast_variables",

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from hvdlite import joining, runtime
+from hvdlite.job import runtime
+from hvdlite.ops import join as joining
 from hvdlite.torch.functions import broadcast_variables
 
 

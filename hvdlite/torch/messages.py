@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from hvdlite import ops
-from hvdlite.handles import remember
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.ops.handles import remember
 from hvdlite.ops.messages import Letter
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.torch._tensors import readable, to_tensor
+from hvdlite.torch.tensors import readable, to_tensor
 
 Everyone = global_process_set
 WANTS_GRADIENT = 1

@@ -10,14 +10,15 @@ from typing import Any, overload
 
 import torch
 
-from hvdlite import ops, runtime
+from hvdlite import ops
 from hvdlite.arrays import Array
-from hvdlite.handles import Call, later, remember, waiting
+from hvdlite.job import runtime
+from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.torch._differentiable import differentiable
-from hvdlite.torch._tensors import fresh, in_place, readable, to_array, to_tensor
+from hvdlite.ops.handles import Call, later, remember, waiting
+from hvdlite.torch.differentiable import differentiable
 from hvdlite.torch.reductions import allreduce, grouped_allreduce
+from hvdlite.torch.tensors import fresh, in_place, readable, to_array, to_tensor
 
 Everyone = global_process_set
 

@@ -1,10 +1,9 @@
 """Jobs, ranks and collectives under the name of Horovod's module."""
 
-from hvdlite import names
+from hvdlite.api import names
+from hvdlite.api.names import *  # noqa: F403
 from hvdlite.common.basics import HorovodBasics
-from hvdlite.handles import poll, synchronize
-from hvdlite.names import *  # noqa: F403
-from hvdlite.torch._sparse import sparse_allreduce_async
+from hvdlite.ops.handles import poll, synchronize
 from hvdlite.torch.joining import join
 from hvdlite.torch.messages import recv, recv_async, send, send_async
 from hvdlite.torch.movement import (
@@ -42,6 +41,7 @@ from hvdlite.torch.scattering import (
     scatter,
     scatter_async,
 )
+from hvdlite.torch.sparse import sparse_allreduce_async
 
 _basics = HorovodBasics()
 

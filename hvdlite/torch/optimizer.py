@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvdlite import runtime
-from hvdlite.calls import calling
-from hvdlite.compression import compressor
+from hvdlite.gradients.compression import compressor
+from hvdlite.gradients.terms import Terms, passes_of
+from hvdlite.job import runtime
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.lanes.calls import calling
 from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.terms import Terms, passes_of
-from hvdlite.torch._attach import Attachment, attach
-from hvdlite.torch._delta import DeltaAttachment, attach_delta
-from hvdlite.torch._parameters import flat
-from hvdlite.torch._settings import Settings
+from hvdlite.system.user_warnings import deprecated
+from hvdlite.torch.attach.adasum_steps import DeltaAttachment, attach_delta
+from hvdlite.torch.attach.attachment import Attachment, attach
+from hvdlite.torch.attach.parameters import flat
+from hvdlite.torch.attach.settings import Settings
 from hvdlite.torch.compression import Compression
-from hvdlite.warned import deprecated
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 

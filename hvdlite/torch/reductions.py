@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from hvdlite import ops
-from hvdlite.compression import compressor
-from hvdlite.handles import Call, later, waiting
+from hvdlite.gradients.compression import compressor
+from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average, Op, op_of
-from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.torch._differentiable import differentiable
-from hvdlite.torch._tensors import fresh, in_place, laid_out, readable, to_tensor
+from hvdlite.ops.handles import Call, later, waiting
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.differentiable import differentiable
+from hvdlite.torch.tensors import fresh, in_place, laid_out, readable, to_tensor
 
 Everyone = global_process_set
 

@@ -15,10 +15,10 @@ from typing import Any, cast
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvdlite import runtime
-from hvdlite.calls import calling
+from hvdlite.job import runtime
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.lanes.calls import calling
 from hvdlite.ops import Sum
-from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.mpi_ops import allgather, allreduce_
 
 

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from hvdlite.arrays import NOTHING_PENDING, Array, Mark
+from hvdlite.arrays import Array
+from hvdlite.gpu_streams import NOTHING_PENDING, Mark
 
 LOOKS = 4
 """Who sleeps while waiting for MPI looks so often when it wakes: an MPI takes in one part of a message per call. With

@@ -20,20 +20,18 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-
-from hvdlite import config, launched
+from hvdlite import config
 from hvdlite.arrays import cupy
+from hvdlite.system.launcher_environment import fresh_environment, mpi_settings
 
 SECONDS = 90  # for the trial; a network's driver may take long to start
-LENGTHS = (3, 5000, 300_000)  # float64: sent at once, in pieces, and by agreement
 PACKAGES = Path(__file__).resolve().parents[2]
 log = logging.getLogger("hvdlite")
 
 
 def cuda_aware(library: str) -> bool:
     """Whether the loaded MPI takes device pointers. library: its version text. Takes seconds the first time."""
-    return answer(library, loaded_library(), str(cupy().cuda.runtime.driverGetVersion()), *launched.mpi_settings())
+    return answer(library, loaded_library(), str(cupy().cuda.runtime.driverGetVersion()), *mpi_settings())
 
 
 @cache
@@ -58,8 +56,8 @@ def trial(library: str) -> bool | None:
         return None
     options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in library else []
     job = subprocess.Popen(
-        [launcher, *options, "-np", "2", sys.executable, "-P", "-m", "hvdlite.transports.cuda_aware"],
-        env=launched.fresh_environment(str(PACKAGES)),
+        [launcher, *options, "-np", "2", sys.executable, "-P", "-m", "hvdlite.cuda_trial"],
+        env=fresh_environment(str(PACKAGES)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -113,29 +111,3 @@ def write(file: Path, content: object) -> None:
 
 
 STARTED, PASSED = "device memory is there", "device memory arrived"
-
-
-def main() -> None:
-    """One of the two processes: exchange device arrays with the other, and look at them."""
-    xp = cupy()  # before MPI, which then finds the driver's library
-    signal.alarm(SECONDS)
-    from hvdlite import runtime
-
-    runtime.init()
-    world = runtime.current().world
-    other = 1 - world.rank
-    xp.zeros(max(LENGTHS), np.float64)
-    print(STARTED, flush=True)
-    for length in LENGTHS:
-        mine, theirs = (np.arange(length, dtype=np.float64) + 1000 * rank for rank in (world.rank, other))
-        sent, received = xp.asarray(mine), xp.zeros(length, np.float64)
-        xp.cuda.get_current_stream().synchronize()
-        world.exchange(sent, other, received, other)
-        if not np.array_equal(received.get(), theirs):
-            sys.exit(f"{length} elements arrived wrong")
-    print(PASSED, flush=True)
-    runtime.shutdown()
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes, finish, is_host, issued, recorded
+from hvdlite.arrays import Array, as_bytes, is_host
+from hvdlite.gpu_streams import NOTHING_PENDING, Mark, finish, issued, recorded
 from hvdlite.transports import Exchange, Maximum, Transport
 from hvdlite.transports.nccl import Nccl
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes
+from hvdlite.arrays import Array, as_bytes
+from hvdlite.gpu_streams import NOTHING_PENDING, Mark
 from hvdlite.transports import ask, in_main
-from hvdlite.transports.flags import FLAG_BYTES, SharedMaximum
-from hvdlite.transports.messages import GIVEN_UP, MpiExchange, MpiMaximum, MpiRepeated
+from hvdlite.transports.mpi_requests import GIVEN_UP, MpiExchange, MpiMaximum, MpiRepeated
+from hvdlite.transports.shared_flags import FLAG_BYTES, SharedMaximum
 
 PIECE = 1 << 30
 TCP_PIECE = 60 * 1024

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from hvdlite.arrays import NOTHING_PENDING, Array, Mark, as_bytes
+from hvdlite.arrays import Array, as_bytes
+from hvdlite.gpu_streams import NOTHING_PENDING, Mark
 
 T = TypeVar("T")
 PATIENCE = 60.0  # seconds until a receive that nobody answers fails: a test must not hang

@@ -66,7 +66,7 @@ MORE_CHECKS = tuple(f"torch_{what}" for what in (
     "training.check_every_path_gives_the_curve", "training.check_overlap_gives_the_same_bits", "training.check_lbfgs",
 ))  # fmt: skip
 CHECKS = (
-    Row("is the MPI CUDA-aware", 2, program=("-m", "hvdlite.transports.cuda_aware")),
+    Row("is the MPI CUDA-aware", 2, program=("-m", "hvdlite.cuda_trial")),
     *KERAS,
     *TENSORFLOW,
     Row("torch checks of tests/parallel", 2, TORCH_CHECKS, extra=TORCH),

@@ -22,15 +22,15 @@ def install(where: str) -> None:
 def pretend() -> None:
     cupy = importlib.import_module("cupy")
     assert hasattr(cupy, "LOG"), "this is a real CuPy"
-    from hvdlite.tensorflow import _gpu
+    from hvdlite.tensorflow_graph import gpu
 
     cpu = tf.config.list_logical_devices("CPU")[0].name
 
     def device_for(inputs: Any, dtypes: Any) -> str | None:
-        return cpu if inputs and {tf.as_dtype(each) for each in (*(t.dtype for t in inputs), *dtypes)} <= _gpu.DTYPES else None
+        return cpu if inputs and {tf.as_dtype(each) for each in (*(t.dtype for t in inputs), *dtypes)} <= gpu.DTYPES else None
 
     def on_gpu(tensor: tf.Tensor) -> bool:
-        return tensor.dtype in _gpu.DTYPES
+        return tensor.dtype in gpu.DTYPES
 
-    _gpu.available, _gpu.is_gpu = (lambda: True), (lambda device: True)
-    _gpu.on_gpu, _gpu.device_for = on_gpu, device_for
+    gpu.available, gpu.is_gpu = (lambda: True), (lambda device: True)
+    gpu.on_gpu, gpu.device_for = on_gpu, device_for

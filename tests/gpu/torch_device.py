@@ -23,9 +23,12 @@ def pretend() -> None:
     waits where a GPU's stream would."""
     import cupy
 
-    from hvdlite.arrays import Mark, bfloat16
-    from hvdlite.gpu import Gpu
-    from hvdlite.torch import _cuda, _parameters, _tensors
+    from hvdlite.arrays import bfloat16
+    from hvdlite.gpu_streams import Mark
+    from hvdlite.lanes.gpu_side import Gpu
+    from hvdlite.torch import cuda
+    from hvdlite.torch import tensors as _tensors
+    from hvdlite.torch.attach import parameters
 
     assert hasattr(cupy, "LOG"), "this is a real CuPy"
 
@@ -50,7 +53,7 @@ def pretend() -> None:
     only = Stream()
     torch.cuda.current_stream = lambda number=None: only
     device_name = _tensors.device_name
-    _tensors.device_name = _parameters.device_name = lambda tensor: "cuda" if tensor.is_cpu else device_name(tensor)
-    _cuda.to_array, _cuda.to_tensor = to_array, to_tensor
-    _cuda.gpu_of = lambda tensors: Gpu(cupy, 0) if list(tensors) else None
+    _tensors.device_name = parameters.device_name = lambda tensor: "cuda" if tensor.is_cpu else device_name(tensor)
+    cuda.to_array, cuda.to_tensor = to_array, to_tensor
+    cuda.gpu_of = lambda tensors: Gpu(cupy, 0) if list(tensors) else None
     Mark.precede = Mark.wait

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hvdlite
-from hvdlite.launch import RemoteTraceback
+from hvdlite.api.run import RemoteTraceback
 from tests.launcher.conftest import Runner
 
 

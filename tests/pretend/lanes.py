@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdlite import gpu
 from hvdlite.algorithms import Place, allreduce, pipeline
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import NOTHING_PENDING
-from hvdlite.engine import Lane
-from hvdlite.requests import Request, Signature
+from hvdlite.gpu_streams import NOTHING_PENDING
+from hvdlite.lanes import gpu_side
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
 from hvdlite.transports import device
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 from tests.pretend import cupy
@@ -78,7 +79,7 @@ def summed(lane: Lane, array: Any, name: str = "x", wait: bool = True) -> Any:
         return array
 
     request = Request(Signature("allreduce", name), work)
-    gpu.on_gpu(lane, request, array)
+    gpu_side.on_gpu(lane, request, array)
     return lane.run(request) if wait else lane.submit(request)
 
 

@@ -13,7 +13,7 @@ from hvdlite.algorithms.reduction import Reduction, scaler
 from hvdlite.algorithms.ring import longest_part, parts, same_part
 from hvdlite.algorithms.shared import prepared, prepared_at_home
 from hvdlite.arrays import LINE, on_boundary
-from hvdlite.memory import Workspace
+from hvdlite.memory.workspace import Workspace
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 SIZES = range(1, 10)

@@ -10,8 +10,8 @@ import pytest
 from hvdlite.algorithms import Place, pipeline, prepared, wide
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
-from hvdlite.engine import Lane
-from hvdlite.memory import Workspace
+from hvdlite.lanes.lane import Lane
+from hvdlite.memory.workspace import Workspace
 from hvdlite.ops import reductions
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 from tests.averages import FLOATS, INTEGERS, average, given

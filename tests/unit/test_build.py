@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hvdlite.build import check_num_rank_power_of_2, split_list
+from hvdlite.api.build import check_num_rank_power_of_2, split_list
 from hvdlite.common import exceptions, util
 from hvdlite.runner.common.util import env
 

@@ -17,8 +17,8 @@ import pytest
 
 import hvdlite
 import hvdlite.numpy
-from hvdlite import archives, checkpoints
-from hvdlite.checkpoints import ENDING, Stream, plain, replace_file
+from hvdlite.checkpoints import archive, checkpoint
+from hvdlite.checkpoints.checkpoint import ENDING, Stream, plain, replace_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,7 @@ def names(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
-def writing(data: bytes) -> checkpoints.Callable[[BinaryIO], None]:
+def writing(data: bytes) -> checkpoint.Callable[[BinaryIO], None]:
     return lambda file: file.write(data) and None
 
 
@@ -66,7 +66,7 @@ def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "run").write_bytes(b"old")
     script = """
 import sys, time
-from hvdlite.checkpoints import replace_file
+from hvdlite.checkpoints.checkpoint import replace_file
 def write(file):
     file.write(b"half"); file.flush(); print("there", flush=True); time.sleep(60)
 replace_file(sys.argv[1], write)
@@ -103,12 +103,12 @@ def test_plain_changes_only_what_is_numpys() -> None:
 
 @pytest.mark.parametrize("value", [1, 2.5, float("nan"), "x", b"x", None, True, [1], (1,), {1: (2,)}, {3}, 10**40])
 def test_plain_data(value: object) -> None:
-    assert archives.is_plain(value)
+    assert archive.is_plain(value)
 
 
 @pytest.mark.parametrize("value", [print, int, 1j, Path("x"), np.arange(2), [object()]])
 def test_no_plain_data(value: object) -> None:
-    assert not archives.is_plain(value)
+    assert not archive.is_plain(value)
 
 
 def test_an_archive_runs_no_code(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from hvdlite.config import (
     misspelt,
 )
 from hvdlite.errors import HvdliteError
-from hvdlite.launched import launcher
-from hvdlite.runtime import agree_on
+from hvdlite.job.runtime import agree_on
+from hvdlite.system.launcher_environment import launcher
 from hvdlite.transports.threads import run_ranks
 
 

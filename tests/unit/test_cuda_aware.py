@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite import launched
+from hvdlite.system import launcher_environment
 from hvdlite.transports import cuda_aware
 from tests.pretend import cupy
 
@@ -24,9 +24,9 @@ def test_the_launcher_lies_beside_the_library(tmp_path: Path) -> None:
 
 
 def test_what_a_launcher_tells_need_be_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = launched.told()
+    before = launcher_environment.told()
     monkeypatch.setenv("SLURM_JOB_NAME", os.fsdecode(b"caf\xe9"))
-    assert launched.told() != before
+    assert launcher_environment.told() != before
 
 
 def test_which_files_are_an_mpi() -> None:
@@ -43,11 +43,11 @@ def test_the_trial_sees_no_launcher_but_the_users_settings(monkeypatch: pytest.M
     kept = ["OMPI_MCA_opal_cuda_support", "UCX_TLS", "CUDA_VISIBLE_DEVICES", "OPAL_PREFIX"]
     for name in (*gone, *kept):
         monkeypatch.setenv(name, "7")
-    found = launched.fresh_environment("/ours")
+    found = launcher_environment.fresh_environment("/ours")
     assert not [name for name in gone if name in found] and all(found[name] == "7" for name in kept)
     assert found["PYTHONPATH"].split(":")[-1] == "/ours"
-    assert {"OMPI_MCA_opal_cuda_support=7", "UCX_TLS=7"} <= set(launched.mpi_settings())
-    assert not [line for line in launched.mpi_settings() if "orte" in line or "_ess" in line]
+    assert {"OMPI_MCA_opal_cuda_support=7", "UCX_TLS=7"} <= set(launcher_environment.mpi_settings())
+    assert not [line for line in launcher_environment.mpi_settings() if "orte" in line or "_ess" in line]
 
 
 def test_an_answer_is_kept_for_the_same_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

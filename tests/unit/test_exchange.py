@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from weakref import finalize
 
-from hvdlite.exchange import Exchange
-from hvdlite.weakly import Crowd
+from hvdlite.gradients.exchange import Exchange
+from hvdlite.system.weak_references import Crowd
 
 
 class Object:

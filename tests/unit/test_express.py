@@ -12,12 +12,14 @@ import pytest
 
 from hvdlite.algorithms import Place
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.buckets import Spec, plan
-from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError, MismatchError, VoidError
-from hvdlite.express import finished, run_again
-from hvdlite.reducer import Reducer, Use
-from hvdlite.requests import JOIN, Request, Round, Signature
+from hvdlite.gradients.plan import Spec, plan
+from hvdlite.gradients.reducer import Reducer
+from hvdlite.gradients.use import Use
+from hvdlite.lanes.express import finished, run_again
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import JOIN, Round, Signature
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 from tests.unit.interrupts import raising_at
 

@@ -13,11 +13,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hvdlite import gpu
 from hvdlite.algorithms import allreduce, fused
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.engine import Lane
-from hvdlite.requests import Request, Signature
+from hvdlite.lanes import gpu_side
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
 from hvdlite.transports import nccl
 from tests import averages
 from tests.pretend import cupy
@@ -52,7 +53,7 @@ def on_gpus(way: str, arrays: list[np.ndarray], reduction: Reduction, hosts: Any
             allreduce(lane.transport, lane.workspace, lane.place, array, reduction)
 
         request = Request(Signature("allreduce", "x"), work)
-        gpu.on_gpu(lane, request, array)
+        gpu_side.on_gpu(lane, request, array)
         lane.run(request)
         return array.get()
 

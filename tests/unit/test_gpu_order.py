@@ -14,11 +14,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hvdlite import arrays, gpu, ipc
-from hvdlite.arrays import Mark
-from hvdlite.engine import Lane
+from hvdlite import gpu_streams
 from hvdlite.errors import HvdliteError
-from hvdlite.requests import Request, Signature
+from hvdlite.gpu_streams import Mark
+from hvdlite.lanes import gpu_side
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
+from hvdlite.memory import cuda_ipc
 from hvdlite.transports import device
 from tests.pretend import cupy
 from tests.pretend.lanes import expected, on_lanes, produced, stand_in, summed  # noqa: F401
@@ -122,7 +125,7 @@ def test_staging_fetches_ahead() -> None:
     """The copy of the next piece starts before the message of this one: 1000 float32 in pieces of 256 bytes."""
 
     def rank_main(lane: Lane) -> None:
-        side = gpu.side_of(lane, gpu.gpu_of(cupy.empty(1)))
+        side = gpu_side.side_of(lane, gpu_side.gpu_of(cupy.empty(1)))
         with side.working():
             cupy.LOG.clear()
             if lane.transport.rank == 0:
@@ -141,7 +144,7 @@ def test_arrays_live_until_the_gpu_has_passed_their_work() -> None:
         array = produced(lane, 10)
         alive = weakref.ref(array)
         request = Request(Signature("add", "x"), lambda lane, array=array: array.__iadd__(1).size)
-        gpu.on_gpu(lane, request, array)
+        gpu_side.on_gpu(lane, request, array)
         handle = lane.submit(request)
         handle.wait()
         ending = handle.ending
@@ -169,7 +172,7 @@ def test_results_live_until_the_gpu_has_written_them() -> None:
             return result
 
         request = Request(Signature("make", "x"), work)
-        gpu.on_gpu(lane, request, produced(lane, 10))
+        gpu_side.on_gpu(lane, request, produced(lane, 10))
         handle = lane.submit(request)
         handle.wait()
         ending = handle.ending
@@ -189,7 +192,7 @@ def test_new_memory_comes_from_the_callers_pool_behind_its_work(monkeypatch: pyt
     made: list[tuple[int, int]] = []
 
     def rank_main(lane: Lane) -> None:
-        workspace, like = gpu.GpuWorkspace(gpu.Gpu(cupy, 0)), cupy.empty(1)
+        workspace, like = gpu_side.GpuWorkspace(gpu_side.Gpu(cupy, 0)), cupy.empty(1)
         empty = cupy.empty
         monkeypatch.setattr(cupy, "empty", lambda *how: made.append(cupy.get_current_stream().ptr) or empty(*how))
         caller, frameworks, own = cupy.Stream(), cupy.Stream(), cupy.Stream()
@@ -216,14 +219,14 @@ def test_a_lanes_thread_takes_the_gpu_of_work_without_a_mark() -> None:
     """Plans, and what ranks that have joined lend themselves to."""
 
     def rank_main(lane: Lane) -> None:
-        where = gpu.Gpu(cupy, 0)
+        where = gpu_side.Gpu(cupy, 0)
         for number in range(2):
-            lane.submit(Request(Signature("plan", f"{number}"), lambda lane: gpu.side_of(lane, where))).wait()
+            lane.submit(Request(Signature("plan", f"{number}"), lambda lane: gpu_side.side_of(lane, where))).wait()
         assert ("use", "hvdlite-lane") in cupy.LOG
         while lane.busy:
             time.sleep(0.001)
         cupy.LOG.clear()
-        lane.run(Request(Signature("plan", "2"), lambda lane: gpu.side_of(lane, where)))
+        lane.run(Request(Signature("plan", "2"), lambda lane: gpu_side.side_of(lane, where)))
         assert not [entry for entry in cupy.LOG if entry[0] == "use"]  # the user's thread keeps its own
 
     on_lanes(1, "ring", True, rank_main)
@@ -242,27 +245,27 @@ def test_room_is_made_before_there_is_none(monkeypatch: pytest.MonkeyPatch) -> N
     class Memory(cupy.Memory):
         def __init__(self, nbytes: int) -> None:
             asked.append(nbytes)
-            if nbytes > ipc.BLOCK or len(given) < 2:
+            if nbytes > cuda_ipc.BLOCK or len(given) < 2:
                 raise cupy.cuda.runtime.CUDARuntimeError("no room")
             super().__init__(nbytes)
 
-    monkeypatch.setattr(arrays, "RELIEF", [lambda: given.append("torch")])
-    monkeypatch.setattr(ipc, "RELIEF", arrays.RELIEF)
+    monkeypatch.setattr(gpu_streams, "RELIEF", [lambda: given.append("torch")])
+    monkeypatch.setattr(cuda_ipc, "RELIEF", gpu_streams.RELIEF)
     monkeypatch.setattr(cupy, "get_default_memory_pool", Pool, raising=False)
     monkeypatch.setattr(cupy.cuda, "Memory", Memory)
-    found = ipc.new(cupy, 64)
+    found = cuda_ipc.new(cupy, 64)
     assert found is not None and found.nbytes == 64 and given == ["torch", "pool"]
-    assert ipc.new(cupy, ipc.BLOCK + 1) is None
-    assert asked == [ipc.BLOCK] * 2 + [2 * ipc.BLOCK] * 2
+    assert cuda_ipc.new(cupy, cuda_ipc.BLOCK + 1) is None
+    assert asked == [cuda_ipc.BLOCK] * 2 + [2 * cuda_ipc.BLOCK] * 2
 
 
 def test_a_framework_has_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that it has issued on its current stream is waited for, and it waits for the result."""
-    monkeypatch.setattr(arrays, "FOLLOWED", [])
+    monkeypatch.setattr(gpu_streams, "FOLLOWED", [])
 
     def rank_main(lane: Lane) -> Any:
         other = cupy.Stream()
-        arrays.FOLLOWED.append(lambda number: other.ptr)
+        gpu_streams.FOLLOWED.append(lambda number: other.ptr)
         with other:
             array = produced(lane, 100)
         summed(lane, array)
@@ -271,7 +274,7 @@ def test_a_framework_has_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
     for result in on_lanes(1, "ring", True, rank_main):
         np.testing.assert_array_equal(result, expected(1, 100))
-    assert arrays.callers_streams(cupy, 0)[1:]  # CuPy's and the framework's
+    assert gpu_streams.callers_streams(cupy, 0)[1:]  # CuPy's and the framework's
 
 
 def test_a_collective_in_a_graph_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +287,7 @@ def test_a_second_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def rank_main(lane: Lane) -> None:
         array = produced(lane, 3)
         summed(lane, array)
-        monkeypatch.setattr(gpu, "device_of", lambda array: 1)
+        monkeypatch.setattr(gpu_side, "device_of", lambda array: 1)
         with pytest.raises(HvdliteError, match="GPU 1, but this process communicates from GPU 0"):
             summed(lane, array, "y")
 
@@ -310,7 +313,7 @@ class Context:
 
 def test_threads_in_mpi_are_waited_for_before_gpus_send(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that went in before there was any GPU cannot copy its memory; later ones make it theirs."""
-    monkeypatch.setattr(arrays, "GPUS_IN_MESSAGES", [])
+    monkeypatch.setattr(gpu_streams, "GPUS_IN_MESSAGES", [])
     where, left, order = Context(), threading.Event(), []
 
     def long() -> None:
@@ -318,29 +321,29 @@ def test_threads_in_mpi_are_waited_for_before_gpus_send(monkeypatch: pytest.Monk
         order.append("left MPI")
 
     def send() -> None:
-        arrays.send_from(where, 0)
+        gpu_streams.send_from(where, 0)
         order.append("sends")
 
-    before = threading.Thread(target=arrays.in_mpi, args=(long,))
+    before = threading.Thread(target=gpu_streams.in_mpi, args=(long,))
     before.start()
-    senders = [threading.Thread(target=arrays.in_mpi, args=(send,)) for _ in range(2)]  # neither waits for the other
+    senders = [threading.Thread(target=gpu_streams.in_mpi, args=(send,)) for _ in range(2)]  # neither waits for the other
     for sender in senders:
         sender.start()
     time.sleep(0.05)
     assert order == []
-    later = threading.Thread(target=arrays.in_mpi, args=(lambda: order.append(str(where.ctxGetCurrent())),))
+    later = threading.Thread(target=gpu_streams.in_mpi, args=(lambda: order.append(str(where.ctxGetCurrent())),))
     later.start()
     later.join()
     left.set()
     for thread in (before, *senders):
         thread.join()
-    assert order == ["True", "left MPI", "sends", "sends"] and not arrays.WITHOUT_GPU
+    assert order == ["True", "left MPI", "sends", "sends"] and not gpu_streams.WITHOUT_GPU
 
 
 def test_a_lane_whose_ranks_disagree_may_copy_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own thread, which then goes into MPI without having called any roll."""
     where = Context()
-    monkeypatch.setattr(arrays, "GPUS_IN_MESSAGES", [(where, 0)])
+    monkeypatch.setattr(gpu_streams, "GPUS_IN_MESSAGES", [(where, 0)])
 
     def rank_main(lane: Lane) -> None:
         request = Request(Signature("plan", "x", (("rank", lane.transport.rank),)), lambda lane: None)

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdlite import gpu
 from hvdlite.algorithms import pipeline
 from hvdlite.algorithms.pipeline import SLOTS, Step, chunk_length, in_chunks, scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import longest_part, parts, prepared_reduce_scatter
 from hvdlite.arrays import LINE
-from hvdlite.engine import Lane
-from hvdlite.requests import Request, Signature
+from hvdlite.lanes import gpu_side
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
 from hvdlite.transports import device
 from tests.pretend import cupy
 from tests.pretend.lanes import expected, on_lanes, produced, stand_in, summed  # noqa: F401
@@ -37,7 +38,7 @@ def scattered(lane: Lane) -> Any:
         cupy.LOG.append(("end", lane.transport.rank))
 
     request = Request(Signature("test", "x"), work)
-    gpu.on_gpu(lane, request, array)
+    gpu_side.on_gpu(lane, request, array)
     lane.run(request)
     mine = (lane.transport.rank + 1) % lane.transport.size
     found = parts(array, lane.transport.size)[mine].get()

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdlite import gpu
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.buckets import Spec, plan
-from hvdlite.engine import Lane
 from hvdlite.errors import HvdliteError
-from hvdlite.reducer import Reducer, Use
-from hvdlite.requests import Round
+from hvdlite.gradients.plan import Spec, plan
+from hvdlite.gradients.reducer import Reducer
+from hvdlite.gradients.use import Use
+from hvdlite.lanes import gpu_side
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.signature import Round
 from tests.pretend import cupy
 from tests.pretend.lanes import expected, in_use, on_lanes, produced, stand_in, summed  # noqa: F401
 
@@ -29,7 +30,7 @@ def test_a_round_of_mixed_buckets(way: str, overlap: bool) -> None:
     specs = [Spec(f"p{i}", (40, i + 1), "float32", "cuda" if i % 3 else "host") for i in range(12)]
 
     def rank_main(lane: Lane) -> list[Any]:
-        where = gpu.gpu_of(cupy.empty(1))
+        where = gpu_side.gpu_of(cupy.empty(1))
         reducer = Reducer(lane, plan(specs, 8 * KB, 1 * KB), Reduction(), "r", overlap, where)
         found = []
         for step in range(3):
@@ -67,7 +68,7 @@ def test_no_room_on_one_gpu_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyP
         return take(nbytes)
 
     def rank_main(lane: Lane) -> Any:
-        where = gpu.gpu_of(cupy.empty(1))
+        where = gpu_side.gpu_of(cupy.empty(1))
         monkeypatch.setattr(cupy.cuda, "Memory", memory)
         with pytest.raises(HvdliteError, match=r"ranks \[[012]\] have no room"):
             Reducer(lane, plan([Spec("p", (4000,), "float32", "cuda")], 8 * KB, KB), Reduction(), "r", False, where)
@@ -104,7 +105,7 @@ def test_a_new_plan_closes_the_memory_of_the_old_one() -> None:
     specs = [Spec("p", (40,), "float32", "cuda")]
 
     def rank_main(lane: Lane) -> None:
-        where = gpu.gpu_of(cupy.empty(1))
+        where = gpu_side.gpu_of(cupy.empty(1))
         for _ in range(5):
             Reducer(lane, plan(specs, 8 * KB, 1 * KB), Reduction(), "r", False, where)
 

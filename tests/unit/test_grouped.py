@@ -7,7 +7,7 @@ import numpy as np
 from hvdlite.algorithms import Place
 from hvdlite.algorithms.grouped import SHORT_BYTES, allreduce_all, batches
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.memory import Workspace
+from hvdlite.memory.workspace import Workspace
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 

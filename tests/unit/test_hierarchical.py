@@ -9,9 +9,9 @@ from hvdlite.algorithms import Place, prepared
 from hvdlite.algorithms.choice import FOLDED_STEP_BYTES, STEP_BYTES, across, choose
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, bfloat16
-from hvdlite.levels import split
-from hvdlite.memory import NETWORK_STAGING_BYTES, Workspace
+from hvdlite.memory.workspace import NETWORK_STAGING_BYTES, Workspace
 from hvdlite.transports.threads import ThreadTransport, run_ranks
+from hvdlite.transports.two_levels import split
 
 LAYOUTS = [(1, 1), (2, 2), (3, 1), (1, 4), (2, 3, 1), (2, 2, 2), (4, 4), (1, 1, 1, 1, 1)]
 

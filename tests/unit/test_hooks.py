@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hvdlite.torch._backward import Backward, current_run, outermost_node  # noqa: E402
-from hvdlite.torch._parameters import Hooks  # noqa: E402
+from hvdlite.torch.attach.backward import Backward, current_run, outermost_node  # noqa: E402
+from hvdlite.torch.attach.parameters import Hooks  # noqa: E402
 
 
 def test_hooks_are_on_members_alone() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite import names
+from hvdlite.api import names
 
 ROOT = Path(__file__).resolve().parents[2]
 ADAPTERS = ("torch", "tensorflow", "keras", "numpy")
@@ -90,17 +90,17 @@ def test_layers(layer: int) -> None:
             assert used <= allowed, f"{module} imports {sorted(used - allowed)}"
 
 
-OVER_MPI = ("hvdlite.transports.mpi", "hvdlite.transports.messages")
+OVER_MPI = ("hvdlite.transports.mpi", "hvdlite.transports.mpi_requests")
 
 
 def test_only_connect_and_the_transport_import_mpi() -> None:
     for module, path in modules().items():
-        if module not in ("hvdlite.connect", *OVER_MPI) and area(module) != "bench":
+        if module not in ("hvdlite.job.connect", *OVER_MPI) and area(module) != "bench":
             assert not [name for name in imports(path) if within(name, "mpi4py")], module
 
 
 def test_mpi_is_imported_only_when_called() -> None:
-    for module in ("hvdlite.connect", "hvdlite.runtime", "hvdlite"):
+    for module in ("hvdlite.job.connect", "hvdlite.job.runtime", "hvdlite"):
         path = modules()[module]
         assert not [n for n in imports(path, everywhere=False) if within(n, "mpi4py", *OVER_MPI)], module
 

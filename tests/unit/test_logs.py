@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdlite import logs
 from hvdlite.algorithms.choice import Place
 from hvdlite.config import Config
-from hvdlite.topology import from_leaders
+from hvdlite.job import logs
+from hvdlite.job.topology import from_leaders
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvdlite import calls, matching
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.errors import MismatchError, ShutdownError
-from hvdlite.matching import LONGEST_DIFF, Verdicts, ranks
-from hvdlite.requests import LEAVE, UNKNOWN, Request, Round, Signature
+from hvdlite.lanes import calls, matching
+from hvdlite.lanes.matching import LONGEST_DIFF, Verdicts, ranks
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import LEAVE, UNKNOWN, Round, Signature
 
 
 def match(everyone: Sequence[Sequence[Signature]]) -> Verdicts:

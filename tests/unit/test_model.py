@@ -9,7 +9,7 @@ from hvdlite.algorithms import Place, prepared
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
 from hvdlite.bench.model import CLUSTERS, RANKS, SIZES, cost, predict
-from hvdlite.memory import Workspace
+from hvdlite.memory.workspace import Workspace
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 LENGTH = 64 * 1024

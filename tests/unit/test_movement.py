@@ -11,10 +11,11 @@ import pytest
 from hvdlite.algorithms import Place, movement, through_memory
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import LINE
-from hvdlite.engine import Lane
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
 from hvdlite.ops import movement as movement_ops
 from hvdlite.ops import reductions
-from hvdlite.requests import Request, Signature
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 SIZES = range(1, 8)

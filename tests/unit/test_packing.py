@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hvdlite.reducer import Use  # noqa: E402
-from hvdlite.torch import _packing  # noqa: E402
-from hvdlite.torch._packing import PACK_BYTES, Packing  # noqa: E402
-from hvdlite.torch._slots import Slots  # noqa: E402
-from hvdlite.torch._tensors import to_array  # noqa: E402
+from hvdlite.gradients.use import Use  # noqa: E402
+from hvdlite.torch.attach import packing as _packing  # noqa: E402
+from hvdlite.torch.attach.packing import PACK_BYTES, Packing  # noqa: E402
+from hvdlite.torch.attach.slots import Slots  # noqa: E402
+from hvdlite.torch.tensors import to_array  # noqa: E402
 
 SMALL, LARGE = 10, PACK_BYTES // 4
 

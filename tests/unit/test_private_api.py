@@ -20,8 +20,8 @@ import hvdlite.keras as keras_hvd
 import hvdlite.tensorflow as hvd
 from hvdlite.errors import HvdliteError
 from hvdlite.keras import private_api as of_keras
-from hvdlite.private_names import PrivateName
-from hvdlite.tensorflow import private_api as of_tensorflow
+from hvdlite.system.private_names import PrivateName
+from hvdlite.tensorflow_graph import private_api as of_tensorflow
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from hvdlite.algorithms import Place
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.buckets import Spec, plan
-from hvdlite.engine import Lane
 from hvdlite.errors import VoidError
-from hvdlite.reducer import Reducer, Use
-from hvdlite.requests import JOIN, Request, Round
+from hvdlite.gradients.overlap_trial import EACH, WARM_UP
+from hvdlite.gradients.plan import Spec, plan
+from hvdlite.gradients.reducer import Reducer
+from hvdlite.gradients.use import Use
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import JOIN, Round
 from hvdlite.transports.threads import ThreadTransport, run_ranks
-from hvdlite.trial import EACH, WARM_UP
 
 WORDS = "part {}, round {}"
 FIRST, SECOND = Round(WORDS, (1, 0)), Round(WORDS, (2, 0))

@@ -17,12 +17,13 @@ from typing import Any, cast
 import pytest
 
 from hvdlite.algorithms import Place
-from hvdlite.engine import Lane
 from hvdlite.errors import StallError
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Changed, Handle, Request
+from hvdlite.lanes.signature import JOIN, Signature
 from hvdlite.observers import diagnosis, positions
 from hvdlite.observers.diagnosis import Report, Stall, Wait, deadlocked, diagnose
 from hvdlite.observers.stall import MOST_WAITS, Inquiry, Limits, StallWatch, watch
-from hvdlite.requests import JOIN, Changed, Handle, Request, Signature
 from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
 
 EVERYONE = (0, 1, 2)
@@ -307,7 +308,7 @@ def test_a_deadlock_is_believed_only_when_it_is_seen_twice() -> None:
 def test_only_a_caller_that_nothing_can_interrupt_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may take the error as an occasion to save their work, however long that takes."""
     given_up: list[str] = []
-    monkeypatch.setattr("hvdlite.exits.give_up", given_up.append)
+    monkeypatch.setattr("hvdlite.job.exits.give_up", given_up.append)
     lane = Lane(alone(), Place(1, False))
     watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK))
     watch.ended_at, watch.text = time.monotonic() - 100, "over"

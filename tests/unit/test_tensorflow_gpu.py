@@ -14,8 +14,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from hvdlite.tensorflow import _gpu  # noqa: E402
-from hvdlite.warned import say_once  # noqa: E402
+from hvdlite.system.user_warnings import say_once  # noqa: E402
+from hvdlite.tensorflow_graph import gpu  # noqa: E402
 from tests.pretend import cupy  # noqa: E402
 
 GPU, OTHER, CPU = (f"/job:localhost/replica:0/task:0/device:{name}" for name in ("GPU:0", "GPU:1", "CPU:0"))
@@ -31,13 +31,13 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
-REMEMBERED = (_gpu.available, _gpu.number_of, say_once)
+REMEMBERED = (gpu.available, gpu.number_of, say_once)
 
 
 def forget() -> None:
     for remembered in REMEMBERED:
         remembered.cache_clear()
-    _gpu.NAMES.clear()
+    gpu.NAMES.clear()
 
 
 def test_without_cupy_tensors_pass_through_the_host(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
@@ -45,8 +45,8 @@ def test_without_cupy_tensors_pass_through_the_host(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "cupy", None)
     on_a_gpu = SimpleNamespace(backing_device=GPU)
     with caplog.at_level(logging.WARNING, "hvdlite"):
-        assert not any(_gpu.on_gpu(on_a_gpu) for _ in range(3)) and _gpu.gpu_of([GPU]) is None
-        assert _gpu.device_for([SimpleNamespace(dtype=tf.float32, device=GPU)], [tf.float32]) is None
+        assert not any(gpu.on_gpu(on_a_gpu) for _ in range(3)) and gpu.gpu_of([GPU]) is None
+        assert gpu.device_for([SimpleNamespace(dtype=tf.float32, device=GPU)], [tf.float32]) is None
     (record,) = caplog.records
     assert "pip install cupy-cuda12x" in record.getMessage() and "host memory" in record.getMessage()
 
@@ -54,22 +54,22 @@ def test_without_cupy_tensors_pass_through_the_host(monkeypatch: pytest.MonkeyPa
 def test_without_a_gpu_nobody_asks_for_cupy(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert not _gpu.available() and not caplog.records
+    assert not gpu.available() and not caplog.records
 
 
 def test_a_gpus_number_is_the_one_that_its_memory_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorFlow's first GPU is CUDA's sixth, where it may use no others."""
     monkeypatch.setattr(cupy.runtime, "pointerGetAttributes", lambda address: SimpleNamespace(device=5))
-    monkeypatch.setattr(_gpu, "unwritten", lambda shape, dtype, device: tf.zeros(shape, dtype))
-    found = _gpu.gpu_of([GPU, GPU])
-    assert found is not None and found.number == 5 and _gpu.NAMES == {5: GPU}
+    monkeypatch.setattr(gpu, "unwritten", lambda shape, dtype, device: tf.zeros(shape, dtype))
+    found = gpu.gpu_of([GPU, GPU])
+    assert found is not None and found.number == 5 and gpu.NAMES == {5: GPU}
 
 
 def test_gradients_are_reduced_on_a_gpu_only_where_all_variables_lie_on_it() -> None:
     for devices in ([], [CPU], [GPU, CPU], [GPU, OTHER], [""]):
-        assert _gpu.gpu_of(devices) is None
+        assert gpu.gpu_of(devices) is None
     with tf.Graph().as_default(), tf.compat.v1.Session():
-        assert _gpu.gpu_of([CPU]) is None
+        assert gpu.gpu_of([CPU]) is None
 
 
 @pytest.mark.parametrize(
@@ -82,21 +82,21 @@ def test_gradients_are_reduced_on_a_gpu_only_where_all_variables_lie_on_it() -> 
 )  # fmt: skip
 def test_where_a_node_belongs(dtypes: Any, devices: Any, expected: str | None) -> None:
     inputs = [SimpleNamespace(dtype=dtype, device=device) for dtype, device in zip(dtypes, devices, strict=True)]
-    assert _gpu.device_for(inputs, dtypes[:1]) == expected
+    assert gpu.device_for(inputs, dtypes[:1]) == expected
 
 
-@pytest.mark.parametrize("dtype", sorted(_gpu.DTYPES, key=str), ids=str)
+@pytest.mark.parametrize("dtype", sorted(gpu.DTYPES, key=str), ids=str)
 def test_a_tensor_and_its_array_are_one_memory(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same bits under the same dtype; and what TensorFlow is given is a copy."""
-    monkeypatch.setattr(_gpu, "number_of", lambda device: 0)
-    _gpu.NAMES[0] = tf.zeros([]).backing_device
+    monkeypatch.setattr(gpu, "number_of", lambda device: 0)
+    gpu.NAMES[0] = tf.zeros([]).backing_device
     given = tf.cast(tf.constant([[0, 1, 5], [0, 7, 2]]), dtype)
-    array = _gpu.array_of(given)
+    array = gpu.array_of(given)
     assert array.shape == (2, 3) and array.dtype == given.dtype.as_numpy_dtype
     assert array.get().tobytes() == given.numpy().tobytes()
-    (copy,) = _gpu.tensors_of([array])
+    (copy,) = gpu.tensors_of([array])
     assert copy.dtype == dtype and copy.numpy().tobytes() == given.numpy().tobytes()
     array[...] = np.ones((2, 3))
     array.get()
     assert given.numpy().tobytes() == np.ones((2, 3), array.dtype).tobytes() and copy[1, 1] == tf.cast(7, dtype)
-    assert _gpu.array_of(tf.zeros([0, 3], dtype)).shape == (0, 3)
+    assert gpu.array_of(tf.zeros([0, 3], dtype)).shape == (0, 3)

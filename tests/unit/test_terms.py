@@ -10,8 +10,8 @@ import pytest
 
 from hvdlite import ops
 from hvdlite.errors import ForkedError, HvdliteError, MismatchError, NotInitializedError, RemovedError, ScalarError
+from hvdlite.gradients.terms import Terms, passes_of
 from hvdlite.ops import Average, Max, Op, Sum, op_of
-from hvdlite.terms import Terms, passes_of
 
 
 def test_the_division_comes_before_the_sum() -> None:

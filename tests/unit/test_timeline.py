@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from hvdlite.algorithms import Place
-from hvdlite.engine import Lane
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
 from hvdlite.observers import timeline
 from hvdlite.observers.timeline import Timeline, kind
-from hvdlite.requests import Request, Signature
 from hvdlite.transports.threads import alone
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdlite.topology import from_leaders
+from hvdlite.job.topology import from_leaders
 
 
 def test_hosts_of_different_sizes() -> None:

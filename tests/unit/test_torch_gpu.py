@@ -17,11 +17,11 @@ torch = pytest.importorskip("torch")
 
 import hvdlite.torch as hvd  # noqa: E402
 from hvdlite.errors import HvdliteError  # noqa: E402
-from hvdlite.reducer import Use  # noqa: E402
-from hvdlite.torch import _cuda, _tensors  # noqa: E402
-from hvdlite.torch._packing import Packing  # noqa: E402
-from hvdlite.torch._slots import Slots, move  # noqa: E402
-from hvdlite.torch._tensors import to_tensor  # noqa: E402
+from hvdlite.gradients.use import Use  # noqa: E402
+from hvdlite.torch import cuda, tensors  # noqa: E402
+from hvdlite.torch.attach.packing import Packing  # noqa: E402
+from hvdlite.torch.attach.slots import Slots, move  # noqa: E402
+from hvdlite.torch.tensors import to_tensor  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_rank_takes_the_gpu_of_its_number(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    _cuda.choose_gpu(5)
+    cuda.choose_gpu(5)
     assert chosen == expected
 
 
@@ -116,7 +116,7 @@ def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: p
     views = [torch.zeros(10) for _ in parameters]
     slots = Slots([view.numpy() for view in views], [(1,)] * 6)
     packing = Packing(parameters, slots, lambda index: Use.DENSE, lambda p: True, {2}, singly=False, to_lend=[(0, 0)] * 6)
-    streams = _cuda.Streams(0)
+    streams = cuda.Streams(0)
 
     def pack() -> None:
         ready.extend(packing.pack())
@@ -137,15 +137,15 @@ def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: p
 def test_parameters_on_two_gpus_are_refused() -> None:
     on = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:0", "cuda:3")]
     with pytest.raises(HvdliteError, match="GPUs 0, 3: hvdlite drives one GPU per process"):
-        _cuda.gpu_of(on)
-    assert _cuda.gpu_of(on[:1]) is None
+        cuda.gpu_of(on)
+    assert cuda.gpu_of(on[:1]) is None
 
 
 def test_devices_have_one_name_on_all_ranks() -> None:
-    assert _tensors.device_name(torch.empty(1)) == "host"
-    assert _tensors.device_name(SimpleNamespace(is_cpu=False, is_cuda=True)) == "cuda"
+    assert tensors.device_name(torch.empty(1)) == "host"
+    assert tensors.device_name(SimpleNamespace(is_cpu=False, is_cuda=True)) == "cuda"
     with pytest.raises(ValueError, match="cannot communicate tensors on meta"):
-        _tensors.device_name(torch.empty(1, device="meta"))
+        tensors.device_name(torch.empty(1, device="meta"))
 
 
 def test_state_travels_without_its_gpu() -> None:
@@ -157,13 +157,13 @@ def test_state_travels_without_its_gpu() -> None:
 
     tensor = torch.zeros(1).as_subclass(OnGpu)
     state = {"state": {0: {"step": tensor}}, "param_groups": [{"lr": 0.1, "betas": (0.9, tensor)}]}
-    assert _cuda.on_cpu(state) == {
+    assert cuda.on_cpu(state) == {
         "state": {0: {"step": "host copy"}}, "param_groups": [{"lr": 0.1, "betas": (0.9, "host copy")}]
     }  # fmt: skip
 
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cupy", None)
-    _cuda.gpu_at.cache_clear()
+    cuda.gpu_at.cache_clear()
     with pytest.raises(HvdliteError, match="pip install cupy-cuda12x"):
-        _cuda.gpu_at(0)
+        cuda.gpu_at(0)

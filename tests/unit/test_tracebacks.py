@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite import tracebacks
 from hvdlite.errors import HvdliteError
+from hvdlite.job import tracebacks
 
 
 def functions(error: BaseException) -> list[str]:

@@ -4,8 +4,8 @@ for the callbacks that Horovod has for TensorFlow alone."""
 from importlib import import_module
 
 from hvdlite import keras
+from hvdlite.api.names import *  # noqa: F403  (hvdlite.keras has them; type checkers see them here)
 from hvdlite.keras import *  # noqa: F403
-from hvdlite.names import *  # noqa: F403  (hvdlite.keras has them; type checkers see them here)
 
 callbacks = import_module("hvdlite.tensorflow.keras.callbacks")
 elastic = import_module("hvdlite.tensorflow.keras.elastic")

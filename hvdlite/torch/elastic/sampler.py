@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from hvdlite import runtime
+from hvdlite.job import runtime
 
 
 class ElasticSampler(Sampler[int]):

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from hvdlite import runtime
 from hvdlite.elastic import ObjectState
-from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.torch._attach import Attachment
+from hvdlite.job import runtime
+from hvdlite.ops.objects import allgather_object, broadcast_object
+from hvdlite.torch.attach.attachment import Attachment
 from hvdlite.torch.elastic.sampler import ElasticSampler
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 

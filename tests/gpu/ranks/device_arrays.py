@@ -7,13 +7,16 @@ import ml_dtypes
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite import gpu, ops, runtime
+from hvdlite import ops
 from hvdlite.algorithms import pipeline
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import on_host
-from hvdlite.buckets import Spec, plan
-from hvdlite.reducer import Reducer, Use
-from hvdlite.requests import Round
+from hvdlite.gpu_streams import on_host
+from hvdlite.gradients.plan import Spec, plan
+from hvdlite.gradients.reducer import Reducer
+from hvdlite.gradients.use import Use
+from hvdlite.job import runtime
+from hvdlite.lanes import gpu_side
+from hvdlite.lanes.signature import Round
 from hvdlite.transports import device
 from tests.parallel.common import require_error, require_same_bits, restart
 
@@ -48,7 +51,7 @@ def check_peers_reach_each_others_memory() -> None:
     restart(ALGORITHM="shared", CUDA_AWARE="0")
     hvd.allreduce(cupy.zeros(1000, np.float32), op=hvd.Sum)
     side = runtime.current().everyone.eager.gpu
-    assert isinstance(side, gpu.Side) and side.workspace.stage is not None
+    assert isinstance(side, gpu_side.Side) and side.workspace.stage is not None
     assert side.workspace.stage.peers is not None, "CUDA IPC is refused here: the two-shot has not run"
     restart()
 
@@ -57,7 +60,7 @@ def check_small_arenas_are_shared_too() -> None:
     """Many, beside messages, which Open MPI opens small pieces of the GPU's memory for."""
     restart(CUDA_AWARE="1")
     everyone = runtime.current().everyone
-    lane, here = everyone.new_lane("test", everyone), gpu.gpu_of(cupy.zeros(1))
+    lane, here = everyone.new_lane("test", everyone), gpu_side.gpu_of(cupy.zeros(1))
     small = [cupy.asarray(np.full(1000, hvd.rank() + 1.0)) for _ in range(8)]
     for number, array in enumerate(small):
         reducer = Reducer(lane, plan([Spec("p", (100,), "float32", "cuda")], 40_000, 8_000), Reduction("sum"), f"r{number}", True, here)
@@ -163,7 +166,7 @@ def check_rounds_of_a_reducer() -> None:
         for count in (3, 12):
             specs = [Spec(f"p{i}", (1000, i + 1), "float32", "cuda" if i % 3 else "host") for i in range(count)]
             layout = plan(specs, 40_000, 8_000)
-            reducer = Reducer(lane, layout, Reduction("sum"), "r", True, gpu.gpu_of(cupy.asarray(np.ones(1))))
+            reducer = Reducer(lane, layout, Reduction("sum"), "r", True, gpu_side.gpu_of(cupy.asarray(np.ones(1))))
             for step in range(3):
                 for i in reversed(range(count)):
                     reducer.views[i][...] = i + step + r

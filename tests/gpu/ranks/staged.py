@@ -8,7 +8,8 @@ import torch
 
 import hvdlite as hvd
 import hvdlite.torch
-from hvdlite import gpu, runtime
+from hvdlite.job import runtime
+from hvdlite.lanes import gpu_side
 from hvdlite.transports.device import StagedTransport
 from tests.parallel.common import require_same_bits, restart
 
@@ -23,9 +24,9 @@ def summed(length: int) -> None:
     require_same_bits(result)
 
 
-def side() -> gpu.Side:
+def side() -> gpu_side.Side:
     found = runtime.current().everyone.eager.gpu
-    assert isinstance(found, gpu.Side)
+    assert isinstance(found, gpu_side.Side)
     return found
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
-from hvdlite import gradients
 from hvdlite.algorithms import pipeline
-from hvdlite.tensorflow import _gpu
+from hvdlite.gradients import lists
+from hvdlite.tensorflow_graph import gpu
 from tests.parallel.common import require_same_bits, restart
 
 pipeline.WHOLE = pipeline.GPU_CHUNK = 1 << 14  # rings in several chunks
@@ -32,7 +32,7 @@ def long_work(x: tf.Tensor) -> tf.Tensor:
 
 
 def check_there_is_one() -> None:
-    assert _gpu.available() and lies_on_a_gpu(tf.random.normal([3]))
+    assert gpu.available() and lies_on_a_gpu(tf.random.normal([3]))
 
 
 def check_results_lie_where_tensors_do() -> None:
@@ -82,7 +82,7 @@ def check_gradients_are_reduced_on_the_gpu() -> None:
         there = [tf.Variable(tf.ones([length])) for length in (1, 1000, 50_000)]
         for variables in (there, [*there, on_host]):
             require_mean_gradients(variables)
-        found = [exchange.gpu is not None for shared in gradients._shared.values() if shared.alive
+        found = [exchange.gpu is not None for shared in lists._shared.values() if shared.alive
                  for exchange in shared.exchanges.values()]  # fmt: skip
         assert found == [True, True, False, False]
     restart()

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite import runtime
 from hvdlite.algorithms import pipeline
-from hvdlite.arrays import Mark, cupy
+from hvdlite.arrays import cupy
+from hvdlite.gpu_streams import Mark
+from hvdlite.job import runtime
 from hvdlite.transports.nccl import Nccl
 from tests.parallel.common import require_error, require_same_bits, restart
 

@@ -9,7 +9,7 @@ import time
 
 from mpi4py import MPI
 
-from hvdlite import exits
+from hvdlite.job import exits
 
 WORLD = MPI.COMM_WORLD
 with open("/proc/self/maps") as maps:

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite import algorithms, memory, runtime
+from hvdlite import algorithms
 from hvdlite.algorithms import pipeline
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.config import ALGORITHMS
-from hvdlite.requests import Request, Signature
-from hvdlite.transports.messages import MpiRepeated
+from hvdlite.job import runtime
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
+from hvdlite.memory import arena
 from hvdlite.transports.mpi import MpiTransport
+from hvdlite.transports.mpi_requests import MpiRepeated
 from tests import averages
 from tests.parallel.common import require_same_bits, restart
 from tests.parallel.ranks.collectives import FLOATS, MIB, kind, lengths
@@ -204,17 +207,17 @@ def check_shared_memory_turned_off_on_one_rank() -> None:
 
 def check_shared_memory_refused_on_one_rank() -> None:
     """One rank cannot open its peers' memory, or has no room for its own: all fall back to the ring together."""
-    attach, create = memory.attach, memory.SharedFile.create
+    attach, create = arena.attach, arena.SharedFile.create
     for what in ("attach", "create"):
         restart()
         if hvd.rank() == hvd.size() - 1 and what == "attach":
-            memory.attach = lambda card: None
+            arena.attach = lambda card: None
         if hvd.rank() == hvd.size() - 1 and what == "create":
-            memory.SharedFile.create = classmethod(lambda cls, nbytes: None)
+            arena.SharedFile.create = classmethod(lambda cls, nbytes: None)
         require_right_sums()
         stage = runtime.current().everyone.eager.workspace.stage
         assert hvd.size() == 1 or stage.peers is None
-        memory.attach, memory.SharedFile.create = attach, create
+        arena.attach, arena.SharedFile.create = attach, create
     restart()
     require_right_sums()
     assert hvd.size() == 1 or len(runtime.current().everyone.eager.workspace.stage.peers) == hvd.size()

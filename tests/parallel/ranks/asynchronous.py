@@ -15,7 +15,8 @@ import numpy as np
 
 import hvdlite as hvd
 import hvdlite.numpy
-from hvdlite import ops, runtime
+from hvdlite import ops
+from hvdlite.job import runtime
 from hvdlite.transports.threads import ThreadTransport
 from tests.parallel.common import last, require_error, restart
 

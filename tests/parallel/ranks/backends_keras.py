@@ -14,7 +14,7 @@ import numpy as np
 
 import hvdlite
 import hvdlite.keras as hvd
-from hvdlite import exchange
+from hvdlite.gradients import exchange
 from tests.parallel.common import digest, last, require_error, require_same_bits
 from tests.parallel.keras_common import (
     BATCH,

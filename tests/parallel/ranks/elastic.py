@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite import elastic, runtime
+from hvdlite import elastic
 from hvdlite.elastic import HostUpdateResult, ObjectState
 from hvdlite.errors import HorovodInternalError, HostsUpdatedInterrupt
+from hvdlite.job import runtime
 from tests.parallel.common import last, require_error
 
 

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite import ops, runtime
-from hvdlite.memory import Workspace
-from hvdlite.requests import Handle, Request, Signature
+from hvdlite import ops
+from hvdlite.job import runtime
+from hvdlite.lanes.request import Handle, Request
+from hvdlite.lanes.signature import Signature
+from hvdlite.memory.workspace import Workspace
 from tests.parallel.common import require_error
 
 
@@ -239,7 +241,7 @@ def check_a_maximum_is_everybodys() -> None:
         return
     from mpi4py import MPI
 
-    from hvdlite.transports import messages, mpi
+    from hvdlite.transports import mpi, mpi_requests
 
     transport, last = mpi.MpiTransport(MPI.COMM_WORLD.Dup()), hvd.size() - 1
     for make in (lambda: transport.maximum(5), lambda: in_memory(transport)):
@@ -247,7 +249,7 @@ def check_a_maximum_is_everybodys() -> None:
         for call in range(50 if maximum else 0):
             largest = call % hvd.size()  # each rank has it once
             maximum.start((1 << 62 if hvd.rank() == largest else -call, hvd.rank(), -hvd.rank(), call, 7))
-            if (call + hvd.rank()) % 3 and isinstance(maximum, messages.MpiMaximum):
+            if (call + hvd.rank()) % 3 and isinstance(maximum, mpi_requests.MpiMaximum):
                 maximum.wait()
             while not maximum.test():
                 time.sleep(0)
@@ -265,7 +267,7 @@ def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
         return
     from mpi4py import MPI
 
-    from hvdlite.transports import messages, mpi
+    from hvdlite.transports import mpi, mpi_requests
 
     comm = MPI.COMM_WORLD.Split(hvd.rank() < 2, hvd.rank())
     transport = mpi.MpiTransport(comm)
@@ -276,7 +278,7 @@ def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
             transport.maxima.clear()
             del pending  # nobody keeps it
             comm.Barrier()
-            (step,) = messages.GIVEN_UP.pop()
+            (step,) = mpi_requests.GIVEN_UP.pop()
             step.wait()
             assert step.received == struct.pack("5q", *[1] * 5)
             step.free()
@@ -284,13 +286,13 @@ def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
             comm.Barrier()
             pending.wait()
             assert pending.values == [1] * 5
-        assert not messages.GIVEN_UP
+        assert not mpi_requests.GIVEN_UP
     if hvd.rank() < 2:
         mine, theirs = np.full(10, hvd.rank()), np.zeros(10, int)
         exchange = transport.start_exchange(mine, 1 - hvd.rank(), theirs, 1 - hvd.rank())
         if hvd.rank() == 0:
             del exchange
-            (incoming, outgoing, _) = messages.GIVEN_UP.pop()
+            (incoming, outgoing, _) = mpi_requests.GIVEN_UP.pop()
             MPI.Request.Waitall(incoming + outgoing)
         else:
             exchange.wait()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import hvdlite as hvd
-from hvdlite import runtime
+from hvdlite.job import runtime
 from tests.parallel.common import last, require_error, require_mismatch, rows_of
 
 MOVED = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
@@ -185,7 +185,7 @@ def check_long_messages_go_in_pieces() -> None:
     """With pieces of 1000 bytes everything is as with pieces of a gigabyte."""
     if hvd.size() == 1:
         return
-    from hvdlite import runtime
+    from hvdlite.job import runtime
 
     p, r = hvd.size(), hvd.rank()
     hvd_transport = runtime.current().everyone.eager.transport

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite import ops, runtime
+from hvdlite import ops
+from hvdlite.job import runtime
 from tests.parallel.common import require_error, require_mismatch
 
 

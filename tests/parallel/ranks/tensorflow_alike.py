@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as keras_hvd
-from hvdlite import alike, exchange
+from hvdlite.gradients import exchange, replica_check
 from tests.parallel.common import last, logged, require_error, require_same_bits, restart
 from tests.parallel.keras_common import WIDTH, fit, model, share, weights
 
@@ -163,7 +163,7 @@ def check_later() -> None:
 
 
 def later() -> None:
-    rounds, alike.ROUNDS = alike.ROUNDS, 5
+    rounds, replica_check.ROUNDS = replica_check.ROUNDS, 5
     rates = [0.01]
     trained = model()
     step = stepper(trained, lambda: rates[-1])
@@ -172,7 +172,7 @@ def later() -> None:
             if number == 7 and last():
                 rates.append(0.02)
             step()
-    alike.ROUNDS = rounds
+    replica_check.ROUNDS = rounds
     assert len(told) == (hvd.size() > 1 and hvd.rank() == 0), told
     assert all("after 13 steps" in text and "kernel (variable 0) and" in text for text in told), told
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 import hvdlite.tensorflow
 import hvdlite.tensorflow.keras as hvd
 from hvdlite import HvdliteError, MismatchError
-from hvdlite.exchange import IN_SETS
+from hvdlite.gradients.exchange import IN_SETS
 from tests.parallel.common import last, require_error, require_same_bits
 from tests.parallel.keras_common import (
     BATCH,

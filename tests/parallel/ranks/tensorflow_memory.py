@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
-from hvdlite.gradients import MANY
+from hvdlite.gradients.lists import MANY
 from tests.parallel.common import require_error
 
 SIZES = (2,)

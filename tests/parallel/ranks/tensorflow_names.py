@@ -13,7 +13,7 @@ import tensorflow as tf
 import hvdlite.keras
 import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as hvd_keras
-from hvdlite import runtime
+from hvdlite.job import runtime
 from hvdlite.tensorflow import mpi_ops
 from tests.parallel.common import require_error
 

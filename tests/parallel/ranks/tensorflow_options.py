@@ -14,8 +14,8 @@ import tensorflow as tf
 import hvdlite
 import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as hvd_keras
-from hvdlite.keras._attach import innermost
-from hvdlite.variables import name_of
+from hvdlite.gradients.variables import name_of
+from hvdlite.keras.attachment import innermost
 from tests.parallel.common import last, require_error, require_same_bits
 from tests.parallel.keras_common import (
     BATCH,

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite import ops, runtime
+from hvdlite import ops
+from hvdlite.job import runtime
 from tests.parallel.common import last, require_error, restart
 
 Trace = list[dict[str, Any]]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import hvdlite.torch as hvd
-from hvdlite import alike
+from hvdlite.gradients import replica_check
 from tests.parallel.common import last, logged, require_error, require_mismatch, require_same_bits, restart
 
 
@@ -111,7 +111,7 @@ def check_weights_moved_for_a_while() -> None:
 
 def check_later() -> None:
     """Rank 0 warns of a rank whose learning rate changes, once of that and once of its weights. Training goes on."""
-    rounds, alike.ROUNDS = alike.ROUNDS, 5
+    rounds, replica_check.ROUNDS = replica_check.ROUNDS, 5
     net = model()
     optimizer = attach(net)
     with logged() as told:
@@ -122,7 +122,7 @@ def check_later() -> None:
             optimizer.param_groups[0]["lr"] = 0.01
         for _ in range(12):
             step(net, optimizer)
-    alike.ROUNDS = rounds
+    replica_check.ROUNDS = rounds
     assert len(told) == 2 * (hvd.size() > 1 and hvd.rank() == 0), told
     for text in told:
         assert "lr of param_groups[0] is" in text and f"0.01 on rank {hvd.size() - 1}" in text, text
@@ -162,7 +162,7 @@ def check_soon() -> None:
 
 def check_rare_after_a_while() -> None:
     """Steps 1, 2, 4, ..., 256, 512, and every 500th after that."""
-    compared, looks = alike.compared, list[int]()
+    compared, looks = replica_check.compared, list[int]()
     net = model()
     optimizer = attach(net)
 
@@ -170,12 +170,12 @@ def check_rare_after_a_while() -> None:
         looks.append(optimizer._hvdlite.alike.rounds)
         return compared(*given)
 
-    alike.compared = count
+    replica_check.compared = count
     try:
         for _ in range(1100):
             optimizer._hvdlite.alike.look() if hvd.size() > 1 else None
     finally:
-        alike.compared = compared
+        replica_check.compared = compared
     assert looks == ([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1012] if hvd.size() > 1 else []), looks
 
 

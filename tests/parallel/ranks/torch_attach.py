@@ -13,8 +13,8 @@ import torch
 
 import hvdlite
 import hvdlite.torch as hvd
-from hvdlite import runtime
-from hvdlite.transports.flags import SharedMaximum
+from hvdlite.job import runtime
+from hvdlite.transports.shared_flags import SharedMaximum
 from tests.parallel.common import require_error, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 

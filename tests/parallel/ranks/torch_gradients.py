@@ -15,7 +15,7 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.errors import HvdliteError
-from hvdlite.torch._tensors import to_tensor
+from hvdlite.torch.tensors import to_tensor
 from tests.parallel.common import logged, require_error, require_same_bits, restart
 
 

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 import hvdlite.torch as hvd
-from hvdlite import alike
+from hvdlite.gradients import replica_check
 from tests.parallel.common import require_error, require_same_bits, restart
 
 
@@ -333,7 +333,7 @@ def check_a_failed_backward_before_join_keeps_nobody_waiting() -> None:
 
 def check_ranks_are_compared_in_the_same_rounds_afterwards() -> None:
     """Though some have made more."""
-    usual, alike.ROUNDS = alike.ROUNDS, 3
+    usual, replica_check.ROUNDS = replica_check.ROUNDS, 3
     try:
         params = weights()
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
@@ -341,5 +341,5 @@ def check_ranks_are_compared_in_the_same_rounds_afterwards() -> None:
         hvd.broadcast_parameters(params, hvd.join())
         train(params, optimizer, 7)
     finally:
-        alike.ROUNDS = usual
+        replica_check.ROUNDS = usual
     require_same_bits([w.detach() for w in params])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 import hvdlite.torch as hvd
-from hvdlite.torch import _gradients
+from hvdlite.torch.attach import gradients
 from tests.parallel.common import digest, last, require_error, require_mismatch, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
@@ -494,7 +494,7 @@ def check_what_is_dense_on_others_goes_with_a_round_that_fails() -> None:
     if hvd.size() == 1:
         return
     tables = [torch.nn.Parameter(torch.ones(4, 2)) for _ in range(2)]
-    optimizer, reduce_sparse = attach(tables), _gradients.reduce_sparse
+    optimizer, reduce_sparse = attach(tables), gradients.reduce_sparse
 
     def backward() -> None:
         looked_up = [torch.nn.functional.embedding(torch.tensor([1]), table, sparse=True).sum() for table in tables]
@@ -504,10 +504,10 @@ def check_what_is_dense_on_others_goes_with_a_round_that_fails() -> None:
         raise KeyError("first")
 
     try:
-        _gradients.reduce_sparse = fail
+        gradients.reduce_sparse = fail
         require_error(KeyError, backward, "first")
     finally:
-        _gradients.reduce_sparse = reduce_sparse
+        gradients.reduce_sparse = reduce_sparse
     optimizer.zero_grad()
     backward()
     expected = torch.full((4, 2), 8.0 / hvd.size())

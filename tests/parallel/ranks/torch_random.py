@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import hvdlite.torch as hvd
-from hvdlite.torch import _packing
+from hvdlite.torch.attach import packing
 from tests.parallel.common import digest, require_same_bits, restart
 
 PROGRAMS, LR = 24, 0.1
@@ -137,11 +137,11 @@ def ways() -> dict[str, Callable[[], None]]:
 
 
 def settings(**values: int) -> None:
-    vars(_packing).update(values)
+    vars(packing).update(values)
 
 
 def check_random_programs() -> None:
-    usual = {name: value for name, value in vars(_packing).items() if name.endswith("_BYTES")}
+    usual = {name: value for name, value in vars(packing).items() if name.endswith("_BYTES")}
     for seed in range(PROGRAMS):
         program, found = Program(seed), {}
         for way, begin in ways().items():

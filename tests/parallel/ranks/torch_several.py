@@ -13,8 +13,9 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.errors import HvdliteError
-from hvdlite.reducer import Reducer
-from hvdlite.requests import Request, Round
+from hvdlite.gradients.reducer import Reducer
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Round
 from tests.parallel.common import last, require_error, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 

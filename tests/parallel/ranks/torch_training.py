@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdlite.torch as hvd
-from hvdlite.reducer import Reducer
+from hvdlite.gradients.reducer import Reducer
 from tests.parallel.common import digest, require_same_bits, restart
 
 B, STEPS = 8, 20

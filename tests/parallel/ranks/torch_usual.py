@@ -10,7 +10,7 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.errors import MismatchError
-from hvdlite.torch import _attach
+from hvdlite.torch.attach import attachment
 from tests.parallel.common import last, require_same_bits
 from tests.parallel.ranks.torch_backwards import backward_of, few, numbers, require_averages
 from tests.parallel.ranks.torch_gradients import attach, weights
@@ -20,7 +20,7 @@ from tests.parallel.ranks.torch_gradients import attach, weights
 def counted() -> Iterator[list[str]]:
     """What was called inside: 'begin', 'finish' for the longer ways; 'short' where a round was finished by the short."""
     calls: list[str] = []
-    finished, begin, finish = _attach.finished, _attach.Attachment.begin_run, _attach.Attachment.finish_slowly
+    finished, begin, finish = attachment.finished, attachment.Attachment.begin_run, attachment.Attachment.finish_slowly
 
     def told(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -34,14 +34,14 @@ def counted() -> Iterator[list[str]]:
         calls.extend(["short"] * done)
         return done
 
-    _attach.finished = short
-    _attach.Attachment.begin_run = told("begin", begin)  # type: ignore[method-assign]
-    _attach.Attachment.finish_slowly = told("finish", finish)  # type: ignore[method-assign]
+    attachment.finished = short
+    attachment.Attachment.begin_run = told("begin", begin)  # type: ignore[method-assign]
+    attachment.Attachment.finish_slowly = told("finish", finish)  # type: ignore[method-assign]
     try:
         yield calls
     finally:
-        _attach.finished = finished
-        _attach.Attachment.begin_run, _attach.Attachment.finish_slowly = begin, finish  # type: ignore[method-assign]
+        attachment.finished = finished
+        attachment.Attachment.begin_run, attachment.Attachment.finish_slowly = begin, finish  # type: ignore[method-assign]
 
 
 def step(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, seed: int) -> list[str]:

@@ -1,0 +1,38 @@
+"""What `hvdlite` and all of its adapters offer in the same way: jobs, ranks, process sets, operations."""
+
+from hvdlite.api.build import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from hvdlite.api.process_sets import add_process_set, remove_process_set
+from hvdlite.api.timeline import start_timeline, stop_timeline
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.job.runtime import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
+
+__all__ = [
+    "Adasum", "Average", "Max", "Min", "ProcessSet", "Product", "Sum", "add_process_set", "ccl_built", "cross_rank",
+    "cross_size", "cuda_built", "ddl_built", "global_process_set", "gloo_built", "gloo_enabled", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "remove_process_set", "rocm_built", "shutdown", "size",
+    "start_timeline", "stop_timeline",
+]  # fmt: skip

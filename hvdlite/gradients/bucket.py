@@ -1,0 +1,59 @@
+"""A bucket of the plan, at work: its memory, and what all-reduces it.
+
+    own buffer      [ copied | part | copied ]      peers read what is copied; the part is added up by this rank alone,
+    gradients           ->   [ lent ]               from the gradients themselves: nobody need copy it
+
+In the two-shot a rank reads a p-th of its own buffer, and others the rest. Large gradients of which that is true are
+lent: of an MLP's, on 2 ranks, half the copies are saved. (10 million parameters, 42 MB: 7.6 ms a step more than without
+hvdlite instead of 9.1 where a machine's memory is slow; where it is fast, up to a tenth less.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hvdlite.algorithms import allreduce, prepared, to_lend
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import Array
+from hvdlite.gradients.plan import Slot
+from hvdlite.lanes.lane import Lane
+from hvdlite.ops.stand_in import Zeros
+
+
+class Bucket:
+    """One bucket's memory, here and where the host's other ranks have theirs, and what all-reduces it."""
+
+    def __init__(self, buffer: Array, peers: Sequence[Array] | None, how: Reduction, lane: Lane) -> None:
+        self.buffer, self.peers, self.how = buffer, peers, how
+        self.part = to_lend(lane.transport, lane.place, buffer, how) if peers else (0, 0)
+        self.lent: dict[int, Array] = {}  # by where they begin in that part: addends that lie elsewhere
+        self.run: Callable[[], None] | None = None
+
+    def reduce(self, lane: Lane) -> bool:
+        """Runs on the lane. Whether all ranks took part, rather than stand-ins of some."""
+        if lane.without_all:
+            self.take_in()
+            allreduce(lane.transport, lane.workspace, lane.place, self.buffer, self.how)
+            return False
+        if self.run is None:
+            at = lane.transport, lane.workspace, lane.place
+            self.run = prepared(*at, self.buffer, self.how, self.peers, self.lent)
+        self.run()
+        return True
+
+    def to_lend(self, slot: Slot) -> tuple[int, int]:
+        """The elements, from and to, of the gradient in this slot that may be lent."""
+        start, stop = (min(max(edge - slot.offset, 0), slot.length) for edge in self.part)
+        return start, stop
+
+    def lend(self, start: int, array: Array) -> None:
+        """Read the elements from this one on where they lie, flat, until what is lent is cleared."""
+        self.lent[start - self.part[0]] = array
+
+    def take_in(self) -> None:
+        """Copy what was lent."""
+        for start, array in self.lent.items():
+            self.buffer[self.part[0] + start :][: array.size] = array
+
+    def stand_in(self) -> Zeros:
+        return Zeros.like([self.buffer], self.how)

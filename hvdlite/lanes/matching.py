@@ -1,0 +1,241 @@
+"""Who has what: matching the ranks' queued requests by name, and saying how they differ. Pure functions.
+
+Only reached when a roll call found different requests; all ranks compute the same verdicts from the same lists.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Container, Sequence
+from itertools import combinations
+from typing import Any, TypeAlias
+
+from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
+from hvdlite.lanes.calls import COLLECTIVE, GRADIENTS
+from hvdlite.lanes.signature import END, JOIN, LEAVE, UNEVEN, UNKNOWN, Signature
+
+CHANGES = "add_param_group or requires_grad in torch, trainable in Keras, a tape's sources"
+"""How an attached optimizer's or tape's list of parameters changes."""
+CURES = {
+    "shape": "Every rank must pass the same shape; pad, or use allgather where sizes differ.",
+    "dtype": "Every rank must pass the same dtype; cast before the call.",
+    "number": "Every rank must pass as many tensors.",
+    "operation": "Every rank must ask for the same reduction.",
+    "root rank": "Every rank must name the same root_rank.",
+    "parameters": "Build the same model on every rank; optimizers attached to it must have the same parameter groups "
+                  "and compression=.",
+    "reduction": "Give the same op= and gradient_predivide_factor= on every rank.",
+    "terms": "Give the same op= and gradient_predivide_factor= on every rank.",
+    "buckets": "Give the same groups= on every rank.",
+    "replica_check": "Give the same replica_check= on every rank.",
+    "round": "Every rank must call backward() and step() equally often. Where ranks have different numbers of batches: "
+             "drop the remainder, or call hvd.join() on those that are done.",
+    "ranks": "Every rank of the job must name the same ranks, members or not, in the same order of calls.",
+    "kind": "Every rank must call the same function under one name; give different operations different names.",
+}  # fmt: skip
+CURES_WHILE_JOINED = {
+    "plan": f"Parameters may change ({CHANGES}) where a backward of all ranks follows before any joins, or after all "
+            "have; so may the first sparse gradient come, unless the optimizer was attached with sparse_as_dense=True.",
+    "new lane": "Attach optimizers (hvd.DistributedOptimizer) before any rank joins, or after all have.",
+}  # fmt: skip
+KINDS = {
+    "plan": "a new list of parameters", "new lane": "a new optimizer", "weights": "a comparison of weights",
+    "uses": "gradients that other ranks may lack", "order": "the order of gradients", "overlap": "times of gradients",
+}  # fmt: skip
+"""What a rank is at, where users do not know the kind of operation by its name."""
+LONGEST_DIFF = 20
+"""Lines, half of them for each side."""
+
+
+Verdicts: TypeAlias = dict[str, HvdliteError | None]
+"""By request key: the error to fail it with; None: run it."""
+
+
+def match(everyone: Sequence[Sequence[Signature]], members: Sequence[int], stuck: bool = True) -> Verdicts:
+    """Verdicts by request key, in the order in which to run them. everyone: each rank's `visible` queue; members: these
+    ranks. stuck: all of them wait, and nothing else will be called meanwhile.
+
+    A request that some rank lacks gets no verdict: it waits, unless that rank has shut down, or is stuck in another of
+    the same name. Ranks that have joined lack nothing, but nobody leaves before they do.
+    """
+    live = [place for place, queue in enumerate(everyone) if not has_joined(queue)]
+    known = [{signature.key: signature for signature in queue} for queue in everyone]
+    verdicts: Verdicts = {}
+    for wanted in everyone[live[0]] if live else ():
+        found = [known[place].get(wanted.key) for place in live]
+        if wanted != LEAVE or len(live) == len(everyone):
+            verdicts |= verdict(found, [members[place] for place in live])
+    if not verdicts and stuck and live:
+        verdicts = clashes([everyone[place] for place in live], [members[place] for place in live])
+    if not verdicts or LEAVE.key in verdicts:
+        verdicts.update(forsaken(everyone, members, verdicts))
+    return verdicts
+
+
+def verdict(found: Sequence[Signature | None], members: Sequence[int]) -> Verdicts:
+    """The verdict on each member's request, one and the same; none where a member lacks it."""
+    signatures = [signature for signature in found if signature is not None]
+    if len(signatures) < len(found):
+        return {}
+    error = None if agree(signatures) else MismatchError(explain(signatures, members))
+    return {signature.key: error for signature in signatures}
+
+
+def agree(signatures: Sequence[Signature]) -> bool:
+    """Whether they are one and the same, but for values that some do not know."""
+    names = {each._replace(facts=tuple((what, None) for what, _ in each.facts), called="") for each in signatures}
+    everyones = zip(*(signature.facts for signature in signatures), strict=True) if len(names) == 1 else ()
+    return len(names) == 1 and all(alike(facts[0][0], [value for _, value in facts]) for facts in everyones)
+
+
+def alike(what: str, values: Sequence[Any]) -> bool:
+    """Whether ranks' values of a fact are one, as far as known; of lists of parameters, whether each line is."""
+    known = {value for value in values if value != UNKNOWN}
+    if len(known) <= 1 or what != "parameters" or None in known or len(set(map(len, known))) > 1:
+        return len(known) <= 1
+    moved = len({tuple(sorted(value)) for value in known}) < len(known)  # the same lines in another order
+    return not moved and all(map(same_variable, zip(*known, strict=True)))
+
+
+def same_variable(lines: Sequence[str]) -> bool:
+    """Whether these lines are of one variable, but for the layers around its own, which it is not called by where Keras
+    has loaded a model from a file: net/dense/kernel and dense/kernel, adam/net_dense_kernel_m and
+    adam/dense_kernel_m."""
+    longest = max(lines, key=len)
+    return all(line == longest or is_end_of(line, longest) for line in lines)
+
+
+def is_end_of(line: str, longest: str) -> bool:
+    """Of a weight's name the end is at least its layer's and its own, of an optimizer's state also what state it is."""
+    outer, slash, rest = line.rpartition("/")
+    state = rest.count("_") > 1 and longest.rpartition("/")[0] == outer and longest.endswith(f"_{rest}")
+    return bool(slash) and (state or longest.endswith(f"/{line}"))
+
+
+def clashes(queues: Sequence[Sequence[Signature]], members: Sequence[int]) -> Verdicts:
+    """Errors for different kinds of operation that are called by one name."""
+    named = [{signature.name: signature for signature in reversed(queue) if signature != LEAVE} for queue in queues]
+    verdicts: Verdicts = {}
+    for wanted in queues[0]:
+        verdicts |= verdict([found.get(wanted.name) for found in named], members) if wanted != LEAVE else {}
+    return verdicts
+
+
+def has_joined(queue: Sequence[Signature]) -> bool:
+    return bool(queue) and queue[0] == JOIN
+
+
+def forsaken(everyone: Sequence[Sequence[Signature]], members: Sequence[int], settled: Container[str]) -> Verdicts:
+    """Errors for what ranks that have shut down will never call."""
+    verdicts: Verdicts = {}
+    gone = [(place, {signature.key for signature in queue}) for place, queue in enumerate(everyone) if LEAVE in queue]
+    for signature in (signature for queue in everyone for signature in queue):
+        lacking = [members[place] for place, called in gone if signature.key not in called]
+        if lacking and signature != LEAVE and signature.key not in settled:
+            said = f"{signature.title}: {ranks(lacking)} shut down, ended, or removed the process set"
+            error = ShutdownError(f"{said}, {forsaking(signature)}")
+            error.by_another = True
+            verdicts[signature.key] = error
+    return verdicts
+
+
+def forsaking(signature: Signature) -> str:
+    """What ranks did that left an operation to others, and the cure."""
+    if signature.title.startswith(GRADIENTS):
+        return f"without this backward(). {UNEVEN}"
+    cure = "Each send needs a recv on the other rank." if signature.kind == "message" else COLLECTIVE
+    return f"without calling it. {cure}"
+
+
+def refusal(signature: Signature, joined: Sequence[int]) -> MismatchError:
+    """Why a request cannot run while these ranks have joined."""
+    have = "has" if len(joined) == 1 else "have"
+    cure = CURES_WHILE_JOINED.get(signature.kind, "Call it before any rank joins, or after all have.")
+    return MismatchError(
+        f"{signature.title}: {ranks(joined)} {have} joined (hvd.join()), and only all-reduces can go on without. {cure}"
+    )
+
+
+def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
+    """What each side said, and the cure. signatures: one per member, for one name."""
+    if END in (kinds := {signature.kind for signature in signatures}) and len(kinds) > 1:
+        return explain_end(signatures, members)
+    facts = [{"kind": s.kind, "round": s.round, **dict(s.facts)} for s in signatures]
+    named = dict.fromkeys(name for fact in facts for name in fact)  # in order; some ranks may lack some
+    what = next((name for name in named if not alike(name, [f.get(name) for f in facts])), "arguments")
+    values = [f.get(what, "none") for f in facts]
+    if what == "parameters":
+        said = f"parameters differ:\n{difference(values, members)}\n"
+    elif what == "buckets":
+        said = f"tensors travel together in other groups on {ranks(sides(values, members)[0][1])} than elsewhere. "
+    else:
+        several = what.partition(" of ")[0].endswith("s")
+        shown = [KINDS.get(value, value) for value in values] if what == "kind" else values
+        said = f"{what} {'differ' if several else 'differs'}: {said_by(shown, members)}. "
+    cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
+    if what == "kind" and set(values) == {"plan", "gradients"}:
+        cure = f"The parameters changed ({CHANGES}) on some ranks only: change them on every rank."
+    return f"{title_of(signatures, members)}: {said}{cure}"
+
+
+def title_of(signatures: Sequence[Signature], members: Sequence[int]) -> str:
+    """The operation's name in messages; where users of one kind have called it differently, each with its ranks."""
+    parties = sides([signature.title for signature in signatures], members)
+    if len(parties) == 1 or len({signature.kind for signature in signatures}) > 1:
+        return signatures[0].title
+    return ", ".join(f"{title} on {ranks(who)}" for title, who in parties)
+
+
+def explain_end(signatures: Sequence[Signature], members: Sequence[int]) -> str:
+    """Why ranks that have ended an epoch cannot go on with those that have begun a batch more."""
+    ended = [member for member, s in zip(members, signatures, strict=True) if s.kind == END]
+    others = [member for member in members if member not in ended]
+    what = next(signature.round for signature in signatures if signature.kind == END)
+    return (
+        f"fit(): {ranks(ended)} came to {what}, while {ranks(others)} went on with the next batch. A callback that "
+        "sets model.stop_training within an epoch (TerminateOnNaN) must do so on all ranks after the same batch, and "
+        "all must have as many batches: dataset.take(n), or steps_per_epoch="
+    )
+
+
+def sides(values: Sequence[Any], members: Sequence[int]) -> list[tuple[Any, list[int]]]:
+    """The different values and the ranks that have each, the smallest group first."""
+    groups: dict[Any, list[int]] = {}
+    for rank, value in zip(members, values, strict=True):
+        groups.setdefault(value, []).append(rank)
+    return sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))
+
+
+def said_by(values: Sequence[Any], members: Sequence[int]) -> str:
+    """'rank 1 has 3, ranks 0, 2 have 4'."""
+    parties = sides(values, members)
+    return ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in parties)
+
+
+def difference(values: Sequence[Any], members: Sequence[int]) -> str:
+    """The lists of the first two ranks that differ, as a diff; who has the same is named."""
+    first, other = next(pair for pair in combinations(values, 2) if not alike("parameters", pair))
+
+    def who(said: Any) -> str:
+        return ranks([member for member, value in zip(members, values, strict=True) if value == said])
+
+    names = who(first), who(other)
+    if len(first) == len(other) and sorted(first) != sorted(other):
+        other = [a if same_variable((a, b)) else b for a, b in zip(first, other, strict=True)]
+    lines = list(difflib.unified_diff(first, other, *names, lineterm="", n=0))
+    if len(lines) <= LONGEST_DIFF:
+        return "\n".join(lines)
+    cut = lines[:2]
+    for sign in "-+":
+        side = [line for line in lines[2:] if line[0] == sign]
+        cut += side[: LONGEST_DIFF // 2]
+        cut += [f"{sign}... and {len(side) - LONGEST_DIFF // 2} more"] if len(side) > LONGEST_DIFF // 2 else []
+    return "\n".join(cut)
+
+
+def ranks(members: Sequence[int]) -> str:
+    """'rank 3', 'ranks 0-2', 'ranks 0, 2'."""
+    if len(members) == 1:
+        return f"rank {members[0]}"
+    run = list(members) == list(range(members[0], members[-1] + 1))
+    return f"ranks {members[0]}-{members[-1]}" if run else "ranks " + ", ".join(map(str, members))

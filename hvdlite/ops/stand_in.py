@@ -1,0 +1,53 @@
+"""How a rank that has joined takes part in the all-reduces of the others: with zeros; of sparse tensors, with none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hvdlite.algorithms.grouped import allreduce_all
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import Array, is_host
+from hvdlite.lanes.gpu_side import Side, gpu_in_use, side_of
+from hvdlite.lanes.lane import Lane
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """What a rank does instead of an operation's work. Picklable."""
+
+    on_gpu: bool
+
+    def __call__(self, lane: Lane) -> None:
+        if self.on_gpu:
+            with side_of(lane, gpu_in_use(lane)).working() as side:
+                side.end(self.take_part(side, side.gpu.xp))
+        else:
+            self.take_part(lane, np)
+
+    def take_part(self, at: Lane | Side, xp: ModuleType) -> Any:
+        """Returns the arrays, which a GPU may still be writing."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Zeros(StandIn):
+    """An all-reduce of zeros of these lengths and dtypes, whose results nobody sees."""
+
+    lengths: tuple[tuple[int, np.dtype[Any]], ...]
+    how: Reduction
+
+    @classmethod
+    def like(cls, arrays: Iterable[Array], how: Reduction) -> Zeros:
+        arrays = list(arrays)
+        on_gpu = any(not is_host(array) for array in arrays)
+        return cls(on_gpu, tuple((array.size, array.dtype) for array in arrays), how)
+
+    def take_part(self, at: Lane | Side, xp: ModuleType) -> list[Array]:
+        arrays = [xp.zeros(length, dtype) for length, dtype in self.lengths]
+        allreduce_all(at.transport, at.workspace, at.place, arrays, self.how)
+        return arrays

@@ -1,0 +1,257 @@
+"""Gradients across the border between TensorFlow and the core.
+
+In a graph, one node per bucket: it copies the bucket's gradients into the arena and sends them, as soon as they are
+computed; the last one also waits for all ranks and hands out the results. Control edges keep the plan's order.
+Copied per gradient byte: 1 byte where the results are borrowed (they lie in the arena until the next round: right for
+an optimizer, which applies them at once), 2 where the user may keep them. Eagerly: 2; on a GPU, there, always 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdlite.arrays import Array, is_host
+from hvdlite.gradients.accumulator import Accumulator
+from hvdlite.gradients.exchange import Exchange, reduce_now
+from hvdlite.gradients.replica_check import checksum
+from hvdlite.gradients.use import Use
+from hvdlite.gradients.variables import inside
+from hvdlite.lanes.gpu_side import Gpu
+from hvdlite.tensorflow_graph import gpu as _gpu
+from hvdlite.tensorflow_graph import private_api
+from hvdlite.tensorflow_graph.compression import Compression
+from hvdlite.tensorflow_graph.graph import aligned_copy, in_order, node, tensorflow_errors, to_tensors, untouched
+
+__all__ = ["Compression", "in_order", "untouched"]
+BORDER: Any = sys.modules[__name__]
+"""This module, a `hvdlite.gradients.framework.Border`."""
+Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None
+USERS = "_hvdlite_users"
+"""An attribute of graphs: the operations that use borrowed results."""
+
+
+def use_of(gradient: Gradient) -> Use:
+    if gradient is None:
+        return Use.UNUSED
+    return Use.SPARSE if isinstance(gradient, tf.IndexedSlices) else Use.DENSE
+
+
+def dtype_of(gradient: tf.Tensor) -> str:
+    return str(gradient.dtype.name)
+
+
+def zeros(shape: Sequence[int], dtype: str) -> tf.Tensor:
+    return tf.zeros(shape, dtype)
+
+
+def densified(gradient: Gradient) -> Gradient:
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def divided(gradient: Gradient, divisor: int) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
+    return gradient / divisor
+
+
+def gpu_of(variables: Sequence[Any]) -> Gpu | None:
+    """The GPU that all of them lie on; None where some lie elsewhere, without CuPy, and in sessions."""
+    return _gpu.gpu_of([str(inside(variable).device) for variable in variables])
+
+
+def values_of(variables: Sequence[Any]) -> list[int] | None:
+    if in_session(variables):
+        return None
+    return [checksum(inside(each).numpy()) for each in variables]  # eagerly, also within a graph's Python node
+
+
+def in_session(variables: Sequence[Any]) -> bool:
+    """Whether some are a session's, or no variables at all."""
+    return any(private_api.in_session(inside(variable)) for variable in variables)
+
+
+def traced(gradients: Sequence[Any]) -> bool:
+    return not tf.executing_eagerly()
+
+
+def wait() -> None:
+    """Nothing to wait for: a function's Python nodes have run when it returns."""
+
+
+@contextlib.contextmanager
+def using() -> Iterator[None]:
+    """Inside, operations that use borrowed results are made: the next round in this graph waits for them."""
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    setattr(graph, USERS, graph.get_operations()[before:])
+
+
+def refuse_replicas() -> None:
+    """Those of a strategy of TensorFlow's, which are put together only when each has had a round."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise NotImplementedError(
+            f"hvd.DistributedOptimizer under a tf.distribute strategy of {replicas} replicas: start one process per "
+            "device instead (hvdliterun -np), and no strategy"
+        )
+
+
+def reduce(exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = False) -> list[Gradient]:
+    """The gradients reduced over all ranks, in the same order; None where no rank has any.
+
+    borrow: the results are gone when the next round begins; only for use within `using()`.
+    """
+    dense = [densified(gradients[i]) if use is not Use.SPARSE else None for i, use in enumerate(exchange.uses)]
+    after: Sequence[Any] = ()
+    if tf.executing_eagerly():
+        with tensorflow_errors():
+            results = reduce_now(exchange, dense, to_array(exchange), copies)
+    else:
+        results, after = reduce_in_graph(exchange, dense, borrow)
+    for index in exchange.sparse:
+        results[index], after = gather(exchange, index, gradients[index], after)
+    return results
+
+
+def to_array(exchange: Exchange) -> Callable[[tf.Tensor], Array]:
+    """How gradients that have been computed become arrays where the exchange is."""
+    gpu = exchange.gpu
+    if gpu is None:
+        return _gpu.on_host
+    _gpu.wait_for(_gpu.NAMES[gpu.number])
+    return lambda gradient: _gpu.array_on(gpu, gradient)
+
+
+def copies(views: Sequence[Array]) -> list[tf.Tensor]:
+    """Results as tensors that outlive the round."""
+    return to_tensors([aligned_copy(view) if is_host(view) else view for view in views])
+
+
+def reduce_in_graph(
+    exchange: Exchange, gradients: Sequence[Gradient], borrow: bool
+) -> tuple[list[Gradient], Sequence[Any]]:
+    """The nodes of one round, and what to depend on for "they have run". A variable without a gradient on any rank
+    when the exchange was made stays None."""
+    after = getattr(tf.compat.v1.get_default_graph(), USERS, [])
+    results: list[Gradient] = [None] * len(gradients)
+    used = [index for index in exchange.dense if exchange.uses[index] is Use.DENSE]
+    for number, members in enumerate(exchange.buckets):
+        mine = [index for index in members if gradients[index] is not None]
+        first, last = number == 0, number == len(exchange.buckets) - 1
+        wanted = used if last else []
+        due = [tf.bool] if last and exchange.in_session else []
+        with tf.control_dependencies(after):
+            outputs, done = node(
+                visit(exchange, mine, wanted, first, last, borrow),
+                [gradients[index] for index in mine],
+                [*(tf.as_dtype(exchange.specs[index].dtype) for index in wanted), *due],
+                [*(exchange.specs[index].shape for index in wanted), *(() for _ in due)],
+                name=f"hvdlite_gradients_{exchange.lane.user}_{number + 1}",
+                device=_gpu.NAMES[exchange.gpu.number] if exchange.gpu else None,
+            )
+        after = [done]
+        if due:
+            after = [compared(exchange, outputs.pop())]
+            with tf.control_dependencies(after):
+                outputs = list(map(tf.identity, outputs))
+        for index, output in zip(wanted, outputs, strict=True):
+            results[index] = output
+    return results, after
+
+
+def compared(exchange: Exchange, due: tf.Tensor) -> tf.Tensor:
+    """What to depend on for "the ranks have been compared, if it was due". A session's variables are read only then."""
+    watched = exchange.watched()
+
+    def compare() -> tf.Tensor:
+        def call(*arrays: Array) -> list[Array]:
+            exchange.compare(dict(zip(watched, arrays, strict=True)))
+            return [np.array(True)]
+
+        values = [inside(variable).read_value() for variable in watched.values()]
+        return node(call, values, [tf.bool], [()], name=f"hvdlite_{exchange.name}_comparison".replace(".", "_"))[0][0]
+
+    return tf.cond(due, compare, lambda: tf.constant(True))
+
+
+def visit(
+    exchange: Exchange, mine: Sequence[int], wanted: Sequence[int], first: bool, last: bool, borrow: bool
+) -> Callable[..., list[Array]]:
+    """What one bucket's node does."""
+
+    def call(*arrays: Array) -> list[Array]:
+        if first:
+            exchange.begin()
+        for index, array in zip(mine, arrays, strict=True):
+            exchange.put(index, array)
+        due = last and exchange.finish()
+        results = [exchange.result(index) for index in wanted]
+        if not borrow and exchange.gpu is None:
+            results = list(map(aligned_copy, results))
+        return [*results, np.array(due)] if last and exchange.in_session else results
+
+    return call
+
+
+def gather(
+    exchange: Exchange, index: int, gradient: Gradient, after: Sequence[Any]
+) -> tuple[tf.IndexedSlices, Sequence[Any]]:
+    """All ranks' rows and values of one sparse gradient, and what to depend on. This rank's may be dense, or None.
+
+    after: what must have run before, in a graph.
+    """
+    spec = exchange.specs[index]
+    if gradient is None:  # eagerly, a row of number -1 says so: where all ranks do, the result is None, too
+        count = int(tf.executing_eagerly())
+        rows, values = tf.fill([count], tf.constant(-1, tf.int64)), tf.zeros([count, *spec.shape[1:]], spec.dtype)
+    elif isinstance(gradient, tf.IndexedSlices):
+        rows, values = tf.cast(gradient.indices, tf.int64), tf.convert_to_tensor(gradient.values)
+    else:
+        rows, values = tf.range(spec.shape[0], dtype=tf.int64), gradient
+    if tf.executing_eagerly():
+        with tensorflow_errors():
+            all_rows, all_values = exchange.gather(index, np.asarray(rows), np.asarray(values))
+            given = all_rows >= 0
+            if given.size and not given.any():
+                return None, after
+            rows, values = map(tf.convert_to_tensor, (all_rows[given], all_values[given]))
+    else:
+        with tf.control_dependencies(after):
+            (rows, values), done = node(
+                lambda *arrays: exchange.gather(index, *arrays),
+                [rows, values], [tf.int64, tf.as_dtype(spec.dtype)], [(None,), (None, *spec.shape[1:])],
+            )  # fmt: skip
+        after = [done]
+    return _gpu.slices(values, rows, tf.constant(spec.shape, tf.int64)), after
+
+
+def accumulate(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> Any:
+    """Add to the sums of earlier passes; whether this was the last pass, as a bool or a tensor."""
+    if tf.executing_eagerly():
+        return accumulator.add({i: _gpu.on_host(gradient) for i, gradient in gradients.items()})
+    indices = list(gradients)
+
+    def add(*arrays: Array) -> list[Array]:
+        return [np.array(accumulator.add(dict(zip(indices, arrays, strict=True))))]
+
+    (last,), _ = node(add, list(gradients.values()), [tf.bool], [()])
+    return last
+
+
+def accumulated(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+    """The sums; in a graph those of the last pass' variables."""
+    if tf.executing_eagerly():
+        return {i: tf.convert_to_tensor(total) for i, total in accumulator.take().items()}
+    indices, like = list(gradients), list(gradients.values())
+    totals, _ = node(lambda: accumulator.take_of(indices), [], [g.dtype for g in like], [g.shape for g in like])
+    return dict(zip(indices, totals, strict=True))

@@ -1,0 +1,130 @@
+"""Torch tensors and the core's arrays: two views of one memory, in both directions, without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdlite.arrays import Array, bfloat16, is_host
+from hvdlite.torch import cuda
+
+DTYPES = {
+    torch.float32: "float32", torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16",
+    torch.uint8: "uint8", torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64",
+    torch.bool: "bool", torch.complex64: "complex64", torch.complex128: "complex128", torch.uint16: "uint16",
+    torch.uint32: "uint32", torch.uint64: "uint64",
+}  # fmt: skip
+
+
+def require_dense(tensor: torch.Tensor) -> None:
+    """Raises TypeError for what is no tensor, ValueError for a sparse one."""
+    if not isinstance(tensor, torch.Tensor):
+        plain = isinstance(tensor, (int, float, complex, list, tuple, np.ndarray, np.generic))
+        cure = "use torch.as_tensor(...)" if plain else "objects travel by hvd.allgather_object, hvd.broadcast_object"
+        raise TypeError(f"hvdlite.torch takes tensors, not {type(tensor).__name__}: {cure}")
+    if tensor.is_nested:
+        raise ValueError("a nested tensor: give its parts one by one (tensor.unbind())")
+    if tensor.layout is not torch.strided:
+        cure = "add it up with hvd.sparse_allreduce_async, or " if tensor.layout is torch.sparse_coo else ""
+        raise ValueError(f"a sparse tensor ({tensor.layout}): {cure}make it .to_dense()")
+
+
+def dtype_name(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> str:
+    """The name in the core of the tensor's dtype, or of its gradient's. Raises ValueError for dtypes that cannot be
+    communicated."""
+    dtype = dtype or tensor.dtype
+    try:
+        return DTYPES[dtype]
+    except KeyError:
+        cure = "give its .dequantize()" if tensor.is_quantized else "cast it first"
+        raise ValueError(f"hvdlite cannot communicate {dtype} tensors: {cure}") from None
+
+
+def device_name(tensor: torch.Tensor) -> str:
+    """As bucket plans name it. Raises ValueError for devices that nothing here reaches."""
+    if tensor.is_cpu:
+        return "host"
+    if tensor.is_cuda:
+        return "cuda"  # without its number, in which ranks differ
+    cure = "it has no values (torch.empty_like(tensor, device='cpu') makes room)" if tensor.is_meta else (
+        "move it to the CPU or a CUDA GPU"
+    )
+    raise ValueError(f"hvdlite cannot communicate tensors on {tensor.device}: {cure}")
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    """The tensor's memory as an array. Raises ValueError where it is not plain or of a foreign dtype."""
+    name = dtype_name(tensor)
+    if not is_plain(tensor):
+        raise ValueError("the tensor is not contiguous: call .contiguous() first (.resolve_conj() of a conjugate)")
+    if device_name(tensor) == "cuda":  # the array keeps its own alias alive, whatever becomes of tensor.data meanwhile
+        return cuda.to_array(tensor.detach(), np.dtype(name))
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if name == "bfloat16":
+        return tensor.view(torch.int16).numpy().view(bfloat16)
+    return tensor.numpy()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory holds its values, in order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of one whose memory holds the conjugates or negatives of its values."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
+def fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the same layout (channels_last, say), to be overwritten."""
+    require_dense(tensor)
+    return resolved(tensor.detach().clone(memory_format=torch.preserve_format))
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy, to be overwritten. Ranks exchange these: one rank's layout may differ from another's."""
+    return resolved(tensor.detach().clone(memory_format=torch.contiguous_format))
+
+
+def readable(tensor: torch.Tensor) -> Array:
+    """The tensor's values as an array: its own memory, or a plain copy."""
+    require_dense(tensor)
+    return to_array(resolved(tensor.detach().contiguous()))
+
+
+def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[Any], torch.Tensor]]:
+    """Contiguous memory to work in, and what to call when it holds the result, which the tensor then has.
+
+    Autograd is not told: leaf parameters are welcome, and no version counts. A tensor that is not contiguous changes
+    when it is delivered. Raises ValueError where elements share memory (expand), so that each cannot have its own.
+    """
+    require_dense(tensor)
+    if is_plain(tensor):
+        return to_array(tensor), lambda _: tensor
+    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ValueError("a tensor whose elements share memory (expand) cannot be written in place: give its .clone()")
+    copy = plain(tensor)
+
+    def put_back(_: Any) -> torch.Tensor:
+        tensor.data.copy_(copy)
+        return tensor
+
+    return to_array(copy), put_back
+
+
+def laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The values of a contiguous tensor in the layout of `like`, which has the same shape."""
+    return tensor if like.is_contiguous() else torch.empty_like(like, requires_grad=False).copy_(tensor)
+
+
+def to_tensor(array: Any) -> torch.Tensor:
+    """The array's memory as a tensor."""
+    if not is_host(array):
+        return cuda.to_tensor(array)
+    if array.dtype == bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
