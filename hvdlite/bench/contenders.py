@@ -27,7 +27,6 @@ from hvdlite.gradients.policy import planned
 from hvdlite.gradients.reducer import Reducer
 from hvdlite.gradients.use import Use
 from hvdlite.job import runtime
-from hvdlite.lanes.express import finished, run_again
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Round, Signature
@@ -122,8 +121,7 @@ def gradients(lane: Lane) -> Callable[[int], Trial]:
         def call() -> None:
             tag = next(rounds)
             reducer.mark_all({})
-            if not finished(reducer, tag):
-                reducer.finish_round(lambda _: Use.DENSE, tag)
+            reducer.finish_round(lambda _: Use.DENSE, tag)
 
         return Trial(reducer.views[0], call)
 
@@ -136,14 +134,13 @@ def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
 
     def prepare(count: int) -> Trial:
         array, rounds = buffer[:count], in_turn()
-        run = prepared(lane.transport, lane.workspace, place, array, Reduction("sum"))
-        request = Request(Signature("bench", algorithm, round=next(rounds)), lambda lane: run())
+        run = prepared(lane.transport, lane.host.workspace, place, array, Reduction("sum"))
+        request = Request(Signature("bench", algorithm, round=next(rounds)), lambda at: run())
         lane.run(request)
 
         def call() -> None:
             tag = next(rounds)
-            if not run_again(lane, request, tag):
-                lane.run(request.again(tag))
+            lane.run(request.again(tag))
 
         return Trial(array, call)
 

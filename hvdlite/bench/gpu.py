@@ -27,6 +27,7 @@ from hvdlite.lanes.gpu_side import gpu_of, on_gpu, side_of
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.memory.arena import Arena
 from hvdlite.transports.device import StagedTransport
 
@@ -45,8 +46,8 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     buffer = xp.zeros(most_bytes // ITEM.itemsize, ITEM)
     everyone = runtime.current().everyone
     lane, by_host = everyone.new_lane("bench", everyone), everyone.new_lane("bench staged", everyone)
-    by_host.place = replace(by_host.place, cuda_aware=False)
-    direct = lane.run(Request(Signature("bench", "messages"), lambda lane: takes_pointers(lane, buffer)))
+    by_host.host.place = replace(by_host.place, cuda_aware=False)
+    direct = lane.run(Request(Signature("bench", "messages"), lambda at: takes_pointers(at, buffer)))
     arena = arena_of(lane, buffer, most_bytes) if "ipc" in keys else None
     made: dict[str, Callable[[], Callable[[int], Trial]]] = {
         "ring": lambda: forced(lane, buffer, "ring"),
@@ -65,8 +66,8 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     return [Contender(key, made[key]()) for key in keys if key in made and key not in left_out]
 
 
-def takes_pointers(lane: Lane, buffer: Any) -> bool:
-    return not isinstance(side_of(lane, gpu_of(buffer)).transport, StagedTransport)
+def takes_pointers(at: Workplace, buffer: Any) -> bool:
+    return not isinstance(side_of(at.host, gpu_of(buffer)).transport, StagedTransport)
 
 
 def finished(array: Any, call: Callable[[], Any]) -> Trial:
@@ -80,7 +81,7 @@ def finished(array: Any, call: Callable[[], Any]) -> Trial:
     return Trial(array, whole)
 
 
-def on_lane(lane: Lane, array: Any, name: str, work: Callable[[Lane], Any]) -> Trial:
+def on_lane(lane: Lane, array: Any, name: str, work: Callable[[Workplace], Any]) -> Trial:
     """The work as a request that follows what the caller has issued, as users' calls are."""
 
     def call() -> None:
@@ -94,8 +95,8 @@ def on_lane(lane: Lane, array: Any, name: str, work: Callable[[Lane], Any]) -> T
 def arena_of(lane: Lane, buffer: Any, most_bytes: int) -> Arena:
     """As a `Reducer` has; its peers are None where their GPUs cannot reach it. Collective."""
 
-    def make(lane: Lane) -> Arena:
-        with side_of(lane, gpu_of(buffer)).working() as side:
+    def make(at: Workplace) -> Arena:
+        with side_of(at.host, gpu_of(buffer)).working() as side:
             place = side.place
             return side.workspace.allocate("bench", side.transport, most_bytes, place.shares_memory, place.hosts)
 
@@ -110,9 +111,9 @@ def in_arena(lane: Lane, arena: Arena) -> Callable[[int], Trial]:
         mine, peers = arena.view(0, count, ITEM), arena.peer_views(0, count, ITEM)
         once: list[Callable[[], None]] = []
 
-        def work(lane: Lane) -> None:
+        def work(at: Workplace) -> None:
             if not once:
-                once.append(prepared(lane.transport, lane.workspace, lane.place, mine, Reduction("sum"), peers))
+                once.append(prepared(at.transport, at.workspace, at.place, mine, Reduction("sum"), peers))
             once[0]()
 
         return on_lane(lane, mine, "ipc", work)
@@ -126,9 +127,9 @@ def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
     def prepare(count: int) -> Trial:
         array = buffer[:count]
 
-        def work(lane: Lane) -> None:
-            place = replace(lane.place, forced=algorithm)
-            allreduce(lane.transport, lane.workspace, place, array, Reduction("sum"))
+        def work(at: Workplace) -> None:
+            place = replace(at.place, forced=algorithm)
+            allreduce(at.transport, at.workspace, place, array, Reduction("sum"))
 
         return on_lane(lane, array, algorithm, work)
 

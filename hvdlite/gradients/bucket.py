@@ -17,6 +17,7 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
 from hvdlite.gradients.plan import Slot
 from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.ops.stand_in import Zeros
 
 
@@ -29,15 +30,14 @@ class Bucket:
         self.lent: dict[int, Array] = {}  # by where they begin in that part: addends that lie elsewhere
         self.run: Callable[[], None] | None = None
 
-    def reduce(self, lane: Lane) -> bool:
+    def reduce(self, at: Workplace) -> bool:
         """Runs on the lane. Whether all ranks took part, rather than stand-ins of some."""
-        if lane.without_all:
+        if at.some_joined:
             self.take_in()
-            allreduce(lane.transport, lane.workspace, lane.place, self.buffer, self.how)
+            allreduce(at.transport, at.workspace, at.place, self.buffer, self.how)
             return False
         if self.run is None:
-            at = lane.transport, lane.workspace, lane.place
-            self.run = prepared(*at, self.buffer, self.how, self.peers, self.lent)
+            self.run = prepared(at.transport, at.workspace, at.place, self.buffer, self.how, self.peers, self.lent)
         self.run()
         return True
 

@@ -39,6 +39,7 @@ from hvdlite.lanes.gpu_side import Gpu
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import END, Round, Signature
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.ops import Average, Sum
 from hvdlite.system.weak_references import Crowd, weakly
 
@@ -277,8 +278,8 @@ def agree(
     """The largest use over ranks for each variable. Collective; compares the ranks' variables first."""
     uses = np.array([int(use) for use in mine], np.uint8)
 
-    def work(lane: Lane) -> None:
-        allreduce(lane.transport, lane.workspace, lane.place, uses, Reduction("max"))
+    def work(at: Workplace) -> None:
+        allreduce(at.transport, at.workspace, at.place, uses, Reduction("max"))
 
     # Named as the reducer names a plan and a round's first bucket, whichever the other ranks are about to ask for.
     facts = (("parameters", tuple(spec.line for spec in specs)), ("terms", terms), (MODE, mode))

@@ -25,9 +25,9 @@ from hvdlite.job import runtime
 from hvdlite.job.groups import Group
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes import calls
-from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.ops import Adasum, Op, op_of
 from hvdlite.system.user_warnings import deprecated
 from hvdlite.system.weak_references import weakly
@@ -180,9 +180,9 @@ class Gradients:
         if len(self.exchanges) < MANY:
             return
 
-        def work(lane: Lane) -> set[int]:
+        def work(at: Workplace) -> set[int]:
             over = [exchange.number for exchange in self.exchanges.values() if exchange.over]
-            return set.intersection(*map(set, lane.transport.allgather_object(over)))
+            return set.intersection(*map(set, at.transport.allgather_object(over)))
 
         # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
         facts = (("lists of variables", self.made),)

@@ -27,10 +27,11 @@ from hvdlite.gradients.bucket import Bucket
 from hvdlite.gradients.overlap_trial import Trial
 from hvdlite.gradients.plan import BucketPlan
 from hvdlite.gradients.use import Use
-from hvdlite.lanes.gpu_side import Gpu, Side, on_gpu, side_of
+from hvdlite.lanes.gpu_side import Gpu, on_gpu, side_of
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Handle, Request
 from hvdlite.lanes.signature import Round, Signature
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.memory.arena import Arena
 from hvdlite.ops.stand_in import Zeros
 
@@ -60,11 +61,11 @@ class Reducer:
         # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
         self.arenas: dict[str, Arena] = lane.run(Request(
             Signature("plan", f"{name} bucket 0", facts),
-            lambda lane: {device: self.allocate(lane, device, gpu) for device in plan.devices},
+            lambda at: {device: self.allocate(at, device, gpu) for device in plan.devices},
         ))
         places = [(self.arenas[b.device], (b.start, b.length, b.dtype)) for b in plan.buckets]
         self.buckets = [Bucket(arena.view(*place), arena.peer_views(*place), how, lane) for arena, place in places]
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, Request[bool]] = {}
         """Those of earlier rounds, by bucket, to be used again."""
         self.views = [
             self.buckets[slot.bucket].buffer[slot.offset : slot.offset + slot.length].reshape(spec.shape)
@@ -78,12 +79,12 @@ class Reducer:
         """What `finish_round` returns, this very list, where every rank had every gradient."""
         self.begin_round()
 
-    def allocate(self, lane: Lane, device: str, gpu: Gpu | None) -> Arena:
+    def allocate(self, host: Workplace, device: str, gpu: Gpu | None) -> Arena:
         """The arena for a device's buckets. Collective."""
-        there: contextlib.AbstractContextManager[Lane | Side] = contextlib.nullcontext(lane)
+        there: contextlib.AbstractContextManager[Workplace] = contextlib.nullcontext(host)
         if device != "host":
             assert gpu is not None
-            there = side_of(lane, gpu).working()
+            there = side_of(host.host, gpu).working()
         with there as at:
             nbytes, place = self.plan.nbytes(device), at.place
             return at.workspace.allocate(self.memory, at.transport, nbytes, place.in_memory, place.hosts)
@@ -97,7 +98,7 @@ class Reducer:
         self.missing = self.lengths.copy()
         for bucket in self.buckets:
             bucket.lent.clear()
-        self.sent: list[tuple[Request, Handle]] = []
+        self.sent: list[tuple[Request[bool], Handle[bool]]] = []
         self.arrived: list[int] = []
 
     def abandon_round(self, tag: Round, spare: Callable[[list[int]], object] | None = None) -> bool:
@@ -217,7 +218,7 @@ class Reducer:
         if trial.over:
             self.trial = None
 
-    def send_rest(self, tag: Round, flag: int, send_last: Callable[[Request], Handle]) -> None:
+    def send_rest(self, tag: Round, flag: int, send_last: Callable[[Request[bool]], Handle[bool]]) -> None:
         """All buckets that have not left; the last, which never leaves early, with the flag: submitted, or, where it is
         waited for next, begun in this thread, which saves handing it over."""
         last, send = len(self.plan.buckets) - 1, self.lane.submit if self.overlap else self.lane.run
@@ -226,7 +227,7 @@ class Reducer:
             send_last(request) if number == last else send(request)
             self.sent.append((request, request.handle))
 
-    def request(self, number: int, tag: Round, flag: int = 0) -> Request:
+    def request(self, number: int, tag: Round, flag: int = 0) -> Request[bool]:
         bucket, before = self.buckets[number], self.requests.get(number)
         if before is not None and before.queued and before.handle.done:
             return before.again(tag, flag)
@@ -241,8 +242,8 @@ class Reducer:
     def combine(self, kind: str, values: np.ndarray, how: Reduction, tag: Round) -> None:
         """All-reduce what is no gradient, in place."""
 
-        def work(lane: Lane) -> None:
-            allreduce(lane.transport, lane.workspace, lane.place, values, how)
+        def work(at: Workplace) -> None:
+            allreduce(at.transport, at.workspace, at.place, values, how)
 
         signature = Signature(kind, f"{self.name} bucket 0", round=tag)
         self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([values], how)))
@@ -266,9 +267,9 @@ class Reducer:
     def agreed_order(self, tag: Round) -> list[int]:
         """Rank 0's order of arrival; behind it what it had not, in the plan's."""
 
-        def work(lane: Lane) -> list[int]:
-            mine = self.arrived if lane.transport.rank == 0 else []
-            return list(lane.transport.allgather_object(mine)[0])
+        def work(at: Workplace) -> list[int]:
+            mine = self.arrived if at.transport.rank == 0 else []
+            return list(at.transport.allgather_object(mine)[0])
 
         first = self.lane.run(Request(Signature("order", f"{self.name} bucket 0", round=tag), work))
         return list(dict.fromkeys([*first, *(index for bucket in self.plan.buckets for index in bucket.members)]))

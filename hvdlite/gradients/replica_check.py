@@ -23,6 +23,7 @@ from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.matching import ranks, sides
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature, digest
+from hvdlite.lanes.workplace import Workplace
 
 ROUNDS = 500  # the most between comparisons, which take a part of one step
 OFF = "off"
@@ -116,7 +117,7 @@ class Alike:
         """
         has_told = self.first and self.rounds >= self.next
         if self.mode != OFF and self.rounds and not has_told and (mine := self.mine()) is not None:
-            self.lane.partings[self.name] = (mine, self.look_back)
+            self.lane.farewell.bring(self.name, mine, self.look_back)
 
     def look_back(self, everyone: Sequence[Values]) -> None:
         """All ranks leave. everyone: their values."""
@@ -152,11 +153,11 @@ def compared(lane: Lane, name: str, mine: Values | None) -> dict[tuple[str, str]
     Nothing is compared where a rank could not read its values, nor while ranks have joined: they train no more.
     """
 
-    def work(lane: Lane) -> dict[tuple[str, str], Sides]:
-        if lane.without_all or lane.alike:
+    def work(at: Workplace) -> dict[tuple[str, str], Sides]:
+        if at.some_joined or at.equal_counts:
             return {}
-        everyone = lane.transport.allgather_object(None if mine is None else dict(mine))
-        return {} if None in everyone else apart(everyone, lane.members)
+        everyone = at.transport.allgather_object(None if mine is None else dict(mine))
+        return {} if None in everyone else apart(everyone, at.members)
 
     # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
     signature = Signature("weights", f"{name} bucket 0")
@@ -165,7 +166,7 @@ def compared(lane: Lane, name: str, mine: Values | None) -> dict[tuple[str, str]
     return found
 
 
-def nothing(lane: Lane) -> None:
+def nothing(at: Workplace) -> None:
     """What a rank that has joined contributes."""
 
 

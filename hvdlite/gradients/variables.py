@@ -110,5 +110,3 @@ def add_to(chosen: list[Any], found: Any) -> None:
         chosen += variables_of(found)
     except TypeError as error:
         raise ValueError(f"a variable or several are needed: {error}") from None
-
-

@@ -23,10 +23,11 @@ from hvdlite.lanes.calls import calling
 from hvdlite.lanes.common_rounds import LONGEST_NAP, SHORTEST_NAP
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.matching import said_by
+from hvdlite.lanes.observer import Observer
 from hvdlite.lanes.pair_lanes import Post
-from hvdlite.lanes.request import Request
+from hvdlite.lanes.request import Request, T
 from hvdlite.lanes.signature import Signature
-from hvdlite.observers import Observer
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.transports import Communicator
 
 
@@ -66,15 +67,16 @@ class Group:
         is used again, for MPIs know 2,000 communicators. Collective: made as a request on the eager lane. title: the
         user in messages."""
 
-        def work(eager: Lane) -> int:
-            free = [n for n in list(self.free) if self.lanes[n].closed is None and not self.lanes[n].pending]
+        def work(at: Workplace) -> int:
+            free = [n for n in list(self.free) if self.lanes[n].closed is None and not self.lanes[n].queue.pending]
             everyones = [set(theirs) for theirs in self.transport.allgather_object(free)]
             number = min(set.intersection(*everyones), default=len(self.lanes))
             if number == len(self.lanes):
                 transport = self.transport.duplicate()
-                self.lanes.append(Lane(transport, eager.place, self.ranks, key, eager.observers, eager.family))
+                eager = self.eager
+                self.lanes.append(Lane(transport, eager.place, self.ranks, key, eager.queue.observers, eager.family))
             self.free.discard(number)
-            self.lanes[number].name, self.lanes[number].user = key, title
+            self.lanes[number].serve_another(key, title)
             return number
 
         key = f"{name} ({len(self.lanes)})"
@@ -138,7 +140,7 @@ class Groups:
         """Register a set. Collective over the job. Raises ValueError for what `check` refuses."""
         ranks = self.check(process_set.ranks or ())
 
-        number = self.change("add_process_set", ranks, lambda lane: self.open(ranks, self.everyone.transport))
+        number = self.change("add_process_set", ranks, lambda at: self.open(ranks, self.everyone.transport))
         self.bind(process_set, number)
 
     def remove(self, process_set: ProcessSet) -> bool:
@@ -148,10 +150,10 @@ class Groups:
         if not number or process_set not in self.registered.get(number, ()):
             return False
 
-        def work(lane: Lane) -> None:
+        def work(at: Workplace) -> None:
             if group := self.mine.get(number):
                 for lane in group.lanes:
-                    lane.farewell = RemovedError(group.ranks)
+                    lane.farewell.error = RemovedError(group.ranks)
                 leave([group])
                 swallowed.forget()  # all take part in this, so nobody has shut down
                 del self.mine[number]  # not before: other threads that call it meanwhile are told what it was
@@ -160,7 +162,7 @@ class Groups:
         self.change("remove_process_set", self.ranks[number], work)
         return True
 
-    def change(self, kind: str, ranks: tuple[int, ...], work: Callable[[Lane], Any]) -> Any:
+    def change(self, kind: str, ranks: tuple[int, ...], work: Callable[[Workplace], T]) -> T:
         """Run `work` on all ranks as a request on everyone's lane, where all agree about the ranks."""
         with calling(f"hvd.{kind}"):
             request = Request(Signature(kind, str(next(self.changes)), (("ranks", ranks),)), work)
@@ -256,9 +258,9 @@ def leave(groups: Sequence[Group]) -> None:
         if lane.closed is None:
             lane.start_leaving()
     for lane in lanes:
-        if lane.departure is not None:
+        if lane.farewell.departure is not None:
             lane.serve()
-    leaving = [lane.departure for lane in lanes if lane.departure is not None]
+    leaving = [lane.farewell.departure for lane in lanes if lane.farewell.departure is not None]
     nap = SHORTEST_NAP
     while True:
         for group in groups:
@@ -270,7 +272,7 @@ def leave(groups: Sequence[Group]) -> None:
     for handle in leaving:
         handle.wait()  # raises where communication broke meanwhile: then nothing can be agreed on any more
     for group in groups:
-        if group.eager.departure is not None:
+        if group.eager.farewell.departure is not None:
             group.post.leave(group.transport.allgather_object(list(group.post.lanes)))
         for lane in group.lanes:
             lane.leave()

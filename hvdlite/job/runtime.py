@@ -22,9 +22,9 @@ from hvdlite.job import exits, folder, logs, topology
 from hvdlite.job.connect import connect
 from hvdlite.job.groups import Group, Groups
 from hvdlite.job.process_sets import ProcessSet, global_process_set, sets_of
-from hvdlite.lanes import after_fork, swallowed
+from hvdlite.lanes import swallowed
 from hvdlite.lanes.matching import said_by
-from hvdlite.observers import Observer
+from hvdlite.lanes.observer import Observer
 from hvdlite.system import launcher_environment
 from hvdlite.system.user_warnings import warn
 from hvdlite.system.weak_references import Crowd
@@ -347,11 +347,11 @@ def _after_fork() -> None:
         return
     if isinstance(_current.world, ThreadTransport):
         for lane in _current.groups.lanes():
-            after_fork.go_on(lane)
+            lane.go_on(ForkedError())
     else:
         _forked, _current.live = True, False
         for lane in _current.groups.lanes():
-            after_fork.orphan(lane)
+            lane.orphan(ForkedError())
         for attachment in _current.attachments:
             attachment.gradients.let_go()
 

@@ -22,7 +22,8 @@ from hvdlite.arrays import Array, cupy, device_of, module
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu_streams import Mark, mark, recorded, send_from
 from hvdlite.lanes.lane import Lane
-from hvdlite.lanes.request import Request
+from hvdlite.lanes.request import Request, T
+from hvdlite.lanes.workplace import HostWorkplace, LaneThread, Workplace
 from hvdlite.memory import cuda_ipc
 from hvdlite.memory.arena import Arena
 from hvdlite.memory.workspace import Workspace
@@ -47,10 +48,10 @@ def gpu_of(array: Array) -> Gpu:
     return Gpu(module(array), device_of(array))
 
 
-def gpu_in_use(lane: Lane) -> Gpu:
+def gpu_in_use(host: HostWorkplace) -> Gpu:
     """The GPU that the lane works on; where it has not yet, the one that CuPy would use."""
-    if isinstance(lane.gpu, Side):
-        return lane.gpu.gpu
+    if isinstance(host.gpu, Side):
+        return host.gpu.gpu
     return Gpu(cupy(), int(cupy().cuda.runtime.getDevice()))
 
 
@@ -100,25 +101,25 @@ class Side:
     Creating one is collective over the lane. takes_pointers: whether the MPI is CUDA-aware, agreed by all ranks.
     """
 
-    def __init__(self, lane: Lane, gpu: Gpu, takes_pointers: bool) -> None:
-        self.lane, self.gpu = lane, gpu
-        self.place = replace(lane.place, forced=lane.place.forced_on_gpu, on_gpu=True)
+    def __init__(self, host: HostWorkplace, gpu: Gpu, takes_pointers: bool) -> None:
+        self.host, self.gpu, self.members = host, gpu, host.members
+        self.place = replace(host.place, forced=host.place.forced_on_gpu, on_gpu=True)
         self.workspace = GpuWorkspace(gpu)
         with gpu.xp.cuda.Device(gpu.number):
             self.stream = gpu.xp.cuda.Stream(non_blocking=True)
             kind = DirectTransport if takes_pointers else StagedTransport
-            self.transport = kind(lane.transport, gpu.xp)
+            self.transport = kind(host.transport, gpu.xp)
         if takes_pointers:
             send_from(gpu.xp, gpu.number)
         self.in_use: deque[tuple[Mark, Any]] = deque()
 
     @property
-    def alike(self) -> bool:
-        return self.lane.alike
+    def equal_counts(self) -> bool:
+        return self.host.equal_counts
 
     @property
-    def without_all(self) -> bool:
-        return self.lane.without_all
+    def some_joined(self) -> bool:
+        return self.host.some_joined
 
     @contextmanager
     def working(self) -> Iterator[Side]:
@@ -144,24 +145,24 @@ class Side:
             self.transport.release()
 
 
-def on_gpu(lane: Lane, request: Request, array: Array) -> None:
+def on_gpu(lane: Lane, request: Request[T], array: Array) -> None:
     """Have the request's work done on the array's GPU, behind what the calling thread has issued there.
 
     Raises HvdliteError where the lane already works on another GPU.
     """
     work, gpu = request.work, gpu_of(array)
-    if lane.gpu is not None:
-        require_same(lane, gpu)
+    if lane.host.gpu is not None:
+        require_same(lane.host, gpu)
     request.ready = mark(array)
     callers = request.ready.streams
 
-    def ordered(lane: Lane) -> Any:
-        side = side_of(lane, gpu)
+    def ordered(at: Workplace) -> T:
+        side = side_of(at.host, gpu)
         side.workspace.callers = callers
         result = None
         with side.working():
             try:
-                result = work(side)  # type: ignore[arg-type]
+                result = work(side)
                 return result
             finally:
                 request.handle.ending = side.end((work, result))  # keeps both until the GPU is done
@@ -169,33 +170,35 @@ def on_gpu(lane: Lane, request: Request, array: Array) -> None:
     request.work = ordered
 
 
-def side_of(lane: Lane, gpu: Gpu) -> Side:
+def side_of(host: HostWorkplace, gpu: Gpu) -> Side:
     """The lane's side on this GPU. Runs on the lane; collective at the first call."""
-    if threading.current_thread() is lane.thread:
+    if isinstance(threading.current_thread(), LaneThread):
         gpu.xp.cuda.Device(gpu.number).use()  # for good: see Mark.adopt
-    if lane.gpu is None:
-        lane.gpu = Side(lane, gpu, takes_pointers(lane))
-    return require_same(lane, gpu)
+    if host.gpu is None:
+        host.gpu = Side(host, gpu, takes_pointers(host))
+    return require_same(host, gpu)
 
 
-def require_same(lane: Lane, gpu: Gpu) -> Side:
-    assert isinstance(lane.gpu, Side)
-    if lane.gpu.gpu.number != gpu.number:
+def require_same(host: HostWorkplace, gpu: Gpu) -> Side:
+    """The side, where it is on this GPU. Raises HvdliteError where the lane works on another one."""
+    side = host.gpu
+    assert isinstance(side, Side)
+    if side.gpu.number != gpu.number:
         raise HvdliteError(
-            f"a tensor lies on GPU {gpu.number}, but this process communicates from GPU {lane.gpu.gpu.number}: one "
+            f"a tensor lies on GPU {gpu.number}, but this process communicates from GPU {side.gpu.number}: one "
             "process, one GPU. Start one process per GPU, and choose it with torch.cuda.set_device(hvd.local_rank())"
         )
-    return lane.gpu
+    return side
 
 
-def takes_pointers(lane: Lane) -> bool:
+def takes_pointers(host: HostWorkplace) -> bool:
     """Whether device pointers may be given to the lane's transport; the same on all its ranks. Collective."""
     from hvdlite.transports.cuda_aware import cuda_aware  # which starts processes, and takes long to import
 
-    transport, said = lane.transport, lane.place.cuda_aware
+    transport, said = host.transport, host.place.cuda_aware
     if transport.size == 1:
         return True
-    asked = transport.rank in [ranks[0] for ranks in lane.place.hosts or ((0,),)]  # one rank of each host finds out
+    asked = transport.rank in [ranks[0] for ranks in host.place.hosts or ((0,),)]  # one rank of each host finds out
     mine = (cuda_aware(transport.library) if asked else True) if said is None else said
     agreed = all(transport.allgather_object(mine))
     if not agreed and transport.rank == 0 and said is None:

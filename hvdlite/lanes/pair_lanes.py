@@ -14,7 +14,7 @@ from itertools import count
 from hvdlite.algorithms import Place
 from hvdlite.lanes.calls import UNNAMED
 from hvdlite.lanes.lane import Lane
-from hvdlite.observers import Observer
+from hvdlite.lanes.observer import Observer
 from hvdlite.transports import Communicator
 from hvdlite.transports.pair import PairTransport
 

@@ -136,7 +136,7 @@ class StallWatch:
 
     def longest_wait(self) -> float:
         """Seconds that the oldest pending request is old. Not counted: `patient` ones."""
-        pending = [request for lane in self.lanes() for request in list(lane.pending.values())]
+        pending = [request for lane in self.lanes() for request in list(lane.queue.pending.values())]
         queued = [request.queued for request in pending if request.queued and not patient(request)]
         return self.since(min(queued)) if queued else 0.0
 
@@ -198,13 +198,13 @@ class StallWatch:
 
     def report(self) -> Report:
         waits = [
-            Wait(lane.name, lane.members, key, self.since(request.queued),
+            Wait(lane.name, tuple(lane.members), key, self.since(request.queued),
                  self.since(request.agreed) if request.agreed else 0.0, request.queued, request.title(lane.user))
-            for lane in self.lanes() for key, request in list(lane.pending.items())
+            for lane in self.lanes() for key, request in list(lane.queue.pending.items())
             if not patient(request)
         ]  # fmt: skip
         oldest = sorted(waits, key=lambda wait: wait.called)[:MOST_WAITS]
-        joined = frozenset((lane.name, lane.members) for lane in self.lanes() if JOIN.key in lane.pending)
+        joined = frozenset((lane.name, tuple(lane.members)) for lane in self.lanes() if JOIN.key in lane.queue.pending)
         return Report(main_position(), tuple(oldest), joined, self.stuck and len(waits) <= MOST_WAITS)
 
     @property
@@ -213,9 +213,9 @@ class StallWatch:
         will be answered by this rank. A thread of TensorFlow's calls for the thread that is in a step."""
         lanes = self.lanes()
         main = threading.main_thread().ident or 0
-        lenders = {lane.lender for lane in lanes if lane.lent}
-        waiting = lenders.union(*(lane.changed.waiters() for lane in lanes))
-        callers = set().union(*(lane.living_callers() for lane in lanes))
+        lenders = {lane.turn.lender for lane in lanes if lane.turn.lent}
+        waiting = lenders.union(*(lane.queue.changed.waiters() for lane in lanes))
+        callers = set().union(*(lane.queue.living_callers() for lane in lanes))
         if "tensorflow" in sys.modules:
             in_steps, own = threads_in_steps(), own_threads()
             if in_steps == {main} and waiting - own:
@@ -223,7 +223,7 @@ class StallWatch:
             if in_steps <= {main}:
                 callers &= own
         waits = main in waiting and callers | (threads_of_users() - waiting) <= {main}
-        return waits and not any(patient(each) for lane in lanes for each in list(lane.pending.values()))
+        return waits and not any(patient(each) for lane in lanes for each in list(lane.queue.pending.values()))
 
     # The verdict
 
@@ -268,7 +268,7 @@ class StallWatch:
         if self.ended_at is not None:
             return
         self.ended_at, self.text = time.monotonic(), text
-        waiting = any(lane.pending for lane in self.lanes())
+        waiting = any(lane.queue.pending for lane in self.lanes())
         for lane in self.lanes():
             lane.close(StallError(text))
         if not waiting:
@@ -277,13 +277,13 @@ class StallWatch:
 
     def last_resort(self, now: float) -> None:
         """End the process if its caller sits in a transfer that nothing can interrupt."""
-        if now - (self.ended_at or now) > GRACE and any(lane.lent for lane in self.lanes()):
+        if now - (self.ended_at or now) > GRACE and any(lane.turn.lent for lane in self.lanes()):
             exits.give_up(self.text)
 
 
-def patient(request: Request) -> bool:
+def patient(request: Request[Any]) -> bool:
     """Whether it waits for others to finish their work, however long that takes: to shut down, or to join."""
-    return request.first in (LEAVE, JOIN)
+    return request.is_a(LEAVE) or request.is_a(JOIN)
 
 
 def watch(world: Communicator, lanes: Callable[[], list[Lane]], check: float, shutdown: float) -> StallWatch | None:

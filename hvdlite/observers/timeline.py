@@ -21,15 +21,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hvdlite.lanes.matching import ranks
-from hvdlite.observers import Observer
-
-if TYPE_CHECKING:
-    from hvdlite.lanes.lane import Lane
-    from hvdlite.lanes.request import Request
-    from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.observer import Observer, Seat
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
 
 FLUSH_SECONDS = 0.05
 END = b"\n]\n"
@@ -66,24 +63,24 @@ class Timeline:
 
     # What lanes tell
 
-    def queued(self, lane: Lane, request: Request) -> None:
-        tensor, now = self.tensor_name(lane, request), time.monotonic()
+    def queued(self, seat: Seat, request: Request[Any]) -> None:
+        tensor, now = self.tensor_name(seat, request), time.monotonic()
         self.events.append(Event(tensor, "B", now, f"NEGOTIATE_{kind(request.signature)}"))
-        self.events.append(Event(tensor, "X", now, str(lane.transport.rank)))
+        self.events.append(Event(tensor, "X", now, str(seat.rank)))
 
-    def agreed(self, lane: Lane, request: Request) -> None:
-        tensor, now, me = self.tensor_name(lane, request), time.monotonic(), lane.transport.rank
-        marks = [Event(tensor, "X", now, str(rank)) for rank in range(lane.transport.size) if rank != me]
+    def agreed(self, seat: Seat, request: Request[Any]) -> None:
+        tensor, now, me = self.tensor_name(seat, request), time.monotonic(), seat.rank
+        marks = [Event(tensor, "X", now, str(rank)) for rank in range(len(seat.members)) if rank != me]
         cycle = [Event("", "i", now, "CYCLE_START")] if self.mark_cycles else []
         self.events.extend([*cycle, *marks, Event(tensor, "E", now), Event(tensor, "B", now, kind(request.signature))])
 
-    def done(self, lane: Lane, request: Request) -> None:
+    def done(self, seat: Seat, request: Request[Any]) -> None:
         args = facts(request.signature) if request.agreed and not request.handle.error else None
-        self.events.append(Event(self.tensor_name(lane, request), "E", time.monotonic(), args=args))
+        self.events.append(Event(self.tensor_name(seat, request), "E", time.monotonic(), args=args))
 
-    def tensor_name(self, lane: Lane, request: Request) -> str:
+    def tensor_name(self, seat: Seat, request: Request[Any]) -> str:
         name = f"{request.signature.kind}.{request.signature.name}"
-        return name if lane.transport.size >= self.size else f"{name} ({ranks(lane.members)})"
+        return name if len(seat.members) >= self.size else f"{name} ({ranks(seat.members)})"
 
     # The file
 

@@ -16,9 +16,9 @@ from hvdlite.job import runtime
 from hvdlite.job.groups import Group
 from hvdlite.lanes import calls
 from hvdlite.lanes.gpu_side import on_gpu
-from hvdlite.lanes.lane import Lane
-from hvdlite.lanes.request import Request
+from hvdlite.lanes.request import Request, StandIn
 from hvdlite.lanes.signature import UNKNOWN, Facts, Signature
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.system.user_warnings import deprecated
 
 
@@ -134,8 +134,8 @@ def grouped_facts(facts: tuple[Facts, ...]) -> Facts:
 
 
 def submit(
-    group: Group, kind: str, name: str | None, facts: Facts, work: Callable[[Lane], Any], array: Array | None,
-    wait: bool, stand_in: Callable[[], Callable[[Lane], None]] | None = None, count: int = 0,
+    group: Group, kind: str, name: str | None, facts: Facts, work: Callable[[Workplace], Any], array: Array | None,
+    wait: bool, stand_in: Callable[[], StandIn] | None = None, count: int = 0,
 ) -> Any:
     """Put a request on the group's eager lane; its result when `wait`, else its handle.
 

@@ -16,7 +16,7 @@ from hvdlite.lanes.request import Handle
 class Awaited:
     """A request's handle and how its result becomes the user's tensor."""
 
-    handle: Handle
+    handle: Handle[Any]
     deliver: Callable[[Any], Any]
 
 
@@ -24,7 +24,7 @@ _awaited: dict[int, Awaited] = {}
 _numbers = count(1)
 
 
-def remember(handle: Handle, deliver: Callable[[Any], Any] = lambda result: result) -> int:
+def remember(handle: Handle[Any], deliver: Callable[[Any], Any] = lambda result: result) -> int:
     """A number for the handle. deliver: called once, by `synchronize`, with the request's result."""
     number = next(_numbers)
     _awaited[number] = Awaited(handle, deliver)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from hvdlite.job import runtime
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import JOIN
+from hvdlite.lanes.workplace import Workplace
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,16 @@ def join() -> int:
     for each in live.after_join:
         each.give_up()
     group, lanes = live.everyone, list(live.everyone.lanes)
-    calls, seconds = sum(lane.calls for lane in lanes), time.time()
+    calls, seconds = sum(lane.queue.calls for lane in lanes), time.time()
 
-    def meet(lane: Lane) -> list[Card]:
-        lane.calls = 0
+    def meet(lane: Lane, at: Workplace) -> list[Card]:
+        lane.queue.count_anew()
         if lane is not group.eager:
             return []
         mine = Card(calls, seconds, live.topology.rank, group.serials, next(group.unnamed), next(live.groups.changes))
-        return list(lane.transport.allgather_object(mine))
+        return list(at.transport.allgather_object(mine))
 
-    handles = [lane.submit(Request(JOIN, meet)) for lane in lanes]
+    handles = [lane.submit(Request(JOIN, partial(meet, lane))) for lane in lanes]
     cards: list[Card] = [card for handle in handles for card in handle.wait()]
     count_on(live, cards)
     return max(cards, key=lambda card: (card.calls, card.seconds, card.rank)).rank

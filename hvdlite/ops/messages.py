@@ -11,9 +11,9 @@ from hvdlite.gpu_streams import on_host
 from hvdlite.job import runtime
 from hvdlite.job.groups import Group
 from hvdlite.job.process_sets import ProcessSet
-from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.ops.common import describe
 
 
@@ -37,9 +37,9 @@ class Letter:
         array = on_host(array)
         header = label.encode(array.shape, array.dtype, note)
 
-        def work(lane: Lane) -> None:
-            lane.transport.send(header, self.dest)
-            lane.transport.send(array, self.dest)
+        def work(at: Workplace) -> None:
+            at.transport.send(header, self.dest)
+            at.transport.send(array, self.dest)
 
         request = Request(Signature(self.kind, self.name), work)
         lane = self.group.post.lane(self.dest)
@@ -47,7 +47,7 @@ class Letter:
 
     def receive(self, wait: bool = True) -> Any:
         """Result: a new array on the host, and the note."""
-        request = Request(Signature(self.kind, self.name), lambda lane: label.receive(lane.transport, self.source))
+        request = Request(Signature(self.kind, self.name), lambda at: label.receive(at.transport, self.source))
         lane = self.group.post.lane(self.source)
         return lane.run(request) if wait else lane.submit(request)
 

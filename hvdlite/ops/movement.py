@@ -17,8 +17,8 @@ from hvdlite.gpu_streams import on_host
 from hvdlite.job import runtime
 from hvdlite.job.groups import Group
 from hvdlite.job.process_sets import ProcessSet
-from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.signature import Facts, digest
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.ops.common import array_facts, even_rows, grouped_facts, root_of, submit
 from hvdlite.ops.stand_in import StandIn
 from hvdlite.transports import Transport
@@ -31,8 +31,8 @@ def broadcast_(
     group = runtime.group_of(process_set)
     root = root_of(group, "broadcast", root_rank)
 
-    def work(lane: Lane) -> Array:
-        movement.broadcast(lane.transport, array.reshape(-1), root, lane.place.hosts)
+    def work(at: Workplace) -> Array:
+        movement.broadcast(at.transport, array.reshape(-1), root, at.place.hosts)
         return array
 
     return submit(group, "broadcast", name, (*array_facts(array), ("root rank", group.ranks[root])), work, array, wait)
@@ -46,9 +46,9 @@ def broadcast_several_(
     group = runtime.group_of(process_set)
     root = root_of(group, "broadcast", root_rank)
 
-    def work(lane: Lane) -> None:
+    def work(at: Workplace) -> None:
         for array in arrays:
-            movement.broadcast(lane.transport, array, root, lane.place.hosts)
+            movement.broadcast(at.transport, array, root, at.place.hosts)
 
     submit(group, "broadcast", name, (("root rank", group.ranks[root]),), work, arrays[0], wait=True)
 
@@ -67,8 +67,8 @@ def allgather(
     facts, count = (*array_facts(array, skip=1), *facts), count_of([array])
     stand_in = (lambda: NoRows(not is_host(array), array.shape[1:], array.dtype)) if addends else None
 
-    def work(lane: Lane) -> Array:
-        return gathered(lane, array)
+    def work(at: Workplace) -> Array:
+        return gathered(at, array)
 
     return submit(group, "allgather", name, facts, work, array, wait, stand_in, count)
 
@@ -93,8 +93,8 @@ def grouped_allgather(
         raise ValueError("grouped_allgather needs at least one tensor")
     facts = grouped_facts(tuple(array_facts(array, skip=1) for array in arrays))
 
-    def work(lane: Lane) -> list[Array]:
-        return [gathered(lane, array) for array in arrays]
+    def work(at: Workplace) -> list[Array]:
+        return [gathered(at, array) for array in arrays]
 
     return submit(group, "grouped_allgather", name, facts, work, arrays[0], wait, count=count_of(arrays))
 
@@ -105,24 +105,24 @@ def count_of(arrays: Sequence[Array]) -> int:
     return int(rows[0]) if len(rows) == 1 else digest(str(rows))
 
 
-def gathered(lane: Lane, array: Array) -> Array:
+def gathered(at: Workplace, array: Array) -> Array:
     """All ranks' arrays, concatenated. Runs on the lane."""
-    transport = lane.transport
-    rows = rows_of_all(lane, array)
-    result = lane.workspace.new(array, (sum(rows), *array.shape[1:]))
+    transport = at.transport
+    rows = rows_of_all(at, array)
+    result = at.workspace.new(array, (sum(rows), *array.shape[1:]))
     pieces = split_rows(result, rows)
     pieces[transport.rank][...] = array
-    fill(lane, pieces)
+    fill(at, pieces)
     return result
 
 
-def fill(lane: Lane, pieces: Sequence[Array]) -> None:
-    """Every rank's piece, on all; this rank's own is filled already. Runs on the lane."""
+def fill(at: Workplace, pieces: Sequence[Array]) -> None:
+    """Every rank's piece, on all; this rank's own is filled already. Runs on the at."""
     longest = max(piece.nbytes for piece in pieces) if is_host(pieces[0]) else 0
-    if memory := through_memory.memory_for(longest, lane.transport, lane.workspace, lane.place):
-        through_memory.allgather(lane.transport, memory, pieces)
+    if memory := through_memory.memory_for(longest, at.transport, at.workspace, at.place):
+        through_memory.allgather(at.transport, memory, pieces)
     else:
-        movement.allgather(lane.transport, pieces)
+        movement.allgather(at.transport, pieces)
 
 
 def allgather_several(
@@ -136,29 +136,29 @@ def allgather_several(
     group = runtime.group_of(process_set)
     nothing = np.empty(0, np.uint8)
 
-    def work(lane: Lane) -> list[list[Array]]:
+    def work(at: Workplace) -> list[list[Array]]:
         found = [[np.empty(length, np.uint8) for length in theirs] for theirs in lengths]
-        for target, array in zip(found[lane.transport.rank], mine, strict=True):
+        for target, array in zip(found[at.transport.rank], mine, strict=True):
             target[...] = array
         for pieces in zip_longest(*found, fillvalue=nothing):
-            fill(lane, pieces)
+            fill(at, pieces)
         return found
 
     gathered: list[list[Array]] = submit(group, "allgather", name, (), work, nothing, wait=True)
     return gathered
 
 
-def rows_of_all(lane: Lane, array: Array) -> list[int]:
+def rows_of_all(at: Workplace, array: Array) -> list[int]:
     """Every rank's number of rows. No message where all have said the same with the roll call.
 
     Raises ScalarError where the arrays, which have as many dimensions everywhere, have none.
     """
     if array.ndim == 0:
         raise ScalarError("scalars cannot be gathered: give tensors of at least one dimension (reshape to (1,))")
-    if lane.alike:
-        return [array.shape[0]] * lane.transport.size
-    counts = np.full((lane.transport.size, 1), array.shape[0], np.int64)
-    movement.allgather(lane.transport, list(counts))
+    if at.equal_counts:
+        return [array.shape[0]] * at.transport.size
+    counts = np.full((at.transport.size, 1), array.shape[0], np.int64)
+    movement.allgather(at.transport, list(counts))
     return [count for (count,) in counts.tolist()]
 
 
@@ -174,10 +174,10 @@ def alltoall(
     group = runtime.group_of(process_set)
     rows = rows_to_send("alltoall", group, array, splits, even=True)
 
-    def work(lane: Lane) -> tuple[Array, Array]:
-        transport = lane.transport
-        received = rows if lane.alike else rows_to_receive(transport, rows)
-        result = lane.workspace.new(array, (sum(received), *array.shape[1:]))
+    def work(at: Workplace) -> tuple[Array, Array]:
+        transport = at.transport
+        received = rows if at.equal_counts else rows_to_receive(transport, rows)
+        result = at.workspace.new(array, (sum(received), *array.shape[1:]))
         movement.alltoall(transport, split_rows(array, rows), split_rows(result, received))
         return result, np.array(received, np.int32 if max(received, default=0) < 1 << 31 else np.int64)
 
@@ -224,13 +224,13 @@ def gather(
     group = runtime.group_of(process_set)
     root = root_of(group, "gather", root_rank)
 
-    def work(lane: Lane) -> Array | None:
-        rows = rows_of_all(lane, array)
-        if lane.transport.rank != root:
-            lane.transport.send(array, root)
+    def work(at: Workplace) -> Array | None:
+        rows = rows_of_all(at, array)
+        if at.transport.rank != root:
+            at.transport.send(array, root)
             return None
-        result = lane.workspace.new(array, (sum(rows), *array.shape[1:]))
-        movement.gather(lane.transport, array, split_rows(result, rows))
+        result = at.workspace.new(array, (sum(rows), *array.shape[1:]))
+        movement.gather(at.transport, array, split_rows(result, rows))
         return result
 
     facts = (*array_facts(array, skip=1), ("root rank", group.ranks[root]))
@@ -251,16 +251,16 @@ def scatter(
     root = root_of(group, "scatter", root_rank)
     facts = (("root rank", group.ranks[root]),)
     if group.rank != root:
-        return submit(group, "scatter", name, facts, lambda lane: label.receive(lane.transport, root)[0], None, wait)
+        return submit(group, "scatter", name, facts, lambda at: label.receive(at.transport, root)[0], None, wait)
     if array is None:
         raise ValueError("scatter: the root must give a tensor")
     array = on_host(array)  # the others cannot know that it lay on a GPU
     blocks = split_rows(array, rows_to_send("scatter", group, array, splits, even=False))
     labels = [label.encode(block.shape, block.dtype) for block in blocks]
 
-    def work(lane: Lane) -> Array:
-        movement.scatter(lane.transport, labels)
-        movement.scatter(lane.transport, blocks)
+    def work(at: Workplace) -> Array:
+        movement.scatter(at.transport, labels)
+        movement.scatter(at.transport, blocks)
         return blocks[root].copy()
 
     return submit(group, "scatter", name, facts, work, array, wait)
@@ -269,4 +269,4 @@ def scatter(
 def barrier(process_set: ProcessSet | None = None) -> None:
     """Wait until every member of the process set has called this."""
     group = runtime.group_of(process_set)
-    submit(group, "barrier", None, (), lambda lane: None, None, wait=True)
+    submit(group, "barrier", None, (), lambda at: None, None, wait=True)

@@ -17,7 +17,7 @@ from hvdlite.errors import HvdliteError
 from hvdlite.job import runtime
 from hvdlite.job.groups import Group
 from hvdlite.job.process_sets import ProcessSet
-from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.ops.common import (
     Adasum,
     Average,
@@ -47,8 +47,8 @@ def allreduce_(
     check(group, op, array)
     flat = array.reshape(-1)
 
-    def work(lane: Lane) -> Array:
-        reduce_over_ranks(lane.transport, lane.workspace, lane.place, flat, how)
+    def work(at: Workplace) -> Array:
+        reduce_over_ranks(at.transport, at.workspace, at.place, flat, how)
         return array
 
     facts = reduction_facts(op, how, array)
@@ -75,8 +75,8 @@ def grouped_allreduce_(
         check(group, op, array)
     facts = grouped_facts(tuple(reduction_facts(op, how, array) for array in arrays))
 
-    def work(lane: Lane) -> list[Array]:
-        allreduce_all(lane.transport, lane.workspace, lane.place, arrays, how)
+    def work(at: Workplace) -> list[Array]:
+        allreduce_all(at.transport, at.workspace, at.place, arrays, how)
         return list(arrays)
 
     first = arrays[0] if arrays else None
@@ -115,27 +115,27 @@ def reduce(
     how = reduction(op, group.size, prescale, postscale)
 
     facts = (*reduction_facts(op, how, array), ("root rank", group.ranks[root]))
-    return submit(group, "reduce", name, facts, lambda lane: whole_at(lane, array, root, how), array, wait)
+    return submit(group, "reduce", name, facts, lambda at: whole_at(at, array, root, how), array, wait)
 
 
-def whole_at(lane: Lane, array: Array, root: int, how: Reduction) -> Array | None:
-    """The reduction, at a root. Runs on the lane."""
-    if widening := wide.widening(how, array.dtype, lane.transport.size):
-        found = whole_at(lane, widening.widen(array), root, how.plain)
-        return None if found is None else narrowed(lane, widening, found, array)
+def whole_at(at: Workplace, array: Array, root: int, how: Reduction) -> Array | None:
+    """The reduction, at a root. Runs on the at."""
+    if widening := wide.widening(how, array.dtype, at.transport.size):
+        found = whole_at(at, widening.widen(array), root, how.plain)
+        return None if found is None else narrowed(at, widening, found, array)
     flat = buffer = array.reshape(-1)
-    sends = only_sends(lane.transport, root)
+    sends = only_sends(at.transport, root)
     if how.before != 1.0 or not sends:
-        buffer = lane.workspace.new(flat, flat.shape)
+        buffer = at.workspace.new(flat, flat.shape)
         buffer[...] = flat
-    scratch = lane.workspace.scratch(buffer, 0 if sends else chunk_length(buffer.size, buffer))
-    reduce_to_root(lane.transport, buffer, scratch, root, how)
-    return buffer.reshape(array.shape) if lane.transport.rank == root else None
+    scratch = at.workspace.scratch(buffer, 0 if sends else chunk_length(buffer.size, buffer))
+    reduce_to_root(at.transport, buffer, scratch, root, how)
+    return buffer.reshape(array.shape) if at.transport.rank == root else None
 
 
-def narrowed(lane: Lane, widening: wide.Widening, found: Array, like: Array) -> Array:
+def narrowed(at: Workplace, widening: wide.Widening, found: Array, like: Array) -> Array:
     """A new array with like's dtype of what was found in a wider one, and may have other rows."""
-    result = lane.workspace.new(like, found.shape[: like.ndim])
+    result = at.workspace.new(like, found.shape[: like.ndim])
     widening.narrow(found, result)
     return result
 
@@ -151,7 +151,7 @@ def reducescatter(
     """
     group, how = scatterable("reducescatter", [array], op, prescale, postscale, process_set)
     facts = reduction_facts(op, how, array)
-    return submit(group, "reducescatter", name, facts, lambda lane: own_rows(lane, array, how), array, wait)
+    return submit(group, "reducescatter", name, facts, lambda at: own_rows(at, array, how), array, wait)
 
 
 def grouped_reducescatter(
@@ -162,8 +162,8 @@ def grouped_reducescatter(
     group, how = scatterable("grouped_reducescatter", arrays, op, prescale, postscale, process_set)
     facts = grouped_facts(tuple(reduction_facts(op, how, array) for array in arrays))
 
-    def work(lane: Lane) -> list[Array]:
-        return [own_rows(lane, array, how) for array in arrays]
+    def work(at: Workplace) -> list[Array]:
+        return [own_rows(at, array, how) for array in arrays]
 
     return submit(group, "grouped_reducescatter", name, facts, work, arrays[0], wait)
 
@@ -187,36 +187,36 @@ def amplification(op: Op, prescale: float, postscale: float, process_set: Proces
     return (runtime.group_of(process_set).size if op is Sum else 1) * prescale * postscale
 
 
-def own_rows(lane: Lane, array: Array, how: Reduction) -> Array:
-    """This rank's rows of the reduction. In memory, or a ring, n(p-1)/p elements sent per rank. Runs on the lane."""
-    if integers := wide.of_integers(how, array.dtype, lane.transport.size):
-        return narrowed(lane, integers, own_rows(lane, integers.widen(array), how.plain), array)
-    rank, rows = lane.transport.rank, even_rows(array.shape[0], lane.transport.size)
-    result = lane.workspace.new(array, (rows[rank], *array.shape[1:]))
+def own_rows(at: Workplace, array: Array, how: Reduction) -> Array:
+    """This rank's rows of the reduction. In memory, or a ring, n(p-1)/p elements sent per rank. Runs on the at."""
+    if integers := wide.of_integers(how, array.dtype, at.transport.size):
+        return narrowed(at, integers, own_rows(at, integers.widen(array), how.plain), array)
+    rank, rows = at.transport.rank, even_rows(array.shape[0], at.transport.size)
+    result = at.workspace.new(array, (rows[rank], *array.shape[1:]))
     nbytes, most = (array.nbytes if is_host(array) else 0), through_memory.MOST_SCATTERED_BYTES
-    if memory := through_memory.memory_for(nbytes, lane.transport, lane.workspace, lane.place, most):
+    if memory := through_memory.memory_for(nbytes, at.transport, at.workspace, at.place, most):
         parts = [block.reshape(-1) for block in split_rows(array, rows)]
-        through_memory.reduce_scatter(lane.transport, memory, parts, result.reshape(-1), how)
+        through_memory.reduce_scatter(at.transport, memory, parts, result.reshape(-1), how)
         return result
     if is_small_float(array.dtype):
-        add_up_rows(lane, array, rows, result, how)
+        add_up_rows(at, array, rows, result, how)
         return result
     buffer = array.copy()
     how.prescale(buffer.reshape(-1))
     blocks = split_rows(buffer, rows)
     flat = [block.reshape(-1) for block in (blocks[-1], *blocks[:-1])]  # the ring leaves piece r+1 to rank r
-    scratch = lane.workspace.scratch(buffer, scratch_length(max(map(len, flat)), buffer))
-    prepared_reduce_scatter(lane.transport, flat, scratch, how)()
+    scratch = at.workspace.scratch(buffer, scratch_length(max(map(len, flat)), buffer))
+    prepared_reduce_scatter(at.transport, flat, scratch, how)()
     how.postscale(blocks[rank].reshape(-1))
     result[...] = blocks[rank]
     return result
 
 
-def add_up_rows(lane: Lane, array: Array, rows: Sequence[int], result: Array, how: Reduction) -> None:
+def add_up_rows(at: Workplace, array: Array, rows: Sequence[int], result: Array, how: Reduction) -> None:
     """The same for 16-bit floats, by messages."""
     pieces = [block.reshape(-1) for block in split_rows(array, rows)]
     mine = result.reshape(-1)
-    mine[...] = pieces[lane.transport.rank]
-    pieces[lane.transport.rank] = mine
-    scratch = lane.workspace.scratch(array, scratch_length(max(map(len, pieces)), array))
-    direct.prepared_reduce_scatter(lane.transport, pieces, scratch, how)()
+    mine[...] = pieces[at.transport.rank]
+    pieces[at.transport.rank] = mine
+    scratch = at.workspace.scratch(array, scratch_length(max(map(len, pieces)), array))
+    direct.prepared_reduce_scatter(at.transport, pieces, scratch, how)()

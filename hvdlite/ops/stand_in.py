@@ -12,8 +12,8 @@ import numpy as np
 from hvdlite.algorithms.grouped import allreduce_all
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, is_host
-from hvdlite.lanes.gpu_side import Side, gpu_in_use, side_of
-from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.gpu_side import gpu_in_use, side_of
+from hvdlite.lanes.workplace import Workplace
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class StandIn:
 
     on_gpu: bool
 
-    def __call__(self, lane: Lane) -> None:
+    def __call__(self, at: Workplace) -> None:
         if self.on_gpu:
-            with side_of(lane, gpu_in_use(lane)).working() as side:
+            with side_of(at.host, gpu_in_use(at.host)).working() as side:
                 side.end(self.take_part(side, side.gpu.xp))
         else:
-            self.take_part(lane, np)
+            self.take_part(at, np)
 
-    def take_part(self, at: Lane | Side, xp: ModuleType) -> Any:
+    def take_part(self, at: Workplace, xp: ModuleType) -> Any:
         """Returns the arrays, which a GPU may still be writing."""
         raise NotImplementedError
 
@@ -47,7 +47,7 @@ class Zeros(StandIn):
         on_gpu = any(not is_host(array) for array in arrays)
         return cls(on_gpu, tuple((array.size, array.dtype) for array in arrays), how)
 
-    def take_part(self, at: Lane | Side, xp: ModuleType) -> list[Array]:
+    def take_part(self, at: Workplace, xp: ModuleType) -> list[Array]:
         arrays = [xp.zeros(length, dtype) for length, dtype in self.lengths]
         allreduce_all(at.transport, at.workspace, at.place, arrays, self.how)
         return arrays

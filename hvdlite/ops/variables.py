@@ -11,7 +11,7 @@ from hvdlite.job import runtime
 from hvdlite.job.groups import Group
 from hvdlite.job.process_sets import ProcessSet
 from hvdlite.lanes.calls import calling
-from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.ops.common import array_facts, root_of, submit
 
 
@@ -52,9 +52,9 @@ def broadcast_all(arrays: Sequence[Array], names: Sequence[str], root_rank: int,
     name = f"variables.{group.serial('broadcast_variables')}"
 
     def broadcast(name: str, arrays: Sequence[Array]) -> None:
-        def work(lane: Lane) -> None:
+        def work(at: Workplace) -> None:
             for array in arrays:
-                movement.broadcast(lane.transport, array.reshape(-1), root, lane.place.hosts)
+                movement.broadcast(at.transport, array.reshape(-1), root, at.place.hosts)
 
         submit(group, "broadcast", name, facts, work, arrays[0] if arrays else None, wait=True)
 

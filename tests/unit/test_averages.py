@@ -10,7 +10,7 @@ import pytest
 from hvdlite.algorithms import Place, pipeline, prepared, wide
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
-from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.workplace import HostWorkplace
 from hvdlite.memory.workspace import Workspace
 from hvdlite.ops import reductions
 from hvdlite.transports.threads import ThreadTransport, run_ranks
@@ -153,7 +153,7 @@ def test_reduce_scatter_and_reduce(shares: bool, dtype: np.dtype[Any]) -> None:
             flat = average([array.reshape(-1) for array in arrays], size).reshape(rows, columns)
 
             def main(transport: ThreadTransport, arrays: list[Array] = arrays, size: int = size) -> tuple[Array, Any]:
-                lane, mine = Lane(transport, Place(size, shares)), arrays[transport.rank].copy()
+                lane, mine = HostWorkplace(transport, Place(size, shares), range(size)), arrays[transport.rank].copy()
                 own = reductions.own_rows(lane, mine, Reduction(divisor=size))
                 whole = reductions.whole_at(lane, mine, 1, Reduction(divisor=size))
                 assert mine.tobytes() == arrays[transport.rank].tobytes()

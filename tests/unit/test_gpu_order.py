@@ -88,7 +88,7 @@ def test_the_order_of_calls() -> None:
         array = produced(lane, 64)
         mine = cupy.get_current_stream().ptr
         summed(lane, array, wait=False).wait()
-        return mine, lane.gpu.stream.ptr
+        return mine, lane.host.gpu.stream.ptr
 
     ((mine, lanes),) = on_lanes(1, "ring", True, rank_main)
     marked = next(i for i, entry in enumerate(cupy.LOG) if entry[0] == "record" and entry[2] == mine)
@@ -101,7 +101,7 @@ def test_the_order_of_calls() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_messages_follow_a_wait_for_the_lanes_stream(way: str) -> None:
     """Before each message of device memory, its rank has waited for an event of its lane's stream, or for all of it."""
-    streams = on_lanes(2, way, True, lambda lane: summed(lane, produced(lane, 1000)) and lane.gpu.stream.ptr)
+    streams = on_lanes(2, way, True, lambda lane: summed(lane, produced(lane, 1000)) and lane.host.gpu.stream.ptr)
     assert bool([entry for entry in cupy.LOG if entry[0] == "message" and entry[2].endswith("cupy")]) == (way != "shared")
     for rank, stream in enumerate(streams):
         events = {entry[1] for entry in cupy.LOG if entry[0] == "record" and entry[2] == stream}
@@ -125,7 +125,7 @@ def test_staging_fetches_ahead() -> None:
     """The copy of the next piece starts before the message of this one: 1000 float32 in pieces of 256 bytes."""
 
     def rank_main(lane: Lane) -> None:
-        side = gpu_side.side_of(lane, gpu_side.gpu_of(cupy.empty(1)))
+        side = gpu_side.side_of(lane.host, gpu_side.gpu_of(cupy.empty(1)))
         with side.working():
             cupy.LOG.clear()
             if lane.transport.rank == 0:
@@ -221,12 +221,12 @@ def test_a_lanes_thread_takes_the_gpu_of_work_without_a_mark() -> None:
     def rank_main(lane: Lane) -> None:
         where = gpu_side.Gpu(cupy, 0)
         for number in range(2):
-            lane.submit(Request(Signature("plan", f"{number}"), lambda lane: gpu_side.side_of(lane, where))).wait()
+            lane.submit(Request(Signature("plan", f"{number}"), lambda lane: gpu_side.side_of(lane.host, where))).wait()
         assert ("use", "hvdlite-lane") in cupy.LOG
-        while lane.busy:
+        while lane.turn.busy:
             time.sleep(0.001)
         cupy.LOG.clear()
-        lane.run(Request(Signature("plan", "2"), lambda lane: gpu_side.side_of(lane, where)))
+        lane.run(Request(Signature("plan", "2"), lambda lane: gpu_side.side_of(lane.host, where)))
         assert not [entry for entry in cupy.LOG if entry[0] == "use"]  # the user's thread keeps its own
 
     on_lanes(1, "ring", True, rank_main)
@@ -349,6 +349,6 @@ def test_a_lane_whose_ranks_disagree_may_copy_gpu_memory(monkeypatch: pytest.Mon
         request = Request(Signature("plan", "x", (("rank", lane.transport.rank),)), lambda lane: None)
         with pytest.raises(HvdliteError, match="rank"):
             lane.run(request)
-        assert lane.thread is not None and lane.thread.ident in where.threads
+        assert lane.turn.thread is not None and lane.turn.thread.ident in where.threads
 
     on_lanes(2, "ring", True, rank_main)

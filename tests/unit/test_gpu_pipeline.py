@@ -42,7 +42,7 @@ def scattered(lane: Lane) -> Any:
     lane.run(request)
     mine = (lane.transport.rank + 1) % lane.transport.size
     found = parts(array, lane.transport.size)[mine].get()
-    return np.array_equal(found, parts(expected(lane.transport.size, LENGTH), lane.transport.size)[mine]), lane.gpu.stream.ptr
+    return np.array_equal(found, parts(expected(lane.transport.size, LENGTH), lane.transport.size)[mine]), lane.host.gpu.stream.ptr
 
 
 def of_rank(rank: int, stream: int) -> list[tuple[str, Any]]:

@@ -240,7 +240,7 @@ def test_the_outermost_call_counts_in_its_thread() -> None:
 def test_a_call_is_no_part_of_what_ranks_compare() -> None:
     with calls.calling("hvd.load_model('best.0.keras')"):
         mine = Request(A, lambda lane: None)
-    assert mine.digest == Request(A, lambda lane: None).digest and mine.key == A.key
+    assert mine.identity.digest == Request(A, lambda lane: None).identity.digest and mine.key == A.key
     assert Request(LEAVE, lambda lane: None).call("DistributedOptimizer(SGD)").signature == LEAVE
 
 
@@ -289,7 +289,7 @@ def test_a_request_that_is_used_again_agrees_with_a_new_one() -> None:
     for numbers in ((2, 1), (2, 2), (1, 1), (10**6, 0)):
         new = Request(Signature("gradients", "a", (), Round(words, numbers)), lambda lane: None, flag=0)
         assert again.again(Round(words, numbers), 0) is again
-        assert (again.signature, again.digest, again.key, again.flag) == (new.signature, new.digest, new.key, 0)
+        assert (again.signature, again.identity.digest, again.key, again.flag) == (new.signature, new.identity.digest, new.key, 0)
 
 
 def test_members_of_a_set_go_by_their_global_ranks() -> None:

@@ -14,6 +14,7 @@ from hvdlite.arrays import LINE
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.workplace import HostWorkplace
 from hvdlite.ops import movement as movement_ops
 from hvdlite.ops import reductions
 from hvdlite.transports.threads import ThreadTransport, run_ranks
@@ -64,7 +65,7 @@ def test_rank_r_gives_r_rows_to_all(size: int) -> None:
 
     def rank_main(transport: ThreadTransport) -> np.ndarray:
         lane = Lane(transport, Place(size, False))
-        return movement_ops.gathered(lane, np.full((transport.rank, 2), transport.rank))
+        return movement_ops.gathered(lane.host, np.full((transport.rank, 2), transport.rank))
 
     expected = np.repeat(np.repeat(range(size), range(size))[:, None], 2, axis=1)
     for result in run_ranks(size, rank_main):
@@ -121,7 +122,7 @@ def test_each_rank_has_its_rows_of_the_sum(size: int, dtype: str) -> None:
 
         def rank_main(transport: ThreadTransport, base: np.ndarray = base) -> np.ndarray:
             mine = (base + transport.rank).astype(kind)
-            result = reductions.own_rows(Lane(transport, Place(size, False)), mine, Reduction("sum"))
+            result = reductions.own_rows(HostWorkplace(transport, Place(size, False), range(size)), mine, Reduction("sum"))
             np.testing.assert_array_equal(mine, (base + transport.rank).astype(kind))  # left as it was
             return result
 

@@ -100,7 +100,7 @@ def test_rounds_without_all_ranks_do_not_count() -> None:
     """Nor does the time between them count in the next round of all."""
     reducer = Reducer(lane := Lane(alone(), Place(1, False)), plan([Spec("p", (4,), "float32")], 64, 64), Reduction(), "r", None)
     assert (trial := reducer.trial) is not None
-    lane.without_all = True
+    lane.host.some_joined = True
     reducer.mark_ready([0], Round("step {}", (0,)))
     reducer.finish_round(lambda index: Use.DENSE, Round("step {}", (0,)))
     assert trial.rounds == 0 and trial.began is None

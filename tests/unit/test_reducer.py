@@ -52,7 +52,7 @@ def settle(reducer: Reducer) -> None:
     """Until what has left is done, and the lane idle."""
     for _, handle in reducer.sent:
         handle.wait()
-    while reducer.lane.busy:
+    while reducer.lane.turn.busy:
         time.sleep(0.001)
 
 
@@ -95,7 +95,7 @@ def test_the_last_bucket_is_reduced_by_the_thread_that_waits_for_it() -> None:
         def done(self, lane: Lane, request: Request) -> None: ...
 
     def rank_main(reducer: Reducer) -> None:
-        reducer.lane.observers = (threads := Threads(),)
+        reducer.lane.queue.observers = (threads := Threads(),)
         mark_all(reducer, 1.0, FIRST)
         settle(reducer)
         finish(reducer, FIRST)

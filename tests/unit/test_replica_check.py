@@ -61,7 +61,7 @@ def test_what_differs_when_all_leave(brought: Any, told: list[str]) -> None:
         lane = Lane(transport, Place(2, False))
         for name, value in brought[transport.rank].items():
             values = {("weights", "w"): value}
-            lane.partings[name] = (values, lambda everyone, name=name: heard[transport.rank].append((name, everyone)))
+            lane.farewell.bring(name, values, lambda everyone, name=name: heard[transport.rank].append((name, everyone)))
         lane.leave()
 
     run_ranks(2, rank_main)
@@ -74,7 +74,7 @@ def test_a_rank_that_leaves_ends_what_others_wait_for() -> None:
 
     def rank_main(transport: ThreadTransport) -> None:
         lane = Lane(transport, Place(2, False))
-        lane.partings["a"] = ({("weights", "w"): transport.rank}, lambda everyone: None)
+        lane.farewell.bring("a", {("weights", "w"): transport.rank}, lambda everyone: None)
         if transport.rank == 0:
             with pytest.raises(ShutdownError):
                 lane.run(Request(Signature("allreduce", "x"), lambda lane: None))

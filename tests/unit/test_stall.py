@@ -176,8 +176,8 @@ def watched(
 def hang(lane: Lane, name: str = "loss", seconds: float = 0.0) -> Request:
     """A request that stays pending."""
     request = Request(Signature("allreduce", name), lambda lane: None)
-    with lane.changed:
-        lane.admit(request)
+    with lane.queue.changed:
+        lane.queue.admit(request)
     time.sleep(seconds)
     return request
 
@@ -238,8 +238,8 @@ def test_a_rank_that_has_joined_is_neither_stalled_nor_waited_for() -> None:
         watch.start()
         if lane.transport.rank == 1:
             request = Request(JOIN, lambda lane: None)
-            with lane.changed:
-                lane.admit(request)
+            with lane.queue.changed:
+                lane.queue.admit(request)
         time.sleep(2 * CHECK)
         if lane.transport.rank == 0:
             hang(lane)
@@ -314,7 +314,7 @@ def test_only_a_caller_that_nothing_can_interrupt_is_ended(monkeypatch: pytest.M
     watch.ended_at, watch.text = time.monotonic() - 100, "over"
     watch.look(time.monotonic())
     assert given_up == []
-    lane.lent = True
+    lane.turn.lent = True
     watch.look(time.monotonic())
     assert given_up == ["over"]
 
@@ -353,13 +353,13 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     lane, request_over = Lane(alone(), Place(1, False)), list[threading.Event]()
     watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
     hang(lane)
-    lane.lent, lane.lender = True, threading.get_ident()
+    lane.turn.lent, lane.turn.lender = True, threading.get_ident()
     assert soon_stuck(watch)
-    lane.lent, lane.changed.waiting = False, [waiter(threading.get_ident())]
+    lane.turn.lent, lane.queue.changed.waiting = False, [waiter(threading.get_ident())]
     assert soon_stuck(watch)
-    lane.changed.waiting = [waiter(threading.get_ident(), done=True)]  # it is about to wake up
+    lane.queue.changed.waiting = [waiter(threading.get_ident(), done=True)]  # it is about to wake up
     assert not watch.report().stuck
-    lane.changed.waiting = [waiter(threading.get_ident())]
+    lane.queue.changed.waiting = [waiter(threading.get_ident())]
     gone = threading.Thread(target=hang, args=(lane, "accuracy"))
     gone.start()
     gone.join()  # one that called, and is no more
@@ -379,10 +379,10 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
         begun.wait()
         request_over.append(over)
     elif change == "it has joined":
-        with lane.changed:
-            lane.admit(Request(JOIN, lambda lane: None))
+        with lane.queue.changed:
+            lane.queue.admit(Request(JOIN, lambda lane: None))
     else:  # but a thread that did not call
-        lane.changed.waiting = [waiter(0)]
+        lane.queue.changed.waiting = [waiter(0)]
     assert not watch.report().stuck
     for over in request_over:
         over.set()
@@ -395,8 +395,8 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
     called = threading.Event()
     _thread.start_new_thread(lambda: (hang(lane), called.set(), over.wait()), ())
     called.wait()
-    (thread,) = lane.callers
-    lane.changed.waiting = [waiter(thread)]
+    (thread,) = lane.queue.callers
+    lane.queue.changed.waiting = [waiter(thread)]
     monkeypatch.setattr("hvdlite.observers.stall.threads_in_steps", lambda: steps)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     assert not watch.report().stuck
@@ -407,10 +407,10 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
     steps.add(thread + 1)  # another thread has begun a step, too
     assert not watch.report().stuck
     steps.remove(thread + 1)
-    lane.changed.waiting = []
+    lane.queue.changed.waiting = []
     assert not watch.report().stuck
     hang(lane, "accuracy")
-    lane.changed.waiting = [waiter(threading.get_ident()), waiter(thread)]  # the main one waits by itself, behind its step
+    lane.queue.changed.waiting = [waiter(threading.get_ident()), waiter(thread)]  # the main one waits by itself, behind its step
     assert soon_stuck(watch)
     over.set()
 

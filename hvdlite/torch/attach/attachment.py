@@ -24,7 +24,6 @@ from hvdlite.gradients.reducer import Reducer
 from hvdlite.gradients.use import Use
 from hvdlite.job import runtime
 from hvdlite.lanes.calls import numbered
-from hvdlite.lanes.express import finished
 from hvdlite.lanes.signature import Round
 from hvdlite.system.weak_references import weakly
 from hvdlite.torch import cuda
@@ -221,7 +220,7 @@ class Attachment:
         """Reduce what is left, and hand out the results. Waits for all ranks."""
         self.taking = self.reducing = False
         whole = packed(self)
-        uses = self.reducer.all_dense if whole and finished(self.reducer, self.tag) else self.finish_slowly(whole)
+        uses = self.finish_slowly(whole)
         if whole:
             self.packing.hand_over()
         self.passes, self.retries, self.unreduced = 0, 0, False

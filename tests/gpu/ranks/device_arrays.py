@@ -50,7 +50,7 @@ def check_peers_reach_each_others_memory() -> None:
     """Where CUDA IPC is refused all checks pass as well, by messages: so this is asked for by itself."""
     restart(ALGORITHM="shared", CUDA_AWARE="0")
     hvd.allreduce(cupy.zeros(1000, np.float32), op=hvd.Sum)
-    side = runtime.current().everyone.eager.gpu
+    side = runtime.current().everyone.eager.host.gpu
     assert isinstance(side, gpu_side.Side) and side.workspace.stage is not None
     assert side.workspace.stage.peers is not None, "CUDA IPC is refused here: the two-shot has not run"
     restart()

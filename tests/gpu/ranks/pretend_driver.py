@@ -43,7 +43,7 @@ def check_the_verdict() -> None:
     restart()
     aware = "WITHOUT_CUDA_SUPPORT" not in os.environ
     summed()
-    side = runtime.current().everyone.eager.gpu
+    side = runtime.current().everyone.eager.host.gpu
     assert isinstance(side, gpu_side.Side)
     if hvd.size() > 1:
         assert isinstance(side.transport, device.StagedTransport) != aware
@@ -55,7 +55,7 @@ def check_refused_handles() -> None:
     """Where handles cannot be opened, the same sums by messages."""
     restart(ALGORITHM="shared", CUDA_AWARE="1")
     summed()
-    side = runtime.current().everyone.eager.gpu
+    side = runtime.current().everyone.eager.host.gpu
     assert isinstance(side, gpu_side.Side)
     if hvd.size() > 1:
         assert side.workspace.stage is not None and side.workspace.stage.peers is None
@@ -73,7 +73,7 @@ def check_torch_gradients_lie_on_the_device() -> None:
     assert (weight.grad == (hvd.size() + 1) / 2).all()
     attachment = optimizer._hvdlite
     assert list(attachment.reducer.arenas) == ["cuda"] and attachment.streams is not None
-    assert isinstance(attachment.lane.gpu, gpu_side.Side) and attachment.reducer.overlap
+    assert isinstance(attachment.lane.host.gpu, gpu_side.Side) and attachment.reducer.overlap
     then = attachment.planned  # as if it had been elsewhere when the plan was made
     then.addresses, then.facts = [0], [(spec, torch.device("meta")) for spec in then.specs]
     before = attachment.reducer
@@ -105,7 +105,7 @@ def check_tensorflow_gradients_lie_on_the_device() -> None:
                 (found,) = run(variables, tf.constant(float(times + hvd.rank())))
                 np.testing.assert_array_equal(found, np.full(variables[0].shape, times + (hvd.size() - 1) / 2))
     (shared,) = [each for each in gradients._shared.values() if each.alive]
-    assert len(shared.exchanges) == 4 and isinstance(shared.lane.gpu, gpu_side.Side)
+    assert len(shared.exchanges) == 4 and isinstance(shared.lane.host.gpu, gpu_side.Side)
     for exchange in shared.exchanges.values():
         assert exchange.gpu is not None and list(exchange.reducer.arenas) == ["cuda"]
         assert exchange.reducer.arenas["cuda"].peers is not None

@@ -25,7 +25,7 @@ def summed(length: int) -> None:
 
 
 def side() -> gpu_side.Side:
-    found = runtime.current().everyone.eager.gpu
+    found = runtime.current().everyone.eager.host.gpu
     assert isinstance(found, gpu_side.Side)
     return found
 

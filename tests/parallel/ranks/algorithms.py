@@ -136,7 +136,7 @@ def check_a_prepared_ring_runs_many_times() -> None:
         buffer = np.empty(length, np.float32)
         transport = MpiTransport(lane.transport.comm, buffer.nbytes if whole else 10_000)
         with counted_exchanges(transport) as plain:
-            run = algorithms.prepared(transport, lane.workspace, place, buffer, Reduction())
+            run = algorithms.prepared(transport, lane.host.workspace, place, buffer, Reduction())
             for time, call in enumerate([lane.run, lambda request: lane.submit(request).wait()] * 3):
                 buffer[:] = np.arange(length) % 7 + r + time
                 call(Request(Signature("test", "ring"), lambda lane, run=run: run()))
@@ -215,12 +215,12 @@ def check_shared_memory_refused_on_one_rank() -> None:
         if hvd.rank() == hvd.size() - 1 and what == "create":
             arena.SharedFile.create = classmethod(lambda cls, nbytes: None)
         require_right_sums()
-        stage = runtime.current().everyone.eager.workspace.stage
+        stage = runtime.current().everyone.eager.host.workspace.stage
         assert hvd.size() == 1 or stage.peers is None
         arena.attach, arena.SharedFile.create = attach, create
     restart()
     require_right_sums()
-    assert hvd.size() == 1 or len(runtime.current().everyone.eager.workspace.stage.peers) == hvd.size()
+    assert hvd.size() == 1 or len(runtime.current().everyone.eager.host.workspace.stage.peers) == hvd.size()
 
 
 def check_setting_that_differs_between_ranks() -> None:

@@ -190,7 +190,7 @@ def check_forked_child_waits_for_nothing_of_its_parents() -> None:
         return [ops.allreduce_(np.ones(3), ops.Sum, f"late {i}", wait=False) for i in range(2)]
 
     def hold() -> None:
-        with lane.changed:
+        with lane.queue.changed:
             held.set()
             release.wait(10)
 

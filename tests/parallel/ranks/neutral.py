@@ -126,7 +126,7 @@ def check_a_refused_call_is_not_counted() -> None:
     """Unnamed calls go on in step after one that was refused on one rank."""
 
     def interrupted(number: int, frame: object) -> None:
-        if runtime.current().everyone.eager.lent:  # else the machine is slow, and the call has not begun
+        if runtime.current().everyone.eager.turn.lent:  # else the machine is slow, and the call has not begun
             require_error(hvd.HvdliteError, lambda: hvd.allreduce(np.ones(1)), "in the middle of another call")
             refused.append(number)
 

@@ -431,7 +431,7 @@ def check_what_goes_by_messages_shares_no_memory() -> None:
         (arena,) = optimizer._hvdlite.reducer.arenas.values()  # type: ignore[attr-defined]
         assert (arena.peers is not None) == shared, way
         for lane in (optimizer._hvdlite.lane, runtime.current().everyone.eager):  # type: ignore[attr-defined]
-            agrees_in_memory = isinstance(lane.maximum, SharedMaximum)
+            agrees_in_memory = isinstance(lane.roll_call.maximum, SharedMaximum)
             assert agrees_in_memory == (way in ("auto", "shared") and platform.machine() == "x86_64"), way
     restart()
 

@@ -1,0 +1,241 @@
+"""The measures of the house: what a reader may expect of every file. `python -m tests.measures` prints them.
+
+A class has at most 12 attributes, a function at most 6 parameters, an assignment at most two targets in a chain. `Any`
+is at most 5 % of the annotations. Every module has a room (`ROOMS`) and imports only rooms above its own. Private names
+of frameworks stand in `private_api.py`, the environment is read by `config` and `system/launcher_environment`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {"hvdlite": ROOT, "hvdlite_launcher": ROOT / "launcher"}
+ROOMS = (
+    "errors", "config", "system", "arrays", "gpu_streams", "transports", "memory", "algorithms", "lanes", "observers",
+    "job", "ops", "gradients", "api", "elastic", "numpy", "torch", "tensorflow_graph", "keras", "tensorflow", "",
+    "common", "runner", "check", "task", "cuda_trial", "bench",
+)  # fmt: skip
+"""A room may import only rooms before it. "" is the package itself."""
+MOST_ATTRIBUTES, MOST_PARAMETERS, MOST_CHAINED, MOST_ANY = 12, 6, 2, 0.05
+
+
+def modules(package: str = "hvdlite") -> dict[str, Path]:
+    """All modules of a package, by dotted name."""
+    base = PACKAGES[package]
+    found = {}
+    for path in sorted((base / package).rglob("*.py")):
+        parts = path.relative_to(base).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def room(module: str) -> str:
+    """'hvdlite.transports.mpi' lies in 'transports'; 'hvdlite' itself in ''."""
+    return [*module.split("."), ""][1]
+
+
+def imports(path: Path, names: set[str]) -> set[str]:
+    """The modules among `names` that a file imports, anywhere in it: lazily and under TYPE_CHECKING, too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {nearest(alias.name, names) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            found |= {nearest(f"{node.module}.{alias.name}", names) for alias in node.names}
+    return found - {""}
+
+
+def nearest(name: str, names: set[str]) -> str:
+    """The module that a dotted name lies in: 'hvdlite.arrays' for 'hvdlite.arrays.module'; '' for none of these."""
+    while name and name not in names:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def graph(package: str = "hvdlite") -> dict[str, set[str]]:
+    """For each module those that it imports."""
+    found = modules(package)
+    return {module: imports(path, set(found)) - {module} for module, path in found.items()}
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, however indirectly (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in arrows[module]:
+            if other not in index:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            at = stack.index(module)
+            if len(stack) > at + 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for module in arrows:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def against_the_order() -> list[str]:
+    """Modules without a room, and imports of a room that comes later."""
+    found = [f"{module} has no room" for module in modules() if room(module) not in ROOMS]
+    for module, used in graph().items():
+        for other in sorted(used):
+            if room(module) in ROOMS and ROOMS.index(room(other)) > ROOMS.index(room(module)):
+                found.append(f"{module} imports {other}")
+    return found
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    """Each module of both packages, parsed."""
+    for package in PACKAGES:
+        for module, path in modules(package).items():
+            yield module, ast.parse(path.read_text())
+
+
+def large_classes() -> list[str]:
+    """Classes with more than MOST_ATTRIBUTES attributes of their own."""
+    found = []
+    for module, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and len(own := attributes(node)) > MOST_ATTRIBUTES:
+                found.append(f"{module}.{node.name}: {len(own)} attributes")
+    return found
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """What a class' methods set on self, and what its body annotates."""
+    found = {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    for each in ast.walk(node):
+        if isinstance(each, (ast.Assign, ast.AnnAssign)):
+            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+            for target in targets:
+                for part in ast.walk(target):
+                    if (
+                        isinstance(part, ast.Attribute)
+                        and isinstance(part.value, ast.Name)
+                        and part.value.id == "self"
+                        and isinstance(part.ctx, ast.Store)
+                    ):
+                        found.add(part.attr)
+    return found
+
+
+def long_signatures() -> list[str]:
+    """Functions with more than MOST_PARAMETERS parameters, `self` not counted."""
+    found = []
+    for module, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                if (count := len([name for name in names if name not in ("self", "cls")])) > MOST_PARAMETERS:
+                    found.append(f"{module}.{node.name}: {count} parameters")
+    return found
+
+
+def chains() -> list[str]:
+    """Statements that assign one value to more than MOST_CHAINED targets."""
+    return [
+        f"{module}:{node.lineno}"
+        for module, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and len(node.targets) > MOST_CHAINED
+    ]
+
+
+def foreign_writes() -> list[str]:
+    """Assignments to an attribute of another object than self."""
+    found = []
+    for module, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                owner = ast.unparse(node.value)
+                if owner not in ("self", "cls"):
+                    found.append(f"{module}:{node.lineno} {owner}.{node.attr}")
+    return found
+
+
+def annotations(tree: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = node.args
+            for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
+                if each is not None and each.annotation is not None:
+                    yield each.annotation
+            if node.returns is not None:
+                yield node.returns
+        elif isinstance(node, ast.AnnAssign):
+            yield node.annotation
+
+
+def names_for_any() -> set[str]:
+    """`Any`, and the aliases that stand for a type which contains it."""
+    found = {"Any"}
+    while True:
+        more = {
+            node.target.id
+            for _, tree in trees()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and "TypeAlias" in ast.unparse(node.annotation)
+            and node.value is not None
+            and mentions(node.value, found)
+        }
+        if more <= found:
+            return found
+        found |= more
+
+
+def mentions(node: ast.expr, names: set[str]) -> bool:
+    return any(
+        (isinstance(part, ast.Name) and part.id in names) or (isinstance(part, ast.Attribute) and part.attr in names)
+        for part in ast.walk(node)
+    )
+
+
+def share_of_any(package: str = "hvdlite") -> tuple[int, int]:
+    """How many annotations mention Any or an alias of it, and how many there are."""
+    names = names_for_any()
+    found = [
+        mentions(annotation, names)
+        for module, tree in trees()
+        if module.split(".")[0] == package
+        for annotation in annotations(tree)
+    ]
+    return sum(found), len(found)
+
+
+def main() -> None:
+    print(f"circles: {circles(graph()) + circles(graph('hvdlite_launcher'))}")
+    for title, rows in (
+        ("against the order of rooms", against_the_order()),
+        (f"classes with more than {MOST_ATTRIBUTES} attributes", large_classes()),
+        (f"functions with more than {MOST_PARAMETERS} parameters", long_signatures()),
+        ("chains of assignments", chains()),
+        ("writes to another object's fields", foreign_writes()),
+    ):
+        print(f"{title}: {len(rows)}", *rows, sep="\n    ")
+    for package in PACKAGES:
+        some, all_of_them = share_of_any(package)
+        print(f"annotations with Any in {package}: {some} of {all_of_them}, {100 * some / all_of_them:.1f} %")
+
+
+if __name__ == "__main__":
+    main()
