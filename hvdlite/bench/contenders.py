@@ -22,6 +22,7 @@ from hvdlite import ops
 from hvdlite.algorithms import prepared
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.bench.network import Link, least_bytes
+from hvdlite.gradients.departure import Departure
 from hvdlite.gradients.plan import Spec
 from hvdlite.gradients.policy import planned
 from hvdlite.gradients.reducer import Reducer
@@ -115,12 +116,12 @@ def gradients(lane: Lane) -> Callable[[int], Trial]:
 
     def prepare(count: int) -> Trial:
         layout, _ = planned([Spec("gradient", (count,), ITEM.name)], runtime.current().config, lane.place)
-        reducer = Reducer(lane, layout, Reduction("sum"), "bench", overlap=False)
+        reducer = Reducer(lane, layout, Reduction("sum"), "bench", Departure(False))
         rounds = in_turn()
 
         def call() -> None:
             tag = next(rounds)
-            reducer.mark_all({})
+            reducer.mark_at_end((0,), {})
             reducer.finish_round(lambda _: Use.DENSE, tag)
 
         return Trial(reducer.views[0], call)
@@ -135,12 +136,11 @@ def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
     def prepare(count: int) -> Trial:
         array, rounds = buffer[:count], in_turn()
         run = prepared(lane.transport, lane.host.workspace, place, array, Reduction("sum"))
-        request = Request(Signature("bench", algorithm, round=next(rounds)), lambda at: run())
+        request = Request(Signature("bench", algorithm, round=next(rounds)), lambda lane: run())
         lane.run(request)
 
         def call() -> None:
-            tag = next(rounds)
-            lane.run(request.again(tag))
+            lane.run(request.again(next(rounds)))
 
         return Trial(array, call)
 

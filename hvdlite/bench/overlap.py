@@ -100,7 +100,7 @@ class Subject:
         """Steps until it is decided, by trying, whether buckets leave during backward. Collective."""
         step = stepper(self.copies["hvdlite"], self.optimizers["hvdlite"], batch)
         step()  # learns the order of gradients, for another reducer
-        while self.reducer().trial:
+        while self.reducer().departure.trial:
             step()
 
     def reducer(self, key: str = "hvdlite") -> Reducer:

@@ -25,7 +25,8 @@ class Bucket:
     """One bucket's memory, here and where the host's other ranks have theirs, and what all-reduces it."""
 
     def __init__(self, buffer: Array, peers: Sequence[Array] | None, how: Reduction, lane: Lane) -> None:
-        self.buffer, self.peers, self.how = buffer, peers, how
+        self.buffer, self.peers = buffer, peers
+        self.how = how
         self.part = to_lend(lane.transport, lane.place, buffer, how) if peers else (0, 0)
         self.lent: dict[int, Array] = {}  # by where they begin in that part: addends that lie elsewhere
         self.run: Callable[[], None] | None = None
@@ -46,9 +47,13 @@ class Bucket:
         start, stop = (min(max(edge - slot.offset, 0), slot.length) for edge in self.part)
         return start, stop
 
-    def lend(self, start: int, array: Array) -> None:
-        """Read the elements from this one on where they lie, flat, until what is lent is cleared."""
-        self.lent[start - self.part[0]] = array
+    def lend(self, slot: Slot, array: Array) -> None:
+        """Read the elements `to_lend` of the gradient in this slot where they lie, flat, until `return_lent`."""
+        self.lent[slot.offset + self.to_lend(slot)[0] - self.part[0]] = array
+
+    def return_lent(self) -> None:
+        """Nothing is lent any more."""
+        self.lent.clear()
 
     def take_in(self) -> None:
         """Copy what was lent."""

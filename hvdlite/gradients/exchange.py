@@ -25,9 +25,10 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu_streams import mark
+from hvdlite.gradients.departure import Departure
 from hvdlite.gradients.plan import Spec
 from hvdlite.gradients.policy import planned
-from hvdlite.gradients.reducer import Reducer
+from hvdlite.gradients.reducer import Memory, Reducer
 from hvdlite.gradients.replica_check import MODE, Alike, Values, checksum
 from hvdlite.gradients.terms import Terms
 from hvdlite.gradients.use import Use
@@ -97,7 +98,7 @@ class Exchange:
         self.sparse = [index for index, use in enumerate(self.uses) if use is Use.SPARSE]
         layout, overlap = planned((self.specs[i] for i in self.dense), runtime.current().config, lane.place)
         how, memory = terms.reduction(lane.transport.size), f"{name}.{self.number}"
-        self.reducer = Reducer(lane, layout, how, name, overlap, self.gpu, memory)
+        self.reducer = Reducer(lane, layout, how, name, Departure(overlap), Memory(self.gpu, memory))
         self.place = {index: place for place, index in enumerate(self.dense)}
         self.buckets = [[self.dense[place] for place in bucket.members] for bucket in layout.buckets]
         """The dense variables, in the order in which their gradients are sent."""

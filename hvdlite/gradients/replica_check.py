@@ -82,6 +82,10 @@ class Alike:
         self.first, self.rounds = True, 0
         self.next = self.begin  # the round after which the ranks are compared
 
+    def name_root(self, root: str) -> None:
+        """The rank whose weights are the right ones, in words."""
+        self.root = root
+
     def look(self) -> None:
         """At the end of a round: compare, if it is time. Collective then. Raises MismatchError on every rank when
         training begins, after each round until all is alike."""

@@ -36,4 +36,4 @@ def uneven_inputs(*variables: Any) -> Iterator[None]:
     for each in variables:
         broadcast_variables(each, last)
     for attachment in runtime.current().attachments:
-        attachment.alike.root = "0"  # all have the last one's now
+        attachment.name_root("0")  # all have the last one's now

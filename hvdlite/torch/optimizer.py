@@ -20,6 +20,7 @@ from hvdlite.torch.attach.attachment import Attachment, attach
 from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.settings import Settings
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.private_api import takes_hooks
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -97,7 +98,7 @@ def require_unattached(optimizer: Any) -> None:
             f"DistributedOptimizer takes a torch optimizer first, not a {type(optimizer).__name__}: "
             "DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
         )
-    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+    if not takes_hooks(optimizer):
         raise TypeError(
             f"{type(optimizer).__name__} has not called Optimizer.__init__, as wrappers of another optimizer may "
             "not have: attach that one, and wrap it then"

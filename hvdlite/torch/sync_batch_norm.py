@@ -13,16 +13,16 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops import Sum
 from hvdlite.torch.mpi_ops import allgather, allreduce_
+from hvdlite.torch.private_api import BatchNorm, children_of
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(BatchNorm):
     """Horovod's module: like torch.nn.BatchNorm1d, 2d and 3d, with the statistics of all ranks' batches.
 
     In training every rank of the set must call it (and its backward) equally often. Evaluation with running statistics
@@ -82,8 +82,8 @@ class SyncBatchNorm(_BatchNorm):
         if module in known:
             return known[module]
         result: torch.nn.Module = module
-        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
-            if type(module).forward not in (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward):
+        if isinstance(module, BatchNorm) and not isinstance(module, SyncBatchNorm):
+            if type(module).forward not in (BatchNorm.forward, torch.nn.SyncBatchNorm.forward):
                 raise ValueError(
                     f"convert_sync_batchnorm: {type(module).__name__} has a forward() of its own, which would be lost: "
                     "put an hvd.SyncBatchNorm and what else it does in its place before"
@@ -96,7 +96,7 @@ class SyncBatchNorm(_BatchNorm):
             result.num_batches_tracked = module.num_batches_tracked
             result.train(module.training)
         known[module] = result
-        for name, child in module._modules.items():
+        for name, child in children_of(module).items():
             if child is not None:
                 setattr(result, name, cls.converted(child, process_set, known))
         return result

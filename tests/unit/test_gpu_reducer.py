@@ -11,8 +11,9 @@ import pytest
 
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.errors import HvdliteError
+from hvdlite.gradients.departure import Departure
 from hvdlite.gradients.plan import Spec, plan
-from hvdlite.gradients.reducer import Reducer
+from hvdlite.gradients.reducer import Memory, Reducer
 from hvdlite.gradients.use import Use
 from hvdlite.lanes import gpu_side
 from hvdlite.lanes.lane import Lane
@@ -31,7 +32,7 @@ def test_a_round_of_mixed_buckets(way: str, overlap: bool) -> None:
 
     def rank_main(lane: Lane) -> list[Any]:
         where = gpu_side.gpu_of(cupy.empty(1))
-        reducer = Reducer(lane, plan(specs, 8 * KB, 1 * KB), Reduction(), "r", overlap, where)
+        reducer = Reducer(lane, plan(specs, 8 * KB, 1 * KB), Reduction(), "r", Departure(overlap), Memory(where))
         found = []
         for step in range(3):
             for i in reversed(range(len(specs))):
@@ -71,7 +72,7 @@ def test_no_room_on_one_gpu_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyP
         where = gpu_side.gpu_of(cupy.empty(1))
         monkeypatch.setattr(cupy.cuda, "Memory", memory)
         with pytest.raises(HvdliteError, match=r"ranks \[[012]\] have no room"):
-            Reducer(lane, plan([Spec("p", (4000,), "float32", "cuda")], 8 * KB, KB), Reduction(), "r", False, where)
+            Reducer(lane, plan([Spec("p", (4000,), "float32", "cuda")], 8 * KB, KB), Reduction(), "r", Departure(False), Memory(where))
 
     on_lanes(3, "shared", True, rank_main)
 
@@ -107,7 +108,7 @@ def test_a_new_plan_closes_the_memory_of_the_old_one() -> None:
     def rank_main(lane: Lane) -> None:
         where = gpu_side.gpu_of(cupy.empty(1))
         for _ in range(5):
-            Reducer(lane, plan(specs, 8 * KB, 1 * KB), Reduction(), "r", False, where)
+            Reducer(lane, plan(specs, 8 * KB, 1 * KB), Reduction(), "r", Departure(False), Memory(where))
 
     before = in_use()
     on_lanes(3, "shared", True, rank_main)

@@ -29,7 +29,7 @@ LAYERS = [
     {"engine"},
     {"observers"},
     {"gpu"},
-    {"process_sets", "planning", "post", "zeros", "logs", "weakly", "children", "express"},
+    {"process_sets", "planning", "post", "zeros", "logs", "weakly", "children"},
     {"groups"},
     {"runtime"},
     {"joining", "membership", "ops", "tracing", "bucket"},

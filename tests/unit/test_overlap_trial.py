@@ -11,6 +11,7 @@ import pytest
 from hvdlite.algorithms import Place
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.gradients import reducer as reducers
+from hvdlite.gradients.departure import Departure
 from hvdlite.gradients.overlap_trial import EACH, WARM_UP, Trial
 from hvdlite.gradients.plan import Spec, plan
 from hvdlite.gradients.reducer import Reducer
@@ -52,20 +53,20 @@ def test_all_ranks_go_on_the_way_that_is_faster_over_all(
 
     def rank_main(transport: ThreadTransport) -> list[bool]:
         lane = Lane(transport, Place(transport.size, False))
-        reducer = Reducer(lane, plan(specs, 2048, 1024), Reduction(), "r", None)
-        assert reducer.trial is not None
-        reducer.trial = Scripted(early_seconds[transport.rank], 2.2)
+        reducer = Reducer(lane, plan(specs, 2048, 1024), Reduction(), "r", Departure(None))
+        assert reducer.departure.trial is not None
+        reducer.departure.trial = Scripted(early_seconds[transport.rank], 2.2)
         ways = []
         for step in range(ALL + 3):
             ways.append(reducer.overlap)
             for i in reversed(range(len(specs))):
                 reducer.views[i][...] = i + step + transport.rank
                 reducer.mark_ready([i], Round("step {}", (step,)))
-            assert bool(reducer.sent) == reducer.overlap
+            assert bool(reducer.progress.sent) == reducer.overlap
             reducer.finish_round(lambda index: Use.DENSE, Round("step {}", (step,)))
             for i, view in enumerate(reducer.views):
                 np.testing.assert_array_equal(view, np.full(specs[i].shape, 3 * (i + step) + 3))
-        assert reducer.trial is None
+        assert reducer.departure.trial is None
         lane.leave()
         return ways
 
@@ -87,8 +88,8 @@ def test_who_learns_the_order_leaves_the_trial_to_the_next() -> None:
     def rank_main(transport: ThreadTransport) -> Any:
         lane = Lane(transport, Place(transport.size, False))
         layout = plan([Spec("p", (4,), "float32")], 1024, 1024)
-        found = [(r.overlap, r.trial is not None) for overlap in (None, True, False) for learn in (False, True)
-                 for r in [reducers.Reducer(lane, layout, Reduction(), "r", overlap, learn=learn)]]  # fmt: skip
+        found = [(r.overlap, r.departure.trial is not None) for overlap in (None, True, False) for learn in (False, True)
+                 for r in [reducers.Reducer(lane, layout, Reduction(), "r", Departure(overlap, learn))]]  # fmt: skip
         lane.leave()
         return found
 
@@ -98,8 +99,8 @@ def test_who_learns_the_order_leaves_the_trial_to_the_next() -> None:
 
 def test_rounds_without_all_ranks_do_not_count() -> None:
     """Nor does the time between them count in the next round of all."""
-    reducer = Reducer(lane := Lane(alone(), Place(1, False)), plan([Spec("p", (4,), "float32")], 64, 64), Reduction(), "r", None)
-    assert (trial := reducer.trial) is not None
+    reducer = Reducer(lane := Lane(alone(), Place(1, False)), plan([Spec("p", (4,), "float32")], 64, 64), Reduction(), "r", Departure(None))
+    assert (trial := reducer.departure.trial) is not None
     lane.host.some_joined = True
     reducer.mark_ready([0], Round("step {}", (0,)))
     reducer.finish_round(lambda index: Use.DENSE, Round("step {}", (0,)))

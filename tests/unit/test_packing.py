@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from hvdlite.gradients.use import Use  # noqa: E402
 from hvdlite.torch.attach import packing as _packing  # noqa: E402
-from hvdlite.torch.attach.packing import PACK_BYTES, Packing  # noqa: E402
+from hvdlite.torch.attach.packing import PACK_BYTES, Packing, Way  # noqa: E402
 from hvdlite.torch.attach.slots import Slots  # noqa: E402
 from hvdlite.torch.tensors import to_array  # noqa: E402
 
@@ -42,9 +42,9 @@ class Computed:
             parameter.grad = torch.full_like(parameter, i + 1.0)
         self.views = [torch.zeros(length) for length in lengths]
         self.ready: list[int] = []
-        kwargs = {"settled": lambda p: True, "urgent": (), "singly": False, "to_lend": [(0, 0)] * len(lengths)} | kwargs
+        kwargs = {"settled": lambda p: True, "to_lend": [(0, 0)] * len(lengths)} | kwargs
         self.slots = Slots([view.numpy() for view in self.views], [view.stride() for view in self.views])
-        self.packing = Packing(self.parameters, self.slots, take or self.refuse, **kwargs)
+        self.packing = Packing(self.parameters, self.slots, Way(take or self.refuse, **kwargs))
 
     def refuse(self, index: int) -> Use:
         raise AssertionError(index)
@@ -56,6 +56,11 @@ class Computed:
 
     def pack(self, ended: bool = False) -> None:
         self.ready += self.packing.pack(ended)
+
+    def pack_rest(self) -> None:
+        """As when backward has ended, and all have been reduced."""
+        self.packing.pack_rest(lambda indices, lent: self.ready.extend(indices))
+        self.packing.hand_over()
 
     def require(self, *indices: int) -> None:
         """Exactly these have been packed."""
@@ -94,11 +99,11 @@ def test_nothing_waits_where_a_bucket_could_leave(calls: list[int]) -> None:
 def test_few_are_not_noted_where_all_leave_at_the_end(calls: list[int]) -> None:
     """Those without a gradient are left to whoever asks for them."""
     computed = Computed(*[SMALL] * 4, at_end=True)
-    assert computed.packing.unnoted
+    assert computed.packing.at_end
     grad, computed.parameters[2].grad = computed.parameters[2].grad, None
     computed.pack()
     assert not computed.ready
-    computed.pack(ended=True)
+    computed.pack_rest()
     computed.parameters[2].grad = grad
     computed.require(0, 1, 3)
     assert calls == [3]
@@ -107,7 +112,7 @@ def test_few_are_not_noted_where_all_leave_at_the_end(calls: list[int]) -> None:
 @pytest.mark.parametrize(("at_end", "length"), [(False, SMALL), (True, LARGE)])
 def test_gradients_are_noted_where_some_leave_earlier_or_they_are_much(at_end: bool, length: int) -> None:
     computed = Computed(length, length, at_end=at_end)
-    assert not computed.packing.unnoted
+    assert not computed.packing.at_end
     computed.add(1)
     computed.pack(ended=True)
     computed.require(1)
@@ -184,16 +189,16 @@ def lending(*shapes: tuple[int, ...], to_lend: Any, dtype: Any = torch.float32) 
         p.grad = grad.clone()
     computed.views = [torch.zeros(shape, dtype=dtype) for shape in shapes]
     computed.slots = Slots([to_array(view) for view in computed.views], [view.stride() for view in computed.views])
-    computed.packing = Packing(computed.parameters, computed.slots, computed.refuse, lambda p: True, (), False, to_lend, True)
+    way = Way(computed.refuse, lambda p: True, to_lend=to_lend, at_end=True)
+    computed.packing = Packing(computed.parameters, computed.slots, way)
     return computed, grads
 
 
-def lent_by(packing: Packing) -> dict[int, Any] | None:
-    """What is left where it lies; None where nothing is done."""
-    found: list[dict[int, Any]] = []
-    done = packing.pack_all(packing.parameters, [p.data_ptr() for p in packing.parameters], found.append)
-    assert done == bool(found)
-    return found[0] if done else None
+def lent_by(packing: Packing) -> tuple[list[int], dict[int, Any]]:
+    """What is packed when backward has ended, and what of it is left where it lies."""
+    found: list[Any] = []
+    packing.pack_rest(lambda indices, lent: found.extend([list(indices), dict(lent)]))
+    return found[0], found[1]
 
 
 @pytest.mark.parametrize("part", [(0, BIG - 40), (40, BIG), (20, BIG - 20), (0, BIG)])
@@ -201,10 +206,10 @@ def lent_by(packing: Packing) -> dict[int, Any] | None:
 def test_of_a_large_gradient_only_what_others_read_is_copied(part: tuple[int, int], dtype: Any) -> None:
     start, stop = part
     computed, (grad, small) = lending((BIG // 8, 8), (3,), to_lend=[part, (0, 3)], dtype=dtype)
-    assert computed.packing.unnoted
+    assert computed.packing.at_end
     given = computed.parameters[0].grad
-    lent = lent_by(computed.packing)
-    assert lent is not None and list(lent) == [0]
+    packed, lent = lent_by(computed.packing)
+    assert packed == [0, 1] and list(lent) == [0]
     assert computed.parameters[0].grad is given and torch.equal(given, grad)  # until it has been reduced
     assert lent[0].tobytes() == to_array(given.view(-1)[start:stop]).tobytes()
     assert lent[0].ctypes.data == given.view(-1)[start:stop].data_ptr()
@@ -216,8 +221,8 @@ def test_of_a_large_gradient_only_what_others_read_is_copied(part: tuple[int, in
 
 def test_all_gradients_may_be_large() -> None:
     computed, (grad,) = lending((BIG,), to_lend=[(0, BIG)])
-    lent = lent_by(computed.packing)
-    assert lent is not None and lent[0].tobytes() == grad.numpy().tobytes() and computed.views[0].eq(0).all()
+    _, lent = lent_by(computed.packing)
+    assert lent[0].tobytes() == grad.numpy().tobytes() and computed.views[0].eq(0).all()
 
 
 @pytest.mark.parametrize("other", [
@@ -230,55 +235,64 @@ def test_a_large_gradient_that_lies_otherwise_is_copied(other: Callable[[Any], A
     computed, (grad,) = lending((BIG // 8, 8), to_lend=[(0, BIG)])
     computed.views[0].fill_(7.0)
     computed.parameters[0].grad = made = other(grad)
-    assert lent_by(computed.packing) == {}
+    assert lent_by(computed.packing) == ([0], {})
     assert torch.equal(computed.views[0], made + 0)
 
 
-def test_nothing_is_lent_where_one_gradient_is_not_as_usual() -> None:
-    computed, _ = lending((BIG,), (3,), to_lend=[(0, BIG), (0, 0)])
+def test_one_may_be_lent_where_another_is_not_as_usual() -> None:
+    computed, (grad, _) = lending((BIG,), (3,), to_lend=[(0, BIG), (0, 0)])
     computed.parameters[1].grad = None
-    assert lent_by(computed.packing) is None
+    packed, lent = lent_by(computed.packing)
+    assert packed == [0] and lent[0].tobytes() == grad.numpy().tobytes()
     assert all(view.eq(0).all() for view in computed.views)
+    computed.packing.hand_over()
+    assert computed.slots.holds(0, computed.parameters[0].grad) and computed.parameters[1].grad is None
 
 
 def test_large_ones_of_which_nothing_is_lent_are_copied_as_they_come() -> None:
     """On a GPU, say."""
-    assert not lending((BIG,), to_lend=[(0, 0)])[0].packing.unnoted
-    assert lending((BIG,), (BIG,), to_lend=[(0, 0), (0, BIG)])[0].packing.unnoted  # then they may as well wait
+    assert not lending((BIG,), to_lend=[(0, 0)])[0].packing.at_end
+    assert lending((BIG,), (BIG,), to_lend=[(0, 0), (0, BIG)])[0].packing.at_end  # then they may as well wait
 
 
 def test_much_is_copied_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_packing, "AT_END_BYTES", 4 * BIG)
-    assert lending((BIG,), to_lend=[(0, BIG)])[0].packing.unnoted
-    assert not lending((BIG,), (1,), to_lend=[(0, BIG), (0, 0)])[0].packing.unnoted
+    assert lending((BIG,), to_lend=[(0, BIG)])[0].packing.at_end
+    assert not lending((BIG,), (1,), to_lend=[(0, BIG), (0, 0)])[0].packing.at_end
 
 
-@pytest.mark.parametrize("change", [
-    lambda computed: computed.parameters.__setitem__(1, computed.parameters[1].detach().requires_grad_()),
-    lambda computed: setattr(computed.parameters[1], "data", torch.zeros(3, 3)),
-    lambda computed: computed.parameters.pop(),
-    lambda computed: setattr(computed.parameters[1], "grad", None),
-    lambda computed: setattr(computed.parameters[1], "grad", torch.ones(3, 3).to_sparse()),
-    lambda computed: computed.kept.append(computed.slots.aliases[1]),
-    lambda computed: computed.kept.append(computed.slots.aliases[1].detach()),
-    lambda computed: setattr(computed.slots.aliases[1], "data", torch.zeros(3, 3)),
-    lambda computed: setattr(computed.slots.aliases[1], "data", computed.slots.aliases[1].detach()[1:]),
-    lambda computed: computed.slots.aliases[1].t_(),
-    lambda computed: computed.slots.own.update({1: None}),
+@pytest.mark.parametrize(("change", "left_out"), [
+    (lambda computed: setattr(computed.parameters[1], "grad", None), True),
+    (lambda computed: computed.kept.append(computed.slots.aliases[1]), True),
+    (lambda computed: computed.kept.append(computed.slots.aliases[1].detach()), True),
+    (lambda computed: computed.slots.own.update({1: None}), True),
+    (lambda computed: setattr(computed.slots.aliases[1], "data", torch.zeros(3, 3)), False),
+    (lambda computed: setattr(computed.slots.aliases[1], "data", computed.slots.aliases[1].detach()[1:]), False),
+    (lambda computed: computed.slots.aliases[1].t_(), False),
+    (lambda computed: setattr(computed.parameters[1], "grad", computed.slots.aliases[1]), False),
 ])  # fmt: skip
-def test_all_are_packed_at_once_only_where_all_is_as_usual(change: Callable[[Any], Any]) -> None:
-    computed, _ = lending((5,), (3, 3), to_lend=[(0, 0)] * 2)
-    addresses, found, computed.kept = [p.data_ptr() for p in computed.parameters], [], []
-    planned = [*computed.parameters]
-    computed.packing.parameters = planned
-    for p in planned:
-        p.grad = torch.ones_like(p)
-    assert computed.packing.pack_all(computed.parameters, addresses, found.append)
-    for view in computed.slots.views:
-        view.zero_()
+def test_what_is_not_as_usual_is_looked_at_one_by_one(change: Callable[[Any], Any], left_out: bool) -> None:
+    """Users' own, and what nobody has computed, is left to whoever asks for it; a view is written in either case."""
+    computed, grads = lending((5,), (3, 3), to_lend=[(0, 0)] * 2)
+    computed.kept = []
+    assert computed.packing.usual_gradients() is not None
+    computed.slots.views[1].fill_(7.0)
     change(computed)
-    for p in computed.parameters:
-        if not any(p is each for each in planned):
-            p.grad = torch.ones_like(p)
-    assert not computed.packing.pack_all(computed.parameters, addresses, found.append)
-    assert not any(view.any() for view in computed.slots.views) and not found
+    assert computed.packing.usual_gradients() is None
+    packed, lent = lent_by(computed.packing)
+    assert sorted(packed) == ([0] if left_out else [0, 1]) and not lent
+    assert torch.equal(computed.slots.views[0], grads[0])
+    in_place = computed.parameters[1].grad is computed.slots.aliases[1]
+    assert in_place or left_out or torch.equal(computed.slots.views[1], grads[1])
+    assert all(kept.eq(7.0).all() for kept in computed.kept)
+    computed.packing.hand_over()
+    assert all(computed.slots.holds(i, computed.parameters[i].grad) for i in packed)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "graph"])
+def test_what_has_another_kind_is_taken_one_by_one_at_the_end(kind: str) -> None:
+    taken: list[int] = []
+    computed = Computed(*[SMALL] * 3, take=lambda index: taken.append(index) or Use.DENSE, at_end=True)  # type: ignore[func-returns-value]
+    other = torch.ones(SMALL).to_sparse() if kind == "sparse" else torch.ones(SMALL, requires_grad=True) * 2
+    computed.parameters[1].grad = other
+    assert lent_by(computed.packing) == ([2, 1, 0], {}) and taken == [2, 1, 0]

@@ -10,6 +10,7 @@ from typing import Any
 from hvdlite.algorithms import Place
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.errors import VoidError
+from hvdlite.gradients.departure import Departure
 from hvdlite.gradients.overlap_trial import EACH, WARM_UP
 from hvdlite.gradients.plan import Spec, plan
 from hvdlite.gradients.reducer import Reducer
@@ -31,7 +32,7 @@ def on_reducers(
 
     def rank_main(transport: ThreadTransport) -> Any:
         lane = Lane(transport, Place(transport.size, False), members)
-        result = function(Reducer(lane, plan(SPECS, 2048, 1024), Reduction(), "r", overlap))
+        result = function(Reducer(lane, plan(SPECS, 2048, 1024), Reduction(), "r", Departure(overlap)))
         lane.leave()
         return result
 
@@ -50,7 +51,7 @@ def finish(reducer: Reducer, tag: Round) -> None:
 
 def settle(reducer: Reducer) -> None:
     """Until what has left is done, and the lane idle."""
-    for _, handle in reducer.sent:
+    for _, handle in reducer.progress.sent:
         handle.wait()
     while reducer.lane.turn.busy:
         time.sleep(0.001)
@@ -61,7 +62,7 @@ def test_a_backward_that_raises_at_its_very_end_is_void_on_all_ranks() -> None:
 
     def rank_main(reducer: Reducer) -> str:
         mark_all(reducer, 1.0, FIRST)
-        left, text = len(reducer.sent), ""
+        left, text = len(reducer.progress.sent), ""
         if reducer.lane.transport.rank == 1:
             assert reducer.abandon_round(FIRST)
         else:
@@ -143,10 +144,10 @@ def test_marks_of_an_abandoned_round_are_forgotten() -> None:
     """However they were set: else a gradient that the next round lacks would be taken from this one."""
 
     def rank_main(reducer: Reducer) -> None:
-        for mark in (lambda: reducer.mark_all({}), lambda: reducer.mark_ready([2], FIRST)):
+        for mark in (lambda: reducer.mark_at_end(range(len(SPECS)), {}), lambda: reducer.mark_ready([2], FIRST)):
             mark()
             assert not reducer.abandon_round(FIRST), "none was reduced"
-            assert not any(reducer.marked)
+            assert not any(reducer.progress.marked)
 
     on_reducers(2, rank_main, overlap=False)
 
@@ -155,7 +156,7 @@ def test_an_abandoned_round_is_none_of_the_trials() -> None:
     def rank_main(reducer: Reducer) -> None:
         mark_all(reducer, 1.0, FIRST)
         reducer.abandon_round(FIRST)
-        assert reducer.trial is not None and reducer.trial.began is None  # else it would count until the next one ends
+        assert reducer.departure.trial is not None and reducer.departure.trial.began is None  # else it would count until the next one ends
 
     on_reducers(2, rank_main, overlap=None)
 
@@ -173,7 +174,7 @@ def test_rounds_without_ranks_that_have_joined_are_none_of_the_trials() -> None:
             ways.append(reducer.overlap)
             mark_all(reducer, 1.0, Round(WORDS, (4, step)))
             finish(reducer, Round(WORDS, (4, step)))
-        assert reducer.trial is None
+        assert reducer.departure.trial is None
         return ways
 
     one, other = on_reducers(2, rank_main, overlap=None)
@@ -185,11 +186,11 @@ def test_the_order_learned_is_rank_0s() -> None:
 
     def rank_main(transport: ThreadTransport) -> list[int] | None:
         lane = Lane(transport, Place(transport.size, False))
-        reducer = Reducer(lane, plan(SPECS, 2048, 1024), Reduction(), "r", True, learn=True)
+        reducer = Reducer(lane, plan(SPECS, 2048, 1024), Reduction(), "r", Departure(True, learn=True))
         for i in ((3, 0, 4, 1), (5, 4, 3, 2, 1, 0))[transport.rank]:
             reducer.mark_ready([i], FIRST)
         finish(reducer, FIRST)
         lane.leave()
-        return reducer.order
+        return reducer.departure.order
 
     assert run_ranks(2, rank_main) == [[3, 0, 4, 1, 5, 2]] * 2

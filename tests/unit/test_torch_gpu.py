@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -19,7 +20,8 @@ import hvdlite.torch as hvd  # noqa: E402
 from hvdlite.errors import HvdliteError  # noqa: E402
 from hvdlite.gradients.use import Use  # noqa: E402
 from hvdlite.torch import cuda, tensors  # noqa: E402
-from hvdlite.torch.attach.packing import Packing  # noqa: E402
+from hvdlite.torch.attach.attachment import on_gradient  # noqa: E402
+from hvdlite.torch.attach.packing import Packing, Way  # noqa: E402
 from hvdlite.torch.attach.slots import Slots, move  # noqa: E402
 from hvdlite.torch.tensors import to_tensor  # noqa: E402
 
@@ -55,12 +57,11 @@ def test_gradients_of_two_devices_come_one_at_a_time() -> None:
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
     hvd.init()
     attachment = hvd.DistributedOptimizer(torch.optim.SGD(parameters))._hvdlite
-    for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(lambda p: None)  # as there is where `on_gradient` is called
-    attachment.taking = True
-    attachment.packing = SimpleNamespace(add=add, pack=None)
-    attachment.streams, attachment.hooks = SimpleNamespace(join=lambda pack: None), SimpleNamespace()
-    threads = [threading.Thread(target=attachment.on_gradient, args=[p]) for p in parameters]
+    streams, packing = SimpleNamespace(join=lambda pack: None), SimpleNamespace(add=add, at_end=False)
+    attachment.layout = SimpleNamespace(packing=packing, streams=streams)
+    attachment.round.note_local()
+    attachment.round.open()
+    threads = [threading.Thread(target=on_gradient, args=[weakref.ref(attachment), p]) for p in parameters]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -115,7 +116,8 @@ def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: p
     ready: list[int] = []
     views = [torch.zeros(10) for _ in parameters]
     slots = Slots([view.numpy() for view in views], [(1,)] * 6)
-    packing = Packing(parameters, slots, lambda index: Use.DENSE, lambda p: True, {2}, singly=False, to_lend=[(0, 0)] * 6)
+    way = Way(lambda index: Use.DENSE, lambda p: True, urgent={2}, to_lend=[(0, 0)] * 6)
+    packing = Packing(parameters, slots, way)
     streams = cuda.Streams(0)
 
     def pack() -> None:

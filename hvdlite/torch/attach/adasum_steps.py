@@ -21,22 +21,25 @@ from typing import Any, NoReturn
 import torch
 
 from hvdlite.job import runtime
+from hvdlite.job.groups import Group
 from hvdlite.lanes.calls import calling, numbered
 from hvdlite.ops import Adasum, grouped_allreduce_
 from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.replica_check import alike
 from hvdlite.torch.attach.settings import Settings
-from hvdlite.torch.attach.steps import nested
+from hvdlite.torch.private_api import SCALES, names_of_step_hooks, step_is_nested
 from hvdlite.torch.reductions import grouped_allreduce
 
 
 class DeltaAttachment:
     """One optimizer whose steps are combined."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, compression: Any) -> None:
-        self.optimizer, self.settings, self.compression = optimizer, settings, compression
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, settings: Settings, compression: Any, renewed: bool = False
+    ) -> None:
+        self.optimizer, self.settings = optimizer, settings
+        self.compression = compression
         self.runtime = runtime.current()
-        self.group = self.runtime.everyone
         number = self.group.serial("optimizer")
         self.name = f"optimizer.{number} steps"
         self.title = numbered(f"step() of DistributedOptimizer({type(optimizer).__name__}, op=Adasum)", number)
@@ -45,22 +48,27 @@ class DeltaAttachment:
         self.alike.agree()
         self.starts: list[tuple[torch.Tensor, torch.Tensor]] = []
         """What a step may move, and where it was."""
-        self.detached = self.renewed = False
-        self.scales = not getattr(optimizer, "_step_supports_amp_scaling", False)
+        self.renewed = renewed
+        self.scales = not getattr(optimizer, SCALES, False)
         """In place of a GradScaler; fused optimizers do anyway."""
         if self.scales:
-            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+            setattr(optimizer, SCALES, True)
         self.scaler_waits = False
         """A GradScaler has called step(), and will delete what it has set on the optimizer."""
-        self.hooks = [
+        self.hooks: list[Any] = [
             optimizer.register_step_pre_hook(self.before_step), optimizer.register_step_post_hook(self.after_step)
         ]  # fmt: skip
         self.runtime.renewables.append(self)
         self.runtime.after_join.append(self)
 
     @property
+    def group(self) -> Group:
+        """All ranks: op=Adasum is for the global process set."""
+        return self.runtime.everyone
+
+    @property
     def alive(self) -> bool:
-        return not self.detached and self.runtime.live
+        return bool(self.hooks) and self.runtime.live
 
     def parameters(self) -> Sequence[torch.Tensor]:
         """What a step may move: frozen ones, too, that have a gradient."""
@@ -70,7 +78,7 @@ class DeltaAttachment:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Remember the weights. Returns other arguments for the step where it is to move none."""
-        if nested(optimizer):
+        if step_is_nested(optimizer):
             return None
         found_inf, scale = self.take_scaling() if self.scales else (None, None)
         runtime.require_attached(self.alive, True, least=1, lost="its steps would not be combined")
@@ -92,7 +100,7 @@ class DeltaAttachment:
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Combine the steps. Collective; waits for all ranks."""
-        if nested(optimizer):
+        if step_is_nested(optimizer):
             return
         if self.scaler_waits:
             optimizer.__dict__.update(found_inf=None, grad_scale=None)
@@ -116,8 +124,7 @@ class DeltaAttachment:
     def renew(self) -> None:
         """Attach the same optimizer again, in the same way, under the present runtime."""
         self.detach()
-        attach_delta(self.optimizer, self.settings, self.compression)
-        self.optimizer.__dict__["_hvdlite"].renewed = True
+        attach_delta(self.optimizer, self.settings, self.compression, renewed=True)
 
     def give_up(self) -> None:
         """This rank is about to join. Nothing is under way between steps."""
@@ -128,21 +135,21 @@ class DeltaAttachment:
 
     def detach(self) -> None:
         """Take the hooks off."""
-        self.detached = True
         if self.scales:
-            self.optimizer.__dict__.pop("_step_supports_amp_scaling", None)
+            self.optimizer.__dict__.pop(SCALES, None)
         self.runtime.renewables.remove(self)
         self.runtime.last_looks.remove(self.alike)
         self.runtime.after_join.remove(self)
         for hook in self.hooks:
             hook.remove()
+        self.hooks = []
 
 
 def without_parameters(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The same optimizer, whose step does nothing to parameters, gradients and state, and calls no hooks."""
     twin = object.__new__(type(optimizer))
     groups = [{**group, "params": []} for group in optimizer.param_groups]
-    no_hooks = {f"_optimizer_step_{when}_hooks": OrderedDict[int, Any]() for when in ("pre", "post")}
+    no_hooks = {name: OrderedDict[int, Any]() for name in names_of_step_hooks()}
     twin.__dict__.update(optimizer.__dict__, param_groups=groups, **no_hooks)
     return twin
 
@@ -160,6 +167,8 @@ METHODS: dict[str, Callable[..., Any]] = {
 """What users call on the optimizer. Gradients stay this rank's own, so there is nothing to synchronize."""
 
 
-def attach_delta(optimizer: torch.optim.Optimizer, settings: Settings, compression: Any) -> None:
-    """Attach to the optimizer, and give it the methods that users call. Collective."""
-    optimizer.__dict__.update(METHODS, _hvdlite=DeltaAttachment(optimizer, settings, compression))
+def attach_delta(
+    optimizer: torch.optim.Optimizer, settings: Settings, compression: Any, renewed: bool = False
+) -> None:
+    """Attach to the optimizer, and give it the methods that users call."""
+    optimizer.__dict__.update(METHODS, _hvdlite=DeltaAttachment(optimizer, settings, compression, renewed))

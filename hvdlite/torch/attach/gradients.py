@@ -13,11 +13,12 @@ from hvdlite.gradients.compression import unknown
 from hvdlite.gradients.reducer import Reducer
 from hvdlite.gradients.use import Use
 from hvdlite.lanes.calls import calling
-from hvdlite.ops import Average
 from hvdlite.system.user_warnings import warn
 from hvdlite.torch.attach.parameters import Parameter, dtype_of_gradient, strides_of_gradient
+from hvdlite.torch.attach.results import Results
 from hvdlite.torch.attach.settings import Settings
 from hvdlite.torch.attach.slots import Slots
+from hvdlite.torch.private_api import copy_all, version
 from hvdlite.torch.sparse import reduce_sparse
 
 NO_GRAPH = (
@@ -33,28 +34,37 @@ class Gradients:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.compressor = settings, unknown(settings.compression)
         self.contexts: dict[int, Any] = {}  # by index: what the compressor wants to know to restore a gradient
-        self.once = settings.terms.op is not Average  # the average of equal gradients is theirs: it may be taken again
+        self.results = Results(settings)
         self.parameters: Sequence[Parameter] = ()
         self.sparse: dict[int, Parameter] = {}  # by id(); all ranks know of them, and no plan has them
         self.densified: dict[int, Parameter] = {}  # by id(), likewise: sparse ones that travel dense
-        self.given: dict[int, torch.Tensor | None] = {}  # results that are no slot's alias, by id() of the parameter
         self.taken: set[int] = set()  # in this round, by index, where results must not be taken again
         self.sent: dict[int, int] = {}  # in this round, by index: the version of p.grad that may have left
-        self.applied: dict[int, int] | None = {}  # by id(): the version of what step() has applied; None: told
-        self.versions: dict[int, int] = {}  # by id(), likewise: of the results that were handed out last
-        self.zeroed = False  # since they were, no step() has applied them, and all have been zeroed in place
-        self.rounds = 0  # how often results have been handed out since the last step
-        self.done = 0  # and ever
 
     def plan(self, parameters: Sequence[Parameter], arrays: Sequence[Array]) -> None:
         """These parameters' gradients lie in these arrays from now on."""
-        if self.once:  # results stay results
-            self.given |= {id(p): p.grad for i, p in enumerate(self.parameters) if self.is_alias(i)}
+        if self.results.once:  # results stay results
+            self.results.add_given(p for i, p in enumerate(self.parameters) if self.is_alias(i))
         self.sent.clear()
         self.parameters = parameters
         self.slots = Slots(arrays, [strides_of_gradient(p) for p in parameters])
         dtypes = [dtype_of_gradient(p) for p in parameters]
         self.cast = {i for i, dtype in enumerate(dtypes) if self.compressor or self.slots.views[i].dtype != dtype}
+
+    @property
+    def all_parameters(self) -> tuple[torch.Tensor, ...]:
+        """Those of the plan, and those with sparse gradients."""
+        return (*self.parameters, *self.sparse.values())
+
+    @property
+    def need_taking(self) -> bool:
+        """Whether each gradient needs `take`, rather than only a copy into its view."""
+        return bool(self.cast) or self.results.once
+
+    def begin_round(self) -> None:
+        """Nothing has been taken or sent yet."""
+        self.sent.clear()
+        self.taken.clear()
 
     def take(self, index: int) -> Use:
         """Put the parameter's gradient into its view, and the view in the gradient's place."""
@@ -64,8 +74,8 @@ class Gradients:
             self.slots.preserve((index,))
             self.put(index, None)
             return Use.UNUSED
-        if self.once and index not in self.taken:  # reentrant checkpointing computes it once for each segment
-            self.refuse_result(p, self.is_alias(index))
+        if self.results.once and index not in self.taken:  # reentrant checkpointing computes it once for each segment
+            self.results.refuse(p, self.is_alias(index))
             self.taken.add(index)
         if grad.layout is not torch.strided:
             return self.take_sparse(index, grad)
@@ -128,7 +138,7 @@ class Gradients:
         """p.grad of these is on its way, and must not change any more."""
         for index in indices:
             grad = self.parameters[index].grad
-            self.sent[index] = -1 if grad is None else grad._version
+            self.sent[index] = -1 if grad is None else version(grad)
 
     def has_aliases(self) -> bool:
         """Whether any p.grad lies in memory that peers write to."""
@@ -137,7 +147,7 @@ class Gradients:
     def changed(self, replaced: Collection[int]) -> list[int]:
         """The parameters whose p.grad has changed since, or is among those replaced."""
         grads = [(i, self.parameters[i].grad) for i in self.sent]
-        return [i for i, grad in grads if i in replaced or (grad is not None and grad._version != self.sent[i])]
+        return [i for i, grad in grads if i in replaced or (grad is not None and version(grad) != self.sent[i])]
 
     def take_again(self, reducer: Reducer) -> None:
         """Take what a hook of the user's has put in the place of a gradient that had been taken. Raises HvdliteError
@@ -150,60 +160,15 @@ class Gradients:
                     "hook of the parameter (p.register_post_accumulate_grad_hook), or set HVDLITE_OVERLAP=0"
                 )
         for index in replaced:
-            if reducer.marked[index]:
+            if reducer.is_marked(index):
                 self.take(index)
-
-    def refuse_result(self, p: Parameter, alias: bool = False) -> None:
-        """Raise where p.grad is a result that backward has added to, and reducing it again would be wrong."""
-        if p.grad is None or not (alias or p.grad is self.given.get(id(p))):
-            return
-        self.tell_of_applied(p, p.grad)
-        if self.rounds and not self.zeroed:
-            raise RuntimeError(
-                f"a second backward() before step() with op={self.settings.terms.op.name} would reduce the first one's "
-                "result again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between (with "
-                "set_to_none=True), or op=Average."
-            )
-
-    def look_for_zeros(self, first: torch.Tensor) -> None:
-        """A backward has begun, and no step() has applied the results of the one before: look whether they have been
-        zeroed in place since. first: autograd has added to its gradient already; how often that has changed tells it,
-        beside the zeros of all others. (A lone parameter cannot be told from one whose gradient was clipped.)"""
-        grads = [p.grad for p in (*self.parameters, *self.sparse.values()) if p is not first and p.grad is not None]
-        known, grad = self.versions.get(id(first)), first.grad
-        changed = known is None or grad is None or grad._version - known > 1
-        self.zeroed = changed and bool(grads) and not any(map(has_values, grads))
-
-    def note_applied(self) -> None:
-        """step() applies what there is."""
-        if self.applied is not None:
-            grads = [(p, p.grad) for p in self.parameters]
-            self.applied = {id(p): grad._version for p, grad in grads if grad is not None}
-
-    def tell_of_applied(self, p: torch.Tensor, grad: torch.Tensor) -> None:
-        """Say once where a result that step() has applied is to be reduced again, for at most one backward has changed
-        it since, and no zero_grad(): unless that has, and no backward, so that it is 0."""
-        if self.applied is None or grad._version - self.applied.get(id(p), -2) not in (0, 1):
-            return
-        if grad.is_sparse or grad.any():
-            self.applied = None
-            name, op = self.settings.names.get(id(p), "a parameter"), self.settings.terms.op.name
-            warn(
-                f"the gradient of {name} is reduced with op={op} a second time: step() has applied it, and nothing has "
-                "zeroed it since. Call zero_grad() after each step() (p.grad.data.zero_() does as well, but cannot be "
-                "told from nothing)"
-            )
-
-    def refuse_sparse_results(self) -> None:
-        """The same for those that are in no plan."""
-        for p in self.sparse.values():
-            self.refuse_result(p)
 
     def give(self, uses: Sequence[Use], all_dense: bool) -> None:
         """Reduced gradients become p.grad. all_dense: they were dense on all ranks. Waits for all, where sparse ones
         are known."""
         some = all_dense or any(uses) or bool(self.sparse)  # else a hook may have applied them already
-        self.rounds, self.done = self.rounds + some, self.done + some
+        if some:
+            self.results.count()
         own = self.give_own(uses) if self.slots.own else ()
         dense: dict[int, torch.Tensor | None] = {}  # by id(): of ranks that had it dense, reduced
         if not all_dense or self.cast or self.densified:  # otherwise the views are there already
@@ -215,12 +180,10 @@ class Gradients:
         for key, p in self.sparse.items():
             with calling(f"sparse gradient of {self.settings.names.get(key, 'a parameter')}"):
                 reduce_sparse(p, self.settings.terms.op, self.settings.process_set, dense.get(key))
-        if self.once:
+        if self.results.once:
             others = [p for i, p in enumerate(self.parameters) if not self.is_alias(i)]
-            self.given = {id(p): p.grad for p in (*others, *self.sparse.values())}
-            grads = [(p, p.grad) for p in (*self.parameters, *self.sparse.values())]
-            self.versions = {id(p): grad._version for p, grad in grads if grad is not None}
-            self.zeroed = False
+            self.results.note_given((*others, *self.sparse.values()))
+            self.results.note_versions(self.all_parameters)
 
     def give_own(self, uses: Sequence[Use]) -> Collection[int]:
         """Copy results into gradients that stay what they are. Returns whose."""
@@ -232,8 +195,8 @@ class Gradients:
                 for grad, result in zip(taken.values(), found, strict=True):
                     grad.copy_(result)
             else:
-                torch._foreach_copy_(list(taken.values()), found)
-        self.slots.own = dict.fromkeys(self.slots.own)
+                copy_all(list(taken.values()), found)
+        self.slots.forget_taken()
         return taken.keys()
 
     def become_sparse(self, index: int) -> torch.Tensor | None:
@@ -257,9 +220,3 @@ class Gradients:
         for index, p in enumerate(self.parameters):
             if self.is_alias(index):
                 p.grad = None
-
-
-def has_values(grad: torch.Tensor) -> bool:
-    """Whether it is anything but zeros."""
-    values: torch.Tensor = grad.coalesce().values() if grad.is_sparse else grad
-    return bool(values.any())

@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
 
 from hvdlite.gradients.terms import passes_of
-from hvdlite.torch.attach import sharing, steps
-
-if TYPE_CHECKING:
-    from hvdlite.torch.attach.attachment import Attachment
+from hvdlite.torch.attach import steps
 
 
-def methods(attachment: Attachment) -> dict[str, Callable[..., Any]]:
+def methods(
+    attached: steps.Attached, optimizer_of: Callable[[], torch.optim.Optimizer]
+) -> dict[str, Callable[..., Any]]:
     """By name; each becomes an attribute of the optimizer."""
 
     @contextlib.contextmanager
     def no_sync() -> Iterator[None]:
         """Backward passes inside only accumulate locally; the next one outside reduces the sum, or step() does."""
-        reducers = sharing.reducers(attachment)
-        for each in reducers:  # on all ranks, also where no backward inside reaches it
-            each.unreduced |= not each.gradients.once
-            each.apart = not each.alone  # its own gradients may move a rank's weights until it steps, as in SAM
-        with with_true("paused", reducers or [attachment]):
+        reducer = attached.reducer_of_gradients
+        if reducer is not None:  # on all ranks, also where no backward inside reaches it
+            reducer.steps.come_apart(not reducer.ranks.alone)
+            if not reducer.results.once:
+                reducer.round.expect_local()
+        with (reducer or attached).round.pausing():
             yield
 
     def skip_synchronize() -> contextlib.AbstractContextManager[None]:
         """step() inside does not synchronize: the user has, with optimizer.synchronize()."""
-        return with_true("skipping", [attachment])
+        return attached.steps.skipping_rounds()
 
     def synchronize() -> None:
         """Average gradients that no backward() has averaged yet; then p.grad holds averages. Waits for all ranks."""
-        steps.synchronize(attachment)
+        steps.synchronize(attached)
 
     def set_backward_passes_per_step(passes: int) -> None:
         """Sum gradients over that many backward() before they are averaged, from the next one on. Raises ValueError
         below 1."""
-        attachment.passes_per_step, attachment.passes = passes_of(passes), 0
-        vars(attachment.optimizer)["backward_passes_per_step"] = attachment.passes_per_step
+        attached.round.set_passes_per_step(passes_of(passes))
+        vars(optimizer_of())["backward_passes_per_step"] = attached.round.passes_per_step
 
     return {
         "synchronize": synchronize,
@@ -46,15 +48,3 @@ def methods(attachment: Attachment) -> dict[str, Callable[..., Any]]:
         "no_sync": no_sync,
         "set_backward_passes_per_step": set_backward_passes_per_step,
     }
-
-
-@contextlib.contextmanager
-def with_true(flag: str, attachments: Sequence[Attachment]) -> Iterator[None]:
-    before = [vars(each)[flag] for each in attachments]
-    for each in attachments:
-        setattr(each, flag, True)
-    try:
-        yield
-    finally:
-        for each, value in zip(attachments, before, strict=True):
-            setattr(each, flag, value)

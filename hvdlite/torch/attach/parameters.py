@@ -14,6 +14,7 @@ from hvdlite.gradients.compression import unknown
 from hvdlite.gradients.plan import Spec
 from hvdlite.ops.variables import naming
 from hvdlite.torch.attach.settings import Settings
+from hvdlite.torch.private_api import hooks_after_accumulation, renew_hooks_after_accumulation
 from hvdlite.torch.tensors import device_name, dtype_name
 
 Parameter = torch.nn.Parameter
@@ -138,18 +139,18 @@ class Hooks:
         for p in members:
             if not (p.is_floating_point() or p.is_complex()):  # never computed by autograd
                 continue
-            known, there = self.handles.get(id(p)), getattr(p, "_post_accumulate_grad_hooks", None) or {}
+            known, there = self.handles.get(id(p)), hooks_after_accumulation(p)
             if known is None or there.get(known[1].id) is not self.hook:  # torch.utils.swap_tensors takes them away
                 if known is not None:
                     known[1].remove()
                 self.handles[id(p)] = p, registered(p, self.hook)
-            else:  # swap_tensors may also leave them to Python alone: autograd calls those that were set since
-                p._post_accumulate_grad_hooks = there
+            else:
+                renew_hooks_after_accumulation(p)
 
     def are_last(self, p: torch.Tensor, name: Callable[[torch.Tensor], str] | None) -> bool:
         """Whether no hook on this one is called after ours. name: of a parameter, where one behind ours costs time,
         which is said once."""
-        there, known = p._post_accumulate_grad_hooks or {}, self.handles.get(id(p))
+        there, known = hooks_after_accumulation(p), self.handles.get(id(p))
         last = not there or (known is not None and next(reversed(there)) == known[1].id)
         if name and not last and not self.told:
             self.told = True

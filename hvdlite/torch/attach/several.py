@@ -1,32 +1,43 @@
-"""How the rounds of one backward end, where it has gone through several attached optimizers: in the order in which they
-were attached, since that of gradients may differ between ranks, which would wait for each other; and all or none.
+"""How the rounds of one backward() end, where it has gone through several attached optimizers.
 
-For that reason no hook waits for anybody: where a round of an earlier backward has failed, or a new plan is needed, the
-optimizer's round begins only when it is to end.
+They end in the order in which the optimizers were attached, and all or none. The order of gradients may differ between
+ranks, which would wait for each other. For that reason no hook waits for anybody: see the states DEFERRED and VOID.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from hvdlite.errors import MismatchError, VoidError
+from hvdlite.torch.attach.backward import Backward
+from hvdlite.torch.attach.round import FINISHING, TO_FINISH, VOID, Round
 
-if TYPE_CHECKING:
-    from hvdlite.torch.attach.attachment import Attachment
+
+class Member(Protocol):
+    """An attachment whose round may end with others'."""
+
+    @property
+    def round(self) -> Round: ...
+    @property
+    def backward(self) -> Backward: ...
+    def finish_round(self) -> None: ...
+    def give_up(self) -> None: ...
+    def void_round(self) -> None: ...
+    def forget_round(self) -> None: ...
 
 
-def end(attachment: Attachment, run: int) -> None:
-    """The run in which this one's backward ends has ended: finish the rounds of all that end with it. Waits for all
-    ranks. Raises VoidError on all ranks where a rank has begun anew."""
+def end(member: Member, everyone: Iterable[Member], run: int) -> None:
+    """The run in which one's backward() ends has ended: finish the rounds of all that end with it. Waits for all ranks.
+    Raises VoidError on all ranks where a rank has begun anew."""
     ending = []
-    for each in attachment.runtime.attachments:
-        its = each is attachment
-        if each.reducing and (its or each.backward.ends_with(run)):
+    for each in everyone:
+        its = each is member
+        if each.round.state in TO_FINISH and (its or each.backward.ends_with(run)):
             ending.append(each)
-        elif not each.stepping and (its or not each.backward.under_way):  # else another thread uses it
+        elif each.round.state is not FINISHING and (its or not each.backward.under_way):  # else another thread uses it
             each.give_up()
-    if len(ending) > 1 and any(each.void for each in ending):
+    if len(ending) > 1 and any(each.round.state is VOID for each in ending):
         cancel(ending)
         raise VoidError(
             "a backward of this rank had raised after some of its gradients had left: no rank has results of this "
@@ -40,12 +51,10 @@ def end(attachment: Attachment, run: int) -> None:
             raise
 
 
-def cancel(attachments: Sequence[Attachment]) -> None:
-    """No rank is to have results of these rounds. All ranks do so, in this order; waits for them: in the next backward
-    none is to find these under way, which others do not."""
-    for each in attachments:
-        each.taking = each.reducing = each.void = each.late = False
-        each.reducer.void_round(each.tag, each.gradients.slots.preserve)
-        each.gradients.let_go()
-    for each in attachments:
-        each.retries += each.reducer.forget_round()
+def cancel(members: Sequence[Member]) -> None:
+    """No rank is to have results of these rounds. All ranks do so, in this order; waits for them: in the next
+    backward() none is to find these rounds under way, which others do not."""
+    for each in members:
+        each.void_round()
+    for each in members:
+        each.forget_round()

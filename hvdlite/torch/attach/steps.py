@@ -2,106 +2,181 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial, wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from hvdlite.errors import RemovedError
 from hvdlite.job import runtime
 from hvdlite.system.user_warnings import warn
-from hvdlite.torch.attach import sharing
+from hvdlite.torch.attach.backward import Backward
+from hvdlite.torch.attach.ranks import Ranks
+from hvdlite.torch.attach.results import Results
+from hvdlite.torch.attach.round import IDLE, Round
+from hvdlite.torch.private_api import step_is_nested
 
-if TYPE_CHECKING:
-    from hvdlite.torch.attach.attachment import Attachment
-
-AROUND_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__.co_qualname
-"""Of the function by which torch calls hooks around a step."""
+Arguments = tuple[Any, ...]
+Options = dict[str, Any]
 
 
-def hooks(attachment: Attachment) -> list[Any]:
-    """The handles of hooks that are called before and after each step."""
-    optimizer = attachment.optimizer
-    return [
-        optimizer.register_step_pre_hook(partial(before, attachment)),
-        optimizer.register_step_post_hook(partial(after, attachment)),
-    ]
+class Steps:
+    """The steps of one optimizer, and what had been reduced when it took the last one."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        """How many step() calls of the optimizer are under way: a subclass's calls another. More if one has raised."""
+        self.number = 0
+        """How many steps it has taken."""
+        self.seen: dict[str, int] = {}
+        """How many rounds an attachment, by name, had completed at the last step."""
+        self.synchronized: dict[str, int] = {}
+        """The same at the user's last synchronize(), where results are averages."""
+        self.skipping = False
+        """step() is not to reduce anything, as within skip_synchronize()."""
+        self.apart = False
+        """This rank's own gradients may move its weights until the next step, as in SAM."""
+        self.handles: list[Any] = []
+
+    def hook(self, optimizer: torch.optim.Optimizer, attached: Attached) -> None:
+        """Have `before` and `after` called around each step."""
+        self.handles = [
+            optimizer.register_step_pre_hook(partial(before, attached)),
+            optimizer.register_step_post_hook(partial(after, attached)),
+        ]
+
+    def unhook(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def enter(self, optimizer: torch.optim.Optimizer) -> bool:
+        """A step() begins. Returns whether it is no part of another one."""
+        nested = self.depth > 0 and step_is_nested(optimizer)
+        self.depth = self.depth + 1 if nested else 1
+        return not nested
+
+    def leave(self) -> None:
+        """A step() has ended."""
+        self.depth -= 1
+
+    def count(self) -> None:
+        """The optimizer takes one more step."""
+        self.number += 1
+
+    def note_seen(self, name: str, done: int) -> None:
+        """What the attachment of this name has reduced is applied."""
+        self.seen[name] = done
+
+    def note_synchronized(self, done: Mapping[str, int]) -> None:
+        """The user has called synchronize()."""
+        self.synchronized = dict(done)
+
+    def come_apart(self, apart: bool) -> None:
+        """Weights may differ between ranks from now on, or no longer."""
+        self.apart = apart
+
+    def start_over(self, done: Mapping[str, int]) -> None:
+        """All ranks count steps from 0. done: what counts as seen."""
+        self.number, self.seen = 0, dict(done)
+
+    @contextlib.contextmanager
+    def skipping_rounds(self) -> Iterator[None]:
+        """Inside, step() reduces nothing."""
+        before, self.skipping = self.skipping, True
+        try:
+            yield
+        finally:
+            self.skipping = before
+
+
+class Attached(Protocol):
+    """An attachment, as its optimizer's steps see it."""
+
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def ranks(self) -> Ranks: ...
+    @property
+    def round(self) -> Round: ...
+    @property
+    def backward(self) -> Backward: ...
+    @property
+    def steps(self) -> Steps: ...
+    @property
+    def results(self) -> Results: ...
+    @property
+    def is_shared(self) -> bool: ...
+    @property
+    def planned_parameters(self) -> Iterable[torch.Tensor]: ...
+    @property
+    def reducer_of_gradients(self) -> Attached | None: ...
+    def refuse_other_way(self, reducer: Any) -> None: ...
+    def lacks_some(self) -> bool: ...
+    def reduce(self) -> None: ...
+    def compare(self) -> None: ...
 
 
 def before(
-    attachment: Attachment, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Complete a round for gradients that no backward has reduced: now, or behind the closure, whose backward may do
-    its own. Returns other arguments for the step where there is one."""
-    if attachment.depth and nested(optimizer):
-        attachment.depth += 1
+    attached: Attached, optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Options
+) -> tuple[Arguments, Options] | None:
+    """Complete a round for gradients that no backward has reduced: now, or after the closure, whose backward may do
+    its own. Returns other arguments for the step where there is a closure."""
+    if not attached.steps.enter(optimizer):
         return None
-    attachment.depth = 1
-    reducers = sharing.reducers(attachment)
-    if not reducers:
-        require_no_successor(attachment)
+    reducer = attached.reducer_of_gradients
+    if reducer is None:
+        require_no_successor(attached)
         return None
-    if reducers != [attachment]:
-        sharing.refuse_other_terms(attachment, reducers)
-    if not attachment.paused:
-        attachment.steps += 1
-        for each in reducers:
-            if each.apart:
-                each.apart = False
-                each.alike.look()
-    elif not attachment.alone:
+    if reducer is not attached:
+        attached.refuse_other_way(reducer)
+    if not attached.round.paused:
+        attached.steps.count()
+        if reducer.steps.apart:
+            reducer.steps.come_apart(False)
+            reducer.compare()
+    elif not attached.ranks.alone:
         warn(
             "step() inside no_sync() moves this rank's weights by this rank's gradients alone: they come apart from "
             "the others'. Call it outside, where it reduces what has been accumulated", RuntimeWarning,
         )  # fmt: skip
-    attachment.backward.forget()
+    attached.backward.forget()
     if (len(args) > 1 or kwargs) and has_closure(args, kwargs):
-        wrap = partial(completing, attachment)
+        wrap = partial(completing, attached)
         return (args[0], *map(wrap, args[1:])), {name: wrap(value) for name, value in kwargs.items()}
-    if not attachment.skipping:
-        complete(attachment, reducers)
-    close(attachment, reducers)
+    if not attached.steps.skipping:
+        complete(attached, reducer)
+    close(attached, reducer)
     return None
 
 
-def nested(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether this step() is a part of another one of the same optimizer's, which a subclass extends: torch calls hooks
-    around each."""
-    frame, found = sys._getframe(1), 0
-    while frame is not None:
-        found += frame.f_code.co_qualname == AROUND_STEP and frame.f_locals.get("self") is optimizer
-        frame = frame.f_back  # type: ignore[assignment]
-    return found > 1
-
-
-def completing(attachment: Attachment, closure: Any) -> Any:
-    """The closure, behind which gradients are reduced; anything else as it is."""
+def completing(attached: Attached, closure: Any) -> Any:
+    """The closure, after which gradients are reduced; anything else as it is."""
     if not is_closure(closure):
         return closure
 
     @wraps(closure)
     def call(*args: Any, **kwargs: Any) -> Any:
         result = closure(*args, **kwargs)
-        if not attachment.skipping:
-            complete(attachment, sharing.reducers(attachment))
+        if not attached.steps.skipping and (reducer := attached.reducer_of_gradients):
+            complete(attached, reducer)
         return result
 
     return call
 
 
-def after(
-    attachment: Attachment, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """What was reduced behind a closure was for this step."""
-    attachment.depth -= 1
-    if (len(args) > 1 or kwargs) and has_closure(args, kwargs) and not nested(optimizer):
-        close(attachment, sharing.reducers(attachment))
+def after(attached: Attached, optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Options) -> None:
+    """What was reduced after a closure was for this step."""
+    attached.steps.leave()
+    if not ((len(args) > 1 or kwargs) and has_closure(args, kwargs)) or step_is_nested(optimizer):
+        return
+    if reducer := attached.reducer_of_gradients:
+        close(attached, reducer)
 
 
-def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def has_closure(args: Arguments, kwargs: Options) -> bool:
     """Whether step() was called with one. The first argument is the optimizer."""
     return any(map(is_closure, (*args[1:], *kwargs.values())))
 
@@ -111,63 +186,43 @@ def is_closure(given: Any) -> bool:
     return callable(given) and not isinstance(given, torch.nn.Module)
 
 
-def synchronize(attachment: Attachment) -> None:
+def synchronize(attached: Attached) -> None:
     """Complete the round under way, if gradients are still unreduced: also by hand, since the last time. Waits for all
     ranks."""
-    reducers = sharing.reducers(attachment)
-    complete(attachment, reducers, attachment.synchronized)
-    attachment.synchronized = {each.name: each.gradients.done for each in reducers if not each.gradients.once}
+    if reducer := attached.reducer_of_gradients:
+        complete(attached, reducer, attached.steps.synchronized)
+        averaged = not reducer.results.once
+        attached.steps.note_synchronized({reducer.ranks.name: reducer.results.done} if averaged else {})
 
 
-def complete(
-    attachment: Attachment, reducers: Sequence[Attachment], synchronized: Mapping[str, int] = MappingProxyType({})
-) -> None:
-    """Reduce what no backward has, by those that reduce gradients of this optimizer's parameters. synchronized: how
-    many rounds each of them, by name, had completed when the user last called `synchronize`."""
-    for each in reducers:
-        by_hand = each.gradients.done in (attachment.seen.get(each.name, 0), synchronized.get(each.name))
-        if not each.paused and (each.unreduced or by_hand or lacks_some(each)):
-            done = each.gradients.done
-            each.reduce()
-            if each.shared and not each.gradients.once:  # an average may be averaged again: others that share it
-                each.gradients.done = done  # may have set it by hand, too
+def complete(attached: Attached, reducer: Attached, synchronized: Mapping[str, int] = MappingProxyType({})) -> None:
+    """Reduce what no backward has. synchronized: how many rounds the reducer, by name, had completed when the user last
+    called `synchronize`."""
+    if reducer.round.paused:
+        return
+    results, name = reducer.results, reducer.ranks.name
+    done = results.done
+    by_hand = done in (attached.steps.seen.get(name, 0), synchronized.get(name))
+    if reducer.round.state is not IDLE or by_hand or reducer.lacks_some():
+        reducer.reduce()
+        if reducer.is_shared and not results.once:  # others with the same parameters may have set gradients, too
+            results.uncount(done)
 
 
-def lacks_some(attachment: Attachment) -> bool:
-    """Whether there are parameters that no plan has yet: a backward that reached only these has told nothing of it.
-    Alike on all ranks. Raises RuntimeError where they have gradients, and others' may not be reduced again."""
-    if not attachment.planned.may_lack_some(attachment.optimizer.param_groups):
-        return False
-    sharing.leave_to_others(attachment)
-    index, now = attachment.planned.index, attachment.trainable()
-    lacking = {i: p for i, p in enumerate(now) if p.requires_grad and id(p) not in index}
-    if not attachment.gradients.once:
-        return bool(lacking)
-    for i, p in lacking.items():
-        if p.grad is not None:
-            name = attachment.settings.names.get(id(p), f"parameter.{i}")
-            raise RuntimeError(
-                f"the gradient of {name} has not been reduced: a backward() reached only parameters that were added or "
-                f"unfrozen after another one before this step, whose results op={attachment.settings.terms.op.name} "
-                "cannot reduce again. Add or unfreeze them between step() and the first backward()"
-            )
-    return False
-
-
-def close(attachment: Attachment, reducers: Sequence[Attachment]) -> None:
+def close(attached: Attached, reducer: Attached) -> None:
     """What has been reduced so far is applied."""
-    if not attachment.paused:
-        for each in reducers:
-            attachment.seen[each.name], each.gradients.rounds = each.gradients.done, 0
-            if each.gradients.once:  # of averages nobody asks
-                each.gradients.note_applied()
-    attachment.unreduced = False
-    attachment.backward.run = -1  # of a backward under way, gradients that come yet begin another round
+    if not attached.round.paused:
+        attached.steps.note_seen(reducer.ranks.name, reducer.results.done)
+        reducer.results.step_taken()
+        if reducer.results.once:  # of averages nobody asks
+            reducer.results.note_applied(reducer.planned_parameters)
+    attached.round.applied()
+    attached.backward.begin_anew()  # of a backward under way, gradients that come yet begin another round
 
 
-def require_no_successor(attachment: Attachment) -> None:
+def require_no_successor(attached: Attached) -> None:
     """Raise where nobody reduces the gradients of an optimizer that is about to step, though there are others."""
-    group = attachment.group
+    group = attached.ranks.group
     if group is not None and group.removed:
         raise RemovedError(group.ranks)
-    runtime.require_attached(attachment.alive, shared=not attachment.alone)
+    runtime.require_attached(attached.alive, shared=not attached.ranks.alone)

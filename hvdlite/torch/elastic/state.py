@@ -63,7 +63,7 @@ class OptimizerStateHandler(TrainedStateHandler):
     def restore(self) -> None:
         super().restore()
         if isinstance(attached := vars(self.value).get("_hvdlite"), Attachment):
-            attached.passes = 0  # whose gradients are gone
+            attached.forget_passes()
 
     def broadcast(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)

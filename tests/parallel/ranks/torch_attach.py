@@ -120,55 +120,49 @@ def check_two_optimizers_whose_gradients_come_in_another_order() -> None:
 
 
 def check_optimizers_that_share_some_parameters() -> None:
-    """A trunk with two heads, each with an optimizer of its own, and a third optimizer of the trunk and one more."""
+    """A trunk with two heads, each with an optimizer of its own: refused on all ranks, and training goes on. In groups of
+    one optimizer they train; so they do where the other optimizer is no more."""
     for overlap in ("0", "1"):
         restart(OVERLAP=overlap, BUCKET_MB="0.00001")
         for op, expected in ((hvd.Average, average()), (hvd.Sum, average() * hvd.size())):
-            trunk, *heads = weights((3,), (4,), (5,), (6,))
-            optimizers = [attach([trunk, head], op=op) for head in heads[:2]]
-            for turn in range(6):
-                if turn == 2:
-                    optimizers.insert(0, attach([heads[2], trunk], op=op))
-                    heads.insert(0, heads.pop())
-                for head, optimizer in zip(heads, optimizers, strict=False):
-                    optimizer.zero_grad(set_to_none=turn % 2 == 0)
-                    loss_of([trunk, head]).backward()
-                    require_grads([trunk, head], expected)
-                    optimizer.step()
-                    require_grads([trunk, head], expected)
-            for optimizer in optimizers:
-                optimizer.zero_grad()
+            trunk, *heads = weights((3,), (4,), (5,))
+            optimizer = attach([trunk, heads[0]], op=op)
+            for turn in range(4):
+                optimizer.zero_grad(set_to_none=turn % 2 == 0)
+                loss_of([trunk, heads[0]]).backward()
+                require_grads([trunk, heads[0]], expected)
+                for others in ([heads[1], trunk], [trunk], [heads[0]]) if hvd.size() > 1 else ():
+                    require_error(ValueError, lambda: attach(others, op=op), "1 parameters", "SGD", "all", "delete")  # noqa: B023
+                optimizer.step()
+                require_grads([trunk, heads[0]], expected)
+            optimizer.zero_grad()
+            del optimizer
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD([{"params": [trunk]}, {"params": heads, "lr": 0.5}], lr=1.0), op=op
+            )
             loss_of([trunk, *heads]).backward()
-            require_grads([*heads], expected)
+            require_grads([trunk, *heads], expected)
+            optimizer.step()
+            require_same_bits([p.detach() for p in (trunk, *heads)])
+            optimizer.zero_grad()
+            del optimizer
+            newest = attach([trunk], op=op)
+            loss_of([trunk]).backward()
+            newest.step()
             require_grads([trunk], expected)
-            for optimizer in optimizers:
-                optimizer.step()
-            require_grads([trunk, *heads], expected)
-            for p in (trunk, *heads):
-                p.grad = torch.full_like(p, hvd.rank() + 1)
-            for optimizer in optimizers:
-                optimizer.step()
-            require_grads([trunk, *heads], expected)
-            for head, optimizer in zip(heads, optimizers, strict=True) if op is hvd.Average else ():
-                for p in (trunk, head):
-                    p.grad = torch.full_like(p, hvd.rank() + 1)
-                optimizer.step()
-                require_grads([trunk, head], expected)
-            with optimizers[0].no_sync(), optimizers[1].no_sync(), optimizers[2].no_sync():
-                for optimizer in optimizers:
-                    optimizer.zero_grad()
-                loss_of([trunk, heads[2]]).backward()
-            require_grads([trunk, heads[2]], hvd.rank() + 1)
-            optimizers[2].step()
-            require_grads([trunk, heads[2]], expected)
-        newest = attach([trunk], op=hvd.Average)
-        if hvd.size() > 1 and op is hvd.Sum:
-            require_error(ValueError, optimizers[0].step, "op=")
-        optimizers[0].zero_grad()
-        loss_of([trunk]).backward()
-        newest.step()
-        require_grads([trunk], average())
     restart()
+
+
+def check_optimizers_of_the_same_parameters_that_reduce_in_another_way() -> None:
+    """An error at the step of the one whose place the other has taken."""
+    params = weights((3,), (4,))
+    first = attach(params, op=hvd.Sum)
+    second = attach(params, op=hvd.Average)
+    loss_of(params).backward()
+    require_grads(params, average())
+    if hvd.size() > 1:
+        require_error(ValueError, first.step, "op=")
+    second.step()
 
 
 def check_optimizers_whose_place_others_have_taken() -> None:
@@ -225,24 +219,25 @@ def check_an_optimizer_that_takes_over_during_a_backward() -> None:
         optimizers[1].zero_grad()
 
 
-def check_an_optimizer_that_takes_some_during_a_backward() -> None:
-    """Also when gradients have left already."""
+def check_an_optimizer_that_would_take_some_during_a_backward() -> None:
+    """Refused, also when gradients have left already: an error of that backward. The next one is right."""
     for overlap in "01":
         restart(OVERLAP=overlap, BUCKET_MB="0.00001")
         params = weights((3,), (4,), (5,))
-        optimizers = [attach(params)]
+        optimizer = attach(params)
 
-        def take(p: torch.Tensor, params: list[Any] = params, optimizers: list[Any] = optimizers) -> None:
-            optimizers.append(attach(params[2:]))
+        def take(p: torch.Tensor, params: list[Any] = params) -> None:
+            attach(params[2:])
 
         hook = params[0].register_post_accumulate_grad_hook(take)
-        for step in range(3):
-            optimizers[0].zero_grad()
-            loss_of(params, hvd.rank() + 1).backward()
-            hook.remove()
-            if step:
-                require_grads(params, average())
-            optimizers[0].step()
+        if hvd.size() > 1:
+            require_error(ValueError, lambda: loss_of(params, hvd.rank() + 1).backward(), "1 parameters")  # noqa: B023
+        hook.remove()
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(params).backward()
+            require_grads(params, average())
+            optimizer.step()
     restart()
 
 

@@ -383,7 +383,7 @@ def large() -> tuple[list[torch.nn.Parameter], torch.optim.SGD]:
     params.insert(3, columns)
     optimizer = attach(params)
     if hvd.size() > 1 and not columns.is_cuda:
-        assert optimizer._hvdlite.packing.large and optimizer._hvdlite.packing.unnoted
+        assert optimizer._hvdlite.packing.large and optimizer._hvdlite.packing.at_end
     return params, optimizer
 
 

@@ -57,17 +57,17 @@ def check_plans_of_several_in_one_backward() -> None:
     restart()
 
 
-def check_a_rank_joins_before_any_round_of_an_optimizer_that_gave_parameters_away() -> None:
-    """Its plan without them is there when the other is attached."""
-    trunk, *heads = weights((3,), (4,), (5,))
-    optimizers = [attach([trunk, head]) for head in heads]
+def check_a_rank_joins_before_any_round_of_an_optimizer_that_took_over() -> None:
+    """Its plan is there when it is attached, and the optimizer before has none."""
+    trunk, *heads = params = weights((3,), (4,), (5,))
+    optimizers = [attach(params[:2]), attach(params)]
     if hvd.rank() == 0:
-        in_order([trunk, *heads]).backward()
+        in_order(params).backward()
         for optimizer in optimizers:
             optimizer.step()
     assert hvd.join() == 0
-    hvd.broadcast_parameters([trunk, *heads], root_rank=0)
-    for p, steps in ((trunk, 2), *((head, 1) for head in heads)):
+    hvd.broadcast_parameters(params, root_rank=0)
+    for p, steps in ((trunk, 2), (heads[0], 2), (heads[1], 1)):
         torch.testing.assert_close(p.detach(), torch.full_like(p, -steps / hvd.size()), rtol=1e-6, atol=0)
 
 
@@ -168,52 +168,72 @@ def check_ranks_reach_different_ones_within_no_sync() -> None:
 
 
 def check_an_optimizer_gets_parameters_that_another_has() -> None:
-    """By add_param_group, at one or both: one reduction serves both, and both may step alone."""
-    for overlap in ("0", "1"):
+    """By add_param_group: an error on all ranks in the next backward, or the next step; what was right stays right."""
+    if hvd.size() == 1:
+        return
+    for overlap, by_hand in (("0", False), ("1", False), ("0", True)):
         restart(OVERLAP=overlap, BUCKET_MB="0.00001")
-        for op, expected in ((hvd.Average, average()), (hvd.Sum, average() * hvd.size())):
-            trunk, late, *heads = params = weights((3,), (4,), (5,), (6,))
-            optimizers = [attach([trunk, heads[0]], op=op), attach([heads[1]], op=op)]
-            for step in range(4):
-                if step == 1:
-                    optimizers[1].add_param_group({"params": [trunk]})
-                if step == 2:
-                    for optimizer in optimizers:
-                        optimizer.add_param_group({"params": [late]})
-                for optimizer in optimizers:
-                    optimizer.zero_grad()
-                used = params if step >= 2 else [trunk, *heads]
-                in_order(used[:: 1 if last() else -1]).backward()
-                for optimizer in optimizers:
-                    optimizer.step()
-                require_grads(used, expected)
-            for head, optimizer in zip(heads, optimizers, strict=True):
+        trunk, *heads = params = weights((3,), (5,), (6,))
+        optimizers = [attach([trunk, heads[0]]), attach([heads[1]])]
+        for step in range(4):
+            for p in params:
+                p.grad = None
+            if step == 2:
+                optimizers[1].add_param_group({"params": [trunk]})
+            if by_hand:
                 for p in params:
-                    p.grad = None
-                loss_of([trunk, head]).backward()
-                optimizer.step()
-                require_grads([trunk, head], expected)
-            require_same_bits([p.detach() for p in params])
+                    p.grad = torch.full_like(p, hvd.rank() + 1)
+            else:
+                loss = in_order(params[:: 1 if last() else -1])
+                if step < 2:
+                    loss.backward()
+                else:
+                    require_error(ValueError, loss.backward, "1 parameters", "are also those of another SGD")
+            if step < 2 or not by_hand:
+                optimizers[0].step()
+            if step < 2:
+                optimizers[1].step()
+                require_grads(params, average())
+            else:
+                require_error(ValueError, optimizers[1].step, "1 parameters", "are also those of another SGD")
     restart()
 
 
-def check_dropped_ones_go_though_they_shared() -> None:
-    """A trunk that stays with a head, and another head, with an optimizer of its own, for each of six tasks."""
-    trunk, first_head = weights((3,)), weights((2,))
-    stays = attach([*trunk, *first_head])
+def check_an_optimizer_whose_place_was_taken_gets_more() -> None:
+    """The optimizer that reduces for it must get them, too: until then its step is an error."""
+    trunk, late = weights((3,), (4,))
+    before, now = attach([trunk]), attach([trunk])
+    before.add_param_group({"params": [late]})
+    loss_of([trunk, late]).backward()
+    if hvd.size() > 1:
+        require_error(ValueError, before.step, "add them to the other")
+    now.add_param_group({"params": [late]})
+    for p in (trunk, late):
+        p.grad = None
+    for optimizer in (before, now):
+        loss_of([trunk, late]).backward()
+        require_grads([trunk, late], average())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def check_dropped_ones_go_though_one_that_stays_shares() -> None:
+    """A model that keeps its first optimizer, and gets others for each of six tasks: the first one keeps the latest."""
+    trunk = weights((3,))
+    stays = attach(trunk)
     dropped = []
     for _ in range(6):
-        head = weights((2,))
-        optimizer = attach([*trunk, *head])
+        optimizer = attach(trunk)
         dropped.append(weakref.ref(optimizer))
-        loss_of([*trunk, *head]).backward()
-        require_grads([*trunk, *head], average())
+        loss_of(trunk).backward()
+        require_grads(trunk, average())
         optimizer.step()
+        stays.step()
         optimizer.zero_grad()
         del optimizer
     gc.collect()
-    assert len([each for each in dropped if each() is not None]) <= (2 if hvd.size() > 1 else 0)
-    loss_of([*trunk, *first_head]).backward()
-    require_grads([*trunk, *first_head], average())
+    assert len([each for each in dropped if each() is not None]) <= (1 if hvd.size() > 1 else 0)
+    loss_of(trunk).backward()
+    require_grads(trunk, average())
     stays.step()
-    require_same_bits([*trunk, *first_head])
+    require_same_bits(trunk)

@@ -395,11 +395,11 @@ def check_a_step_inside_another_that_raises() -> None:
         for p in params:
             p.grad = torch.full_like(p, hvd.rank() + 1.0)
         optimizer.broken = step in (2, 3)
-        rounds = optimizer._hvdlite.gradients.done
+        rounds = optimizer._hvdlite.results.done
         with contextlib.suppress(ZeroDivisionError):
             optimizer.step()
         assert all((p == -step * average()).all() for p in params), (step, params)
-        assert optimizer._hvdlite.gradients.done == rounds + (hvd.size() > 1), step
+        assert optimizer._hvdlite.results.done == rounds + (hvd.size() > 1), step
 
 
 def check_a_step_that_extends_another() -> None:
@@ -415,11 +415,11 @@ def check_a_step_that_extends_another() -> None:
                     p.grad = torch.full_like(p, hvd.rank() + 1.0)
             else:
                 loss_of(params).backward()
-            rounds = optimizer._hvdlite.gradients.done
+            rounds = optimizer._hvdlite.results.done
             optimizer.step()
             factor = hvd.size() if op is hvd.Sum else 1
             assert all((p == -step * average() * factor).all() for p in params)
-            assert optimizer._hvdlite.gradients.done == rounds + (by_hand and hvd.size() > 1)
+            assert optimizer._hvdlite.results.done == rounds + (by_hand and hvd.size() > 1)
     if hvd.size() in (1, 2, 4):
         params = weights()
         optimizer = hvd.DistributedOptimizer(Longer(params, lr=1.0), op=hvd.Adasum)

@@ -94,7 +94,7 @@ def check_a_model_of_more_than_a_megabyte() -> None:
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         packing = optimizer._hvdlite.packing if hvd.size() > 1 else None
         if packing and not next(model.parameters()).is_cuda:
-            assert packing.unnoted != noted and (noted or packing.large), width
+            assert packing.at_end != noted and (noted or packing.large), width
 
 
 def check_every_path_gives_the_curve() -> None:
@@ -123,7 +123,7 @@ def check_overlap_leaves_early() -> None:
     model = build()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     sent = []
-    model[0].weight.register_hook(lambda grad: sent.append(len(optimizer._hvdlite.reducer.sent)) if hvd.size() > 1 else None)
+    model[0].weight.register_hook(lambda grad: sent.append(len(optimizer._hvdlite.reducer.progress.sent)) if hvd.size() > 1 else None)
     model(mine(data()[0])).sum().backward()
     assert hvd.size() == 1 or 0 < sent[0] < len(optimizer._hvdlite.reducer.plan.buckets), sent
     restart()
@@ -189,11 +189,11 @@ def check_overlap_is_tried_while_all_take_part() -> None:
             optimizer.step()
         return optimizer._hvdlite.reducer  # type: ignore[attr-defined, no-any-return]
 
-    assert steps(9 + 2 * r).trial is not None
+    assert steps(9 + 2 * r).departure.trial is not None
     hvd.join()
     hvd.broadcast_parameters(model.state_dict(), root_rank=p - 1)
     reducer = steps(30)
-    assert reducer.trial is None
+    assert reducer.departure.trial is None
     assert len(set(hvd.allgather_object(reducer.overlap))) == 1
     require_same_bits(list(model.parameters()))
     restart()

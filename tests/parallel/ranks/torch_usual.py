@@ -1,16 +1,16 @@
-"""The short way of a usual backward: taken whenever it can be, and by a rank alone where others cannot."""
+"""All gradients are packed at once when a backward ends as usual, also by a rank alone where others cannot."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 import hvdlite.torch as hvd
 from hvdlite.errors import MismatchError
-from hvdlite.torch.attach import attachment
+from hvdlite.torch.attach.packing import Packing
 from tests.parallel.common import last, require_same_bits
 from tests.parallel.ranks.torch_backwards import backward_of, few, numbers, require_averages
 from tests.parallel.ranks.torch_gradients import attach, weights
@@ -18,34 +18,27 @@ from tests.parallel.ranks.torch_gradients import attach, weights
 
 @contextlib.contextmanager
 def counted() -> Iterator[list[str]]:
-    """What was called inside: 'begin', 'finish' for the longer ways; 'short' where a round was finished by the short."""
+    """How the gradients of the rounds inside were packed: 'at once', or 'one by one' where something was unusual."""
     calls: list[str] = []
-    finished, begin, finish = attachment.finished, attachment.Attachment.begin_run, attachment.Attachment.finish_slowly
+    pack_rest, chosen = Packing.pack_rest, Packing.chosen
 
-    def told(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            calls.append(name)
-            return function(*arguments)
+    def told(packing: Packing, *arguments: Any) -> None:
+        calls.append("at once")
+        pack_rest(packing, *arguments)
 
-        return call
+    def one_by_one(packing: Packing, *arguments: Any) -> Any:
+        calls[-1:] = ["one by one"]
+        return chosen(packing, *arguments)
 
-    def short(*arguments: Any) -> bool:
-        done = finished(*arguments)
-        calls.extend(["short"] * done)
-        return done
-
-    attachment.finished = short
-    attachment.Attachment.begin_run = told("begin", begin)  # type: ignore[method-assign]
-    attachment.Attachment.finish_slowly = told("finish", finish)  # type: ignore[method-assign]
+    Packing.pack_rest, Packing.chosen = told, one_by_one  # type: ignore[method-assign]
     try:
         yield calls
     finally:
-        attachment.finished = finished
-        attachment.Attachment.begin_run, attachment.Attachment.finish_slowly = begin, finish  # type: ignore[method-assign]
+        Packing.pack_rest, Packing.chosen = pack_rest, chosen  # type: ignore[method-assign]
 
 
 def step(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, seed: int) -> list[str]:
-    """Train one; what was called."""
+    """Train one; how it was packed."""
     with counted() as calls:
         optimizer.zero_grad()
         backward_of(params, numbers(params, seed))
@@ -55,18 +48,17 @@ def step(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, see
     return calls
 
 
-def check_a_training_loop_takes_the_short_way() -> None:
-    """From its second step on: also behind one that a rank took otherwise."""
+def check_a_training_loop_packs_all_at_once() -> None:
+    """From its first step on: also after one that a rank packed otherwise."""
     if hvd.size() == 1:
         return
     params, optimizer = few()
     if params[0].is_cuda:
         return
-    step(params, optimizer, 0)
-    for seed in range(1, 4):
-        assert step(params, optimizer, seed) == ["short"], seed
+    for seed in range(4):
+        assert step(params, optimizer, seed) == ["at once"], seed
     kept = params[1].grad if last() else None  # the next step sets None
-    assert step(params, optimizer, 4) == (["finish"] if last() else ["short"])
+    assert step(params, optimizer, 4) == (["one by one"] if last() else ["at once"])
     values = None if kept is None else kept.clone()
     step(params, optimizer, 5)
     assert kept is None or torch.equal(kept, values)
@@ -75,7 +67,7 @@ def check_a_training_loop_takes_the_short_way() -> None:
         p.requires_grad_(False)  # and still the optimizer's
     step(params[:2], optimizer, 6)
     for seed in range(7, 9):
-        assert step(params[:2], optimizer, seed) == ["short"], seed
+        assert step(params[:2], optimizer, seed) == ["at once"], seed
 
     params, optimizer = few()
     step(params, optimizer, 0)
@@ -88,7 +80,7 @@ def check_a_training_loop_takes_the_short_way() -> None:
         else:
             step(params, optimizer, seed)
     for seed in range(5, 8):
-        assert step(params, optimizer, seed) == (["begin", "finish"] if last() else ["short"]), seed
+        assert step(params, optimizer, seed) == (["one by one"] if last() else ["at once"]), seed
 
 
 def check_a_layer_that_was_frozen_when_planned_is_thawed() -> None:

@@ -1,0 +1,197 @@
+"""Names that torch keeps to itself, and hvdlite needs: the only file that uses them.
+
+torch may change such a name in any release. `require` raises an error that says which one is gone, when an optimizer is
+attached. tests/unit/test_torch_private_api.py has a test for each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from operator import attrgetter
+from types import FrameType
+from typing import Any
+
+import torch
+
+from hvdlite.errors import HvdliteError
+
+NEEDED = {
+    "_C._current_graph_task_id": "to tell one backward() from the next",
+    "autograd.Variable._execution_engine.queue_callback": "to be called when a backward() ends",
+    "autograd.function.BackwardCFunction.apply": "to find out whether a backward() runs inside another one",
+    "_C._storage_Use_Count": "to find out whether somebody has kept a gradient's memory",
+    "UntypedStorage._cdata": "to find out whether somebody has kept a gradient's memory",
+    "Tensor._version": "to find out whether a gradient has been changed",
+    "Tensor._post_accumulate_grad_hooks": "to find out which hooks a parameter has",
+    "Tensor._is_zerotensor": "to find out whether a gradient has memory",
+    "_debug_has_internal_overlap": "to find out whether a gradient can be written to",
+    "_foreach_copy_": "to copy many gradients by one call",
+    "optim.Optimizer.profile_hook_step": "to find out whether a step() is part of another one",
+}
+"""By name inside torch: what for."""
+
+
+def found(name: str) -> Any:
+    """What torch has by this name; None where it has none."""
+    try:
+        return attrgetter(name)(torch)
+    except AttributeError:
+        return None
+
+
+def require() -> None:
+    """Raise HvdliteError where torch lacks a name that hvdlite needs."""
+    for name, purpose in NEEDED.items():
+        if found(name) is None and not is_none_by_nature(name):
+            raise HvdliteError(
+                f"torch {torch.__version__} has no torch.{name}, which hvdlite needs {purpose}: install a version of "
+                "torch that hvdlite has been tested with, or a newer hvdlite"
+            )
+
+
+def is_none_by_nature(name: str) -> bool:
+    """Whether torch has the name, and its value is None."""
+    owner, _, attribute = name.rpartition(".")
+    return bool(owner) and hasattr(found(owner), attribute)
+
+
+def missing(*_: Any) -> Any:
+    """Takes the place of a function that torch lacks. `require` has raised before it can be called."""
+    raise HvdliteError("this version of torch lacks a function that hvdlite needs")
+
+
+# Functions of C that loops over many gradients call: no function of Python's is between.
+
+current_run: Callable[[], int] = found("_C._current_graph_task_id") or missing
+"""The number of the run of autograd's engine that this thread is in; -1: in none."""
+
+queue_callback: Callable[[Callable[[], None]], None] = (
+    found("autograd.Variable._execution_engine.queue_callback") or missing
+)
+"""Have a function called when this thread's run of autograd's engine ends."""
+
+storage_uses: Callable[[int], int] = found("_C._storage_Use_Count") or missing
+"""How many tensors and storages have the memory of a storage, given by its number."""
+
+version: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""How often a tensor has been changed in place."""
+
+
+def storage_number(storage: torch.UntypedStorage) -> int:
+    """The number by which torch knows a storage. Valid as long as the storage lives."""
+    return int(storage._cdata)
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source into its target, by one call."""
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def is_zero_tensor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for zeros and has no memory."""
+    return bool(tensor._is_zerotensor())
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether elements of a tensor share memory, as those of an expanded one do."""
+    return bool(torch._debug_has_internal_overlap(tensor) == 1)  # at::MemOverlap::Yes
+
+
+def hooks_after_accumulation(tensor: torch.Tensor) -> dict[int, Callable[[torch.Tensor], Any]]:
+    """The hooks that run once autograd has added to a parameter's gradient, in their order."""
+    return getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
+
+
+def renew_hooks_after_accumulation(tensor: torch.Tensor) -> None:
+    """Tell autograd of the hooks that Python has: torch.utils.swap_tensors may leave them to Python alone."""
+    tensor._post_accumulate_grad_hooks = tensor._post_accumulate_grad_hooks
+
+
+# Frames of the interpreter
+
+_function = vars(found("autograd.function.BackwardCFunction") or object)
+APPLY = {id(_function[name].__code__) for name in ("apply", "apply_boxed") if name in _function}
+"""The code that runs the backward of a user's autograd function, by id(). The frame's `self` is the node."""
+_around = found("optim.Optimizer.profile_hook_step")
+AROUND_STEP: str = _around(lambda: None).__code__.co_qualname if _around else ""
+"""The name of the function that calls hooks around a step."""
+
+
+def outermost_node() -> Any:
+    """The node of the outermost run inside which this thread is in a nested one; None: the run is not nested."""
+    frame: FrameType | None = sys._getframe(1)
+    node = None
+    while frame is not None:
+        if id(frame.f_code) in APPLY:
+            node = frame.f_locals["self"]
+        frame = frame.f_back
+    return node
+
+
+def step_is_nested(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step() is part of another one of the same optimizer, as where a subclass extends it: torch calls hooks
+    around each."""
+    frame: FrameType | None = sys._getframe(1)
+    steps = 0
+    while frame is not None:
+        steps += frame.f_code.co_qualname == AROUND_STEP and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps > 1
+
+
+# Modules and optimizers
+
+
+BatchNorm = torch.nn.modules.batchnorm._BatchNorm
+"""The base of all batch normalizations."""
+
+
+def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    """A module's children by name, also one that has two names."""
+    children: dict[str, torch.nn.Module | None] | None = vars(module).get("_modules")
+    if children is None:
+        raise HvdliteError(f"torch {torch.__version__} keeps a module's children elsewhere than in _modules")
+    return children
+
+
+
+SCALES = "_step_supports_amp_scaling"
+"""The attribute by which an optimizer tells a GradScaler that its step() divides by the scale."""
+
+
+def takes_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether Optimizer.__init__ has made what step() hooks are kept in."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
+def names_of_step_hooks() -> tuple[str, str]:
+    """The attributes in which an optimizer keeps its hooks around step()."""
+    return "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+
+
+# torch.compile
+
+AUTOGRAD = "torch._dynamo.compiled_autograd"
+"""The module, where it has been imported."""
+
+
+def rules_of_dynamo() -> Any:
+    """What says which modules dynamo does not trace; None where dynamo is not in use: to import it takes seconds."""
+    return getattr(sys.modules.get("torch._dynamo"), "trace_rules", None)
+
+
+def leave_out(rules: Any, package: str) -> None:
+    """Have dynamo run a package's functions as they are. Raises HvdliteError where these rules cannot be added to."""
+    if not hasattr(rules, "add"):
+        raise HvdliteError(
+            f"torch {torch.__version__} has no torch._dynamo.trace_rules.add, which hvdlite needs so that "
+            "torch.compile leaves it out: train without torch.compile, or install a newer hvdlite"
+        )
+    rules.add(package)
+
+
+def in_compiled_autograd() -> bool:
+    """Whether compiled autograd traces this thread's backward()."""
+    return bool(getattr(sys.modules.get(AUTOGRAD), "in_compiled_autograd_region", False))
