@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"hvdlite": ROOT, "hvdlite_launcher": ROOT / "launcher"}
 ROOMS = (
     "errors", "config", "system", "arrays", "gpu_streams", "transports", "memory", "algorithms", "lanes", "observers",
-    "job", "ops", "gradients", "api", "elastic", "numpy", "torch", "tensorflow_graph", "keras", "tensorflow", "",
-    "common", "runner", "check", "task", "cuda_trial", "bench",
+    "job", "ops", "gradients", "checkpoints", "api", "elastic", "numpy",
+    "common", "torch", "tensorflow_graph", "keras", "tensorflow", "", "runner", "check", "task", "cuda_trial", "bench",
 )  # fmt: skip
 """A room may import only rooms before it. "" is the package itself."""
 MOST_ATTRIBUTES, MOST_PARAMETERS, MOST_CHAINED, MOST_ANY = 12, 6, 2, 0.05

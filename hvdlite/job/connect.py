@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,9 +23,15 @@ from hvdlite.transports import Communicator
 from hvdlite.transports.threads import alone
 
 
-def connect(comm: Any, patience: float) -> tuple[Communicator, topology.Topology]:
-    """This job's transport and topology: MPI's where a launcher is there or a communicator was given. patience: seconds
-    after which waiting for the others is told of; 0: never."""
+def connect(
+    comm: Any, patience: float, leave: Callable[[], object]
+) -> tuple[Communicator, topology.Topology]:
+    """Return this job's transport and topology: MPI's where a launcher is there or a communicator was given.
+
+    Args:
+        patience: Seconds after which hvdlite says that it waits for other ranks; 0: never.
+        leave: Leaves the job, as `hvd.shutdown()` does.
+    """
     started = launcher_environment.launcher()
     whole = comm is None or (isinstance(comm, Sequence) and not comm)
     if whole and started is None and not mpi_in_use():
@@ -33,7 +39,7 @@ def connect(comm: Any, patience: float) -> tuple[Communicator, topology.Topology
         return alone(), topology.from_leaders(0, [0])
     all_come = whole or not mpi_in_use()  # to a part of the job others need not
     with told_of(patience), folder.entering() if all_come else nullcontext():
-        return over_mpi(comm, whole, started)
+        return over_mpi(comm, whole, started, leave)
 
 
 @contextmanager
@@ -57,7 +63,7 @@ def mpi_in_use() -> bool:
 
 
 def over_mpi(
-    comm: Any, whole: bool, started: launcher_environment.Launched | None
+    comm: Any, whole: bool, started: launcher_environment.Launched | None, leave: Callable[[], object]
 ) -> tuple[Communicator, topology.Topology]:
     """Collective. whole: comm stands for all processes. started: by which launcher, if by one."""
     import mpi4py
@@ -93,7 +99,7 @@ def over_mpi(
         atexit.unregister(name_segments)  # of an earlier init
         atexit.register(name_segments, os.getpid())  # behind what ends MPI, so that it runs before
         # All ranks of this host have met when base or own was made. Launchers know each by its number in the world.
-        exits.install(base.Abort, MPI.COMM_WORLD.Get_rank())
+        exits.install(base.Abort, MPI.COMM_WORLD.Get_rank(), leave)
     elif MPI.COMM_WORLD.Get_size() == 1:
         mpi_segments.unlink()  # nobody else is to find them
     place = topology.from_leaders(own.Get_rank(), mpi.host_leaders(own))

@@ -42,9 +42,10 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from hvdlite.errors import HvdliteError, ShutdownError
-from hvdlite.job import mpi_segments, tracebacks
+from hvdlite.job import mpi_segments
 from hvdlite.job.folder import FOLDER, SEVERAL_HOSTS, claim, job_is_ending, note_presence, stopped, write
 from hvdlite.lanes import swallowed
+from hvdlite.system import tracebacks
 
 _PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
 _GOODBYE = 0.7  # seconds for what Python does at a process' end, which an abort leaves out
@@ -62,16 +63,17 @@ ending = False
 """Whether this process is ending the job: nobody is there any more to shut down with."""
 
 
-def install(abort: Callable[[int], object], rank: int) -> None:
+def install(abort: Callable[[int], object], rank: int, leave: Callable[[], object]) -> None:
     """Guard this process, from its main thread or another, until `uninstall()`.
 
     abort: ends all processes of the job with the given code, e.g. `MPI.COMM_WORLD.Abort`. rank: in MPI.COMM_WORLD.
+    leave: leaves the job, as `hvd.shutdown()` does.
     Call it when the processes of this host have met after MPI's initialization (a barrier or
     `Dup()` is enough), with more than one process. Installing again replaces the guard.
     """
     global _guard, leaving
     uninstall()
-    _guard, leaving = _Guard(abort, rank), False
+    _guard, leaving = _Guard(abort, rank, leave), False
     _guard.attach()
     note_presence(rank, present=True)
     die_with_parent()
@@ -147,8 +149,8 @@ def die_with_parent() -> None:
 class _Guard:
     """The hooks of one installation, and what they replaced."""
 
-    def __init__(self, abort: Callable[[int], object], rank: int) -> None:
-        self._abort = abort
+    def __init__(self, abort: Callable[[int], object], rank: int, leave: Callable[[], object]) -> None:
+        self._abort, self._leave = abort, leave
         self._rank = rank
         self._pid = os.getpid()
         self._prompt = hasattr(sys, "ps1")  # later also where a debugger has been (ipdb, IPython.embed())
@@ -184,7 +186,7 @@ class _Guard:
         def tell() -> None:
             tracebacks.show(value, lambda: self._excepthook(kind, value, value.__traceback__))
 
-        if issubclass(kind, ShutdownError) and _let_go():
+        if issubclass(kind, ShutdownError) and _let_go(self._leave):
             tell()
         else:
             self._uncaught(kind, kind.__name__, tell)
@@ -297,12 +299,10 @@ def say_goodbye(functions: bool) -> None:
                 each.flush()
 
 
-def _let_go() -> bool:
+def _let_go(leave: Callable[[], object]) -> bool:
     """Leave, as the rank has that is gone: it may wait in hvd.shutdown() for us, on its way out with an exception or to
     sys.exit(), and is the one to be told of. Whether all have left: then nobody waits for us."""
-    from hvdlite.job import runtime
-
-    leaver = threading.Thread(target=runtime.stop, daemon=True)
+    leaver = threading.Thread(target=leave, daemon=True)
     with contextlib.suppress(RuntimeError):  # Python starts no threads at its very end
         leaver.start()
         leaver.join(_LET_GO)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hvdlite import config
+from hvdlite.job import facts
 
 
 class ProcessSet:
@@ -36,17 +37,13 @@ class ProcessSet:
         """This process' rank within the set; None while unregistered. ValueError when it is no member."""
         if self.process_set_id is None or self.ranks is None:
             return None
-        from hvdlite.job import runtime
-
-        if runtime.rank() not in self.ranks:
-            raise ValueError(f"rank {runtime.rank()} is not a member of {self}")
-        return self.ranks.index(runtime.rank())
+        if facts.rank() not in self.ranks:
+            raise ValueError(f"rank {facts.rank()} is not a member of {self}")
+        return self.ranks.index(facts.rank())
 
     def included(self) -> bool | None:
         """Whether this process is a member; None where the members are not known yet. ValueError before init()."""
-        from hvdlite.job import runtime
-
-        return None if self.ranks is None else runtime.rank() in self.ranks
+        return None if self.ranks is None else facts.rank() in self.ranks
 
     def __deepcopy__(self, memo: Any) -> ProcessSet:
         """A copy of what uses a set (a model with SyncBatchNorm) uses the same set."""
@@ -67,6 +64,16 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 
 
+_registered: dict[int, list[ProcessSet]] = {}
+"""The sets of the present job, by number."""
+
+
+def note_registered(sets: dict[int, list[ProcessSet]]) -> None:
+    """A job has begun, or ended. sets: those that are registered in it, now and later."""
+    global _registered
+    _registered = sets
+
+
 def sets_of(given: Any) -> list[ProcessSet]:
     """The list given to `init`; none for None, nor for "dynamic", which allows to add some later. Raises ValueError
     for what is no list of ProcessSets."""
@@ -82,12 +89,9 @@ def sets_of(given: Any) -> list[ProcessSet]:
 def _of(ranks: list[int], number: int) -> ProcessSet:
     """The registered set of these ranks, if there is one; in a rank's child one with its parent's number, which has all
     that needs no communication."""
-    from hvdlite.job import runtime
-
-    if runtime.is_child():
+    if facts.is_child():
         found = ProcessSet(ranks)
         found.process_set_id = number
         return found
-    known = runtime.known().groups.registered.values() if runtime.is_initialized() else ()
-    same = [each for sets in known for each in sets if each.ranks == ranks]
+    same = [each for sets in _registered.values() for each in sets if each.ranks == ranks]
     return same[0] if same else ProcessSet(ranks)

@@ -11,21 +11,27 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any
 
 from hvdlite import config
 from hvdlite.algorithms import Place
 from hvdlite.config import Config
 from hvdlite.errors import ForkedError, HvdliteError, NotInitializedError, ShutdownError
-from hvdlite.job import exits, folder, logs, topology
+from hvdlite.job import exits, facts, folder, logs, topology
 from hvdlite.job.connect import connect
+from hvdlite.job.facts import cross_rank as cross_rank
+from hvdlite.job.facts import cross_size as cross_size
+from hvdlite.job.facts import is_child as is_child
+from hvdlite.job.facts import is_homogeneous as is_homogeneous
+from hvdlite.job.facts import local_rank as local_rank
+from hvdlite.job.facts import local_size as local_size
+from hvdlite.job.facts import rank as rank
+from hvdlite.job.facts import size as size
 from hvdlite.job.groups import Group, Groups
-from hvdlite.job.process_sets import ProcessSet, global_process_set, sets_of
+from hvdlite.job.process_sets import ProcessSet, global_process_set, note_registered, sets_of
 from hvdlite.lanes import swallowed
 from hvdlite.lanes.matching import said_by
 from hvdlite.lanes.observer import Observer
-from hvdlite.system import launcher_environment
 from hvdlite.system.user_warnings import warn
 from hvdlite.system.weak_references import Crowd
 from hvdlite.transports import Communicator
@@ -43,7 +49,9 @@ class Runtime:
         self.everyone = self.groups.everyone
         from hvdlite.observers import stall  # milliseconds that a mere `import hvdlite` need not pay
 
-        self.watch = stall.watch(world, self.groups.lanes, settings.stall_check, settings.stall_shutdown)
+        self.watch = stall.watch(
+            world, self.groups.lanes, settings.stall_check, settings.stall_shutdown, exits.give_up
+        )
         if settings.timeline.upper() not in ("", "DYNAMIC"):
             self.trace(settings.timeline, settings.timeline_mark_cycles)
         self.attachments = Crowd()
@@ -115,8 +123,6 @@ when_started: list[Callable[[int], None]] = []
 when_stopped: list[Callable[[], None]] = []
 """What adapters undo whenever a job ends here."""
 _forked = False
-_parent = launcher_environment.parent()
-"""The place of the rank that this process is a child of (spawned, or from a forkserver), which is no rank itself."""
 
 
 def current() -> Runtime:
@@ -150,7 +156,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if _broken:
         raise HvdliteError(f"this process can no longer communicate, start the job anew: {_broken}") from _broken
     settings = Config.from_env()
-    world, place = connect(comm, settings.stall_check)
+    world, place = connect(comm, settings.stall_check, stop)
     logs.configure(settings, place.rank)
     try:
         live = Runtime(world, place, settings)
@@ -164,7 +170,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         close(live)
         raise
     _current, live.live, live.comm = live, True, comm
-    mark_place(place)
+    facts.enter(place)
+    note_registered(live.groups.registered)
     global_process_set.mpi_comm = given_comm
     swallowed.watch(place.rank)
     atexit.unregister(end)  # of an earlier job that this process has recovered from
@@ -190,7 +197,8 @@ def stop(look: bool = False) -> None:
         return
     ending, _current, exits.leaving = _current, None, True
     ending.live = False
-    launcher_environment.mark_place(None)
+    facts.leave()
+    note_registered({})
     swallowed.leave()
     try:
         close(ending, look)
@@ -236,29 +244,9 @@ def end() -> None:
         exits.tell_of_swallowed(told)
 
 
-def mark_place(place: topology.Topology) -> None:
-    """Let this rank's children know its place."""
-    names = (field.name for field in fields(launcher_environment.Parent))
-    launcher_environment.mark_place(launcher_environment.Parent(**{name: getattr(place, name) for name in names}))
-
-
 def is_initialized() -> bool:
     """Whether `init` was called, here or in the rank that this process is a child of."""
     return _current is not None or is_child()
-
-
-def is_child() -> bool:
-    """Whether this process cannot be a rank, since it was started by one. (A child of a job of one without a launcher
-    may become a job of one itself.)"""
-    return _current is None and _parent is not None and launcher_environment.rank_that_was_meant() is not None
-
-
-def place() -> topology.Topology | launcher_environment.Parent:
-    """Where this rank, or the one that this process is a child of, is. Raises NotInitializedError."""
-    live, parent = _current, _parent  # read once: another thread may shut down meanwhile
-    if live is None and parent is not None:
-        return parent
-    return known().topology
 
 
 def known() -> Runtime:
@@ -267,42 +255,6 @@ def known() -> Runtime:
     if live is None:
         raise NotInitializedError()
     return live
-
-
-def rank() -> int:
-    """This process' number among all, from 0. This and the like raise NotInitializedError, a ValueError, before
-    `init()`."""
-    return place().rank
-
-
-def size() -> int:
-    """The number of processes."""
-    return place().size
-
-
-def local_rank() -> int:
-    """This process' number among those of its host."""
-    return place().local_rank
-
-
-def local_size() -> int:
-    """The number of processes on this host."""
-    return place().local_size
-
-
-def cross_rank() -> int:
-    """This process' number among those with its local rank on all hosts."""
-    return place().cross_rank
-
-
-def cross_size() -> int:
-    """The number of hosts that have a process with this local rank."""
-    return place().cross_size
-
-
-def is_homogeneous() -> bool:
-    """Whether every host has the same number of processes."""
-    return place().homogeneous
 
 
 def group_of(process_set: ProcessSet | None) -> Group:

@@ -9,7 +9,7 @@ import sys
 import threading
 from types import FrameType
 
-from hvdlite.job.tracebacks import LIBRARIES
+from hvdlite.system.tracebacks import LIBRARIES
 
 LONGEST_LINE = 100
 STEP = os.path.join("tensorflow", "python", "eager", "execute.py")

@@ -29,7 +29,6 @@ from typing import Any
 
 from hvdlite.errors import StallError
 from hvdlite.gpu_streams import adopt_gpu
-from hvdlite.job import exits
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import JOIN, LEAVE
@@ -80,8 +79,13 @@ class Appeal:
 class StallWatch:
     """Watches a job's lanes until `stop`. Makes its thread at `start`. lanes: those that there are at the moment."""
 
-    def __init__(self, mail: Mail, rank: int, size: int, lanes: Callable[[], list[Lane]], limits: Limits) -> None:
+    def __init__(
+        self, mail: Mail, rank: int, size: int, lanes: Callable[[], list[Lane]], limits: Limits,
+        give_up: Callable[[str], object] = sys.exit,
+    ) -> None:
+        """give_up: ends the job, and says why."""
         self.mail, self.rank, self.size, self.lanes, self.limits = mail, rank, size, lanes, limits
+        self.give_up = give_up
         self.tell: Callable[..., None] = diagnosis.show
         self.stopping = threading.Event()
         self.thread = threading.Thread(target=self.main, name="hvdlite-stall-watch", daemon=True)
@@ -278,7 +282,7 @@ class StallWatch:
     def last_resort(self, now: float) -> None:
         """End the process if its caller sits in a transfer that nothing can interrupt."""
         if now - (self.ended_at or now) > GRACE and any(lane.turn.lent for lane in self.lanes()):
-            exits.give_up(self.text)
+            self.give_up(self.text)
 
 
 def patient(request: Request[Any]) -> bool:
@@ -286,15 +290,20 @@ def patient(request: Request[Any]) -> bool:
     return request.is_a(LEAVE) or request.is_a(JOIN)
 
 
-def watch(world: Communicator, lanes: Callable[[], list[Lane]], check: float, shutdown: float) -> StallWatch | None:
+def watch(
+    world: Communicator, lanes: Callable[[], list[Lane]], check: float, shutdown: float,
+    give_up: Callable[[str], object],
+) -> StallWatch | None:
     """A running watch over the lanes; None where there is nobody to wait for, or rank 0 wants none. Collective.
 
     check, shutdown: rank 0's count. A shutdown time below the check time brings the check forward.
+    give_up: ends the job, and says why.
     """
     check, shutdown = world.allgather_object((check, shutdown))[0]
     if world.size == 1 or not check:
         return None
     shutdown = shutdown or float("inf")
-    watch = StallWatch(world.mail(), world.rank, world.size, lanes, Limits(min(check, shutdown), shutdown))
+    limits = Limits(min(check, shutdown), shutdown)
+    watch = StallWatch(world.mail(), world.rank, world.size, lanes, limits, give_up)
     watch.start()
     return watch

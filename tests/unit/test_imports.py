@@ -11,37 +11,11 @@ from pathlib import Path
 import pytest
 
 from hvdlite.api import names
+from tests import measures
 
 ROOT = Path(__file__).resolve().parents[2]
-ADAPTERS = ("torch", "tensorflow", "keras", "numpy")
+ADAPTERS = ("torch", "tensorflow_graph", "tensorflow", "keras", "numpy")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy")
-# Each module of the core and the modules it may import, besides those on lower lines that these may: a layer sees
-# only what is below it.
-LAYERS = [
-    {"calls", "errors", "warned", "config", "launched", "topology", "compression", "notes", "arithmetic", "promptly", "trial"},
-    {"arrays", "segments", "heap", "tracebacks", "private_names", "swallowed"},
-    {"transports", "pages"},
-    {"requests", "levels"},
-    {"memory"},
-    {"ipc"},
-    {"rollcall", "matching", "buckets", "exits"},
-    {"algorithms", "connect", "rounds"},
-    {"engine"},
-    {"observers"},
-    {"gpu"},
-    {"process_sets", "planning", "post", "zeros", "logs", "weakly", "children"},
-    {"groups"},
-    {"runtime"},
-    {"joining", "membership", "ops", "tracing", "bucket"},
-    {"alike", "objects", "reducer", "terms"},
-    {"variables", "checkpoints"},
-    {"archives"},
-    {"exchange"},
-    {"border"},
-    {"gradients"},
-]
-
-
 def modules(package: str = "hvdlite") -> dict[str, Path]:
     """All modules of the package by dotted name."""
     base = ROOT if package == "hvdlite" else ROOT / "launcher"
@@ -78,16 +52,14 @@ def within(name: str, *packages: str) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-@pytest.mark.parametrize("layer", range(len(LAYERS)))
-def test_layers(layer: int) -> None:
-    """A module's imports at its top lie in its own layer's module or below."""
-    below = set().union(*LAYERS[:layer])
-    for module, path in modules().items():
-        if area(module) in LAYERS[layer]:
-            used = {area(name) for name in imports(path, everywhere=False) if within(name, "hvdlite") and area(name)}
-            used = {name for name in used if any(name == area(known) for known in modules())}
-            allowed = below | {area(module)}
-            assert used <= allowed, f"{module} imports {sorted(used - allowed)}"
+def test_rooms() -> None:
+    """Each module has a room, and imports rooms before its own only: lazily and under TYPE_CHECKING, too."""
+    assert measures.against_the_order() == []
+
+
+@pytest.mark.parametrize("package", measures.PACKAGES)
+def test_no_circles(package: str) -> None:
+    assert measures.circles(measures.graph(package)) == []
 
 
 OVER_MPI = ("hvdlite.transports.mpi", "hvdlite.transports.mpi_requests")
@@ -110,7 +82,10 @@ def test_only_adapters_import_their_framework() -> None:
     for module, path in modules().items():
         if area(module) in ("bench", "check"):
             continue
-        own = {"torch": ("torch",), "tensorflow": ("tensorflow", "keras"), "keras": ("keras", "tensorflow", "torch", "jax")}
+        own = {
+            "torch": ("torch",), "tensorflow": ("tensorflow", "keras"), "tensorflow_graph": ("tensorflow",),
+            "keras": ("keras", "tensorflow", "torch", "jax"),
+        }  # fmt: skip
         foreign = [name for name in FRAMEWORKS if name not in own.get(area(module), ())]
         assert not [name for name in imports(path) if within(name, *foreign)], module
 
@@ -140,11 +115,17 @@ def test_the_benchmarks_alone_initialize_no_mpi() -> None:
            "import hvdlite\nhvdlite.init()\nassert hvdlite.size() == 1 and not MPI.Is_initialized()")
 
 
+READ_THE_ENVIRONMENT = ("config", "common", "runner", "bench", "check")
+"""Rooms that do: settings; what sets variables, or looks at them, for scripts; what shows them."""
+ASK_WHO_LAUNCHED = {
+    f"hvdlite.{name}" for name in ("system.launcher_environment", "job.exits", "job.folder", "job.mpi_segments",
+                                   "job.connect", "api.build")
+}  # fmt: skip
+
+
 def test_only_config_reads_the_environment() -> None:
-    """Settings are read in one place. (`launched`, `exits`, `notes`, `segments`, `connect` ask who launched it; `build` and `bench` tell of
-    it; `common` and `runner` have what sets it, or looks at it, for scripts.)"""
     for module, path in modules().items():
-        if area(module) not in ("config", "launched", "common", "exits", "notes", "segments", "connect", "bench", "build", "check", "runner"):
+        if area(module) not in READ_THE_ENVIRONMENT and module not in ASK_WHO_LAUNCHED:
             tree = ast.parse(path.read_text())
             used = [ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")]
             assert not used, f"{module}: {used}"

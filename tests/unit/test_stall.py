@@ -305,12 +305,11 @@ def test_a_deadlock_is_believed_only_when_it_is_seen_twice() -> None:
     assert watch.ended_at is not None and type(letters[-1]).__name__ == "End"
 
 
-def test_only_a_caller_that_nothing_can_interrupt_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_caller_that_nothing_can_interrupt_is_ended() -> None:
     """Others may take the error as an occasion to save their work, however long that takes."""
     given_up: list[str] = []
-    monkeypatch.setattr("hvdlite.job.exits.give_up", given_up.append)
     lane = Lane(alone(), Place(1, False))
-    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK))
+    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK), given_up.append)
     watch.ended_at, watch.text = time.monotonic() - 100, "over"
     watch.look(time.monotonic())
     assert given_up == []
@@ -461,7 +460,7 @@ def test_settings_are_rank_0s() -> None:
     def limits(transport: ThreadTransport, check: float, shutdown: float) -> Limits | None:
         if transport.rank:
             check, shutdown = check + transport.rank, shutdown + transport.rank
-        made = watch(transport, list, check, shutdown)
+        made = watch(transport, list, check, shutdown, lambda text: None)
         if made:
             made.stop()
         return made.limits if made else None

@@ -10,7 +10,7 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.errors import HvdliteError
-from hvdlite.job import tracebacks
+from hvdlite.system import tracebacks
 
 
 def functions(error: BaseException) -> list[str]:

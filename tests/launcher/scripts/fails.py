@@ -15,7 +15,7 @@ WORLD = MPI.COMM_WORLD
 with open("/proc/self/maps") as maps:
     SEGMENTS = {line.split()[5] for line in maps if "/dev/shm/" in line and "(deleted)" not in line}
 WORLD.Barrier()
-exits.install(WORLD.Abort, WORLD.rank)
+exits.install(WORLD.Abort, WORLD.rank, lambda: None)
 atexit.register(exits.uninstall)
 
 
