@@ -1,7 +1,6 @@
-"""All settings in one frozen object, the only reader of the user's environment.
+"""All settings in one frozen object. Only this module and `system/launcher_environment` read the environment.
 
-`HVDLITE_X` wins over Horovod's `HOROVOD_X`. A value that cannot be read is an error that names the variable:
-a setting that is silently ignored is worse than none.
+`HVDLITE_X` wins over Horovod's `HOROVOD_X`. A value that cannot be read is an error that names the variable.
 """
 
 from __future__ import annotations
@@ -22,53 +21,60 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one run, read once by `init()`. Sizes in bytes, times in seconds."""
+    """Settings of one run, read once by `init()`. Sizes are in bytes, times in seconds."""
 
     algorithm: str = "auto"
-    """One of ALGORITHMS; `HVDLITE_ALGORITHM`. `shared` and `hierarchical` are one: in memory within a host, over
-    the network between hosts; `ring` instead where ranks share no memory."""
+    """One of ALGORITHMS; `HVDLITE_ALGORITHM`. `shared` and `hierarchical` mean the same: shared memory within a host,
+    the network between hosts, and `ring` where ranks share no memory.
+    """
     bucket_bytes: int | None = None
-    """A bucket leaves once it holds so many bytes; `HVDLITE_BUCKET_MB`, `HOROVOD_FUSION_THRESHOLD` (bytes). None: see
-    `planning`."""
+    """A bucket leaves once it holds this many bytes; None: `gradients.policy` chooses. `HVDLITE_BUCKET_MB`,
+    `HOROVOD_FUSION_THRESHOLD` (bytes).
+    """
     overlap: str = "auto"
-    """`1`: buckets leave during backward; `0`: all at its end; `auto`: where it hides time. `HVDLITE_OVERLAP`."""
+    """`1`: buckets leave during backward; `0`: all leave at its end; `auto`: try both. `HVDLITE_OVERLAP`."""
     shared_memory: bool = True
-    """Whether ranks of one host may share memory, their GPUs too; `HVDLITE_SHARED_MEMORY=0` turns it off."""
+    """Whether ranks of one host, and their GPUs, share memory; `HVDLITE_SHARED_MEMORY=0` turns it off."""
     timeline: str = ""
-    """Path of a trace file that rank 0 writes, or DYNAMIC, to allow `start_timeline()`; `HVDLITE_TIMELINE`."""
+    """Path of the trace file that rank 0 writes, or DYNAMIC to allow `start_timeline()`; `HVDLITE_TIMELINE`."""
     timeline_mark_cycles: bool = False
     stall_check: float = 60.0
-    """Waits this long are told of; 0: never. `HVDLITE_STALL_CHECK_TIME_SECONDS`, `HVDLITE_STALL_CHECK_DISABLE`."""
+    """Log waits of this length; 0: never. `HVDLITE_STALL_CHECK_TIME_SECONDS`, `HVDLITE_STALL_CHECK_DISABLE`."""
     stall_shutdown: float = 0.0
-    """Waits this long end the job; 0: never. `HVDLITE_STALL_SHUTDOWN_TIME_SECONDS`."""
+    """End the job after a wait of this length; 0: never. `HVDLITE_STALL_SHUTDOWN_TIME_SECONDS`."""
     log_level: str = ""
     """One of LOG_LEVELS; "" leaves Python's logging as it is. `HVDLITE_LOG_LEVEL`."""
     log_hide_time: bool = False
-    """Whether log lines have no time; `HVDLITE_LOG_HIDE_TIME`."""
+    """Leave the time out of log lines; `HVDLITE_LOG_HIDE_TIME`."""
     gpu_operations: str = "auto"
-    """What reduces arrays on GPUs: `auto` or `mpi`: `algorithm`, as on the host; `nccl`: NCCL.
-    `HVDLITE_GPU_OPERATIONS`, `HOROVOD_GPU_OPERATIONS`."""
+    """How arrays on GPUs are reduced: `auto` and `mpi` use `algorithm`, `nccl` uses NCCL. `HVDLITE_GPU_OPERATIONS`,
+    `HOROVOD_GPU_OPERATIONS`.
+    """
     cuda_aware: bool | None = None
-    """Whether the MPI may be given device pointers; None: find out. `HVDLITE_CUDA_AWARE`."""
+    """Whether the MPI takes device pointers; None: find out. `HVDLITE_CUDA_AWARE`."""
     replica_check: str = "error"
-    """One of REPLICA_CHECKS: what happens where ranks begin to train different models. `HVDLITE_REPLICA_CHECK`."""
+    """One of REPLICA_CHECKS: what happens if ranks begin to train different models. `HVDLITE_REPLICA_CHECK`."""
 
     @property
     def algorithm_on_gpu(self) -> str:
-        """The algorithm for arrays on GPUs. Never native: an MPI's reductions of device memory crash."""
+        """The algorithm for arrays on GPUs. Never `native`: MPI's own reductions of device memory crash."""
         if self.gpu_operations == "nccl":
             return "nccl"
         return "auto" if self.algorithm == "native" else self.algorithm
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
-        """Read the environment. Raises ValueError naming a variable whose value cannot be read."""
+        """Read the environment.
+
+        Raises:
+            ValueError: A variable has a value that cannot be read. The message names it.
+        """
         env = os.environ if env is None else env
         bucket = read(env, "HVDLITE_BUCKET_MB", mebibytes)
         if bucket is None:
             bucket = read_either(env, "FUSION_THRESHOLD", whole)
         stall_check = read_either(env, "STALL_CHECK_TIME_SECONDS", seconds)
-        read_either(env, DYNAMIC, truth)  # refused now if it cannot be read, and not when it is needed
+        read_either(env, DYNAMIC, truth)  # a bad value fails here, not when it is needed
         stall_check = cls.stall_check if stall_check is None else stall_check
         return cls(
             algorithm=read(env, "HVDLITE_ALGORITHM", one_of(*ALGORITHMS)) or cls.algorithm,
@@ -92,11 +98,11 @@ NAMES = (
     "LOG_HIDE_TIME", "LOG_LEVEL", "MPIEXEC", "OVERLAP", "REPLICA_CHECK", "SHARED_MEMORY", "STALL_CHECK_DISABLE",
     "STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS", "TIMELINE", "TIMELINE_MARK_CYCLES",
 )  # fmt: skip
-"""All settings there are, behind HVDLITE_."""
+"""All settings, without the prefix HVDLITE_."""
 
 
 def misspelt(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables that look like settings and are none, and what was probably meant."""
+    """Variables that look like settings but are none, each with the setting that was probably meant."""
     known = [f"HVDLITE_{name}" for name in NAMES]
     given = [name for name in (os.environ if env is None else env) if name.startswith("HVDLITE_") and name not in known]
     close = {name: get_close_matches(name, known, n=1, cutoff=0.8) for name in given}
@@ -104,12 +110,16 @@ def misspelt(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def chose_allocator() -> bool:
-    """Whether the user has chosen an allocator, or settings of glibc's."""
+    """Whether the user has chosen an allocator or settings of glibc's."""
     return any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in os.environ)
 
 
 def read(env: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
-    """The variable's value, parsed; None when unset or empty. Raises ValueError naming the variable."""
+    """The variable's parsed value; None if it is unset or empty.
+
+    Raises:
+        ValueError: The value cannot be parsed. The message names the variable.
+    """
     text = env.get(name, "").strip()
     if not text:
         return None
@@ -120,13 +130,13 @@ def read(env: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | No
 
 
 def read_either(env: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
-    """The value of HVDLITE_name, else of HOROVOD_name; None when neither is set."""
+    """The value of HVDLITE_name, else of HOROVOD_name; None if neither is set."""
     value = read(env, f"HVDLITE_{name}", parse)
     return read(env, f"HOROVOD_{name}", parse) if value is None else value
 
 
 def number(text: str, unit: str) -> float:
-    """Of at least 0."""
+    """A finite number of at least 0."""
     try:
         found = float(text)
     except ValueError:
@@ -137,31 +147,31 @@ def number(text: str, unit: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A time."""
+    """A time in seconds."""
     return number(text, "seconds")
 
 
 def mebibytes(text: str) -> int:
-    """A size, in bytes."""
+    """A size in MiB, converted to bytes."""
     return int(number(text, "MiB") * MB)
 
 
 def whole(text: str) -> int:
-    """A size given in bytes."""
+    """A size in bytes."""
     if not text.isdecimal():
         raise ValueError("must be a whole number of bytes, 0 or more")
     return int(text)
 
 
 def truth(text: str) -> bool:
-    """Horovod's switches: a whole number above 0 is on."""
+    """A switch, as Horovod reads it: a whole number above 0 is on."""
     if not text.isdecimal():
         raise ValueError("must be 1 or 0")
     return int(text) > 0
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """A parser that accepts only these words."""
+    """A parser that accepts these words only, in any case."""
 
     def parse(text: str) -> str:
         if text.lower() not in choices:
@@ -175,18 +185,23 @@ DYNAMIC = "DYNAMIC_PROCESS_SETS"
 
 
 def allow_dynamic_process_sets() -> None:
-    """Horovod's `init(process_sets="dynamic")`: as if its variable had been set, and ours had not."""
+    """Horovod's `init(process_sets="dynamic")`: set Horovod's variable and unset ours."""
     os.environ.pop(f"HVDLITE_{DYNAMIC}", None)
     os.environ[f"HOROVOD_{DYNAMIC}"] = "1"
 
 
 def dynamic_process_sets() -> bool:
-    """Whether process sets may be added and removed now. Raises ValueError naming a variable that cannot be read."""
+    """Whether process sets may be added and removed now.
+
+    Raises:
+        ValueError: The variable cannot be read.
+    """
     return read_either(os.environ, DYNAMIC, truth) or False
 
 
 def cache_folder() -> Path:
-    """Where to keep what is costly to find out; for a user without a home, as in containers, where nothing can be."""
+    """The folder for answers that are costly to find. Nothing can be kept for a user without a home, as in containers.
+    """
     home = os.path.expanduser("~")
     kept = os.devnull if home == "~" else os.path.join(home, ".cache")
     return Path(os.environ.get("XDG_CACHE_HOME") or kept) / "hvdlite"

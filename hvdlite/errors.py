@@ -1,8 +1,7 @@
-"""The exceptions users see, in one small tree.
+"""The exceptions that users see.
 
-Everything that reaches a user from the core is an `HvdliteError` (a `RuntimeError`, as Horovod's
-`HorovodInternalError` was) or a plain `ValueError` for what the caller alone did wrong. The message is a letter:
-which rank, which tensor, what each side said, what to do.
+A fault between ranks is an `HvdliteError`, a `RuntimeError` as Horovod's `HorovodInternalError` was. A fault of one
+caller alone is a plain `ValueError`. Each message says which rank, which tensor, what each side said, and what to do.
 """
 
 from __future__ import annotations
@@ -22,30 +21,32 @@ class HvdliteError(RuntimeError):
 
 
 class MismatchError(HvdliteError):
-    """Ranks disagree about one operation or plan. Raised on every rank of the set; the job stays usable."""
+    """Ranks disagree about one operation or plan. Every rank of the process set raises it; the job stays usable."""
 
 
 class VoidError(HvdliteError):
-    """A backward of another rank has failed after some of its gradients had left: no rank has results of this one."""
+    """Another rank's backward failed after some of its gradients had left: no rank has results of this backward."""
 
 
 class ScalarError(HvdliteError, IndexError, ValueError):
-    """A gather was given a tensor without dimensions. Where all ranks did, on all of them; else it is a mismatch.
+    """A gather was given a tensor without dimensions. If all ranks did so, all raise this; else it is a mismatch.
 
-    Of Horovod's classes: an IndexError in `hvd.allgather` of torch, a HorovodInternalError in its other forms.
+    It has the base classes of Horovod's errors: an IndexError in torch's `hvd.allgather`, a HorovodInternalError
+    elsewhere.
     """
 
 
 class ShutdownError(HvdliteError):
     """Another rank has shut down, so this operation can never complete."""
 
-    by_another = False
-    """Whether another rank left while this one went on; else this one has shut down itself."""
+    def __init__(self, *message: str, by_another: bool = False) -> None:
+        super().__init__(*message)
+        self.by_another = by_another
+        """True if another rank left while this one went on; False if this rank shut down itself."""
 
 
 class RemovedError(ShutdownError, ValueError):
-    """A process set was used after `hvd.remove_process_set()`, by an optimizer made for it. A ValueError too, which in
-    Horovod the use of a removed set is."""
+    """An optimizer used its process set after `hvd.remove_process_set()`. A ValueError, as in Horovod."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         super().__init__(
@@ -59,14 +60,15 @@ class RemovedError(ShutdownError, ValueError):
 
 
 class StallError(HvdliteError):
-    """Ranks have waited for others for longer than HVDLITE_STALL_SHUTDOWN_TIME_SECONDS, or none can go on, since each
-    waits for what others have not called. Communication is over."""
+    """Ranks waited longer than HVDLITE_STALL_SHUTDOWN_TIME_SECONDS, or wait for each other forever. Communication is
+    over.
+    """
 
 
 class ForkedError(HvdliteError):
-    """A child process of a rank, forked after `hvd.init()` or started anew, was to communicate."""
+    """A child process of a rank tried to communicate."""
 
-    def __init__(self, message: str = IN_A_CHILD) -> None:  # exceptions are unpickled with what they say
+    def __init__(self, message: str = IN_A_CHILD) -> None:  # unpickling passes the message
         super().__init__(message)
 
 
@@ -88,12 +90,14 @@ class HostsUpdatedInterrupt(RuntimeError):
 HorovodInternalError = HvdliteError
 
 ON_ALL = (HvdliteError, NotImplementedError)
-"""What an operation raises on all ranks, before any has sent or after all have received."""
+"""Errors that an operation raises on all ranks: before any rank has sent, or after all ranks have received."""
 
 
 def broken_by(error: BaseException, operation: str) -> HvdliteError | None:
-    """Why no operation can follow on a lane one of whose operations raised this; None: others can. Anything that is
-    not raised on all ranks (no memory, the MPI) may have come to this rank alone, in the middle."""
+    """The error for all later operations on a lane after one raised `error`; None if the lane stays usable.
+
+    An error that is not raised on all ranks (no memory, an MPI error) may have stopped this rank alone in the middle.
+    """
     if isinstance(error, ON_ALL):
         return None
     return HvdliteError(
@@ -103,7 +107,7 @@ def broken_by(error: BaseException, operation: str) -> HvdliteError | None:
 
 
 def in_the_middle(operation: str) -> HvdliteError:
-    """Why a thread cannot wait for this one: it is inside another already."""
+    """The error for a call from a signal handler or destructor that interrupts another call of the same thread."""
     return HvdliteError(
         f"{operation} was called by a signal's handler or a destructor, in the middle of another call, which cannot go "
         "on before it returns. Set a flag there, and act on it between steps."

@@ -2,7 +2,8 @@
 
 A class has at most 12 attributes, a function at most 6 parameters, an assignment at most two targets in a chain. `Any`
 is at most 5 % of the annotations. Every module has a room (`ROOMS`) and imports only rooms above its own. Private names
-of frameworks stand in `private_api.py`, the environment is read by `config` and `system/launcher_environment`.
+of frameworks stand in `private_api.py`, the environment is read by `config` and `system/launcher_environment`. A public
+function has Args where it has parameters, and Returns where it returns something.
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ ROOMS = (
     "common", "torch", "tensorflow_graph", "keras", "tensorflow", "", "runner", "check", "task", "cuda_trial", "bench",
 )  # fmt: skip
 """A room may import only rooms before it. "" is the package itself."""
+WINDOWS = (
+    "hvdlite", "hvdlite.api.names", "hvdlite.numpy", "hvdlite.elastic", "hvdlite.torch", "hvdlite.torch.mpi_ops",
+    "hvdlite.torch.elastic", "hvdlite.keras", "hvdlite.keras.callbacks", "hvdlite.keras.elastic", "hvdlite.tensorflow",
+    "hvdlite.tensorflow.mpi_ops", "hvdlite.tensorflow.elastic",
+)  # fmt: skip
+"""Modules that users import. What they import from hvdlite's modules or name in __all__ is public."""
+WITHOUT_SECTIONS: frozenset[str] = frozenset()
+"""Public functions that need no sections. This list may only shrink."""
 MOST_ATTRIBUTES, MOST_PARAMETERS, MOST_CHAINED, MOST_ANY = 12, 6, 2, 0.05
 
 
@@ -171,6 +180,61 @@ def foreign_writes() -> list[str]:
     return found
 
 
+def public_names() -> set[tuple[str, str]]:
+    """Module and name of what users reach through WINDOWS."""
+    found = set()
+    paths = modules()
+    for window in WINDOWS:
+        for node in ast.walk(ast.parse(paths[window].read_text())):
+            if isinstance(node, ast.ImportFrom) and (window.count(".") < 2 or "mpi_ops" in window or "names" in window):
+                found |= {(str(node.module), alias.name) for alias in node.names}
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                texts = [each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)]
+                found |= {(window, text) for text in texts if isinstance(text, str)}
+    return found
+
+
+def public_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions that users call, and public methods of public classes, by dotted name."""
+    public = public_names()
+    rooms = ("lanes", "algorithms", "system", "gradients")  # whose functions adapters use, and users do not
+    for module, path in modules().items():
+        for node in ast.parse(path.read_text()).body if room(module) not in rooms else ():
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and (module, node.name) in public:
+                inside = node.body if isinstance(node, ast.ClassDef) else ()
+                for each in (node, *inside):
+                    if isinstance(each, ast.FunctionDef) and not each.name.startswith("_"):
+                        yield f"{module}.{node.name}" + (f".{each.name}" if each is not node else ""), each
+
+
+def lacking_sections() -> list[str]:
+    """Public functions with a docstring that lacks Args though they have parameters, or Returns though they return."""
+    found = []
+    for name, node in public_functions():
+        text = ast.get_docstring(node)
+        lacking = missing_sections(node, text) if text else []
+        if lacking and name not in WITHOUT_SECTIONS:
+            found.append(f"{name}: no {' and no '.join(lacking)}")
+    return found
+
+
+def missing_sections(node: ast.FunctionDef, text: str) -> list[str]:
+    """Which of Args and Returns a docstring lacks. A property and a framework's callback need neither, and a fact like
+    `rank()` one line."""
+    decorators = {ast.unparse(each) for each in node.decorator_list}
+    if decorators & {"property", "cached_property", "overload"} or node.name.startswith("on_"):
+        return []
+    given = node.args
+    parameters = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    takes = any(name not in ("self", "cls") for name in parameters) or given.vararg is not None
+    returns = node.returns is not None and ast.unparse(node.returns) not in ("None", "NoReturn")
+    lines = {line.strip() for line in text.splitlines()}
+    lacking = ["Args"] if takes and "Args:" not in lines else []
+    if returns and not lines & {"Returns:", "Yields:"} and (takes or len(lines) > 1):
+        lacking.append("Returns")
+    return lacking
+
+
 def annotations(tree: ast.Module) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -230,6 +294,7 @@ def main() -> None:
         (f"functions with more than {MOST_PARAMETERS} parameters", long_signatures()),
         ("chains of assignments", chains()),
         ("writes to another object's fields", foreign_writes()),
+        ("public docstrings without Args or Returns", lacking_sections()),
     ):
         print(f"{title}: {len(rows)}", *rows, sep="\n    ")
     for package in PACKAGES:

@@ -1,8 +1,8 @@
-"""All-reduce algorithms, by name, and the one function that runs whichever is chosen.
+"""All-reduce algorithms by name, and the function that runs the chosen one.
 
-An algorithm is a function `(transport, buffer, scratch, reduction) -> None`, in place, for a flat contiguous buffer
-of any length and any number of ranks; `shared` and `hierarchical` take the buffers of all ranks of the host instead.
-Here they are prepared: given all that, each gives a function of nothing, to be called many times.
+An algorithm is a function `(transport, buffer, scratch, reduction) -> None`. It works in place on a flat contiguous
+buffer of any length, with any number of ranks. `shared` and `hierarchical` take the buffers of all ranks of the host
+instead. `prepared` binds these arguments and returns a function to call many times.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ Prepare: TypeAlias = Callable[[Transport, Array, Array, Reduction], Callable[[],
 
 
 def as_it_is(algorithm: Callable[[Transport, Array, Array, Reduction], None]) -> Prepare:
-    """For one that has nothing to prepare."""
+    """Wrap an algorithm that has nothing to prepare."""
     return lambda *arguments: partial(algorithm, *arguments)
 
 
 MESSAGES: dict[str, Prepare] = {
     "ring": ring.prepared,
-    "direct": direct.prepared,  # in a ring's place, for 16-bit floats
+    "direct": direct.prepared,  # replaces the ring for 16-bit floats
     "halving_doubling": as_it_is(halving_doubling),
     "doubling": as_it_is(doubling),
     "native": as_it_is(native),
-    "nccl": as_it_is(native),  # what the transport's own all-reduce is on a GPU
+    "nccl": as_it_is(native),  # on a GPU the transport's own all-reduce is NCCL's
     "adasum": as_it_is(adasum),
 }
-MOST_KINDS = 64  # of pieces whose reduction is kept, for each lane
-WHOLE_SCRATCH = frozenset(("halving_doubling", "doubling", "adasum"))  # the others need a part of it per rank
+MOST_KINDS = 64  # of pieces with a prepared reduction, per lane
+WHOLE_SCRATCH = frozenset(("halving_doubling", "doubling", "adasum"))  # the others need one rank's part
 
 
 def allreduce(transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction) -> None:
@@ -55,11 +55,19 @@ def prepared(
     transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction,
     peers: Sequence[Array] | None = None, lent: Mapping[int, Array] = shared.NOTHING_LENT,
 ) -> Callable[[], None]:
-    """`allreduce` of this very buffer, to be called many times.
+    """A function that does `allreduce` with this buffer, for many calls.
 
-    peers: the buffers of all ranks of this host in rank order, where they lie in an arena; `buffer` is this rank's
-    among them. Every rank has finished writing its buffer (the roll call before is that barrier), but for what it has
-    `lent` of the part `to_lend`.
+    Every rank has finished writing its buffer when the function is called, because the roll call before it is a
+    barrier.
+
+    Args:
+        transport: The ranks that take part.
+        workspace: Scratch memory and arenas of the lane.
+        place: The facts that the choice depends on.
+        buffer: Flat and contiguous, reduced in place.
+        reduction: The operation and its scaling.
+        peers: The buffers of all ranks of this host in rank order, if they lie in an arena; `buffer` is one of them.
+        lent: Addends of this rank that lie elsewhere, by their start in the part `to_lend`.
     """
     if integers := wide.of_integers(reduction, buffer.dtype, transport.size):
         return partial(wide.reduce, integers, buffer, partial(allreduce, transport, workspace, place))
@@ -79,12 +87,14 @@ def chosen(place: Place, buffer: Array, reduction: Reduction, in_arena: bool) ->
         return "adasum"
     name = choose(place, buffer.nbytes, buffer.dtype, in_arena)
     lossy = name == "native" and reduction.operation in ("min", "max") and buffer.dtype.kind == "f"
-    return "ring" if lossy else name  # MPIs lose NaN there
+    return "ring" if lossy else name  # MPIs lose NaN in minima and maxima
 
 
 def to_lend(transport: Transport, place: Place, buffer: Array, reduction: Reduction) -> tuple[int, int]:
-    """Where in a buffer in an arena the part begins and ends that this rank alone reads, so that its addends may as
-    well lie elsewhere: it is empty unless the algorithm is the two-shot, on the host."""
+    """The begin and end of the part of a buffer that only this rank reads.
+
+    Its addends may lie outside the arena. The part is empty unless the algorithm is the two-shot, on the host.
+    """
     if transport.size == 1 or not is_host(buffer) or chosen(place, buffer, reduction, True) != "shared":
         return 0, 0
     if wide.of_integers(reduction, buffer.dtype, transport.size):
@@ -104,8 +114,10 @@ def alone(buffer: Array, reduction: Reduction) -> None:
 def by_messages(
     name: str, transport: Transport, workspace: Workspace, buffer: Array, reduction: Reduction
 ) -> Callable[[], None]:
-    """What reduces the buffer by messages. 16-bit floats are added in float32 and rounded once: by `direct` where a
-    ring is chosen, and as float32 by the others."""
+    """A function that reduces the buffer by messages.
+
+    16-bit floats are added in float32 and rounded once: `direct` replaces the ring, and other algorithms get float32.
+    """
     if is_small_float(buffer.dtype) and name not in ("adasum", "direct"):
         if name == "ring":
             return by_messages("direct", transport, workspace, buffer, reduction)
@@ -125,7 +137,7 @@ def in_memory(
     transport: Transport, workspace: Workspace, place: Place, peers: Sequence[Array], reduction: Reduction,
     lent: Mapping[int, Array],
 ) -> Callable[[], None]:
-    """The two-shot on one host; on several the hierarchical, with what suits between them."""
+    """The two-shot on one host. On several hosts the hierarchical algorithm, with a suitable one between hosts."""
     if place.one_host:
         return shared.prepared(transport, peers, reduction, lent)
 
@@ -136,9 +148,9 @@ def in_memory(
 
 
 def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction) -> None:
-    """The same for a buffer that lies elsewhere, piece by piece in the lane's arena.
+    """Reduce a buffer outside the arena, piece by piece in the lane's staging arena.
 
-    Falls back to messages where the arena could not be shared, which all ranks learned when it was made.
+    If the staging arena is not shared, which all ranks know, use messages.
     """
     arena = workspace.staging(transport, place.hosts)
     if arena.peers is None:
@@ -153,7 +165,9 @@ def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Arr
 def on_stage(
     transport: Transport, workspace: Workspace, place: Place, stage: Arena, piece: Array, reduction: Reduction
 ) -> Callable[[Array], None]:
-    """What reduces pieces of this kind in the staging arena: prepared at the first one, since that takes 7 us."""
+    """A function that reduces pieces of this kind in the staging arena. It is kept, because preparing it takes about 7
+    us.
+    """
     kind = piece.nbytes, piece.dtype, reduction
     if kind not in workspace.staged:
         if len(workspace.staged) >= MOST_KINDS:
@@ -170,7 +184,7 @@ def on_stage(
 def there_and_back(
     transport: Transport, workspace: Workspace, place: Place, peers: Sequence[Array], reduction: Reduction
 ) -> Callable[[Array], None]:
-    """What reduces arrays that lie elsewhere by a copy in this rank's of these and one out again."""
+    """A function that copies an array into this rank's stage, reduces there, and copies it back."""
     local = workspace.levels(transport, place.hosts).local
     mine, reduce = peers[local.rank], in_memory(transport, workspace, place, peers, reduction, shared.NOTHING_LENT)
 

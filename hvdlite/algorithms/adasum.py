@@ -1,8 +1,9 @@
-"""Adasum: adds what two gradients have in common once and what they do not twice (Maleki et al. 2020).
+"""Adasum: add what two gradients have in common once, and the rest twice (Maleki et al. 2020).
 
     a, b  ->  (1 - a.b / 2|a|^2) a  +  (1 - a.b / 2|b|^2) b
 
-Orthogonal gradients are added, equal ones averaged. Ranks pair up at distance 1, 2, 4, ... and combine what they have.
+Price: log2(p) steps; each rank sends n log2(p) elements. Orthogonal gradients are added, equal ones are averaged. Ranks
+pair up at distance 1, 2, 4, ... and combine their results.
 """
 
 from __future__ import annotations
@@ -14,15 +15,23 @@ from hvdlite.arrays import Array, is_float
 from hvdlite.errors import HvdliteError
 from hvdlite.transports import Transport
 
-TINY = float(np.sqrt(np.finfo(np.float64).tiny))  # a squared norm below it is that of nothing
+TINY = float(np.sqrt(np.finfo(np.float64).tiny))  # a smaller squared norm counts as zero
 
 
 def adasum(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> None:
-    """Recursive doubling with the rule above. log2(p) steps, n log2(p) elements sent per rank.
+    """Recursive doubling with the rule above. Log2(p) steps; each rank sends n log2(p) elements.
 
-    buffer: flat, contiguous, one tensor of any length n, changed in place. scratch: flat, same dtype, length >= n.
-    The number of ranks is a power of two. Products and norms are computed in float64. The rule is symmetric to the
-    last bit, so partners, and in the end all, have the same bits. Raises HvdliteError for dtypes other than floats.
+    The rule is symmetric to the last bit, so that partners, and in the end all ranks, have the same bits. Products and
+    norms are computed in float64.
+
+    Args:
+        transport: A power of two of ranks.
+        buffer: One tensor of any length n, flat and contiguous, changed in place.
+        scratch: Flat, same dtype, at least n elements.
+        reduction: Its scaling.
+
+    Raises:
+        HvdliteError: The dtype is not a float.
     """
     if not is_float(buffer.dtype):
         raise HvdliteError(f"op=Adasum is for floating-point tensors, not {buffer.dtype}")
@@ -38,7 +47,7 @@ def adasum(transport: Transport, buffer: Array, scratch: Array, reduction: Reduc
 
 
 def combine(a: Array, b: Array) -> None:
-    """The rule, into a; for 16-bit floats in float32."""
+    """Apply the rule, into a. 16-bit floats are computed in float32."""
     dot, norm_a, norm_b = products(a, b)
     share_a = 1.0 if norm_a < TINY else 1.0 - dot / (2.0 * norm_a)
     share_b = 1.0 if norm_b < TINY else 1.0 - dot / (2.0 * norm_b)
@@ -51,8 +60,10 @@ def combine(a: Array, b: Array) -> None:
 
 
 def products(a: Array, b: Array) -> tuple[float, float, float]:
-    """a.b, a.a and b.b in float64. NumPy's sums: the order of BLAS's depends on the CPU and the number of threads, in
-    which hosts differ."""
+    """a.b, a.a and b.b in float64.
+
+    NumPy's sums, because the order of BLAS's depends on the CPU and the number of threads, which differ between hosts.
+    """
     found = [0.0, 0.0, 0.0]
     for each, other in in_cache(a, b):
         x, y = widened(each).astype(np.float64, copy=False), widened(other).astype(np.float64, copy=False)

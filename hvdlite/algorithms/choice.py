@@ -39,10 +39,16 @@ STEP_BYTES, FOLDED_STEP_BYTES = 512 * 1024, 128 * 1024  # over a network; a ring
 
 @dataclass(frozen=True)
 class Place:
-    """What choosing depends on besides the message; agreed by all ranks of a lane.
+    """The facts that the choice depends on, besides the message. All ranks of a lane agree on them.
 
-    shares_memory: ranks of one host may look into each other's buffers, and some host has several. hosts: the lane's
-    ranks on each host; empty where all are on one.
+    Attributes:
+        size: The number of ranks.
+        shares_memory: Whether some host has several ranks, and they can look into each other's buffers.
+        forced: The algorithm that the user has set, or "auto".
+        hosts: The ranks on each host; empty if all are on one.
+        on_gpu: Whether the arrays lie on GPUs, where copies into an arena cost little.
+        forced_on_gpu: `forced` for arrays on a GPU.
+        cuda_aware: Whether the MPI takes device pointers, if the user has said so.
     """
 
     size: int
@@ -50,11 +56,8 @@ class Place:
     forced: str = "auto"
     hosts: tuple[tuple[int, ...], ...] = ()
     on_gpu: bool = False
-    """Whether the arrays lie on GPUs: what is copied into an arena there costs little."""
     forced_on_gpu: str = "auto"
-    """What `forced` is on a GPU."""
     cuda_aware: bool | None = None
-    """Whether the MPI takes device pointers, where the user says so."""
 
     @property
     def one_host(self) -> bool:
@@ -62,17 +65,24 @@ class Place:
 
     @property
     def in_memory(self) -> bool:
-        """Whether what the ranks of a host share is to be used for reductions."""
+        """Whether reductions use the memory that a host's ranks share."""
         return self.shares_memory and self.forced in ("auto", "shared", "hierarchical")
 
 
 def choose(place: Place, nbytes: int, dtype: np.dtype[Any], in_arena: bool) -> str:
     """The algorithm for one all-reduce of nbytes, by name.
 
-    in_arena: whether every rank's buffer lies where its host's ranks can reach it. Elsewhere the two-shot pays for
-    copies in and out. Over a network it is always worth that, on one host not for long arrays: of a ring's time it
-    takes 0.45 to 0.75 from 1 to 16 MiB where cores share a cache; where they are far apart 0.7 to 0.9 up to 4 MiB, 0.7
-    to 1.2 at 8, 1.15 at 16 and 1.5 from 64 on.
+    Outside an arena the two-shot pays for copies in and out. Over a network that is always worth it. On one host it is
+    not worth it for arrays above MOST_STAGED_BYTES (MEASURED.md, "Details").
+
+    Args:
+        place: The facts about the ranks.
+        nbytes: The array's size.
+        dtype: The array's dtype.
+        in_arena: Whether all ranks of a host can reach every buffer.
+
+    Returns:
+        A key of `MESSAGES`, "shared" or "hierarchical".
     """
     together = "shared" if place.one_host else "hierarchical"
     long = place.one_host and not place.on_gpu and nbytes > MOST_STAGED_BYTES
@@ -97,13 +107,16 @@ def choose(place: Place, nbytes: int, dtype: np.dtype[Any], in_arena: bool) -> s
 
 
 def adds_as_we_do(dtype: np.dtype[Any]) -> bool:
-    """Whether every MPI's own all-reduce of this dtype gives our result. Many know no float16, and Open MPI 5 lets sums
-    of 8 and 16 bits end at the largest number in some parts of an array, and wrap in others."""
+    """Whether every MPI's own all-reduce of this dtype gives hvdlite's result.
+
+    Many MPIs do not know float16. In Open MPI 5, sums of 8 and 16 bits saturate in some parts of an array and wrap in
+    others.
+    """
     return dtype.kind in "fiu" and dtype.itemsize in (4, 8)
 
 
 def across(ranks: int, nbytes: int, dtype: np.dtype[Any]) -> str:
-    """The algorithm among ranks on as many hosts, by messages."""
+    """The algorithm by messages between hosts, one rank on each."""
     if nbytes <= TINY_BYTES:
         return "doubling"
     if is_small_float(dtype):

@@ -1,9 +1,9 @@
-"""The ring's counterpart for 16-bit floats: as many bytes and steps, but what travels is numbers, not partial sums.
+"""Direct: as many bytes and steps as a ring, but for 16-bit floats, because it sends inputs instead of partial sums.
 
     step s of reduce-scatter, rank r:  send part r+s of mine -> r+s,  receive part r of rank r-s, add it in float32
 
-In a ring a partial sum passes p-1 ranks and is rounded to 16 bits at each. Here each rank adds up one part of all
-ranks' arrays and rounds it once. What is sent stays 16 bits wide. Each rank talks to every other one.
+Price: 2(p-1) steps; each rank sends 2n(p-1)/p elements, and talks to every other rank. In a ring a partial sum would be
+rounded to 16 bits at each of p-1 ranks. Here one rank adds up one part of all arrays and rounds it once.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ from hvdlite.transports import Transport
 def prepared_reduce_scatter(
     transport: Transport, pieces: Sequence[Array], scratch: Array, reduction: Reduction
 ) -> Callable[[], None]:
-    """What leaves in rank r's piece r the scaled reduction of all ranks' pieces r; to be called many times.
+    """A function that leaves the scaled reduction of all ranks' pieces r in rank r's piece r. For many calls.
 
-    p-1 steps, n(p-1)/p elements sent per rank. pieces: p flat arrays of 16-bit floats; the others stay as they are.
-    scratch: `pipeline.scratch_length` of the longest piece, same dtype.
+    Price: p-1 steps; each rank sends n(p-1)/p elements.
+
+    Args:
+        transport: The ranks that take part.
+        pieces: p flat arrays of 16-bit floats. Only this rank's own piece changes.
+        scratch: `pipeline.scratch_length` of the longest piece, same dtype.
+        reduction: The operation and its scaling.
     """
     rank, size = transport.rank, transport.size
     mine = pieces[rank]
@@ -46,11 +51,15 @@ def prepared_reduce_scatter(
 
 
 def prepared(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> Callable[[], None]:
-    """The all-reduce of this very buffer, to be called many times. 2(p-1) steps, 2n(p-1)/p elements sent per rank.
+    """The all-reduce of this buffer, for many calls. 2(p-1) steps; each rank sends 2n(p-1)/p elements.
 
-    buffer: flat, contiguous 16-bit floats, any length n, changed in place. scratch: flat, same dtype,
-    `pipeline.scratch_length` of `ring.longest_part`. Each element's sum is finished by one rank and copied by the
-    others: all end with the same bits.
+    One rank finishes each element's sum and the others copy it: all have the same bits.
+
+    Args:
+        transport: The ranks that take part.
+        buffer: 16-bit floats of any length n, flat and contiguous, changed in place.
+        scratch: Flat, same dtype, `pipeline.scratch_length` of `ring.longest_part`.
+        reduction: The operation and its scaling.
     """
     pieces = parts(buffer, transport.size)
     reduce_scatter = prepared_reduce_scatter(transport, pieces, scratch, reduction)

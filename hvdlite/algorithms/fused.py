@@ -1,16 +1,14 @@
-"""Sums of floats on a GPU in one kernel: read every addend once, add, scale, round once, write every result once.
+"""Fused sums on a GPU: one kernel reads every addend once, adds, scales, rounds once, and writes every result once.
 
     y0 = y1 = narrow((wide(y0) + wide(y1)) * s0);       two-shot of 2 ranks, in place in both ranks' memory
 
-As a chain of CuPy's own kernels the two-shot of p ranks moves 5p - 3 arrays through memory (p - 1 adds, a scaling, and
-p - 1 copies), 7 for 2 ranks; this moves 2p, so 4. 16-bit floats are added in float32, for which CuPy would first write
-float32 copies of both. Where one CuPy kernel does it anyway (float32 and float64 in a ring) nothing is gained, and
-what is seldom large on a GPU (integers, minima) is left out: see `possible`. On one H200 that 2 ranks share, the
-two-shot takes 1.3 to 1.8 times a copy of the same bytes by both at once, from 64 MiB to 1 GiB.
+Price: the two-shot of p ranks moves 2p arrays through memory. With CuPy's own kernels it would move 5p - 3: p - 1 sums,
+a scaling, and p - 1 copies. 16-bit floats are added in float32 without float32 copies in memory. Integers and minima,
+which are seldom large on a GPU, use CuPy's kernels (`possible`). For times see MEASURED.md, "On a GPU" and "Details".
 
-The bits are the host's: the same operations in the same order and precision, multiply and add not contracted to one;
-but for subnormal float32 and bfloat16, for which CuPy's compiler (always told -ftz=true) takes zeros, and the bits of
-NaN. All ranks of a GPU sum are alike in that, too.
+The bits are the host's: the same operations in the same order and precision, and multiplications and additions are not
+contracted. Subnormal float32 and bfloat16 numbers become zero, since CuPy always compiles with -ftz=true, and the bits
+of NaN may differ. All ranks of a GPU sum have the same bits.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ import numpy as np
 
 from hvdlite.arrays import Array, accumulator, bfloat16, is_float, is_host, module
 
-MOST = 16  # addends: a kernel's arguments have room for some dozens
+MOST = 16  # addends; a kernel can have some dozens of arguments
 Scaling = tuple[tuple[str, float], ...]
-"""What is done to a sum, in order: ("*", factor) or ("/", divisor)."""
+"""The scaling of a sum, in order: ("*", factor) or ("/", divisor)."""
 
 WIDE_AND_NARROW = {
     "float64": "__device__ double wide(double x) { return x; } __device__ double narrow(double x) { return x; }",
@@ -43,14 +41,16 @@ __device__ unsigned short narrow(float x) {
 
 
 def possible(blocks: Sequence[Array], operation: str) -> bool:
-    """Whether `add_up` can take these."""
+    """Whether `add_up` can take these blocks."""
     first = blocks[0]
     return not is_host(first) and operation == "sum" and is_float(first.dtype) and len(blocks) <= MOST
 
 
 def add_up(blocks: Sequence[Array], targets: int, before: float = 1.0, scaling: Scaling = ()) -> None:
-    """The sum of blocks * before, in order, scaled, into the first `targets` of them. Blocks: flat float arrays on a
-    GPU, equally long. One kernel on the current stream."""
+    """Write the scaled sum of blocks * before, in order, into the first `targets` blocks.
+
+    One kernel on the current stream. blocks: flat float arrays on a GPU, equally long.
+    """
     xp, kind = module(blocks[0]), str(blocks[0].dtype.name)
     run = kernel(xp.ElementwiseKernel, kind, len(blocks), targets, before != 1.0, "".join(sign for sign, _ in scaling))
     # CuPy has no name for bfloat16 in kernels before its version 14.
@@ -62,7 +62,7 @@ def add_up(blocks: Sequence[Array], targets: int, before: float = 1.0, scaling: 
 
 @cache
 def kernel(elementwise: Any, kind: str, count: int, targets: int, before: bool, signs: str) -> Any:
-    """The kernel for `count` addends. Its text is made of what means the same in C++ and in Python."""
+    """The kernel for `count` addends. Its text means the same in C++ and in Python."""
     addends = [f"wide(y{i})" if i < targets else f"wide(x{i})" for i in range(count)]
     total = " + ".join(f"{addend} * before" if before else addend for addend in addends)
     for index, sign in enumerate(signs):

@@ -1,10 +1,11 @@
-"""Recursive halving and doubling: log2(p) steps each way, for messages too small to fill a ring.
+"""Recursive halving and doubling: log2(p) steps each way, for messages too short for a ring.
 
     4 ranks:   0-1  2-3   exchange halves (distance 2^k: rank XOR 2^k), keep and add one half
                0-2  1-3   exchange quarters ...; then back the same way, gathering
 
-`doubling` sends whole buffers instead: half the steps, for the smallest messages. Where p is no power of two, the
-first 2(p - 2^k) ranks fold in pairs: the even one hands its buffer to the odd one, which takes part for both.
+Price: 2 log2(p) steps; each rank sends 2n(p-1)/p elements. `doubling` sends whole buffers: half the steps, for the
+shortest messages. If p is no power of two, the first 2(p - 2^k) ranks fold in pairs: the even rank gives its buffer to
+the odd one, which takes part for both.
 """
 
 from __future__ import annotations
@@ -20,26 +21,31 @@ Core = Callable[[Transport, Array, Array, Reduction, int, Sequence[int]], None]
 
 
 def halving_doubling(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> None:
-    """Recursive halving-doubling all-reduce. 2 log2(p) steps, 2n(p-1)/p elements sent per rank
-    (Thakur, Rabenseifner & Gropp 2005); 2 steps and 2n more for the folded ranks where p is no power of two.
+    """Recursive halving-doubling all-reduce (Thakur, Rabenseifner & Gropp 2005).
 
-    buffer: flat, contiguous, any length n, changed in place. scratch: flat, same dtype, length >= n. Every element's
-    sum is finished and scaled by one rank: all end with the same bits.
+    Price: 2 log2(p) steps; each rank sends 2n(p-1)/p elements. If p is no power of two, folded ranks take 2 more steps
+    and send 2n more. One rank finishes and scales each element's sum: all have the same bits.
+
+    Args:
+        transport: The ranks that take part.
+        buffer: Flat, contiguous, any length n, changed in place.
+        scratch: Flat, same dtype, at least n elements.
+        reduction: The operation and its scaling.
     """
     fold(transport, buffer, scratch, reduction, exchange_halves)
 
 
 def doubling(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> None:
-    """Recursive doubling all-reduce. log2(p) steps, n log2(p) elements sent per rank; folding as above.
+    """Recursive doubling all-reduce. Log2(p) steps; each rank sends n log2(p) elements. Folds like `halving_doubling`.
 
-    Arguments as for halving_doubling. Partners add the same two operands in the same order, the lower rank's first,
-    so all end with the same bits.
+    Partners add the same two operands in the same order, the lower rank's first: all have the same bits. The arguments
+    are those of `halving_doubling`.
     """
     fold(transport, buffer, scratch, reduction, exchange_all)
 
 
 def fold(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction, core: Core) -> None:
-    """Run `core` among a power of two of ranks: the odd ones of the folded pairs and all the unfolded."""
+    """Run `core` among a power of two of ranks: the odd ranks of the folded pairs, and all unfolded ranks."""
     rank, size = transport.rank, transport.size
     reduction.prescale(buffer)
     power = 1 << (size.bit_length() - 1)
@@ -62,7 +68,7 @@ def fold(transport: Transport, buffer: Array, scratch: Array, reduction: Reducti
 def exchange_all(
     transport: Transport, buffer: Array, scratch: Array, reduction: Reduction, place: int, members: Sequence[int]
 ) -> None:
-    """log2 steps: exchange everything with the partner at distance 1, 2, 4, ... and add."""
+    """Exchange everything with the partner at distance 1, 2, 4, ..., and add."""
     incoming, distance = scratch[: buffer.size], 1
     while distance < len(members):
         partner = members[place ^ distance]
@@ -79,7 +85,7 @@ def exchange_all(
 def exchange_halves(
     transport: Transport, buffer: Array, scratch: Array, reduction: Reduction, place: int, members: Sequence[int]
 ) -> None:
-    """log2 steps that halve what each is responsible for, and the same steps back."""
+    """Halve the part that each rank is responsible for, log2(p) times; then gather with the same steps in reverse."""
     start, stop, distance = 0, buffer.size, 1
     steps: list[tuple[int, Array, Array]] = []
     while distance < len(members):

@@ -1,12 +1,12 @@
-"""Hierarchical all-reduce: in shared memory within each host, over the network between hosts, all drivers at once.
+"""Hierarchical all-reduce: in shared memory within each host, by messages between hosts, with all drivers at once.
 
     host A   0 [ a | b ]   1 [ a | b ]        1.  driver 0 of each host adds part a of its host's buffers, driver 1 b
     host B   2 [ a | b ]   3 [ a | b ]        2.  0 and 2 all-reduce a over the network while 1 and 3 all-reduce b
                                               3.  each writes its part into all its host's buffers
 
-Per host only 2S(h-1)/h bytes leave for S bytes and h hosts, the least possible; a flat ring over p ranks sends
-2S(p-1)/p through the same network cards. That every driver sends its own part keeps all queues of the card busy.
-Rejected: one leader per host (one core feeds the network while the others wait).
+Price: each host sends 2S(h-1)/h bytes for S bytes and h hosts, the least possible. A flat ring over p ranks sends
+2S(p-1)/p through the same network card. Every driver sends a part, which keeps all queues of the card busy. Rejected:
+one leader per host, since one core would feed the network while the others wait.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from hvdlite.transports import Transport
 from hvdlite.transports.two_levels import Levels
 
 Between = Callable[[Transport, Array, Reduction], Callable[[], None]]
-"""What prepares an all-reduce in place of a flat array over a transport's ranks, to be called many times."""
+"""Prepares an in-place all-reduce of a flat array over a transport's ranks, for many calls."""
 
 
 def of_levels(reduction: Reduction, like: Array, fullest: int) -> tuple[Reduction, Reduction]:
-    """The arithmetic within each host and between them. What 16-bit floats become within a host is rounded to 16 bits,
-    which hold an average, while they may not hold its sum: so each host divides by the ranks of the `fullest`."""
+    """The arithmetic within each host, and between hosts.
+
+    Within a host, sums of 16-bit floats are rounded to 16 bits, which might overflow. So each host divides by the
+    number of ranks of the `fullest` host.
+    """
     if not is_small_float(like.dtype) or reduction.operation != "sum":
         return replace(reduction, after=1.0, divisor=1), replace(reduction, before=1.0)
     scaled = Reduction(before=reduction.before * reduction.after)
@@ -41,17 +44,21 @@ def of_levels(reduction: Reduction, like: Array, fullest: int) -> tuple[Reductio
 def prepared(
     levels: Levels, buffers: Sequence[Array], reduction: Reduction, between: Between
 ) -> Callable[[], None]:
-    """Reduce-scatter in shared memory, `between` drivers of h hosts on a d-th of the buffer each, all-gather in memory:
-    for these very buffers, to be called many times.
+    """The hierarchical all-reduce of these buffers, for many calls.
 
-    Each call: 2S(h-1)/h bytes sent per host (S bytes, d drivers per host), in the steps of `between` at h ranks; 1
-    local barrier.
+    It is a reduce-scatter in shared memory, `between` drivers on a d-th of the buffer each, and an all-gather in
+    memory. Price: each host sends 2S(h-1)/h bytes (S bytes, h hosts, d drivers per host), in the steps of `between` at
+    h ranks, and 1 local barrier. Each element's sum is computed once and copied: the same bits on all ranks. 16-bit
+    floats cross the network as 16 bits: each host's result is rounded, and the final one once more.
 
-    buffers: this host's flat buffers, in local rank order, changed in place; every rank of the job has finished
-    writing its own before any calls this. The sum of each element takes one way and is copied: the same bits on all
-    ranks. 16-bit floats cross the network as 16 bits: each host's sum, or average, is rounded, and the whole once more.
+    Args:
+        levels: The ranks of this host, and its drivers.
+        buffers: This host's flat buffers in local rank order, changed in place. Every rank of the job has finished
+            writing its own buffer before any rank calls.
+        reduction: The operation and its scaling.
+        between: The all-reduce among hosts.
     """
-    barrier = levels.local.barrier  # as in the two-shot: nobody looks before all have written
+    barrier = levels.local.barrier  # as in the two-shot: no rank reads before all have written
     if levels.cross is None:
         return barrier
     rank = levels.local.rank

@@ -1,4 +1,4 @@
-"""What a receiver needs to know before it can take an array: its dtype and shape, as a message of fixed length."""
+"""Labels: an array's dtype and shape as a message of fixed length, which a receiver needs before the array."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ DTYPES = (*(np.dtype(letter) for letter in "?bhiqBHIQefdFD"), bfloat16)
 
 
 def require_known(dtype: np.dtype[Any]) -> None:
-    """Raises ValueError for a dtype that receivers do not know."""
+    """Raise ValueError for a dtype that receivers do not know."""
     if dtype not in DTYPES:
         raise ValueError(f"arrays of dtype {dtype} cannot be sent: the receiver would not know it")
 
 
 def encode(shape: Sequence[int], dtype: np.dtype[Any], note: int = 0) -> Array:
-    """note: any number that the receiver is to know. Raises ValueError for dtypes that it would not know."""
+    """The label of an array. note: any number for the receiver. Raises ValueError for dtypes that receivers do not
+    know.
+    """
     require_known(dtype)
     label = np.zeros(HEAD + MOST_DIMENSIONS, np.int64)
     label[:HEAD] = DTYPES.index(dtype), note, len(shape)
@@ -31,13 +33,13 @@ def encode(shape: Sequence[int], dtype: np.dtype[Any], note: int = 0) -> Array:
 
 
 def decode(label: Array) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """shape, dtype, note."""
+    """The shape, dtype and note."""
     code, note, dimensions = (int(number) for number in label[:HEAD])
     return tuple(int(length) for length in label[HEAD : HEAD + dimensions]), DTYPES[code], note
 
 
 def receive(transport: Transport, source: int) -> tuple[Array, int]:
-    """The array that `source` sends next, behind its label, and the note."""
+    """The array and note that `source` sends next: a label, then the array."""
     label = np.empty(HEAD + MOST_DIMENSIONS, np.int64)
     transport.receive(label, source)
     shape, dtype, note = decode(label)

@@ -1,4 +1,12 @@
-"""Data moved without arithmetic, by messages: broadcast, all-gather, all-to-all, gather, scatter. Of any dtype."""
+"""Data moved without arithmetic, by messages, for any dtype: broadcast, all-gather, all-to-all, gather, scatter.
+
+    operation    steps                          elements sent per rank
+    broadcast    ceil(log2 h) + ceil(log2 L)    up to n log2(p)          h hosts, L ranks on each
+    all-gather   p-1                            n(p-1)/p                 n in all
+    all-to-all   p-1                            n(p-1)/p                 n outgoing
+    gather       1 per other rank               its piece
+    scatter      1 per other rank               the root: all pieces
+"""
 
 from __future__ import annotations
 
@@ -10,14 +18,17 @@ from hvdlite.transports import Transport
 
 
 def broadcast(transport: Transport, buffer: Array, root: int, hosts: Sequence[Sequence[int]] = ()) -> None:
-    """Trees: among the hosts, one rank of each, and then within each. Data enter a host once.
+    """Broadcast along trees: among hosts, one rank of each, and then within each host. Data enter a host once.
 
         4 ranks on each of 2 hosts, root 0:   0 -> 4;   0 -> 1, 4 -> 5;   0 -> 2, 1 -> 3, 4 -> 6, 5 -> 7
 
-    ceil(log2 h) + ceil(log2 L) rounds on h hosts with L ranks each.
+    Price: ceil(log2 h) + ceil(log2 L) rounds on h hosts with L ranks each.
 
-    buffer: contiguous, equally large everywhere; the root's is read, the others' overwritten. root: a rank of the
-    transport. hosts: its ranks on each host; none: they are on one.
+    Args:
+        transport: The ranks that take part.
+        buffer: Contiguous, equally large on all ranks. The root's is read, the others are overwritten.
+        root: A rank of the transport.
+        hosts: The ranks on each host; empty if all are on one.
     """
     hosts = hosts or [range(transport.size)]
     heads = [root if root in ranks else ranks[0] for ranks in hosts]
@@ -41,16 +52,16 @@ def pass_on(transport: Transport, buffer: Array, members: Sequence[int], root: i
 
 
 def allgather(transport: Transport, pieces: Sequence[Array]) -> None:
-    """Ring all-gather of pieces of any lengths: p-1 steps, each rank passes on what it got last.
+    """Ring all-gather of pieces of any lengths: p-1 steps, and each rank passes on the piece that it received last.
 
-    pieces: as many contiguous arrays as ranks, each equally long on all; this rank's own is filled, the others are
+    pieces: one contiguous array per rank, each equally long on all ranks. This rank's own is filled, the others are
     overwritten.
     """
     prepared_allgather(transport, pieces, first=0)()
 
 
 def prepared_allgather(transport: Transport, pieces: Sequence[Array], first: int) -> Callable[[], None]:
-    """`allgather` of these very pieces, of which piece rank + `first` is filled, to be called many times."""
+    """A function that does `allgather` with these pieces, for many calls. Piece rank + `first` is the filled one."""
     rank, size = transport.rank, transport.size
     order = [pieces[(rank + first - step) % size] for step in range(size)]
     exchanges = [
@@ -66,10 +77,10 @@ def prepared_allgather(transport: Transport, pieces: Sequence[Array], first: int
 
 
 def alltoall(transport: Transport, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
-    """Each rank sends a piece of its own to each rank. p-1 steps; in step s to the rank s places on.
+    """Each rank sends one piece to each rank. p-1 steps; in step s to the rank s places on.
 
-    outgoing, incoming: one contiguous array per rank, rank a's outgoing[b] as long as rank b's incoming[a]; lengths
-    may be 0. This rank's own piece is copied.
+    outgoing, incoming: one contiguous array per rank. Rank a's outgoing[b] is as long as rank b's incoming[a], and may
+    be empty. This rank's own piece is copied.
     """
     rank, size = transport.rank, transport.size
     incoming[rank][...] = outgoing[rank]
@@ -79,9 +90,8 @@ def alltoall(transport: Transport, outgoing: Sequence[Array], incoming: Sequence
 
 
 def gather(transport: Transport, mine: Array, pieces: Sequence[Array]) -> None:
-    """Receive a piece, a contiguous array, from each other rank, which sends it straight here. p-1 messages.
-
-    mine: this rank's piece, copied.
+    """Receive a piece, a contiguous array, from each other rank. p-1 messages. mine: this rank's piece, which is
+    copied.
     """
     for source, piece in enumerate(pieces):
         if source == transport.rank:

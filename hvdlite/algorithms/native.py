@@ -1,4 +1,4 @@
-"""The MPI's own all-reduce, for comparison and for networks that do it in hardware. Chosen by the user only."""
+"""The MPI's own all-reduce, for comparison and for networks that reduce in hardware. Only the user chooses it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hvdlite.transports import Transport
 
 
 def native(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> None:
-    """MPI_Allreduce in place. Cost and rounding are the library's; the MPI standard recommends, but does not promise,
-    the same bits on every rank and run.
+    """MPI_Allreduce in place. The library decides cost and rounding.
 
-    buffer: flat, contiguous, changed in place, of a dtype that `choose` gives it. scratch: unused.
+    The MPI standard recommends the same bits on every rank and run, but does not promise them. buffer: flat,
+    contiguous, changed in place, of a dtype that `choose` allows. scratch: unused.
     """
     reduction.prescale(buffer)
     transport.native_allreduce(buffer, reduction.operation)

@@ -1,11 +1,11 @@
-"""Exchange and combine in chunks: while one is added, the next is under way.
+"""Exchange and combine in chunks: while one chunk is added, the next one is under way.
 
     messages   | 0 | 1 | 2 | 3 |            chunk k arrives in slot k % 3 of scratch; its message starts when the add of
     adds           | 0 | 1 | 2 | 3 |        chunk k-3 is done, which read that slot
 
-On a GPU adds run on the lane's stream, which MPI knows nothing of. A mark behind each of them says when the chunk that
-it finished may be sent, and the slot that it read be overwritten. Nobody waits for the stream itself: the lane passes
-messages on while the GPU adds. On the host marks are nothing, and chunks are added while they are in the cache.
+On a GPU the lane's stream adds, and MPI knows nothing of streams. A mark after each add tells when its chunk may be
+sent and its slot overwritten. The lane passes messages on while the GPU adds, and never waits for the whole stream. On
+the host marks do nothing, and chunks are added while they are in the cache.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hvdlite.gpu_streams import issued
 from hvdlite.transports import Exchange, Transport
 
 WHOLE, CHUNK, GPU_CHUNK = 4 << 20, 1 << 20, 64 << 20
-"""Bytes. Longer arrays than WHOLE travel in chunks. Measured on 2 ranks of one host, beside a ring of whole parts:
-16 MiB 0.83 of its time, 32 MiB 0.84, 64 MiB 0.77, 256 MiB 0.75; at 4 MiB it would be 1.1. On 4 ranks 0.83 at 64 MiB.
-Between two hosts over TCP, where the kernel sends while chunks are added, 16 and 64 MiB took 0.93 and 0.90 at
-10 Gbit/s, 0.99 and 0.98 at 1 Gbit/s. On a GPU each chunk costs 0.1 ms, in kernels that wait for each other: 2 ranks on
-one H200 took 8.8 ms for 256 MiB in chunks of 4 MiB, 2.5 in 32, 1.8 in 64 or whole."""
-SLOTS = 3  # for what arrives, for what is next to be waited for, and for what is being added
+"""Bytes. Arrays longer than WHOLE travel in chunks (MEASURED.md, "Details"). On a GPU each chunk costs about 0.1 ms,
+since kernels wait for each other.
+"""
+SLOTS = 3  # one arrives, one is waited for next, and one is being added
 
 
 class Step(NamedTuple):
-    """`outgoing` is sent to dest, and `mine` is combined with what source sends: flat, as long as the other rank's
-    counterparts. Of 16-bit floats `mine` is float32."""
+    """Send `outgoing` to `dest`, and combine `mine` with the array that `source` sends.
+
+    Both are flat and as long as their counterparts on the other rank. For 16-bit floats `mine` is float32.
+    """
 
     outgoing: Array
     dest: int
@@ -43,12 +43,17 @@ class Step(NamedTuple):
 def prepared_steps(
     transport: Transport, steps: Sequence[Step], scratch: Array, reduction: Reduction
 ) -> Callable[[], None]:
-    """What does, in each step: send outgoing to dest, receive from source, and combine that with mine, in place. To be
-    called many times: between short messages Python would take as long as they do.
+    """A function that runs the steps in order, for many calls. 1 message each way per step and chunk.
 
-    1 message each way per step and chunk. What a step sends may be what the step before combined, but no earlier one.
-    The longest array among the steps is equally long on all ranks. scratch: `scratch_length` of it, same dtype; on a
-    GPU it may be used, at each call, when the current stream has come to where it is then, and so may the results.
+    Each step sends `outgoing` to `dest`, receives from `source`, and combines that with `mine` in place. A step may
+    send the array that the step just before it combined, but no earlier one. On a GPU, scratch and results may be used
+    at each call once the current stream has come to its present end.
+
+    Args:
+        transport: The ranks that take part.
+        steps: The longest array among them is equally long on all ranks.
+        scratch: `scratch_length` of the longest array, same dtype.
+        reduction: The operation.
     """
     longest = max((max(step.outgoing.size, step.mine.size) for step in steps), default=0)
     length = chunk_length(longest, scratch)
@@ -73,8 +78,8 @@ def prepared_steps(
 def exchange_chunks(
     transport: Transport, chunks: Sequence[Step], slots: Sequence[Array], combine: Combiner
 ) -> None:
-    """The picture above. slots: of scratch, each as long as the longest chunk that arrives there."""
-    added = [issued(slots[0])] * len(slots)  # by slot: behind what read it last
+    """Run the picture above. slots: parts of scratch, each as long as the longest chunk that arrives in it."""
+    added = [issued(slots[0])] * len(slots)  # by slot: a mark after its last reader
     messages: deque[Exchange] = deque()
 
     def arriving(number: int) -> Array:
@@ -95,7 +100,8 @@ def exchange_chunks(
 
 def chunk_length(longest: int, like: Array) -> int:
     """How many elements of like's dtype travel at a time: an equal part of the longest array, in whole cache lines, or
-    all of it."""
+    all.
+    """
     nbytes: int = longest * like.itemsize
     if nbytes <= WHOLE:
         return longest
@@ -109,8 +115,10 @@ def scratch_length(longest: int, like: Array) -> int:
 
 
 def in_chunks(steps: Sequence[Step], longest: int, length: int) -> list[Step]:
-    """Each step in equally many, the last ones shorter or empty. So what is sent was combined, if at all, as many
-    chunks ago as a step has, which are no fewer than the slots."""
+    """Each step cut into equally many; the last ones are shorter or empty.
+
+    So a chunk that is sent was combined as many chunks ago as a step has. That is at least the number of slots.
+    """
     starts = range(0, longest, length)
     return [
         Step(outgoing[start : start + length], dest, mine[start : start + length], source)

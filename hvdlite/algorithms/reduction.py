@@ -1,10 +1,12 @@
-"""The arithmetic of a reduction: which operation, in which precision, and the scaling around it.
+"""The arithmetic of a reduction: the operation, its precision, and the scaling around it.
 
-float16 and bfloat16 are added in float32. Integers are averaged exactly: the sum is divided by the number of ranks
-with truncation toward zero (Horovod multiplies by 1/size in double and truncates, which turns 49/49 into 0). Where
-partial sums of integers or of 16-bit floats pass between ranks, they are wider (see `wide`). float32 and float64 are
-added first and divided once: a sum beyond their largest number is infinite. Rejected: to divide first, as DDP does. It
-rounds every rank's number, and costs another pass.
+    result = reduce(input * before) * after / divisor
+
+float16 and bfloat16 are added in float32. Averages of integers are exact: the sum is divided by the number of ranks and
+truncated toward zero. (Horovod multiplies by 1/size in double, which turns 49/49 into 0.) If partial sums of integers
+or 16-bit floats pass between ranks, they are wider (`wide`). float32 and float64 are added first and divided once: a
+sum beyond their largest number is infinite. Rejected: to divide first, as DDP does, which rounds every rank's number
+and needs another pass.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ Combiner: TypeAlias = Callable[[Array, Array], None]
 
 @dataclass(frozen=True)
 class Reduction:
-    """result = reduce(input * before) * after / divisor, with reduce one of FUNCTIONS (or "adasum", see there)."""
+    """An operation of FUNCTIONS (or "adasum", see there), and its scaling."""
 
     operation: str = "sum"
     before: float = 1.0
@@ -39,36 +41,38 @@ class Reduction:
     divisor: int = 1
 
     def __str__(self) -> str:
-        """In a user's words."""
+        """The name that users know it by."""
         named = (("prescale", self.before), ("postscale", self.after))
         factors = [f"{what} {factor:g}" for what, factor in named if factor != 1.0]
         return ", ".join(["average" if self.divisor > 1 else self.operation, *factors])
 
     @property
     def scales(self) -> bool:
-        """Whether there is anything to do besides `operation`."""
+        """Whether there is any scaling."""
         return self.before != 1.0 or self.after != 1.0 or self.divisor != 1
 
     @property
     def plain(self) -> Reduction:
-        """The operation alone."""
+        """The operation without scaling."""
         return Reduction(self.operation)
 
     def function(self, like: Array) -> Any:
-        """The function of two arrays of this kind, and of `out`, in like's module."""
+        """The function for arrays of this kind, in like's module. It takes two arrays and `out`."""
         names = BOOLEAN_FUNCTIONS if like.dtype.kind == "b" else FUNCTIONS
         found = getattr(module(like), names[self.operation])
-        if found in (np.minimum, np.maximum):  # they will take no third array but by its name
+        if found in (np.minimum, np.maximum):  # they take a third array only by its name
             return lambda mine, theirs, out: found(mine, theirs, out=out)
         return found
 
     def combine(self, total: Array, other: Array) -> None:
-        """total = total (op) other, in place. NaN on either side gives NaN. Of small floats total is float32, and other
-        is prescaled first."""
+        """total = total (op) other, in place. NaN on either side gives NaN.
+
+        For 16-bit floats total is float32, and other is prescaled first.
+        """
         self.combiner(other)(total, other)
 
     def combiner(self, like: Array) -> Combiner:
-        """`combine` where the other array is of this kind."""
+        """`combine` for arrays of this kind."""
         if not is_small_float(like.dtype):
             function = self.function(like)
             return lambda total, other: combine_all(function, along_lines(total, other))
@@ -84,7 +88,7 @@ class Reduction:
         return combine
 
     def prepared_combine(self, total: Array, other: Array) -> Callable[[], None]:
-        """`combine` of these very arrays, to be called many times."""
+        """`combine` of these arrays, for many calls."""
         if is_small_float(other.dtype):
             return partial(self.combiner(other), total, other)
         return partial(combine_all, self.function(total), along_lines(total, other))
@@ -98,7 +102,7 @@ class Reduction:
         return scaler(like, self.before, 1)
 
     def postscale(self, array: Array) -> None:
-        """Apply `after` and `divisor`, in place. Called once per element, by the rank that finished its sum."""
+        """Apply `after` and `divisor`, in place. The rank that finished an element's sum calls it once."""
         self.postscaler(array)(array)
 
     def postscaler(self, like: Array) -> Scaler:
@@ -118,17 +122,20 @@ def combine_all(function: Any, pairs: Sequence[tuple[Array, Array]]) -> None:
 
 
 def along_lines(total: Array, other: Array) -> list[tuple[Array, Array]]:
-    """Long arrays on the host in two, from where total has a whole cache line: NumPy writes whole vectors, which would
-    else lie across two lines each. In phases in which a machine's cores exchanged lines slowly (2 MiB took 0.5 ms), and
-    a peer had read these, that was 0.6 of the time; else it was no more."""
+    """Cut long arrays on the host in two, where total's first whole cache line begins.
+
+    NumPy writes whole vectors, which would otherwise lie across two lines each (MEASURED.md, "Details").
+    """
     if is_host(total) and total.nbytes >= LONG and (ahead := -total.ctypes.data % LINE // total.itemsize):
         return [(total[:ahead], other[:ahead]), (total[ahead:], other[ahead:])]
     return [(total, other)]
 
 
 def scaler(like: Array, factor: float, divisor: int) -> Scaler:
-    """What does array = array * factor / divisor to arrays of like's dtype and module; to integers in double (exactly
-    when factor is 1), truncated."""
+    """A function that does array = array * factor / divisor for like's dtype and module.
+
+    Integers are scaled in double (exactly if factor is 1) and truncated.
+    """
     if factor == 1.0 and divisor == 1:
         return lambda array: None
     if not is_float(like.dtype) and like.dtype.kind != "c":
@@ -146,8 +153,8 @@ def scaler(like: Array, factor: float, divisor: int) -> Scaler:
 
 
 def scaler_of_floats(like: Array, factor: float, divisor: int) -> Scaler:
-    """The same for floats of 32 and 64 bits, and complex numbers."""
-    parts = like.dtype.kind == "c"  # infinity times a complex number has a nan, its parts' have none
+    """The same for floats of 32 and 64 bits, and for complex numbers."""
+    parts = like.dtype.kind == "c"  # infinity times a complex number gives a nan; scaling its parts gives none
     kind = np.dtype(f"f{like.dtype.itemsize // 2}") if parts else like.dtype
     steps = factors(like, kind, factor, divisor)
 
@@ -160,8 +167,11 @@ def scaler_of_floats(like: Array, factor: float, divisor: int) -> Scaler:
 
 
 def factors(like: Array, kind: np.dtype[Any], factor: float, divisor: int) -> list[tuple[Any, Any]]:
-    """Functions of like's module that scale arrays of this kind, one behind the other, and what each is called with:
-    on the host an array without dimensions, since behind a training step a number takes NumPy 5 us more."""
+    """Functions of like's module that scale arrays of this kind one after another, each with its argument.
+
+    On the host the argument is an array without dimensions, which NumPy handles faster than a number (MEASURED.md,
+    "Details").
+    """
     xp = module(like)
     functions, number = {"*": xp.multiply, "/": xp.divide}, np.array if is_host(like) else kind.type
     return [(functions[sign], number(kind.type(value))) for sign, value in scaling(factor, divisor)]
@@ -175,7 +185,7 @@ def widened(array: Array) -> Array:
 
 
 def assign(array: Array, values: Array) -> None:
-    """The values, rounded, into the array."""
+    """Write the values into the array, rounded."""
     if array.dtype == np.float16 and values.dtype == np.float32 and is_host(array):
         half.narrow(values, array)
     else:
@@ -183,8 +193,10 @@ def assign(array: Array, values: Array) -> None:
 
 
 def in_cache(*arrays: Array, step: int = WIDE_ELEMENTS) -> Iterator[tuple[Array, ...]]:
-    """Equally long flat arrays, `step` elements at a time, by default so few that wider copies of them stay in the
-    cache; whole on a GPU, where each step would cost kernels."""
+    """Equally long flat arrays, `step` elements at a time.
+
+    By default so few that wider copies stay in the cache. On a GPU they stay whole, since each step costs kernels.
+    """
     size = arrays[0].size
     step = step if is_host(arrays[0]) else size
     for start in range(0, size, max(step, 1)):
@@ -192,7 +204,7 @@ def in_cache(*arrays: Array, step: int = WIDE_ELEMENTS) -> Iterator[tuple[Array,
 
 
 def scaling(factor: float, divisor: int) -> fused.Scaling:
-    """How floats of 32 and 64 bits are scaled by factor / divisor, step by step."""
+    """The steps that scale floats of 32 and 64 bits by factor / divisor."""
     if factor == 1.0 and divisor == 1:
         return ()
     if divisor & (divisor - 1) == 0:  # dividing by a power of two is exact either way, and multiplying faster

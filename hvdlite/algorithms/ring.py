@@ -1,9 +1,10 @@
-"""Ring all-reduce, the plain algorithm of the house: each rank talks to its two neighbours only.
+"""Ring all-reduce: each rank talks to its two neighbours only.
 
     step s of reduce-scatter, rank r:  send part r-s   ->  r+1,   receive part r-s-1, add it to mine
     step s of all-gather,     rank r:  send part r-s+1 ->  r+1,   receive part r-s
 
-Bandwidth-optimal on any number of ranks; its p-1 steps per half make it slow for small messages.
+Price: 2(p-1) steps; each rank sends 2n(p-1)/p elements, the least possible on any number of ranks. The many steps make
+it slow for short messages.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from hvdlite.transports import Transport
 
 
 def bounds(total: int, count: int, unit: int = 1) -> list[int]:
-    """Where `count` parts of nearly equal length begin, in whole units, the first ones longer by one; and where the
-    last one ends."""
+    """Where `count` parts of nearly equal length begin, and where the last one ends. In whole units; the first parts
+    are longer.
+    """
     return [bound(total, count, index, unit) for index in range(count + 1)]
 
 
@@ -30,8 +32,10 @@ def bound(total: int, count: int, index: int, unit: int) -> int:
 
 
 def parts(buffer: Array, count: int) -> list[Array]:
-    """The flat buffer in `count` contiguous parts of nearly equal length, in whole cache lines counted from its start;
-    of a short buffer the last ones are empty."""
+    """The flat buffer in `count` contiguous parts of nearly equal length.
+
+    In whole cache lines from its start. The last parts of a short buffer are empty.
+    """
     return [buffer[start:stop] for start, stop in pairwise(bounds(buffer.size, count, per_line(buffer)))]
 
 
@@ -42,23 +46,28 @@ def part(buffer: Array, count: int, index: int) -> tuple[int, int]:
 
 
 def same_part(buffers: Sequence[Array], count: int, index: int) -> list[Array]:
-    """Of each of these equally long buffers the part of this index."""
+    """The part of this index of each of these equally long buffers."""
     start, stop = part(buffers[0], count, index)
     return [buffer[start:stop] for buffer in buffers]
 
 
 def longest_part(buffer: Array, count: int) -> int:
-    """Elements of the first of `parts`."""
+    """The length of the first of `parts`."""
     return bound(buffer.size, count, 1, per_line(buffer))
 
 
 def prepared_reduce_scatter(
     transport: Transport, pieces: list[Array], scratch: Array, reduction: Reduction
 ) -> Callable[[], None]:
-    """What leaves in rank r's piece r+1 (mod p) the reduction of all ranks' pieces r+1; to be called many times.
+    """A function that leaves the reduction of all ranks' pieces r+1 (mod p) in rank r's piece r+1. For many calls.
 
-    p-1 steps, n(p-1)/p elements sent per rank. pieces: p flat arrays, changed in place (the others hold partial
-    sums afterwards); scratch: `pipeline.scratch_length` of the longest piece, same dtype.
+    Price: p-1 steps; each rank sends n(p-1)/p elements.
+
+    Args:
+        transport: The ranks that take part.
+        pieces: p flat arrays, changed in place. The other pieces hold partial sums afterwards.
+        scratch: `pipeline.scratch_length` of the longest piece, same dtype.
+        reduction: The operation.
     """
     rank, size = transport.rank, transport.size
     ahead, behind = (rank + 1) % size, (rank - 1) % size
@@ -69,13 +78,17 @@ def prepared_reduce_scatter(
 
 
 def prepared(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> Callable[[], None]:
-    """The ring all-reduce of this very buffer, to be called many times: to cut it in parts takes as long as to send
-    some kilobytes. Each call: 2(p-1) steps, 2n(p-1)/p elements sent per rank, 2(p-1) MPI calls (Patarasuk & Yuan 2009).
+    """The ring all-reduce of this buffer, for many calls (Patarasuk & Yuan 2009).
 
-    buffer: flat, contiguous, any length n, changed in place. scratch: flat, same dtype, `pipeline.scratch_length` of
-    `longest_part`. Long parts are sent and added in chunks; the all-gather, which adds nothing, sends them whole.
-    Each element's sum is finished and scaled by one rank and copied by the others: all end with the same bits.
-    16-bit floats go by `direct` instead.
+    Price of each call: 2(p-1) steps; each rank sends 2n(p-1)/p elements in 2(p-1) MPI calls. Long parts are sent and
+    added in chunks; the all-gather sends them whole. One rank finishes and scales each element's sum, and the others
+    copy it: all have the same bits. For 16-bit floats use `direct`.
+
+    Args:
+        transport: The ranks that take part.
+        buffer: Flat, contiguous, any length n, changed in place.
+        scratch: Flat, same dtype, `pipeline.scratch_length` of `longest_part`.
+        reduction: The operation and its scaling.
     """
     pieces = parts(buffer, transport.size)
     finished = pieces[(transport.rank + 1) % transport.size]

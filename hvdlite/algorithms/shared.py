@@ -1,16 +1,15 @@
-"""Two-shot all-reduce on memory that the ranks of one host share: no message carries a gradient.
+"""Two-shot all-reduce in memory that the ranks of one host share: no message carries a gradient.
 
     rank 0's buffer  [ 0 | 1 | 2 ]     rank r reads part r of all p buffers, adds, scales,
     rank 1's buffer  [ 0 | 1 | 2 ]     and writes the result into part r of all p buffers.
     rank 2's buffer  [ 0 | 1 | 2 ]
 
-Every byte is read once and written once per rank, 2pS/M seconds at S bytes and a copy bandwidth of M: on one host
-this is 2-3 times faster than any algorithm that sends messages (each of which costs a copy in and a copy out).
-The work goes in blocks that stay in the L2 cache; between two of them Python should take little: at 4 us a block it was
-a sixth of the time. Rejected: one-shot (each rank adds everything: p times the reads), into memory of each rank's own,
-from two places in turn, with no barrier behind. Of what a step takes over none, with two ranks, 0.6 MB behind a CNN's
-backward took a tenth less that way where the cores were far apart (writing what another core has just read takes 127 us
-per 0.3 MB there, and 30 elsewhere), 0.4 MB behind a small MLP's a fifth more.
+Price: each rank reads and writes every byte once per buffer part: 2pS/M seconds for S bytes, where the host copies M
+bytes per second. That is 2-3 times faster than any algorithm by messages, which copies each message in and out. The
+work goes in blocks that stay in the L2 cache, with little Python between two of them.
+
+Rejected: one-shot (each rank adds everything, p times the reads); a separate result with two buffers in turn and no
+second barrier (MEASURED.md, "Details").
 """
 
 from __future__ import annotations
@@ -26,25 +25,31 @@ from hvdlite.arrays import Array, accumulator, module
 from hvdlite.transports import Transport
 
 AddUp: TypeAlias = Callable[[Sequence[Array], Sequence[Array]], None]
-"""The reduction of these addends, in order, scaled, into each of these targets: the first of the addends, in any order,
-or others in their places, but not on a GPU."""
+"""Reduces the addends, in order, with scaling, into each of the targets.
+
+The targets are the first addends, in any order. On the host they may be other arrays in the addends' places.
+"""
 NOTHING_LENT: Mapping[int, Array] = MappingProxyType({})
 BLOCK_BYTES, WHOLE_BYTES = 256 * 1024, 2 << 20
-"""The sum of a block stays in the L2 until it is written everywhere, also in one of 512 KiB. With 1 MiB of L2, 2 ranks,
-at 16 and 64 MiB, sums and averages: 384 KiB 0-13 % more time but once (median 6), 128 KiB 0-4 % more, 64 KiB 5-15 %.
-Parts of up to WHOLE_BYTES, which stay in the L3, take 8-13 % less as one block, longer ones 5-20 % more; so do those of
-8 ranks from 16 MiB together on."""
+"""Bytes of a block, whose sum stays in the L2 cache until it is written everywhere. Parts of up to WHOLE_BYTES stay in
+the L3 cache and are one block (MEASURED.md, "Details").
+"""
 
 
 def prepared(
     transport: Transport, buffers: Sequence[Array], reduction: Reduction, lent: Mapping[int, Array] = NOTHING_LENT
 ) -> Callable[[], None]:
-    """The two-shot of these very buffers, to be called many times. Each call: 1 step, no bytes sent, 1 barrier.
+    """The two-shot of these buffers, for many calls. Each call: 1 step, no bytes sent, 1 barrier.
 
-    buffers: all ranks' flat buffers, in rank order, equally long, changed in place; every rank has finished writing its
-    own before any rank calls (the roll call sees to it). Sums are taken in rank order, 16-bit floats in float32 with
-    one rounding: the same bits in all buffers. lent: looked at in each call: by where they begin in this rank's part,
-    its own addends that lie elsewhere, in host memory, and that nobody need have copied, since nobody else reads them.
+    Sums are taken in rank order, for 16-bit floats in float32 with one rounding: the same bits in all buffers.
+
+    Args:
+        transport: The ranks of this host.
+        buffers: All ranks' flat buffers in rank order, equally long, changed in place. Every rank has finished writing
+            its own buffer before any rank calls; the roll call guarantees that.
+        reduction: The operation and its scaling.
+        lent: Read at each call: this rank's addends that lie elsewhere in host memory, by their start in this rank's
+            part. No other rank reads that part, so they need not be copied.
     """
     rank = transport.rank
     pieces = same_part(buffers, transport.size, rank)
@@ -65,15 +70,15 @@ def prepared(
 def prepared_at_home(
     transport: Transport, stages: Sequence[Array], reduction: Reduction
 ) -> Callable[[Array], None]:
-    """The two-shot of arrays that lie elsewhere, on the host, and are as long as these places in shared memory:
+    """The two-shot of arrays outside shared memory, as long as these stages in shared memory.
 
         rank 0's array  [ 0 | 1 ] -> its stage [   | 1 ]      rank r copies the other parts in, adds part r of its
         rank 1's array  [ 0 | 1 ] -> its stage [ 0 |   ]      array and of the others' stages, writes it there, and
                                                               copies the other parts out again
 
-    To be called with any number of arrays, changed in place; what is added, and how, as in `prepared`. 2S(p-1)/p bytes
-    are copied for S, and each call has 2 barriers. Behind a call a rank may still be copying out of its stage: nobody
-    else may write there before it has come to another barrier, and operations that follow each other here do not.
+    Price of each call: 2S(p-1)/p bytes copied for S, and 2 barriers. Call it with any number of arrays; they change in
+    place. The arithmetic is that of `prepared`. After a call a rank may still copy out of its stage: no other rank may
+    write there before the next barrier, and later operations here do not.
     """
     rank, mine = transport.rank, stages[transport.rank]
     pieces = same_part(stages, transport.size, rank)
@@ -100,7 +105,7 @@ def prepared_at_home(
 def add_up_lent(
     pieces: Sequence[Array], rank: int, reduction: Reduction, lent: Mapping[int, Array], add_up: AddUp
 ) -> None:
-    """Add up these pieces, one of each rank; this rank's addends lie elsewhere where they are lent."""
+    """Add up these pieces, one of each rank. Where this rank's addends are lent, use them."""
 
     def where_they_are(start: int, stop: int | None) -> None:
         for block in in_blocks([piece[start:stop] for piece in pieces], reduction):
@@ -117,26 +122,28 @@ def add_up_lent(
 
 
 def anothers_first(block: Sequence[Array], rank: int) -> Sequence[Array]:
-    """The same pieces, as targets, with another rank's first: one that has been read when the sum is written there.
-    What another core has had is written in half the time while it is read than behind that, where cores are far apart:
-    0.3 MB in 54 us instead of 95. Where they are near it takes the same."""
+    """The same pieces as targets, with another rank's piece first, because that one has just been read.
+
+    Where cores are far apart, writing a line that another core has had is faster just after reading it (MEASURED.md,
+    "Details").
+    """
     return block if rank else [*block[1:2], block[0], *block[2:]]
 
 
 def in_blocks(pieces: Sequence[Array], reduction: Reduction) -> Iterator[tuple[Array, ...]]:
-    """Equally long flat pieces, BLOCK_BYTES of each at a time; short ones whole, unless copies are made of them."""
+    """Equally long flat pieces, BLOCK_BYTES of each at a time. Short ones stay whole, unless they are copied."""
     first = pieces[0]
     short = first.nbytes <= WHOLE_BYTES and len(pieces) * first.nbytes <= 4 * WHOLE_BYTES and in_place(first, reduction)
     return in_cache(*pieces, step=first.size if short else BLOCK_BYTES // first.itemsize)
 
 
 def in_place(like: Array, reduction: Reduction) -> bool:
-    """Whether arrays like this are added where they lie."""
+    """Whether arrays like this are added without a wider copy."""
     return reduction.before == 1.0 and accumulator(like.dtype) == like.dtype
 
 
 def adder(like: Sequence[Array], reduction: Reduction) -> AddUp:
-    """What adds up blocks of these pieces."""
+    """The function that adds up blocks of these pieces."""
     first, before = like[0], reduction.before
     if fused.possible(like, reduction.operation):
         scales = scaling(reduction.after, reduction.divisor)
@@ -147,8 +154,10 @@ def adder(like: Sequence[Array], reduction: Reduction) -> AddUp:
 
 
 def adder_in_place(reduction: Reduction, like: Array) -> AddUp:
-    """The sum grows in the first target. Where all its scaling is one product, each target is given one: behind a
-    training step NumPy takes 5 us less to multiply twice than to multiply and copy."""
+    """The sum grows in the first target.
+
+    If all scaling is one product, each target gets its own product, which NumPy does faster than a product and copies.
+    """
     function, scale = reduction.function(like), reduction.postscaler(like)
     multiply, factor = module(like).multiply, reduction.factor(like)
 
@@ -169,7 +178,7 @@ def adder_in_place(reduction: Reduction, like: Array) -> AddUp:
 
 
 def adder_aside(reduction: Reduction, wide: Array) -> AddUp:
-    """The sum grows in an array of its own, like `wide`; it is rounded once."""
+    """The sum grows in a separate array like `wide`, and is rounded once."""
     prescale, function, postscale = reduction.prescaler(wide), reduction.function(wide), reduction.postscaler(wide)
 
     def widely(addend: Array) -> Array:

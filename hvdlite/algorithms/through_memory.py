@@ -1,9 +1,11 @@
-"""All-gather and reduce-scatter between the ranks of one host through memory that they share.
+"""All-gather and reduce-scatter between the ranks of one host, through the staging arena.
 
-A message is copied in and out, too, but in small parts with a hand-shake for each. Measured on 2 ranks, 1 MiB from
-each, with the agreement before it: an all-gather 153 us by messages, 111 through memory, 105 for MPI_Allgather without
-agreement; a reduce-scatter 150, 90 and 100. Broadcast and all-to-all gained nothing (107 us instead of 103; 103 instead
-of 80) and go by messages. Below LEAST_BYTES the barriers cost more than they save.
+    all-gather       each rank copies its piece in, and the others' pieces out
+    reduce-scatter   each rank copies the others' parts in, and adds what the others have copied in for it
+
+Price: each byte is copied in and out, with 2 barriers per piece of staging memory. A message is copied as often, but in
+small parts with a hand-shake for each. Below LEAST_BYTES the barriers cost more than they save. Broadcast and
+all-to-all gain nothing this way and use messages (MEASURED.md, "Details").
 """
 
 from __future__ import annotations
@@ -19,16 +21,20 @@ from hvdlite.memory.workspace import MOST_STAGED_BYTES, Workspace
 from hvdlite.transports import Transport
 
 LEAST_BYTES, MOST_SCATTERED_BYTES = 32 * 1024, 4 << 20
-"""A reduce-scatter of 8 MiB takes 0.4 of a ring's time where cores share a cache, but 1.1 to 1.4 where they are far
-apart."""
+"""Bytes. Longer reduce-scatters are slower than a ring where cores are far apart (MEASURED.md, "Details")."""
 
 
 def memory_for(
     nbytes: int, transport: Transport, workspace: Workspace, place: Place, most_bytes: int = MOST_STAGED_BYTES
 ) -> Sequence[Array] | None:
-    """Every rank's staging bytes in rank order, where these calls are to use them: None where not. Collective.
+    """Every rank's staging bytes in rank order, if an operation should use them; else None. Collective.
 
-    nbytes: of the largest array of any rank; agreed on by all. most_bytes: for larger ones they are not to be used.
+    Args:
+        nbytes: The size of the largest array of any rank; equal on all ranks.
+        transport: The ranks that take part.
+        workspace: Keeps the staging arena.
+        place: Where the ranks are.
+        most_bytes: Do not use staging for larger arrays.
     """
     if not (place.in_memory and place.one_host) or not LEAST_BYTES <= nbytes <= most_bytes:
         return None
@@ -36,8 +42,10 @@ def memory_for(
 
 
 def allgather(transport: Transport, memory: Sequence[Array], pieces: Sequence[Array]) -> None:
-    """Each rank copies its piece in, and the others' out, as much at a time as there is room for. 2 barriers each time.
-    pieces: as in `movement`."""
+    """Each rank copies its piece in and the others' pieces out, as much at a time as fits. 2 barriers each time.
+
+    pieces: as in `movement`.
+    """
     rank, room = transport.rank, memory[0].size
     flat = [as_bytes(piece) for piece in pieces]
     for start in range(0, max(map(len, flat)), room):
@@ -53,12 +61,17 @@ def allgather(transport: Transport, memory: Sequence[Array], pieces: Sequence[Ar
 def reduce_scatter(
     transport: Transport, memory: Sequence[Array], parts: Sequence[Array], result: Array, reduction: Reduction
 ) -> None:
-    """Each rank copies the others' parts of its array in, and adds its own part and what the others have copied in for
-    it, in rank order; as much at a time as there is room for. 2 barriers each time. (To copy each part into the memory
-    of the rank that adds it takes as long where cores share a cache, and 1.3 times as long where they are far apart.
-    That rank may still be copying the last operation's result out of there.)
+    """Each rank copies the others' parts in, and adds its own part and those copied in for it, in rank order.
 
-    parts: for each rank a flat array, as long on every rank, left as it is. result: as long as this rank's part.
+    As much at a time as fits, with 2 barriers each time. Rejected: to copy each part into the memory of the rank that
+    adds it; that is slower where cores are far apart, and that rank may still be copying the last result out of there.
+
+    Args:
+        transport: The ranks of this host.
+        memory: Every rank's staging bytes.
+        parts: A flat array for each rank, equally long on all ranks, not changed.
+        result: As long as this rank's part.
+        reduction: The operation and its scaling.
     """
     rank, size = transport.rank, transport.size
     room = memory[0].size // size // LINE * LINE  # bytes for each rank's part

@@ -1,6 +1,8 @@
-"""Reduce to a root along a binomial tree: half of the ranks hand their partial sums on and are done, and so on.
+"""Reduce to a root along a binomial tree: in each round half of the remaining ranks pass their partial sums on.
 
     4 ranks, root 0:   1 -> 0, 3 -> 2;   2 -> 0
+
+Price: ceil(log2 p) rounds. Each rank sends at most n elements; the root receives n log2(p).
 """
 
 from __future__ import annotations
@@ -12,16 +14,22 @@ from hvdlite.transports import Transport
 
 
 def only_sends(transport: Transport, root: int) -> bool:
-    """Whether this rank receives nothing, and so leaves its buffer as it is but for the prescaling."""
+    """Whether this rank receives nothing, so that its buffer is only prescaled."""
     return (transport.rank - root) % transport.size % 2 == 1
 
 
 def reduce_to_root(transport: Transport, buffer: Array, scratch: Array, root: int, reduction: Reduction) -> None:
-    """Binomial tree. ceil(log2 p) rounds, at most n elements sent per rank, n log2(p) received by the root.
+    """Reduce to one rank. ceil(log2 p) rounds; each rank sends at most n elements, and the root receives n log2(p).
 
-    buffer: flat, contiguous, any length n, the same on every rank; afterwards the root's holds the reduction, the
-    others' hold partial sums, or (see `only_sends`) what they held. scratch: flat, same dtype, `chunk_length` of n; of
-    any length where this rank only sends. Long ones go in chunks. root: a rank of the transport.
+    Long buffers go in chunks.
+
+    Args:
+        transport: The ranks that take part.
+        buffer: Flat, contiguous, equally long on all ranks. Afterwards the root's holds the reduction, the others hold
+            partial sums or (`only_sends`) their prescaled input.
+        scratch: Flat, same dtype, `chunk_length` of n; any length if this rank only sends.
+        root: A rank of the transport.
+        reduction: The operation and its scaling.
     """
     rank, size = transport.rank, transport.size
     reduction.prescale(buffer)

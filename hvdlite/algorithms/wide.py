@@ -1,8 +1,9 @@
-"""Reductions in a wider dtype: an array is widened, its sum is taken there, scaled, and rounded once.
+"""Reductions in a wider dtype: an array is widened, its sum is taken and scaled there, and rounded once.
 
     int8 [100, -7]  ->  int64 [100, -7]  ->  sum over 2 ranks [200, -14]  ->  average, int8 [100, -7]
 
-Partial sums that pass between ranks neither overflow nor are they rounded on the way.
+Price: the wide array travels, of at most MOST_ELEMENTS at a time. Partial sums between ranks neither overflow nor are
+rounded.
 
     dtype                     is added as
     float16, bfloat16         float32
@@ -22,7 +23,7 @@ from hvdlite.algorithms.reduction import Reduction, assign, widened
 from hvdlite.arrays import Array, is_small_float, module
 
 MOST_ELEMENTS = 4 << 20
-"""How many elements are widened at a time: 16 MiB of float32, 64 MiB of quotients and remainders."""
+"""Elements widened at a time: 16 MiB of float32, or 64 MiB of quotients and remainders."""
 
 
 class Widening(Protocol):
@@ -30,21 +31,21 @@ class Widening(Protocol):
 
     @property
     def reduction(self) -> Reduction:
-        """What the user wants."""
+        """The reduction that the user wants."""
         ...
 
     def widen(self, array: Array) -> Array:
-        """A new array of the prescaled numbers: of array's shape, or with one more dimension at its end."""
+        """A new array of the prescaled numbers, in array's shape or with one more dimension at its end."""
         ...
 
     def narrow(self, wide: Array, array: Array) -> None:
-        """Write the result into the array. wide: the plain reduction of what `widen` gave on all ranks."""
+        """Write the result into the array. wide: the unscaled reduction of all ranks' widened arrays."""
         ...
 
 
 @dataclass(frozen=True)
 class Cast:
-    """Each number as one of a wider dtype."""
+    """Each number as a number of a wider dtype."""
 
     reduction: Reduction
 
@@ -62,8 +63,11 @@ class Cast:
 
 @dataclass(frozen=True)
 class Split:
-    """Each number x as (x // p, x % p) for p ranks. The sum of p quotients fits the dtype, and so does that of p
-    remainders, each less than p. What a number becomes by prescaling must fit, too."""
+    """Each number x as (x // p, x % p) for p ranks.
+
+    The sum of p quotients fits the dtype, and so does the sum of p remainders, each less than p. Prescaled numbers must
+    fit, too.
+    """
 
     reduction: Reduction
     ranks: int
@@ -81,7 +85,7 @@ class Split:
         quotients, remainders, how = wide[..., 0], wide[..., 1], self.reduction
         whole = array.dtype.type(self.ranks)
         if how.after == 1.0 and how.divisor == self.ranks:
-            quotient = quotients + remainders // whole  # rounded down; what is negative goes back up, toward zero
+            quotient = quotients + remainders // whole  # rounded down; negative numbers go back up, toward zero
             array[...] = quotient + ((quotient < 0) & (remainders % whole != 0))
         elif how.after == how.divisor == 1:
             array[...] = quotients * whole + remainders
@@ -91,7 +95,8 @@ class Split:
 
 
 def of_integers(reduction: Reduction, dtype: np.dtype[Any], ranks: int) -> Widening | None:
-    """How integers are reduced that are to be scaled; None for other dtypes, and for what wraps around as NumPy's."""
+    """How integers are reduced that need scaling; None for other dtypes, and for sums that wrap around as NumPy's do.
+    """
     if dtype.kind not in "iu" or not reduction.scales or reduction.operation == "adasum":
         return None
     if dtype.itemsize < 8:
@@ -100,7 +105,7 @@ def of_integers(reduction: Reduction, dtype: np.dtype[Any], ranks: int) -> Widen
 
 
 def widening(reduction: Reduction, dtype: np.dtype[Any], ranks: int) -> Widening | None:
-    """How arrays of this dtype are reduced where partial results pass between ranks; None: as they are."""
+    """How arrays of this dtype are reduced if partial results pass between ranks; None: as they are."""
     return Cast(reduction) if is_small_float(dtype) else of_integers(reduction, dtype, ranks)
 
 

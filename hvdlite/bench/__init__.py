@@ -1,7 +1,7 @@
-"""Benchmarks that users can run themselves: `hvdliterun -np 2 python -m hvdlite.bench allreduce` (or `step`).
+"""Benchmarks for users: `hvdliterun -np 2 python -m hvdlite.bench allreduce` (or `step`).
 
-Every number comes from contenders that take turns in one run, so that a slow minute of the machine is charged to all
-of them alike. Exempt from the import rules: it knows MPI and torch, since it compares with them.
+The contenders take turns in one run, so that a slow minute of the machine affects all of them. This package may import
+MPI and torch, since it compares hvdlite with them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The all-reduce benchmark: sizes from bytes to hundreds of megabytes, all contenders in one interleaved run.
+"""The all-reduce benchmark: sizes from bytes to hundreds of megabytes, all contenders in turns in one run.
 
 Before each call a rank writes its array, as backward writes gradients. In the two-shot each part is always read by the
-same rank, from all arrays: where nobody else wrote it since, nothing would pass from core to core. Where that is slow,
-between cores without a cache in common, the arena would seem ten times as fast as it is.
+same rank. Without new writes no data would pass between cores, and the arena would seem up to ten times as fast.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The price list: every collective at three sizes, beside the bare mpi4py call on the same arrays.
+"""The price of every collective at three sizes, beside the bare mpi4py call on the same arrays.
 
-mpi4py is given buffers for its results, made before; hvdlite makes a new array for what is not in place, and each
-call first agrees with all ranks that it is the same one everywhere. `barrier` is that agreement alone, so it is also
-all that matching by name costs while nobody calls in another order; the last rows show what reordering costs.
+mpi4py gets buffers for its results. hvdlite allocates a new array unless it works in place, and each call first agrees
+with all ranks that they make the same call. `barrier` is that agreement alone. The last rows show the cost of calls in
+another order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The contenders of the all-reduce benchmark: hvdlite's algorithms, and what they are compared with.
+"""The contenders of the all-reduce benchmark: hvdlite's algorithms and others.
 
-A contender is a function of an element count that gives the array it reduces and the call that reduces it, in place.
-hvdlite's all go through a lane, roll call included: what a user gets, not what the inner loop could do. On several
-hosts the two-shot is the inner part of the hierarchical algorithm, and a plain TCP stream shows what the link can do.
+A contender is a function of an element count. It returns the array and the call that reduces it in place. hvdlite's
+contenders go through a lane with its roll call, as users' calls do. On several hosts the two-shot is the inner part of
+the hierarchical algorithm, and a plain TCP stream shows what the link can do.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A stand-in for a model whose backward is computed elsewhere, as on a GPU: it has the same gradients after as long a
-time, but sleeps meanwhile. So it tells what is hidden where communication need not take its CPU time from backward.
+"""A stand-in for a model whose backward runs elsewhere, as on a GPU: the same gradients at the same times, while the
+CPU sleeps. It shows how much is hidden if communication takes no CPU time from backward.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The training-step benchmark under Keras' `fit` on TensorFlow, beside the torch path with as many bytes.
 
 Two copies of each model take turns of a few steps: one without communication, one with a distributed optimizer. The
-overhead is the step's time less that of the copy without communication; that of the torch path is measured by
-`bench.step` in the same job. One thread per rank, random data, plain SGD. Afterwards the ranks' weights must be equal.
+overhead is the difference of their times. `bench.step` measures the torch path's overhead in the same job. One thread
+per rank, random data, plain SGD. Afterwards the ranks' weights must be equal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The predicted time of an all-reduce on clusters larger than any at hand, by the cost model of `choose`.
+"""The predicted time of an all-reduce on large clusters, by the cost model of `choose`.
 
-It knows no congestion, no other jobs and no overlap: what it is good for is to see which algorithm wins where, and
-what is left to gain. The counts of steps and bytes are those of the code (a unit test runs it and counts); latency
-and bandwidths are assumptions, printed with the result.
+The model has no congestion, no other jobs and no overlap. It shows which algorithm wins where, and what is left to
+gain. The counts of steps and bytes are those of the code (a unit test counts them). Latency and bandwidths are
+assumptions, printed with the result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a benchmark across hosts measures besides time: bytes on the wire, and what the link itself can do.
+"""Measures a benchmark across hosts besides time: bytes on the wire, and what the link itself can do.
 
-Bytes are those of the interfaces' own counters, packet headers included. The link's time is that of a plain TCP
-stream of the least bytes an all-reduce can send, 2S(h-1)/h from each host to the next, all hosts at once.
+The bytes are those of the interfaces' counters, with packet headers. The link's time is that of a plain TCP stream of
+the least bytes that an all-reduce can send: 2S(h-1)/h from each host to the next, all hosts at once.
 """
 
 from __future__ import annotations

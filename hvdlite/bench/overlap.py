@@ -1,16 +1,16 @@
-"""The overlap benchmark: how much of the communication hides behind a backward pass that is long enough for it.
+"""The overlap benchmark: how much of the communication hides behind a long backward.
 
-Three copies of each model take turns: 'local', whose gradients are brought to their buckets and no bucket leaves,
-'end' whose buckets all leave at the end of backward, and 'hvdlite' as users have it, once it has tried which is faster.
-end - local is the communication, end - hvdlite what is hidden of it.
+    local      gradients are copied to their buckets, and no bucket leaves
+    end        all buckets leave at the end of backward
+    hvdlite    as users have it, after it has tried which is faster
 
-What could hide is what the best schedule hides (see `schedule`), given when backward has each gradient (measured
-apart): it does not depend on buckets. The batch is enlarged until backward takes a multiple of it.
+Copies of each model take turns. `end - local` is the communication, `end - hvdlite` the hidden part. `schedule` tells
+how much could hide, from the times at which backward has each gradient; that does not depend on buckets. The batch is
+enlarged until backward takes a multiple of the communication.
 
-Both take CPU time. What communication takes of it on a machine whose cores all compute cannot hide: it is measured,
-too ('end' - 'local'; that of the kernel for packets that arrive is not in it). Where a machine stands for several
-hosts, its cores are few; so each model has two rows more: in one only rank 0 computes, so that it has a core to spare,
-and the others' backward sleeps as long (see `elsewhere`); in the other so does that of all ranks.
+If all cores compute, the communication's CPU time cannot hide. So it is measured as well (`end - local`, without the
+kernel's time for arriving packets). One machine with several hosts has few cores. So each model has two more rows: in
+one only rank 0 computes and the other ranks' backward sleeps (`elsewhere`), in the other all sleep.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the benchmarks found, for people and for programs: tables, JSON, and a picture."""
+"""The results of the benchmarks as tables, JSON, and a picture."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The best schedule of gradients behind backward: what any implementation leaves to be seen of the communication.
+"""The best schedule of gradients during backward: the communication that no implementation can hide.
 
     backward            |     5     |     4     |     3     |     2     |     1     |
     at best                         |==5==|     |==4==|     |==3==|     |==2==|     |==1==|
 
-Each gradient leaves once backward has it, one after another, for its bytes' part of the communication's time. The last
-one is always seen, and more where several come late.
+Each gradient leaves once backward has it, one after another, for its share of the communication's time. The last one
+never hides, nor do several that come late.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The training-step benchmark: what distribution costs per step, beside torch's DistributedDataParallel on gloo.
+"""The training-step benchmark: the cost of distribution per step, beside torch's DistributedDataParallel on gloo.
 
-Three copies of each model take turns: one without communication, one with `hvdlite.torch.DistributedOptimizer`, one
-in DDP. The overhead is the step's time less that of the copy without communication in the same round, which follows
-whatever the machine does. One thread per rank, random data, plain SGD. Afterwards hvdlite's and DDP's weights must
-agree: they did the same arithmetic.
+Three copies of each model take turns: one without communication, one with `hvdlite.torch.DistributedOptimizer`, one in
+DDP. The overhead is the difference to the copy without communication in the same round. One thread per rank, random
+data, plain SGD. Afterwards the weights of hvdlite and DDP must agree.
 """
 
 from __future__ import annotations

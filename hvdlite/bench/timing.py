@@ -1,7 +1,7 @@
-"""Fair timing on a machine that is never quiet: contenders take turns, and what counts is the median.
+"""Fair timing on a machine with other load: contenders take turns, and the median counts.
 
     round 1:  B A C      every turn starts with a barrier, so that no contender pays for another's skew;
-    round 2:  A C B      the order changes (alike on all ranks), so that none always follows the same one
+    round 2:  A C B      the order changes (equal on all ranks), so that no contender always follows the same one
     time of one call = the slowest rank's; of a contender = the median over its calls
 """
 

@@ -1,11 +1,11 @@
-"""Checkpoints of Keras and TensorFlow, and of NumPy: an .npz file, which `numpy.load` reads without trust.
+"""Checkpoints of Keras, TensorFlow and NumPy: an .npz file, which `numpy.load` reads without running code.
 
-    variables/model/00003/dense/kernel      a variable, by the name that its object was given with
+    variables/model/00003/dense/kernel      a variable, under the name that its object was given
     arrays/NAME                             an extra that is an array
-    extras                                  all others: a pickle without classes or functions
+    extras                                  all other extras: a pickle without classes or functions
 
 Only values are kept, no configuration: a script builds its model, and `load` restores it. So one file serves every
-backend of Keras and objects of any kind that have variables.
+backend of Keras, and all objects that have variables.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: 
 
 
 class ArchiveFormat:
-    """A `hvdlite.checkpoints.Format`."""
+    """The `Format` of .npz files."""
 
     def prepare(self, what: Mapping[str, Any]) -> None:
         """Make the variables of optimizers that have not stepped yet."""
-        models = [value for value in what.values() if hasattr(value, "trainable_weights")]  # which optimizers have not
+        models = [value for value in what.values() if hasattr(value, "trainable_weights")]  # optimizers lack it
         for name, value in with_optimizers(what).items():
-            if hasattr(value, "jax_state_sync"):  # within fit, JAX keeps values elsewhere
+            if hasattr(value, "jax_state_sync"):  # during fit, JAX keeps values elsewhere
                 value.jax_state_sync()
             if is_optimizer(value) and not value.built:
                 mine = [model for model in models if getattr(model, "optimizer", None) is value] or models
@@ -149,29 +149,30 @@ class ArchiveFormat:
 
 
 def is_optimizer(value: Any) -> bool:
+    """Whether a value is an optimizer of Keras."""
     return hasattr(value, "apply_gradients") and hasattr(value, "built")
 
 
 def with_optimizers(what: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, and the optimizers that models among it were compiled with."""
+    """The given objects, and the optimizers that the models among them were compiled with."""
     inside = {name + OPTIMIZER: getattr(value, "optimizer", None) for name, value in what.items()}
     given = [*map(id, what.values())]
     return {**what, **{name: value for name, value in inside.items() if is_optimizer(value) and id(value) not in given}}
 
 
 def seeds(what: Mapping[str, Any]) -> list[Any]:
-    """The state of Keras' generators in models, each rank's own."""
+    """The state of Keras' generators in models, which differs between ranks."""
     variables = [each for value in what.values() if hasattr(value, "layers") for each in value.variables]
     return [variable for variable in variables if name_of(variable).endswith("seed_generator_state")]
 
 
 def value_of(variable: Any) -> Array:
-    """A copy, on the host."""
+    """A copy on the host."""
     return np.array(variable.numpy())
 
 
 def matched(name: str, variables: Sequence[Any], values: Sequence[Array]) -> list[tuple[Any, Array]]:
-    """Each variable with its value. Raises ValueError where they are others."""
+    """Each variable with its value. Raises ValueError if their numbers or shapes differ."""
     if len(variables) != len(values):
         raise ValueError(f"{name} has {len(variables)} variables, and {len(values)} in the file")
     for variable, value in zip(variables, values, strict=True):
@@ -182,19 +183,19 @@ def matched(name: str, variables: Sequence[Any], values: Sequence[Array]) -> lis
 
 
 def typed(value: Array, variable: Any) -> Array:
-    """The value, which NumPy's files have as bytes where its dtype is none of NumPy's own (bfloat16)."""
+    """The value with the variable's dtype. NumPy's files store dtypes that are not NumPy's own (bfloat16) as bytes."""
     return value.view(value_of(variable).dtype) if value.dtype.kind == "V" else value
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads numbers, strings, bytes, lists, tuples, dicts and sets; nothing that would run code."""
+    """Reads numbers, strings, bytes, lists, tuples, dicts and sets, and nothing that would run code."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
 
 
 def is_plain(value: Any) -> bool:
-    """Whether `PlainUnpickler` reads it."""
+    """Whether `PlainUnpickler` reads the value."""
     try:
         PlainUnpickler(io.BytesIO(pickle.dumps(value))).load()
     except Exception:

@@ -1,12 +1,12 @@
-"""Checkpoints: one file, which rank 0 alone writes and reads, and the same state on every rank.
+"""Checkpoints: rank 0 writes and reads one file, and all ranks get the same state.
 
     hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch + 1)
     epoch = hvd.load("run.pt", missing_ok=True, model=model, optimizer=optimizer, epoch=0)["epoch"]
 
-Whoever reads "run.pt" finds a whole checkpoint, the new one or the one before: the file is written beside it, and takes
-its name when all of it is on the disk. What rank 0 cannot write or read is the same error on every rank. Ranks get the
-file's bytes, and each decodes them; so other hosts need no such file. A `Format` tells what the bytes mean, for each
-framework. Rejected: to broadcast decoded objects, for each kind of which that is another call.
+"run.pt" is always a whole checkpoint, the new one or the previous one: the data are written to a file beside it, which
+takes its name once all is on the disk. If rank 0 cannot write or read, every rank raises the same error. All ranks get
+the file's bytes and decode them, so that other hosts need no file. A `Format` gives the bytes their meaning. Rejected:
+to broadcast decoded objects, because each kind of object needs another call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hvdlite.ops.objects import allgather_object, broadcast_object
 
 RNG = "rng_of_ranks"  # in the file
 ENDING = ".unfinished"
-LONGEST_PAUSE = 3600.0  # seconds between two writes to a file that somebody still writes
+LONGEST_PAUSE = 3600.0  # seconds; an unfinished file without a write for so long was abandoned
 T = TypeVar("T")
 File = str | os.PathLike[str]
 
@@ -45,26 +45,27 @@ class Format(Protocol):
     """How a framework's objects become a file and come back."""
 
     def prepare(self, what: Mapping[str, Any]) -> None:
-        """Have all objects hold their state, on every rank, before a file is written or read."""
+        """Make all objects hold their state, on every rank, before a file is written or read."""
 
     def has_state(self, value: Any) -> bool:
-        """Whether a value is an object that is restored in place; else it is an extra."""
+        """Whether a value is an object that is restored in place. Otherwise it is an extra."""
 
     def write(self, file: BinaryIO, what: Mapping[str, Any]) -> None:
-        """Write objects' states and extras. Raises TypeError, naming it, for an extra that is no plain data."""
+        """Write objects' states and extras. Raises TypeError, which names it, for an extra that is no plain data."""
 
     def read(self, file: BinaryIO) -> dict[str, Any]:
         """Objects' states and extras by name. Raises ValueError for a file of another kind."""
 
     def restore(self, what: Mapping[str, Any], found: dict[str, Any]) -> None:
-        """Give each object its state; takes out of `found` what is none of the caller's. Raises ValueError where one
-        does not fit."""
+        """Give each object its state. Removes from `found` what the caller did not name. Raises ValueError if one does
+        not fit.
+        """
 
     def random_state(self, what: Mapping[str, Any]) -> Any:
         """This rank's generators of random numbers, as plain data."""
 
     def set_random_state(self, what: Mapping[str, Any], state: Any) -> None:
-        """Put them into that state."""
+        """Put this rank's generators into that state."""
 
 
 def save(form: Format, path: File, what: Mapping[str, Any], rng: bool) -> None:
@@ -93,8 +94,11 @@ def load(form: Format, path: File, what: Mapping[str, Any], missing_ok: bool, rn
 
 
 def restored(form: Format, file: BinaryIO, objects: Mapping[str, Any], rng: bool) -> dict[str, Any]:
-    """Restore objects on this rank; what else the file has. Raises ValueError, before anything is restored, where it
-    lacks a state that is asked for."""
+    """Restore objects on this rank. Returns what else the file has.
+
+    Raises:
+        ValueError: The file lacks a state that is asked for. Nothing is restored.
+    """
     found = form.read(file)
     if missing := [name for name in objects if name not in found]:
         there = ", ".join(str(name) for name in found if name != RNG) or "nothing"
@@ -116,7 +120,7 @@ def restored(form: Format, file: BinaryIO, objects: Mapping[str, Any], rng: bool
 # Agreement
 
 def agree(call: str, what: Mapping[str, Any], state: Any = None) -> list[Any]:
-    """Each rank's state. Raises ValueError on every rank where they name other things."""
+    """Each rank's state. Raises ValueError on every rank if they name different things."""
     everyone = allgather_object((sorted(what), state), name=call)
     for rank, (names, _) in enumerate(everyone):
         if names != everyone[0][0]:
@@ -126,8 +130,9 @@ def agree(call: str, what: Mapping[str, Any], state: Any = None) -> list[Any]:
 
 
 def on_rank_0(call: str, path: File, work: Callable[[], T]) -> T:
-    """What work() returns on rank 0, which alone calls it, on every rank. Waits for all. Where it raises, every rank
-    raises the same."""
+    """Call work() on rank 0 and return its result on every rank. Waits for all ranks. If it raises, every rank raises
+    the same.
+    """
     result: Any = None
     failure = None
     if runtime.rank() == 0:
@@ -142,7 +147,7 @@ def on_rank_0(call: str, path: File, work: Callable[[], T]) -> T:
 
 
 def on_all(call: str, path: File, work: Callable[[], T]) -> T:
-    """What work() returns here. Waits for all ranks. Where it raises on some, the others raise HvdliteError."""
+    """Call work() on every rank. Waits for all ranks. If it raises on some ranks, the others raise HvdliteError."""
     result, failure = None, None
     try:
         result = work()
@@ -159,7 +164,7 @@ def on_all(call: str, path: File, work: Callable[[], T]) -> T:
 
 
 def told(error: Exception, call: str, path: File) -> Exception:
-    """The error as every rank raises it: that of the operating system, with its number, where one is the cause."""
+    """The error that every rank raises: the operating system's with its number, if there is one among the causes."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OSError) and cause.errno):
         cause = cause.__cause__ or cause.__context__
@@ -169,7 +174,7 @@ def told(error: Exception, call: str, path: File) -> Exception:
 
 
 def portable(error: Exception | None) -> Exception | None:
-    """The error, or one with its text where it would not come through a pickle."""
+    """The error, or one with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -178,7 +183,7 @@ def portable(error: Exception | None) -> Exception | None:
 
 
 def begin_anew() -> None:
-    """Compare the ranks' weights again at each optimizer's next step: all are to be alike now."""
+    """Compare the ranks' weights again at each optimizer's next step."""
     for each in runtime.current().after_join:
         if alike := getattr(each, "alike", None):
             alike.expect("0", ("weights", "state"))
@@ -187,8 +192,10 @@ def begin_anew() -> None:
 # The file
 
 def replace_file(path: File, write: Callable[[BinaryIO], None]) -> None:
-    """Give `path` what write(file) writes, all or nothing, also where this process is killed meanwhile or the power
-    fails. A file that is replaced keeps its permissions; a link leads to the new one."""
+    """Replace `path` by what write(file) writes, as a whole, even if the process is killed or the power fails.
+
+    The new file has the old one's permissions. A link keeps pointing to the file.
+    """
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
@@ -209,7 +216,7 @@ def replace_file(path: File, write: Callable[[BinaryIO], None]) -> None:
 
 
 def sweep(target: Path) -> None:
-    """Remove what processes left beside the file that were killed while they wrote it."""
+    """Remove files that processes left beside the target because they were killed while they wrote."""
     for left in target.parent.glob(f".{target.name}.*{ENDING}"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > LONGEST_PAUSE:
@@ -217,7 +224,7 @@ def sweep(target: Path) -> None:
 
 
 def settle_folder(folder: Path) -> None:
-    """Have the folder's new entry on the disk, where the file system can be asked for that."""
+    """Write the folder's new entry to the disk, if the file system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -227,7 +234,7 @@ def settle_folder(folder: Path) -> None:
 
 
 def bytes_of(path: File, missing_ok: bool) -> Array | None:
-    """All of a file; None where there is none and that is fine."""
+    """All bytes of a file; None if there is none and `missing_ok` is true."""
     try:
         return np.fromfile(path, np.uint8)
     except FileNotFoundError:
@@ -262,7 +269,7 @@ class Stream(io.RawIOBase):
 # What all formats share
 
 def plain(value: Any) -> Any:
-    """The value with Python's numbers for NumPy's; the same object where there are none."""
+    """The value with Python numbers in place of NumPy's; the same object if it has none."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) not in (dict, list, tuple):
@@ -275,7 +282,7 @@ def plain(value: Any) -> Any:
 
 
 def not_plain(name: str, value: Any) -> TypeError:
-    """The error for an extra that a file may not have."""
+    """The error for an extra that a file must not have."""
     return TypeError(
         f"hvd.save: {name!r} ({type(value).__name__}) is not plain data, so nothing is saved: whoever opened the file "
         "would have to trust code in it. Give numbers, strings, lists, dicts (vars(args), say) or tensors; an object "
@@ -285,7 +292,12 @@ def not_plain(name: str, value: Any) -> TypeError:
 
 @dataclass(frozen=True)
 class Generator:
-    """One of a process' generators of random numbers. get: its state, as plain data. set: puts it into one."""
+    """A generator of random numbers of this process.
+
+    Attributes:
+        get: Returns its state, as plain data.
+        set: Puts it into a state.
+    """
 
     get: Callable[[], Any]
     set: Callable[[Any], None]
@@ -299,15 +311,15 @@ def numpys_state() -> Any:
 GENERATORS = {
     "python": Generator(random.getstate, random.setstate), "numpy": Generator(numpys_state, np.random.set_state),
 }  # fmt: skip
-"""Those that `rng=True` saves, by name. Frameworks add theirs."""
+"""The generators that `rng=True` saves, by name. Frameworks add theirs."""
 
 
 def random_states() -> dict[str, Any]:
-    """Of all generators, by name."""
+    """The states of all generators, by name."""
     return {name: each.get() for name, each in GENERATORS.items()}
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Put the generators that there are into these states."""
+    """Put the existing generators into these states."""
     for name in states.keys() & GENERATORS.keys():
         GENERATORS[name].set(states[name])

@@ -1,8 +1,8 @@
-"""What users call the operations that ranks match by keys: the names in errors, warnings and the stall watch's table.
+"""The names of operations in errors, warnings and the stall watch's table, as users know them.
 
-One call of a user's may take several operations, and their keys ("gradients 'optimizer.1 bucket 0'") mean nothing to
-him. So messages name, in this order: the call that this thread is in (`calling`), the optimizer or tape that an
-operation belongs to, or the function and name that the user gave. Keys stay what ranks compare.
+One call of a user may take several operations, whose keys ("gradients 'optimizer.1 bucket 0'") mean nothing to the
+user. So messages name, in this order: the call that the thread is in (`calling`), the operation's optimizer or tape, or
+the function and name that the user gave. Ranks compare keys.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 
 COLLECTIVE = "It is collective: every rank must call it."
 UNNAMED = "noname."
-"""Names of operations without one begin so; a number follows."""
+"""The names of operations without a name begin so; a number follows."""
 GRADIENTS = "gradients "
-"""Titles of what is part of a backward begin so."""
+"""The titles of operations within a backward begin so."""
 
 
 class Here(threading.local):
-    """call: what the user called in this thread, as he writes it; empty where that is one operation alone."""
+    """Each thread's call, as the user writes it; empty if the call is a single operation."""
 
     call = ""
 
@@ -29,7 +29,10 @@ _here = Here()
 
 @contextmanager
 def calling(call: str) -> Iterator[None]:
-    """Inside, and in functions so decorated, operations of this thread are parts of this call; the outermost counts."""
+    """Within this context, or in a function decorated with it, this thread's operations belong to `call`.
+
+    If contexts are nested, the outermost one counts.
+    """
     before = _here.call
     _here.call = before or call
     try:
@@ -39,13 +42,19 @@ def calling(call: str) -> Iterator[None]:
 
 
 def current() -> str:
-    """The user's call that this thread is in; empty where there is none."""
+    """The user's call that this thread is in, or ""."""
     return _here.call
 
 
 def title(kind: str, name: str, call: str = "", user: str = "") -> str:
-    """An operation's name in messages. call: the user's, of which the operation is a part. user: the optimizer or tape
-    that the operation belongs to."""
+    """An operation's name in messages.
+
+    Args:
+        kind: The kind of operation.
+        name: The name that ranks match it by.
+        call: The user's call that it belongs to.
+        user: The optimizer or tape that it belongs to.
+    """
     if call:
         return call
     if user:
@@ -57,12 +66,12 @@ def title(kind: str, name: str, call: str = "", user: str = "") -> str:
 
 
 def letter(name: str) -> str:
-    """The same for a message, from the name that `Post` gives it."""
+    """A message's name in errors, from the name that `Post` gives it."""
     given, between, places = name.partition(" from rank ")
     number = given.removeprefix(UNNAMED)
     return f"message '{name}'" if number == given else f"message {number}{between}{places}"
 
 
 def numbered(user: str, number: int) -> str:
-    """An optimizer or tape in messages. number: of those that were attached, from 1."""
+    """The name of an optimizer or tape in messages. number: counted from 1 in the order of attachment."""
     return user if number <= 1 else f"{user} number {number}"

@@ -1,11 +1,11 @@
-"""The GPU side of a lane: what work finds in the lane's place when its arrays lie on a GPU.
+"""The GPU side of a lane: the workplace for arrays on a GPU.
 
-    caller    issues kernels on its stream | mark |                                         | goes on behind `ending`
+    caller    issues kernels on its stream | mark |                                         | continues after `ending`
     lane                                     waits, roll call, adds on a stream of its own, | records `ending`
 
-`on_gpu(request, array)` puts a request there. Its work is the same function as on the host: it sees a `Side` with
-`transport`, `workspace` and `place`, which send from the GPU, allocate on it and know what its ranks share. Nobody
-waits for a whole device; what the work uses is kept until the GPU has passed its end.
+`on_gpu(request, array)` moves a request there. Its work is the same function as on the host. It gets a `Side` with
+`transport`, `workspace` and `place`, which send from the GPU, allocate on it, and know what its ranks share. No thread
+waits for a whole device. Arrays in use are kept until the GPU has passed the work's end.
 """
 
 from __future__ import annotations
@@ -32,42 +32,44 @@ from hvdlite.transports import Transport
 from hvdlite.transports.device import DirectTransport, StagedTransport
 
 GPU_STAGING_BYTES = 64 << 20
-"""What travels at a time through memory that the GPUs of a host share, for each lane. Each piece waits for all ranks
-twice: 2 ranks on one H200 took 6.6 ms for 256 MiB in pieces of 32 MiB, 3.8 in 64, 1.9 as one."""
+"""Bytes per lane that go through the GPUs' shared memory at a time. Each piece waits for all ranks twice (MEASURED.md,
+"Details").
+"""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The one GPU that a process uses, and the array module for it."""
+    """The one GPU that a process uses, and its array module."""
 
     xp: ModuleType
     number: int
 
 
 def gpu_of(array: Array) -> Gpu:
+    """The GPU of an array."""
     return Gpu(module(array), device_of(array))
 
 
 def gpu_in_use(host: HostWorkplace) -> Gpu:
-    """The GPU that the lane works on; where it has not yet, the one that CuPy would use."""
+    """The GPU that the lane works on; if there is none yet, the one that CuPy would use."""
     if isinstance(host.gpu, Side):
         return host.gpu.gpu
     return Gpu(cupy(), int(cupy().cuda.runtime.getDevice()))
 
 
 class GpuWorkspace(Workspace):
-    """A workspace on the GPU: arenas by CUDA IPC."""
+    """A workspace on the GPU, with arenas by CUDA IPC."""
 
     def __init__(self, gpu: Gpu) -> None:
         super().__init__()
         self.gpu = gpu
         self.openings: dict[str, tuple[cuda_ipc.Openings, Transport]] = {}
         self.callers: Sequence[int] = ()
-        """The streams of the one whose request is under way: CuPy's, then the frameworks'."""
+        """The streams of the caller of the request under way: CuPy's, then the frameworks'."""
 
     def new(self, like: Array, shape: Sequence[int]) -> Array:
-        # From the pool of the caller's stream, to which it returns when the caller lets go of it: used again for calls
-        # from that stream alone, it is written when the GPU has done what the stream has so far, such as reading it.
+        # From the pool of the caller's stream, to which it returns once the caller has dropped it. Only calls from that
+        # stream reuse it, and they write it after the stream's earlier work, such as reading it.
         streams = self.callers or (0,)
         with self.gpu.xp.cuda.ExternalStream(streams[-1]):
             array = self.gpu.xp.empty(shape, like.dtype)
@@ -84,7 +86,7 @@ class GpuWorkspace(Workspace):
     ) -> Arena:
         local = self.levels(transport, hosts).local
         if name in self.openings:
-            self.openings[name][0].close(local)  # before any rank lets go of the arena that this one replaces
+            self.openings[name][0].close(local)  # before any rank releases the arena that this one replaces
         openings = cuda_ipc.Openings(self.gpu.xp)
         self.openings[name] = openings, local
         return cuda_ipc.allocate(openings, self.gpu.number, transport, nbytes, share, local)
@@ -96,9 +98,13 @@ class GpuWorkspace(Workspace):
 
 
 class Side:
-    """A lane's work on one GPU: its stream, and what stands for the lane's transport, place and workspace.
+    """A lane's workplace on one GPU: its stream, transport, place and workspace. Creating one is collective over the
+    lane.
 
-    Creating one is collective over the lane. takes_pointers: whether the MPI is CUDA-aware, agreed by all ranks.
+    Args:
+        host: The lane's workplace on the host.
+        gpu: The GPU.
+        takes_pointers: Whether the MPI is CUDA-aware; equal on all ranks.
     """
 
     def __init__(self, host: HostWorkplace, gpu: Gpu, takes_pointers: bool) -> None:
@@ -123,12 +129,12 @@ class Side:
 
     @contextmanager
     def working(self) -> Iterator[Side]:
-        """The calling thread issues on this GPU, in the lane's stream."""
+        """Within this context the calling thread issues work on this GPU, in the lane's stream."""
         with self.gpu.xp.cuda.Device(self.gpu.number), self.stream:
             yield self
 
     def end(self, used: Any) -> Mark:
-        """A mark behind the work issued; keeps what it uses until the GPU has passed it."""
+        """A mark after the work issued so far. Keeps `used` until the GPU has passed it."""
         xp = self.gpu.xp
         ending = Mark(xp, self.gpu.number, [self.stream.ptr], [recorded(xp, self.stream.ptr)])
         self.in_use.append((ending, used))
@@ -146,9 +152,10 @@ class Side:
 
 
 def on_gpu(lane: Lane, request: Request[T], array: Array) -> None:
-    """Have the request's work done on the array's GPU, behind what the calling thread has issued there.
+    """Move the request's work to the array's GPU, after the work that the calling thread has issued there.
 
-    Raises HvdliteError where the lane already works on another GPU.
+    Raises:
+        HvdliteError: The lane already works on another GPU.
     """
     work, gpu = request.work, gpu_of(array)
     if lane.host.gpu is not None:
@@ -171,16 +178,16 @@ def on_gpu(lane: Lane, request: Request[T], array: Array) -> None:
 
 
 def side_of(host: HostWorkplace, gpu: Gpu) -> Side:
-    """The lane's side on this GPU. Runs on the lane; collective at the first call."""
+    """The lane's side on this GPU. Runs on the lane's thread; collective at the first call."""
     if isinstance(threading.current_thread(), LaneThread):
-        gpu.xp.cuda.Device(gpu.number).use()  # for good: see Mark.adopt
+        gpu.xp.cuda.Device(gpu.number).use()  # permanently: see Mark.adopt
     if host.gpu is None:
         host.gpu = Side(host, gpu, takes_pointers(host))
     return require_same(host, gpu)
 
 
 def require_same(host: HostWorkplace, gpu: Gpu) -> Side:
-    """The side, where it is on this GPU. Raises HvdliteError where the lane works on another one."""
+    """The side on this GPU. Raises HvdliteError if the lane works on another one."""
     side = host.gpu
     assert isinstance(side, Side)
     if side.gpu.number != gpu.number:
@@ -192,13 +199,13 @@ def require_same(host: HostWorkplace, gpu: Gpu) -> Side:
 
 
 def takes_pointers(host: HostWorkplace) -> bool:
-    """Whether device pointers may be given to the lane's transport; the same on all its ranks. Collective."""
-    from hvdlite.transports.cuda_aware import cuda_aware  # which starts processes, and takes long to import
+    """Whether the lane's transport takes device pointers; equal on all ranks. Collective."""
+    from hvdlite.transports.cuda_aware import cuda_aware  # takes long to import
 
     transport, said = host.transport, host.place.cuda_aware
     if transport.size == 1:
         return True
-    asked = transport.rank in [ranks[0] for ranks in host.place.hosts or ((0,),)]  # one rank of each host finds out
+    asked = transport.rank in [ranks[0] for ranks in host.place.hosts or ((0,),)]  # one rank per host tries
     mine = (cuda_aware(transport.library) if asked else True) if said is None else said
     agreed = all(transport.allgather_object(mine))
     if not agreed and transport.rank == 0 and said is None:

@@ -1,6 +1,6 @@
-"""Who has what: matching the ranks' queued requests by name, and saying how they differ. Pure functions.
+"""Matching of the ranks' queued requests by name, and the errors for those that differ. Pure functions.
 
-Only reached when a roll call found different requests; all ranks compute the same verdicts from the same lists.
+Only used when a roll call found different requests. All ranks compute the same verdicts from the same lists.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hvdlite.lanes.calls import COLLECTIVE, GRADIENTS
 from hvdlite.lanes.signature import END, JOIN, LEAVE, UNEVEN, UNKNOWN, Signature
 
 CHANGES = "add_param_group or requires_grad in torch, trainable in Keras, a tape's sources"
-"""How an attached optimizer's or tape's list of parameters changes."""
+"""How the parameter list of an attached optimizer or tape changes."""
 CURES = {
     "shape": "Every rank must pass the same shape; pad, or use allgather where sizes differ.",
     "dtype": "Every rank must pass the same dtype; cast before the call.",
@@ -42,21 +42,26 @@ KINDS = {
     "plan": "a new list of parameters", "new lane": "a new optimizer", "weights": "a comparison of weights",
     "uses": "gradients that other ranks may lack", "order": "the order of gradients", "overlap": "times of gradients",
 }  # fmt: skip
-"""What a rank is at, where users do not know the kind of operation by its name."""
+"""Words for the kinds of operation that users do not call by name."""
 LONGEST_DIFF = 20
-"""Lines, half of them for each side."""
+"""Lines of a diff that are shown, half of them for each side."""
 
 
 Verdicts: TypeAlias = dict[str, HvdliteError | None]
-"""By request key: the error to fail it with; None: run it."""
+"""By request key: the error that the request fails with, or None to run it."""
 
 
 def match(everyone: Sequence[Sequence[Signature]], members: Sequence[int], stuck: bool = True) -> Verdicts:
-    """Verdicts by request key, in the order in which to run them. everyone: each rank's `visible` queue; members: these
-    ranks. stuck: all of them wait, and nothing else will be called meanwhile.
+    """Verdicts by request key, in the order in which to run the requests.
 
-    A request that some rank lacks gets no verdict: it waits, unless that rank has shut down, or is stuck in another of
-    the same name. Ranks that have joined lack nothing, but nobody leaves before they do.
+    A request that some rank lacks gets no verdict: it waits. There are two exceptions: that rank has shut down, or it
+    is stuck in another request of the same name. Ranks that have joined lack nothing, but no rank leaves before they
+    do.
+
+    Args:
+        everyone: Each rank's `visible` queue.
+        members: The ranks, in the same order.
+        stuck: Whether all ranks wait, so that none will call anything meanwhile.
     """
     live = [place for place, queue in enumerate(everyone) if not has_joined(queue)]
     known = [{signature.key: signature for signature in queue} for queue in everyone]
@@ -73,7 +78,7 @@ def match(everyone: Sequence[Sequence[Signature]], members: Sequence[int], stuck
 
 
 def verdict(found: Sequence[Signature | None], members: Sequence[int]) -> Verdicts:
-    """The verdict on each member's request, one and the same; none where a member lacks it."""
+    """The common verdict on each member's request; none if a member lacks it."""
     signatures = [signature for signature in found if signature is not None]
     if len(signatures) < len(found):
         return {}
@@ -82,38 +87,42 @@ def verdict(found: Sequence[Signature | None], members: Sequence[int]) -> Verdic
 
 
 def agree(signatures: Sequence[Signature]) -> bool:
-    """Whether they are one and the same, but for values that some do not know."""
+    """Whether the signatures are equal, apart from values that some ranks do not know."""
     names = {each._replace(facts=tuple((what, None) for what, _ in each.facts), called="") for each in signatures}
     everyones = zip(*(signature.facts for signature in signatures), strict=True) if len(names) == 1 else ()
     return len(names) == 1 and all(alike(facts[0][0], [value for _, value in facts]) for facts in everyones)
 
 
 def alike(what: str, values: Sequence[Any]) -> bool:
-    """Whether ranks' values of a fact are one, as far as known; of lists of parameters, whether each line is."""
+    """Whether the known values of a fact are equal. Lists of parameters are compared line by line."""
     known = {value for value in values if value != UNKNOWN}
     if len(known) <= 1 or what != "parameters" or None in known or len(set(map(len, known))) > 1:
         return len(known) <= 1
-    moved = len({tuple(sorted(value)) for value in known}) < len(known)  # the same lines in another order
+    moved = len({tuple(sorted(value)) for value in known}) < len(known)  # the same lines, reordered
     return not moved and all(map(same_variable, zip(*known, strict=True)))
 
 
 def same_variable(lines: Sequence[str]) -> bool:
-    """Whether these lines are of one variable, but for the layers around its own, which it is not called by where Keras
-    has loaded a model from a file: net/dense/kernel and dense/kernel, adam/net_dense_kernel_m and
-    adam/dense_kernel_m."""
+    """Whether these lines name one variable, apart from outer layers.
+
+    Keras omits outer layers from names when it loads a model from a file: net/dense/kernel becomes dense/kernel, and
+    adam/net_dense_kernel_m becomes adam/dense_kernel_m.
+    """
     longest = max(lines, key=len)
     return all(line == longest or is_end_of(line, longest) for line in lines)
 
 
 def is_end_of(line: str, longest: str) -> bool:
-    """Of a weight's name the end is at least its layer's and its own, of an optimizer's state also what state it is."""
+    """Whether `line` is the end of `longest`: at least a layer's and a weight's name, for an optimizer's state also its
+    kind.
+    """
     outer, slash, rest = line.rpartition("/")
     state = rest.count("_") > 1 and longest.rpartition("/")[0] == outer and longest.endswith(f"_{rest}")
     return bool(slash) and (state or longest.endswith(f"/{line}"))
 
 
 def clashes(queues: Sequence[Sequence[Signature]], members: Sequence[int]) -> Verdicts:
-    """Errors for different kinds of operation that are called by one name."""
+    """Errors for different kinds of operation under one name."""
     named = [{signature.name: signature for signature in reversed(queue) if signature != LEAVE} for queue in queues]
     verdicts: Verdicts = {}
     for wanted in queues[0]:
@@ -122,25 +131,24 @@ def clashes(queues: Sequence[Sequence[Signature]], members: Sequence[int]) -> Ve
 
 
 def has_joined(queue: Sequence[Signature]) -> bool:
+    """Whether the rank with this queue has joined."""
     return bool(queue) and queue[0] == JOIN
 
 
 def forsaken(everyone: Sequence[Sequence[Signature]], members: Sequence[int], settled: Container[str]) -> Verdicts:
-    """Errors for what ranks that have shut down will never call."""
+    """Errors for requests that ranks which have shut down will never make."""
     verdicts: Verdicts = {}
     gone = [(place, {signature.key for signature in queue}) for place, queue in enumerate(everyone) if LEAVE in queue]
     for signature in (signature for queue in everyone for signature in queue):
         lacking = [members[place] for place, called in gone if signature.key not in called]
         if lacking and signature != LEAVE and signature.key not in settled:
             said = f"{signature.title}: {ranks(lacking)} shut down, ended, or removed the process set"
-            error = ShutdownError(f"{said}, {forsaking(signature)}")
-            error.by_another = True
-            verdicts[signature.key] = error
+            verdicts[signature.key] = ShutdownError(f"{said}, {forsaking(signature)}", by_another=True)
     return verdicts
 
 
 def forsaking(signature: Signature) -> str:
-    """What ranks did that left an operation to others, and the cure."""
+    """What ranks did that left an operation to the others, and the cure."""
     if signature.title.startswith(GRADIENTS):
         return f"without this backward(). {UNEVEN}"
     cure = "Each send needs a recv on the other rank." if signature.kind == "message" else COLLECTIVE
@@ -148,7 +156,7 @@ def forsaking(signature: Signature) -> str:
 
 
 def refusal(signature: Signature, joined: Sequence[int]) -> MismatchError:
-    """Why a request cannot run while these ranks have joined."""
+    """The error for a request that cannot run while these ranks have joined."""
     have = "has" if len(joined) == 1 else "have"
     cure = CURES_WHILE_JOINED.get(signature.kind, "Call it before any rank joins, or after all have.")
     return MismatchError(
@@ -161,7 +169,7 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
     if END in (kinds := {signature.kind for signature in signatures}) and len(kinds) > 1:
         return explain_end(signatures, members)
     facts = [{"kind": s.kind, "round": s.round, **dict(s.facts)} for s in signatures]
-    named = dict.fromkeys(name for fact in facts for name in fact)  # in order; some ranks may lack some
+    named = dict.fromkeys(name for fact in facts for name in fact)  # in order; a rank may lack some
     what = next((name for name in named if not alike(name, [f.get(name) for f in facts])), "arguments")
     values = [f.get(what, "none") for f in facts]
     if what == "parameters":
@@ -179,7 +187,7 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
 
 
 def title_of(signatures: Sequence[Signature], members: Sequence[int]) -> str:
-    """The operation's name in messages; where users of one kind have called it differently, each with its ranks."""
+    """The operation's name in messages. If its callers have called it differently, each name with its ranks."""
     parties = sides([signature.title for signature in signatures], members)
     if len(parties) == 1 or len({signature.kind for signature in signatures}) > 1:
         return signatures[0].title
@@ -187,7 +195,7 @@ def title_of(signatures: Sequence[Signature], members: Sequence[int]) -> str:
 
 
 def explain_end(signatures: Sequence[Signature], members: Sequence[int]) -> str:
-    """Why ranks that have ended an epoch cannot go on with those that have begun a batch more."""
+    """The error if some ranks have ended an epoch, and others have begun one more batch."""
     ended = [member for member, s in zip(members, signatures, strict=True) if s.kind == END]
     others = [member for member in members if member not in ended]
     what = next(signature.round for signature in signatures if signature.kind == END)
@@ -213,7 +221,7 @@ def said_by(values: Sequence[Any], members: Sequence[int]) -> str:
 
 
 def difference(values: Sequence[Any], members: Sequence[int]) -> str:
-    """The lists of the first two ranks that differ, as a diff; who has the same is named."""
+    """The lists of the first two ranks that differ, as a diff. It names the ranks that have the same lists."""
     first, other = next(pair for pair in combinations(values, 2) if not alike("parameters", pair))
 
     def who(said: Any) -> str:

@@ -1,8 +1,8 @@
-"""Messages between two ranks of a process set: each pair that talks has a lane of its own.
+"""Messages between two ranks of a process set: each pair has a lane of its own.
 
-So a message has all that a collective has: a name by which both sides find each other in any order, waiting that
-takes no core, handles, and an error where the other has shut down. A pair's lane needs nobody's leave to come into
-being, so the peer may not know of it; a rank that shuts down therefore answers who calls it until all have come.
+So a message has all that a collective has: a name that both sides match in any order, idle waiting, handles, and an
+error if the other rank has shut down. A rank makes a pair's lane alone, and its peer may not know of it. So a rank that
+shuts down answers calls until all ranks have come.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ from hvdlite.transports.pair import PairTransport
 
 
 class Post:
-    """The pair lanes of one process set on this rank. transport: the set's. members: the set's global ranks.
-    observers: of all lanes. family: all lanes, of other sets, too."""
+    """The pair lanes of one process set on this rank.
+
+    Args:
+        transport: The set's.
+        members: The set's global ranks.
+        observers: The observers of all lanes.
+        family: Returns all lanes, including other sets'.
+    """
 
     def __init__(
         self, transport: Communicator, members: Sequence[int], observers: Sequence[Observer],
@@ -31,7 +37,7 @@ class Post:
         self.members, self.observers, self.family = members, observers, family
         self.lock = threading.Lock()
         self.lanes: dict[int, Lane] = {}
-        """By the peer's place in the set."""
+        """By the peer's rank in the set."""
         self.unnamed: dict[tuple[int, int], count[int]] = {}
 
     def lane(self, peer: int) -> Lane:
@@ -40,26 +46,27 @@ class Post:
             if peer not in self.lanes:
                 pair = PairTransport(self.transport, peer)
                 members = [self.members[place] for place in sorted((peer, self.transport.rank))]
-                name = f"messages of ranks {list(self.members)}"  # another set's are others, to whoever looks on
+                name = f"messages of ranks {list(self.members)}"  # observers tell sets apart by it
                 self.lanes[peer] = Lane(pair, Place(2, False), members, name, self.observers, self.family)
             return self.lanes[peer]
 
     def name(self, source: int, dest: int, name: str | None) -> str:
-        """What both sides call a message; those without a name are numbered, each way."""
+        """The name that both sides give a message. Messages without a name are numbered, each way."""
         if name is None:
             with self.lock:
                 name = f"{UNNAMED}{next(self.unnamed.setdefault((source, dest), count(1)))}"
         return f"{name} from rank {self.members[source]} to rank {self.members[dest]}"
 
     def start_leaving(self) -> None:
-        """Tell every peer that this rank has talked to, or that calls it now, that no message follows."""
+        """Tell every peer that has a lane with this rank, or calls it now, that no message follows."""
         for peer in range(self.transport.size):
             known = peer in self.lanes or (peer != self.transport.rank and self.transport.called_by(peer))
             if known and self.lane(peer).closed is None:
                 self.lane(peer).start_leaving()
 
     def leave(self, everyone: Sequence[Sequence[int]]) -> None:
-        """Leave all lanes, those that peers have made included. everyone: the peers of each rank's lanes."""
+        """Leave all lanes, including those that only peers have made. everyone: for each rank, the peers of its lanes.
+        """
         for peer, known in enumerate(everyone):
             if self.transport.rank in known:
                 self.lane(peer)

@@ -1,4 +1,4 @@
-"""Memory that ranks share: arenas on a host, CUDA IPC handles on GPUs, and what a lane keeps to work with.
+"""Memory that ranks share: arenas on a host, CUDA IPC on GPUs, and the memory that a lane keeps.
 
-Belongs here: allocating, sharing and releasing memory. Not here: what is written into it (`algorithms/`).
+Belongs here: allocating, sharing and releasing memory. Not here: the arithmetic on it (`algorithms/`).
 """

@@ -1,11 +1,10 @@
-"""Memory that the ranks of one host share, and scratch space.
+"""Arenas: memory that all ranks of a host read and write.
 
-An *arena* is one anonymous memory file (memfd) per rank, mapped by every rank of the host: gradients are views into
-it, and a reduction reads and writes the peers' gradients where they lie. Our own mappings, not `MPI.Win`: they are
-owned by the arrays that look into them, so they outlive `shutdown()` (a view on a freed window crashes the process)
-and a replaced communicator, and leave no file behind however the process dies. Being anonymous they do not count
-against a container's small /dev/shm. Peers open them through /proc/<pid>/fd; a token in the first bytes proves that
-it is the right file (process numbers mean something else in another container).
+Each rank has one anonymous memory file (memfd) per arena, and every rank of the host maps it. Gradients are views of
+it, and a reduction works on the peers' gradients in place. Arrays own the mappings, so that they outlive `shutdown()`
+and a replaced communicator; a view of a freed `MPI.Win` would crash. No file remains if the process dies, and a
+container's small /dev/shm does not limit the size. Peers open the file through /proc/<pid>/fd. A random token in the
+first bytes proves that it is the right file, since another container's process may have the same number.
 """
 
 from __future__ import annotations
@@ -22,35 +21,47 @@ from hvdlite.memory.huge_pages import map_file, whole_pages
 from hvdlite.system.user_warnings import say_once
 from hvdlite.transports import Transport
 
-HEADER = LINE  # bytes: the token, padded so that what follows is aligned
+HEADER = LINE  # bytes: the token, padded to keep the rest aligned
 
 
 @dataclass(frozen=True)
 class Arena:
-    """Bytes of this rank (`own`), and of the host's ranks in order (`peers`; None where memory is not shared)."""
+    """Shared bytes on a host or a GPU.
+
+    Attributes:
+        own: This rank's bytes.
+        peers: The bytes of all ranks of the host, in rank order; None if memory is not shared.
+    """
 
     own: Array
     peers: tuple[Array, ...] | None
 
     def view(self, offset: int, length: int, dtype: Any) -> Array:
-        """A flat typed view of this rank's bytes from `offset`."""
+        """This rank's bytes from `offset` as a flat array of `length` elements."""
         return typed(self.own, offset, length, dtype)
 
     def peer_views(self, offset: int, length: int, dtype: Any) -> list[Array] | None:
-        """The same view of every rank of the host, in order; None where memory is not shared."""
+        """The same view for every rank of the host, in order; None if memory is not shared."""
         return None if self.peers is None else [typed(peer, offset, length, dtype) for peer in self.peers]
 
 
 def typed(memory: Array, offset: int, length: int, dtype: Any) -> Array:
+    """The bytes from `offset` as a flat array of `length` elements."""
     kind = np.dtype(dtype)
     return memory[offset : offset + length * kind.itemsize].view(kind)
 
 
 def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -> Arena:
-    """An arena of nbytes zeros on every rank, shared when `share` and every rank managed to. Collective.
+    """Allocate an arena of nbytes zeros on every rank. Collective.
 
-    share: agreed by all ranks. local: the ranks of this host, who share. Where any rank has no room or may not look
-    into a peer's, all get private memory.
+    The arena is shared if `share` is true and every rank succeeds. If one rank has no room, or cannot map a peer's
+    file, all ranks get private memory.
+
+    Args:
+        transport: All ranks that take part.
+        nbytes: The arena's size on each rank.
+        share: Whether to share; equal on all ranks.
+        local: The ranks of this host.
     """
     if not share or transport.size == 1:
         return Arena(np.zeros(nbytes, np.uint8), None)
@@ -59,7 +70,7 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -
     found = [mine.memory if mine and rank == local.rank else attach(card) for rank, card in enumerate(cards)]
     agreed = transport.allgather_object(all(each is not None for each in found))
     if mine:
-        os.close(mine.card.descriptor)  # after the second exchange: every peer has opened it
+        os.close(mine.card.descriptor)  # every peer has opened it by now
     if not all(agreed):
         if transport.rank == 0:
             without = [rank for rank, fine in enumerate(agreed) if not fine]
@@ -72,7 +83,7 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -
 
 @dataclass(frozen=True)
 class Card:
-    """How a peer finds a shared file: the owner's process, its descriptor there, its length, and the proof."""
+    """How a peer finds a shared file: the owner's process, its descriptor there, the length, and the token."""
 
     process: int
     descriptor: int
@@ -82,16 +93,17 @@ class Card:
 
 @dataclass(frozen=True)
 class SharedFile:
+    """A memory file of this rank: how peers find it, and its bytes."""
     card: Card
     memory: Array
 
     @classmethod
     def create(cls, nbytes: int) -> SharedFile | None:
-        """A new anonymous file with its memory claimed; None where there is no room (or no memfd)."""
+        """Create an anonymous file and claim its memory; None if there is no room, or no memfd."""
         descriptor = -1
         try:
             descriptor, length = os.memfd_create("hvdlite"), whole_pages(HEADER + nbytes)
-            os.posix_fallocate(descriptor, 0, length)  # claimed now: no bus error later
+            os.posix_fallocate(descriptor, 0, length)  # claim the memory now: later, a lack of it would be a bus error
             found = map_file(descriptor, length)
         except (OSError, AttributeError):
             if descriptor >= 0:
@@ -103,7 +115,7 @@ class SharedFile:
 
 
 def attach(card: Card | None) -> Array | None:
-    """A peer's file, mapped; None where it cannot be opened or is not the one meant."""
+    """Map a peer's file; None if it cannot be opened or is another file."""
     if card is None:
         return None
     try:

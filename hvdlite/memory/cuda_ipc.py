@@ -1,9 +1,9 @@
-"""GPU memory that the ranks of one host share: the counterpart of the arenas in `memory`, by CUDA IPC handles.
+"""GPU memory that the ranks of one host share through CUDA IPC handles: the counterpart of `memory.arena`.
 
-Each rank allocates its arena with one cudaMalloc of its own (memory from a pool has no handle of its own), and sends
-the handle to the host's other ranks, over any MPI. A token in the first bytes proves that what was opened is what was
-meant. Where any rank is refused (no peer access between two GPUs, a container with other visible devices), all keep
-private memory. A peer's memory must not be freed while it is open here: `Openings.close` closes it everywhere first.
+Each rank allocates its arena with one cudaMalloc, because memory from a pool has no handle of its own, and sends the
+handle to the other ranks of the host over any MPI. A token in the first bytes proves that a peer opened the right
+memory. If one rank is refused (no peer access, other visible devices), all ranks keep private memory. Memory must not
+be freed while a peer has it open: `Openings.close` closes it on all ranks first.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from hvdlite.system.user_warnings import say_once
 from hvdlite.transports import Transport
 
 BLOCK = 2 << 20
-"""Bytes. The driver puts shorter allocations together in blocks. Arenas of some hundred bytes, in blocks with memory
-that Open MPI opens for messages, were refused at times (on an H200, "resource already mapped"), those in blocks of
-their own never."""
+"""Bytes. The driver puts shorter allocations together in blocks of this size. If Open MPI had opened such a block, CUDA
+at times refused to open an arena in it ("resource already mapped"). An arena that fills its own blocks was never
+refused.
+"""
 
 
 @dataclass(frozen=True)
 class Card:
-    """How a peer opens an arena: its handle, its length in bytes, and the proof."""
+    """How a peer opens an arena: its handle, its length in bytes, and the token."""
 
     handle: bytes
     nbytes: int
@@ -39,26 +40,31 @@ class Card:
 
 @dataclass
 class Openings:
-    """Peers' memory that is open in this process."""
+    """Peers' memory that is open in this process.
+
+    Attributes:
+        xp: The array module (CuPy).
+        addresses: Where it is mapped.
+    """
 
     xp: ModuleType
     addresses: list[int] = field(default_factory=list)
 
     def open(self, card: Card, device: int) -> Array | None:
-        """A peer's arena as bytes; None where it cannot be opened or is not the one meant."""
+        """A peer's arena as bytes; None if it cannot be opened or is another one."""
         runtime = self.xp.cuda.runtime
         try:
             address = runtime.ipcOpenMemHandle(card.handle)
         except runtime.CUDARuntimeError:
             return None
         self.addresses.append(address)
-        # Memory on another GPU is given this one's number: its kernels reach it, and CuPy need not know better.
+        # CuPy is told that the memory is on this GPU, even if it is on another: kernels of this GPU can reach it.
         memory = self.xp.cuda.UnownedMemory(address, card.nbytes, self, device)
         found = self.xp.ndarray(card.nbytes, np.uint8, self.xp.cuda.MemoryPointer(memory, 0))
         return found if found[:16].get().tobytes() == card.token else None
 
     def close(self, local: Transport) -> None:
-        """Close all. local: the ranks who share, who wait here until all have."""
+        """Close all. Waits until the ranks of `local`, which share the memory, have closed theirs."""
         addresses, self.addresses = self.addresses, []
         for address in addresses:
             self.xp.cuda.runtime.ipcCloseMemHandle(address)
@@ -68,10 +74,20 @@ class Openings:
 def allocate(
     openings: Openings, device: int, transport: Transport, nbytes: int, share: bool, local: Transport
 ) -> Arena:
-    """An arena of nbytes zeros on each rank's GPU, shared when `share` and every rank managed to. Collective.
+    """Allocate an arena of nbytes zeros on each rank's GPU. Collective.
 
-    share: agreed by all ranks. local: the ranks of this host, who share. Raises HvdliteError on every rank where any
-    has no room.
+    The arena is shared if `share` is true and every rank succeeds.
+
+    Args:
+        openings: Keeps track of the peers' memory.
+        device: This rank's GPU.
+        transport: All ranks that take part.
+        nbytes: The arena's size on each rank.
+        share: Whether to share; equal on all ranks.
+        local: The ranks of this host.
+
+    Raises:
+        HvdliteError: On every rank, if one has no room.
     """
     own = new(openings.xp, HEADER + nbytes)
     full = [rank for rank, found in enumerate(transport.allgather_object(own is not None)) if not found]
@@ -98,7 +114,7 @@ def allocate(
 
 
 def new(xp: ModuleType, nbytes: int) -> Array | None:
-    """nbytes zeros in blocks of their own; None where there is no room, even in what is kept for later."""
+    """nbytes zeros in blocks of their own; None if there is no room, even after caches are emptied."""
     whole = -(-nbytes // BLOCK) * BLOCK
     try:
         memory = xp.cuda.Memory(whole)
@@ -116,7 +132,7 @@ def new(xp: ModuleType, nbytes: int) -> Array | None:
 
 
 def card_of(own: Array) -> Card | None:
-    """How peers open this memory; None where it cannot be exported. Writes the token."""
+    """How peers open this memory; None if it cannot be exported. Writes the token."""
     runtime = module(own).cuda.runtime
     token = secrets.token_bytes(16)
     try:

@@ -1,4 +1,4 @@
-"""What a lane keeps to work with: scratch memory, the staging arena, the two levels of hosts."""
+"""The memory that a lane keeps between requests: scratch memory, the staging arena, and the two levels of hosts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ NETWORK_STAGING_BYTES = 8 << 20
 
 
 class Workspace:
-    """What a lane makes when it first needs it, and keeps: scratch memory, staging arena, the two levels. For arrays on
-    the host, or for those on one GPU."""
+    """Scratch memory, staging arena and levels of one lane, for arrays on the host or on one GPU. Made when first
+    needed.
+    """
 
     def __init__(self) -> None:
         self.buffer: Array | None = None
         self.stage: Arena | None = None
         self.staged: dict[Hashable, Callable[[Array], None]] = {}
-        """By kind of piece: what reduces it on the stage."""
+        """By kind of piece: the function that reduces a piece on the stage."""
         self.split: Levels | None = None
 
     def scratch(self, like: Array, length: int) -> Array:
-        """A flat array of `length` elements with like's dtype, on like's device; its contents are anything."""
+        """A flat array of `length` elements, with like's dtype and device. Its contents are undefined."""
         nbytes = length * like.dtype.itemsize
-        # In cache lines as what it is added to: else that takes an eighth more. NumPy asks for huge pages for arrays of
-        # two of them; 2 MiB arrive there in 0.9 of the time.
+        # Aligned to cache lines like the array it is added to: adding is faster then. NumPy asks for huge pages from
+        # two of them on; messages arrive faster there (MEASURED.md, "Details").
         start = like.ctypes.data % LINE if nbytes >= LONG and is_host(like) else 0
         if self.buffer is None or self.buffer.size < start + nbytes:
             room, boundary = nbytes + LINE, HUGE_PAGE if nbytes >= HUGE_PAGE else LINE
@@ -41,27 +42,29 @@ class Workspace:
         return self.buffer[start : start + nbytes].view(like.dtype)
 
     def new(self, like: Array, shape: Sequence[int]) -> Array:
-        """An array for the caller, with like's dtype, on like's device; its contents are anything."""
+        """A new array for the caller, with like's dtype and device. Its contents are undefined."""
         return module(like).empty(shape, like.dtype)
 
     def staging(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Arena:
-        """A shared arena, made at the first call. Collective that once."""
+        """The shared staging arena. Collective at the first call."""
         if self.stage is None:
             self.stage = self.allocate("staging", transport, self.staging_bytes(hosts), share=True, hosts=hosts)
         return self.stage
 
     def staging_bytes(self, hosts: Sequence[Sequence[int]]) -> int:
+        """The staging arena's size."""
         return staging_bytes(hosts)
 
     def allocate(
         self, name: str, transport: Transport, nbytes: int, share: bool, hosts: Sequence[Sequence[int]]
     ) -> Arena:
-        """An arena, shared within each host where that is possible; it replaces the one of that name. Collective."""
+        """An arena, shared within each host if possible. It replaces the arena of that name. Collective."""
         return allocate(transport, nbytes, share, self.levels(transport, hosts).local)
 
     def agree_in_memory(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Maximum | None:
-        """What agrees in memory that all ranks of `transport` share; None where they do not, or would be no quicker.
-        Collective."""
+        """A Maximum in memory that all ranks of `transport` share; None if they share none, or messages are faster.
+        Collective.
+        """
         if not ORDERED or not 1 < transport.size <= MOST_RANKS:
             return None
         flags = self.allocate("flags", transport, FLAG_BYTES, share=True, hosts=hosts)
@@ -74,7 +77,7 @@ class Workspace:
         return self.split
 
     def close(self) -> None:
-        """Release the communicators, and what memory nobody else holds. Collective."""
+        """Release the communicators, and the memory that no one else holds. Collective."""
         if self.split is not None:
             self.split.close()
         self.stage = self.buffer = None
@@ -82,6 +85,8 @@ class Workspace:
 
 
 def staging_bytes(hosts: Sequence[Sequence[int]]) -> int:
-    """How much travels through staging at a time: on one host what stays in the cache, over a network what is long
-    enough for its latency not to matter."""
+    """How many bytes go through staging at a time.
+
+    On one host a piece stays in the cache. Over a network it is long enough to hide the latency.
+    """
     return STAGING_BYTES if len(hosts) < 2 else NETWORK_STAGING_BYTES

@@ -1,5 +1,5 @@
-"""What hvdlite asks of Linux, glibc and Python.
+"""Requests to Linux, glibc and Python.
 
-Belongs here: one file for each feature of the system beneath us, without knowledge of ranks or gradients. Not here:
-settings (`config`), and files that ranks and launcher exchange (`job/folder`).
+Belongs here: one file for each feature of the system, without knowledge of ranks or gradients. Not here: settings
+(`config`), and files that ranks and launcher exchange (`job/folder`).
 """

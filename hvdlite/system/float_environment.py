@@ -1,8 +1,8 @@
-"""The same arithmetic in whichever thread a lane's work runs.
+"""One floating-point environment for all work of a lane, whichever thread runs it.
 
-A request runs in its caller's thread or in the lane's, and on other ranks perhaps in the other one. Each thread has its
-own settings for floating-point numbers: TensorFlow's, and torch's after `set_flush_denormal`, take subnormal numbers
-for zeros. Where every rank computes the same sum they would end with different bits, and so might the next run.
+A request runs in its caller's thread or in the lane's thread, on each rank perhaps in another one. Each thread has its
+own floating-point settings: TensorFlow, and torch after `set_flush_denormal`, replace subnormal numbers by zero. Then
+two ranks that compute the same sum would get different bits.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ import numpy as np
 
 ROOM = 256  # bytes; C's fenv_t takes 32 on x86-64, 8 on ARM
 USUAL = ctypes.c_void_p(-1)
-"""FE_DFL_ENV of glibc on MACHINES (it is another address on others): round to nearest, keep subnormal numbers."""
+"""glibc's FE_DFL_ENV on MACHINES (elsewhere it is another address): round to nearest, keep subnormal numbers."""
 MACHINES = ("x86_64", "aarch64")
-SMALLEST, ONE, BIT = 5e-324, 1.0, np.finfo(np.float64).eps.item()  # not known before they are multiplied and added
+SMALLEST, ONE, BIT = 5e-324, 1.0, np.finfo(np.float64).eps.item()  # Python must not fold products of these
 
 
 def quiet_runner() -> Callable[..., Any]:
-    """A function that calls another with its arguments, in C's usual floating-point environment, and where infinities
-    are no error to NumPy and no warning, whatever the user has set: they are his own, and GradScaler looks for them.
-    Afterwards all is as it was. For one call at a time. It costs 0.2 us, in a thread with another environment 1 us;
-    elsewhere than with glibc on MACHINES, 20 ns, and the environment stays the thread's."""
+    """Return a function that calls another one in C's default floating-point environment and without NumPy's warnings.
+
+    Infinities are neither errors nor warnings, whatever the user's NumPy settings: GradScaler looks for infinities. The
+    caller's settings are restored after the call. Not for two calls at a time. On machines other than MACHINES, or
+    without glibc, the thread's environment stays as it is. Costs: MEASURED.md, "Details".
+    """
     quietly, library = numpys_runner(), libm()
     if library is None:
         return quietly
-    # Rejected: to set it always. Behind a training step, whose caches are cold, that took 13 us.
+    # Rejected: to set it always, which costs about 13 us (MEASURED.md, "Details").
     get, put, room = library.fegetenv, library.fesetenv, ctypes.create_string_buffer(ROOM)
     callers = ctypes.cast(room, ctypes.c_void_p)  # keeps the room alive
 
     def run(function: Callable[..., Any], *arguments: Any) -> Any:
-        if SMALLEST * ONE > 0.0 and ONE + BIT / 2 == ONE == ONE - BIT / 4:  # subnormal numbers kept, round to nearest
+        if SMALLEST * ONE > 0.0 and ONE + BIT / 2 == ONE == ONE - BIT / 4:  # it is the default already
             return quietly(function, *arguments)
         get(callers)
         put(USUAL)
@@ -50,7 +52,10 @@ def quiet_runner() -> Callable[..., Any]:
 
 @cache
 def libm() -> ctypes.PyDLL | None:
-    """glibc's, where USUAL is known. Its functions are over before it would pay to release the GIL."""
+    """glibc's math library, if USUAL is known for this machine.
+
+    PyDLL keeps the GIL: the functions end before releasing it would pay.
+    """
     if platform.machine() not in MACHINES:
         return None
     try:
@@ -60,8 +65,8 @@ def libm() -> ctypes.PyDLL | None:
 
 
 def numpys_runner() -> Callable[..., Any]:
-    """The part that is NumPy's. It costs 20 ns, an `errstate` 1 us and more."""
-    if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # in which threads have settings, and contexts none
+    """The part of `quiet_runner` that silences NumPy. A context costs less than `errstate` (MEASURED.md, "Details")."""
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # settings belong to threads, not to contexts
 
         def run(function: Callable[..., Any], *arguments: Any) -> Any:
             with np.errstate(all="ignore"):

@@ -1,10 +1,8 @@
-"""Freed tensors stay in the process, for the next step.
+"""Keep freed memory in the process, for the next step's tensors.
 
-By default glibc returns what is free at the heap's end, and each large block, to the kernel, so that the next step's
-tensors are faulted in again, page by page, and zeroed. Measured, torch on two cores: a step of a 10-million-parameter
-MLP took up to 10,000 page faults (15 ms of 50), an 8-layer CNN 1,700, in 21.5 ms instead of 17.8; with these settings
-none. What hvdlite adds to a step of that MLP takes half as long with them (8 ms instead of 16). The price: the heap
-shrinks only once more than KEPT_BYTES are free at its end.
+By default glibc returns free memory at the heap's end, and each large block, to the kernel. The kernel must then map
+and zero every page again in the next step: up to 10,000 page faults per step (MEASURED.md, "Details"). The price: the
+heap shrinks only if more than KEPT_BYTES are free at its end.
 """
 
 from __future__ import annotations
@@ -15,15 +13,15 @@ import ctypes
 from hvdlite.config import chose_allocator
 
 KEPT_BYTES = 1 << 30
-LARGE_BYTES = 32 << 20  # of a tensor that is given back: kept ones of this size leave gaps that no other fits
+LARGE_BYTES = 32 << 20  # tensors of this size go back to the kernel: kept, they would leave gaps that fit no other
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
 def keep_freed() -> None:
-    """Set glibc's allocator so, unless the environment tells that the user has chosen one, or its settings."""
+    """Set glibc's thresholds, unless the user has chosen an allocator or its settings."""
     if chose_allocator():
         return
-    with contextlib.suppress(AttributeError, OSError):  # another C library
+    with contextlib.suppress(AttributeError, OSError):  # the C library is not glibc
         mallopt = ctypes.CDLL(None).mallopt
-        if mallopt(MMAP_THRESHOLD, LARGE_BYTES):  # not on 32 bits, where both would be too much
+        if mallopt(MMAP_THRESHOLD, LARGE_BYTES):  # fails on 32 bits
             mallopt(TRIM_THRESHOLD, KEPT_BYTES)

@@ -1,9 +1,8 @@
-"""Threads that run as soon as they wake, also where every core computes.
+"""Short time slices: a thread that has them runs soon after it wakes, even if all cores compute.
 
-Linux has a thread that wakes wait until the one that computes has used up its time slice, 1.4 to 3 ms, unless its own
-slice is shorter. Since 6.12 any process may ask for that. Measured between two hosts at 1 Gbit/s whose cores all
-compute: backward of a small CNN, behind which half a megabyte is all-reduced, took 14.2 to 15.5 ms instead of 15.8 to
-17.9, 11.5 without. Elsewhere than on such a Linux nothing happens. Threads that such a thread starts are like it.
+Linux lets a waking thread wait until the running one has used up its slice of 1.4 to 3 ms, unless the waking thread's
+own slice is shorter. Since Linux 6.12 any process may ask for a short slice. On other systems nothing happens. Threads
+inherit the slice from the thread that starts them. What this gains: MEASURED.md, "Between hosts".
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from collections.abc import Callable
 
 SLICE = 100_000  # nanoseconds; the shortest there are
 GET_AND_SET = {"x86_64": (315, 314), "aarch64": (275, 274)}
-"""The numbers of sched_getattr and sched_setattr, for which C has no functions."""
+"""The numbers of sched_getattr and sched_setattr. The C library has no functions for them."""
 ORDINARY = 0  # SCHED_OTHER: in other classes a runtime means something else
 
 
 class Attributes(ctypes.Structure):
-    """The kernel's struct sched_attr, as it first was."""
+    """The first version of the kernel's struct sched_attr."""
 
     _fields_ = (
         ("size", ctypes.c_uint32), ("policy", ctypes.c_uint32), ("flags", ctypes.c_uint64), ("nice", ctypes.c_int32),
@@ -30,13 +29,13 @@ class Attributes(ctypes.Structure):
 
 
 def promptly(function: Callable[[], None]) -> None:
-    """Call it in this thread, which has short slices from now on."""
+    """Ask for short slices for this thread, then call the function."""
     ask_for_short_slices()
     function()
 
 
 def ask_for_short_slices() -> None:
-    """For this thread, if the kernel grants it; its priority and all else stay."""
+    """Ask for short slices for this thread. Its priority and all else stay as they are."""
     mine = attributes()
     if mine is not None and mine.policy == ORDINARY:
         mine.runtime = SLICE
@@ -44,7 +43,7 @@ def ask_for_short_slices() -> None:
 
 
 def attributes() -> Attributes | None:
-    """How this thread is scheduled; None where that is not known."""
+    """How the kernel schedules this thread; None if that is unknown."""
     if sys.platform != "linux" or sys.maxsize < 1 << 32 or platform.machine() not in GET_AND_SET:
         return None
     mine, get = Attributes(), GET_AND_SET[platform.machine()][0]

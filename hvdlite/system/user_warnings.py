@@ -1,4 +1,4 @@
-"""Warnings that point to the line of the user's code that they are about; others, in the log, once."""
+"""Warnings that point to the user's line, and messages that are logged once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import warnings
 from functools import cache
 
 OURS = {"hvdlite", "torch", "tensorflow", "keras"}
-"""Packages whose own lines tell the user nothing: a hook is called by autograd."""
+"""Packages that are skipped when the user's line is sought: autograd, for example, calls our hooks."""
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """For the nearest caller outside these packages; Python shows each line's once."""
+    """Warn at the nearest caller outside OURS. Python shows a warning once for each line."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
         frame, level = frame.f_back, level + 1
@@ -20,11 +20,11 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 def deprecated(text: str) -> None:
-    """A DeprecationWarning, of which Python shows those of the user's script."""
+    """Give a DeprecationWarning. Python shows those that point to the user's script."""
     warn(text, DeprecationWarning)
 
 
 @cache
 def say_once(message: str) -> None:
-    """In the log, for what no line of the user's is to blame."""
+    """Log a warning once, if no line of the user's causes it."""
     logging.getLogger("hvdlite").warning(message)

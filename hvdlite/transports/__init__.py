@@ -1,9 +1,8 @@
-"""How ranks reach each other. `Transport` is the seam: algorithms and lanes know it and nothing of MPI.
+"""How ranks reach each other. Algorithms and lanes know the Protocol `Transport`, and nothing of MPI.
 
-A transport is one private communicator: messages on one never meet messages on another. `mpi` is the real one, and
-`threads` has p ranks as p threads of one process (unit tests, and p = 1 for a job without a launcher). These two are
-`Communicator`s, from which a job's process sets are made. Others stand on one of them: `pair` for two of its ranks,
-`device` for arrays on GPUs.
+A transport is a private communicator: its messages never meet those of another. `mpi` is the real one. In `threads`
+ranks are threads of one process, for unit tests and for a job of one rank. These two are `Communicator`s: process sets
+are made from them. Others stand on one of them: `pair` for two of its ranks, `device` for arrays on GPUs.
 """
 
 from __future__ import annotations
@@ -17,21 +16,25 @@ from hvdlite.arrays import Array
 from hvdlite.gpu_streams import NOTHING_PENDING, Mark
 
 LOOKS = 4
-"""Who sleeps while waiting for MPI looks so often when it wakes: an MPI takes in one part of a message per call. With
-one look per nap of at most 1 ms, an agreement over TCP was known 3 ms late."""
+"""How often a thread looks when it wakes from a nap while it waits for MPI. An MPI receives one part of a message per
+call, so one look per nap is too few (MEASURED.md, "Details").
+"""
 
 
 MAIN = threading.main_thread().ident
 
 
 def in_main() -> bool:
-    """Whether this is the thread in which Python runs signals' handlers: never while it is inside MPI. So there MPI is
-    asked again and again instead, and Ctrl-C is noticed where another rank has left."""
+    """Whether this is the thread in which Python runs signal handlers.
+
+    Python runs no handler while that thread is inside MPI. So the main thread polls MPI instead of blocking, and Ctrl-C
+    works even where another rank has left.
+    """
     return threading.get_ident() == MAIN
 
 
 def ask(test: Callable[[], bool]) -> None:
-    """Until that is true, politely."""
+    """Poll until `test()` is true, and let other processes run in between."""
     for _ in range(LOOKS):
         if test():
             return
@@ -40,50 +43,58 @@ def ask(test: Callable[[], bool]) -> None:
 
 
 class Pending(Protocol):
-    """A non-blocking agreement under way."""
+    """A non-blocking agreement that has begun."""
 
     def test(self) -> bool:
-        """True once complete; never blocks, and makes progress."""
+        """True once complete. Never blocks, and makes progress."""
         ...
 
 
 class Maximum(Pending, Protocol):
-    """An element-wise MAX all-reduce of some int64s, again and again. It is a barrier, too."""
+    """An element-wise MAX all-reduce of some int64s, used again and again. It is a barrier, too."""
 
     values: Sequence[int]
     """Once complete, the largest of all ranks."""
 
     def start(self, values: tuple[int, ...]) -> bool:
-        """Begin one; the last must be complete. Whether this one is already."""
+        """Begin one; the previous one must be complete. Returns whether this one is complete already."""
         ...
 
 
 class Exchange(Pending, Protocol):
-    """A message out and one in, both under way."""
+    """One message out and one in, both under way."""
 
     def wait(self) -> None:
-        """Block until both are done; those of one pair of ranks in the order in which they were started."""
+        """Block until both are done. Exchanges of one pair of ranks are waited for in the order in which they were
+        started.
+        """
         ...
 
 
 class Mail(Protocol):
-    """Small letters (any picklable value) between ranks that are not expecting any: nobody waits in either call."""
+    """Small letters (any picklable value) to ranks that do not expect any. No call waits for the other rank."""
 
     def post(self, letter: Any, dest: int) -> None:
-        """Send a letter; returns at once, also where dest never reads it."""
+        """Send a letter and return at once, even if `dest` never reads it."""
         ...
 
     def fetch(self) -> tuple[int, Any] | None:
-        """A letter that has come, and its sender; None where there is none."""
+        """A letter that has arrived, with its sender; None if there is none."""
         ...
 
     def close(self) -> None:
-        """Read and drop what is still under way. Collective; waits for all."""
+        """Read and drop the letters that are under way. Collective; waits for all ranks."""
         ...
 
 
 class Transport(Protocol):
-    """Point-to-point bytes and a few agreements among `size` ranks. Arrays are contiguous; no call copies them."""
+    """Point-to-point messages and a few agreements among `size` ranks. Arrays are contiguous, and no call copies them.
+
+    Attributes:
+        rank: This rank's number.
+        size: The number of ranks.
+        library: The MPI's name and version; "" without MPI.
+    """
 
     rank: int
     size: int
@@ -91,18 +102,26 @@ class Transport(Protocol):
     """The MPI's name and version; '' without MPI."""
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
-        """Send one array and receive another at the same time; blocks until both are done."""
+        """Send one array and receive another at the same time. Blocks until both are done."""
         ...
 
     def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
-        """`exchange` of these very arrays, to be called many times. Sends nothing yet."""
+        """A function that does `exchange` with these arrays, for many calls. Sends nothing yet."""
         ...
 
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING
     ) -> Exchange:
-        """Begin to send one array and to receive another. after: once passed, the one is computed and what the other
-        held is read; what was issued later on the same stream is not waited for."""
+        """Begin to send one array and to receive another.
+
+        Args:
+            send: The array to send.
+            dest: The rank that gets it.
+            receive: The array to fill.
+            source: The rank that sends it.
+            after: Wait for this mark first: then `send` is computed and the old contents of `receive` are read. Later
+                work on the same stream is not waited for.
+        """
         ...
 
     def send(self, array: Array, dest: int) -> None: ...
@@ -112,16 +131,19 @@ class Transport(Protocol):
     def barrier(self) -> None: ...
 
     def maximum(self, count: int) -> Maximum:
-        """What agrees on so many int64s. Sends nothing yet."""
+        """An agreement on `count` int64s. Sends nothing yet."""
         ...
 
     def share(self, flags: Sequence[Array]) -> Maximum | None:
-        """Agree in memory from now on, in the barrier, too: the Maximum that does, or None where messages go through
-        memory anyway. flags: FLAG_BYTES zeros of each rank, in rank order, which all share. Collective."""
+        """Agree in memory from now on, in the barrier, too. Collective.
+
+        Returns the Maximum that does so; None if messages go through memory anyway. flags: for each rank FLAG_BYTES
+        zeros, which all ranks share.
+        """
         ...
 
     def native_allreduce(self, array: Array, op: str) -> None:
-        """The library's own all-reduce, in place, of what `choose` gives it."""
+        """The library's own all-reduce, in place, for arrays that `choose` gives it."""
         ...
 
     def allgather_object(self, value: Any) -> list[Any]:
@@ -136,10 +158,10 @@ class Transport(Protocol):
 
 
 class Communicator(Transport, Protocol):
-    """A transport that others are made from."""
+    """A transport from which others are made."""
 
     def mail(self) -> Mail:
-        """Letters among the same ranks, apart from this transport's messages. Collective."""
+        """Letters among the same ranks, separate from this transport's messages. Collective."""
         ...
 
     def duplicate(self) -> Communicator:
@@ -149,8 +171,9 @@ class Communicator(Transport, Protocol):
     def split(self, color: int | None) -> Communicator | None: ...
 
     def aside(self) -> Communicator:
-        """The same ranks, with messages that never meet this transport's: point-to-point calls only. Not collective,
-        and of no use once this transport is closed."""
+        """The same ranks, for point-to-point messages that never meet this transport's. Not collective. It ends with
+        this transport.
+        """
         ...
 
     def called_by(self, peer: int) -> bool:
@@ -158,5 +181,9 @@ class Communicator(Transport, Protocol):
         ...
 
     def ranks_of(self, comm: Any) -> list[int]:
-        """The ranks that the members of an mpi4py communicator have here. ValueError where some have none."""
+        """The ranks that the members of an mpi4py communicator have here.
+
+        Raises:
+            ValueError: Some members have no rank here.
+        """
         ...

@@ -1,10 +1,9 @@
-"""Is the MPI CUDA-aware? Found out by doing it, in two processes of their own that may crash.
+"""Whether the MPI is CUDA-aware: a trial in two processes of their own, which may crash.
 
-An MPI that is not CUDA-aware kills the process that gives it a device pointer, and what MPIs say of themselves is not
-reliable (a build with the flag set, run without its driver library or over a network that copies by CPU). So a job of
-two, started with the launcher beside the library that this process has loaded, sends arrays of several lengths from
-GPU to GPU and looks at what arrived. The answer is kept per library, driver and MPI settings, in the user's cache
-folder. Where there is no launcher to start it with, the answer is no: slower, but right.
+An MPI that is not CUDA-aware kills a process that gives it a device pointer, and what MPIs report about themselves is
+not reliable. So a job of two processes sends arrays from GPU to GPU and checks what arrives. It is started with the
+launcher of the MPI library that this process has loaded. The user's cache folder keeps the answer for each library,
+driver and MPI settings. Without a launcher the answer is no: slower, but right.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def cuda_aware(library: str) -> bool:
 
 @cache
 def answer(*facts: str) -> bool:
-    """What this process, or one before it, has found out for these facts (the first is the library's version)."""
+    """The answer for these facts, from the cache or from a trial. The first fact is the library's version."""
     known = config.cache_folder() / f"cuda-aware-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
     try:
         return bool(json.loads(known.read_text())["cuda_aware"])
@@ -48,8 +47,7 @@ def answer(*facts: str) -> bool:
 
 
 def trial(library: str) -> bool | None:
-    """Start the two processes, and see whether they end well. None where that tells nothing: no launcher, no memory on
-    the GPU, no end."""
+    """Run the trial. None if it tells nothing: no launcher, no GPU memory, or no end."""
     launcher = launcher_of(loaded_library())
     if launcher is None:
         log.warning("no mpirun beside the MPI library or on PATH: it cannot be tried out with GPU memory")
@@ -79,7 +77,7 @@ def trial(library: str) -> bool | None:
 
 
 def loaded_library() -> str:
-    """The file of the MPI library in this process; '' where it is not to be seen."""
+    """The file of the MPI library in this process; "" if it is unknown."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return next((path for path in (line.split(maxsplit=5)[-1] for line in lines) if is_mpi(path)), "")
 
@@ -90,7 +88,7 @@ def is_mpi(path: str) -> bool:
 
 
 def launcher_of(library: str) -> str | None:
-    """mpirun or mpiexec of the same installation, else on PATH."""
+    """mpirun or mpiexec of the same installation, else from PATH."""
     folders = [str(folder / "bin") for folder in Path(library).parents] if library else []
     for folder in (*folders, None):
         for name in ("mpirun", "mpiexec"):
@@ -100,7 +98,7 @@ def launcher_of(library: str) -> str | None:
 
 
 def write(file: Path, content: object) -> None:
-    """Other processes see all of it or nothing; without a place to write, the next job tries again."""
+    """Write the file as a whole. Without a place to write, the next job runs the trial again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = file.with_suffix(f".{os.getpid()}")

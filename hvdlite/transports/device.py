@@ -1,12 +1,11 @@
-"""Messages from and to GPU memory, over a transport that knows nothing of streams.
+"""Messages from and to GPU memory, over a transport that knows no streams.
 
-    direct     the MPI is CUDA-aware: it is given device pointers once the lane's stream has computed what is sent
-    staged     it is not: pieces pass through page-locked host memory, several buffers each way, so that the copy of
-               one piece from the GPU, the message of the one before and the copy of the one before that to the GPU
-               overlap
+    direct     CUDA-aware MPI: gets device pointers once the lane's stream has computed what is sent
+    staged     other MPIs: pieces pass through page-locked host memory. Several buffers each way let the copy of one
+               piece, the message of the one before, and the copy of the one before that overlap
 
-Both leave host arrays to the transport below. Everything here runs on a lane's thread with the lane's stream current
-(`gpu.Side.working`); received data may be used on that stream when a call returns.
+Both pass host arrays to the base transport. Everything here runs on a lane's thread with the lane's stream current
+(`lanes.gpu_side.Side.working`). When a call returns, received data may be used on that stream.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ from hvdlite.transports import Exchange, Maximum, Transport
 from hvdlite.transports.nccl import Nccl
 
 CHUNK = 4 << 20
-"""Bytes of a staged piece: long enough for a copy over PCIe to be fast, short enough to overlap. Of 1, 4 and 16 MiB:
-47, 37 and 43 ms for 256 MiB, 2 ranks on one H200."""
+"""Bytes of a staged piece: long enough for a fast copy over PCIe, short enough to overlap (MEASURED.md, "Details")."""
 
 
 class DirectTransport:
-    """A Transport that hands device arrays to `base`, which it does not own, as they are."""
+    """A Transport that passes device arrays to `base` as they are. It does not own `base`."""
 
     def __init__(self, base: Transport, xp: ModuleType) -> None:
         self.base, self.xp = base, xp
@@ -39,7 +37,7 @@ class DirectTransport:
         self.nccl: Nccl | None = None
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
-        finish(send)  # MPI ignores streams: what is sent must be computed, and what is overwritten be read
+        finish(send)  # MPI ignores streams: wait until `send` is computed and `receive` has been read
         self.base.exchange(as_bytes(send), dest, as_bytes(receive), source)  # not every dtype crosses by DLPack
 
     def send(self, array: Array, dest: int) -> None:
@@ -51,7 +49,7 @@ class DirectTransport:
         self.base.receive(array, source)
 
     def barrier(self) -> None:
-        """A peer that passes may read what this rank's GPU has written, in memory that they share."""
+        """After it, peers may read what this rank's GPU has written to shared memory."""
         self.xp.cuda.get_current_stream().synchronize()
         self.base.barrier()
 
@@ -71,7 +69,7 @@ class DirectTransport:
         return self.base.start_exchange(send, dest, receive, source)
 
     def native_allreduce(self, array: Array, op: str) -> None:
-        """NCCL's: reductions of device memory by MPI crash in some MPIs. Collective at the first call, too."""
+        """NCCL's all-reduce: some MPIs crash on device memory. The first call is collective beforehand, too."""
         if self.nccl is None:
             self.nccl = Nccl(self.base, self.xp)
         self.nccl.allreduce(array, op)
@@ -80,7 +78,7 @@ class DirectTransport:
         return self.base.allgather_object(value)
 
     def like_this(self, base: Transport) -> DirectTransport:
-        """This kind of transport over another one."""
+        """A transport of this kind over another base."""
         return DirectTransport(base, self.xp)
 
     def split(self, color: int | None) -> DirectTransport | None:
@@ -88,18 +86,18 @@ class DirectTransport:
         return None if part is None else self.like_this(part)
 
     def close(self) -> None:
-        """Closes `base`: for the transports made by `split`."""
+        """Close `base` as well: for transports made by `split`."""
         self.release()
         self.base.close()
 
     def release(self) -> None:
-        """Let go of what was made over `base`. Collective."""
+        """Release what was made over `base`. Collective."""
         if self.nccl is not None:
             self.nccl.close()
 
 
 class StagedTransport(DirectTransport):
-    """A Transport that sends host copies of device arrays over `base`, which it does not own."""
+    """A Transport that sends host copies of device arrays over `base`. It does not own `base`."""
 
     def __init__(self, base: Transport, xp: ModuleType, staging: Staging | None = None) -> None:
         super().__init__(base, xp)
@@ -135,8 +133,10 @@ class StagedTransport(DirectTransport):
 
 
 class StagedExchange:
-    """Message k has piece k of what goes out and of what comes in; where one side has fewer, the rest go one way. The
-    first piece is on its way to the host from the beginning, each other one while the message of the one before is."""
+    """An exchange in pieces: message k carries piece k out and piece k in. If one side has fewer, the rest go one way.
+
+    The first piece is copied to the host at once, each other one during the message before it.
+    """
 
     def __init__(
         self, over: StagedTransport, outgoing: Sequence[Array], dest: int, incoming: Sequence[Array], source: int,
@@ -173,44 +173,46 @@ class StagedExchange:
 
 
 def chunks(array: Array) -> list[Array]:
-    """The array's bytes, CHUNK at a time; none for an empty array."""
+    """The array's bytes in pieces of CHUNK; none for an empty array."""
     flat = as_bytes(array)
     return [flat[start : start + CHUNK] for start in range(0, flat.size, CHUNK)]
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A piece on its way to the host: `nbytes` of `buffer` once the event `copied` has passed."""
+    """A piece on its way to the host: `nbytes` of `buffer`, valid once the event `copied` has passed."""
 
     buffer: Array
     nbytes: int
     copied: Any
 
     def bytes(self) -> Array:
-        """The copy; waits for it."""
+        """The copy. Waits for it."""
         self.copied.synchronize()
         return self.buffer[: self.nbytes]
 
 
 class Staging:
-    """Page-locked host buffers: as many outwards as are used at once, two inwards, which take turns."""
+    """Page-locked host buffers: two for arriving pieces, which take turns, and as many for leaving pieces as are in
+    use.
+    """
 
     def __init__(self, xp: ModuleType) -> None:
         self.xp = xp
         self.free: list[Array] = []
-        """Outward ones whose messages have left."""
+        """Buffers whose messages have left."""
         self.into = [self.locked(), self.locked()]
         self.emptied: list[Any] = [None, None]
-        """By inward buffer: behind the copy of what it held."""
+        """By arriving buffer: an event after the copy of its last contents to the GPU."""
         self.turn = 0
         self.down = xp.cuda.Stream(non_blocking=True)
-        """For copies to the host: on the lane's stream they would wait for those to the GPU."""
+        """The stream for copies to the host: on the lane's stream they would wait for copies to the GPU."""
 
     def locked(self) -> Array:
         return np.frombuffer(self.xp.cuda.alloc_pinned_memory(CHUNK), np.uint8, CHUNK)
 
     def follow(self, after: Mark) -> None:
-        """What is fetched from now on is what was computed before the mark."""
+        """Make later fetches wait for this mark."""
         for event in after.events:
             self.xp.cuda.runtime.streamWaitEvent(self.down.ptr, event.ptr)
 
@@ -223,14 +225,14 @@ class Staging:
         return Fetched(buffer, piece.nbytes, recorded(self.xp, self.down.ptr))
 
     def vacant(self, piece: Array) -> Array:
-        """Where a piece is to be received; waits until what was there is on the GPU."""
+        """The buffer for an arriving piece. Waits until its last contents are on the GPU."""
         self.turn = 1 - self.turn
         if self.emptied[self.turn] is not None:
             self.emptied[self.turn].synchronize()
         return self.into[self.turn][: piece.nbytes]
 
     def deliver(self, piece: Array) -> None:
-        """Start copying what was received last to its piece, on the lane's stream."""
+        """Start copying the last arrival to its piece, on the lane's stream."""
         runtime, lane = self.xp.cuda.runtime, int(self.xp.cuda.get_current_stream().ptr)
         runtime.memcpyAsync(
             piece.data.ptr, self.into[self.turn].ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, lane

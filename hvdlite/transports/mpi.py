@@ -1,7 +1,7 @@
-"""Bytes over MPI through mpi4py. With `messages` and `connect`, the only module that imports mpi4py.
+"""Messages over MPI through mpi4py.
 
-Everything travels as bytes: MPI needs to know no dtype, so float16 and bfloat16 work on every MPI, and the
-arithmetic is ours. Messages above 1 GiB go in pieces, since counts are C ints in many MPIs.
+Everything travels as bytes, so that float16 and bfloat16 work on every MPI; the arithmetic is hvdlite's. Messages above
+1 GiB go in pieces, since counts are C ints in many MPIs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from hvdlite.transports.shared_flags import FLAG_BYTES, SharedMaximum
 
 PIECE = 1 << 30
 TCP_PIECE = 60 * 1024
-"""Over TCP long messages go in pieces below the usual eager limit of 64 KiB. A longer one is sent when its receiver
-has answered, and the answer waits behind all that the receiver is sending: two ranks that exchange megabytes then take
-turns. Measured with Open MPI 5 at 1 Gbit/s, 8 MiB both ways: 1.05 times the wire's time with these pieces, with
-256 KiB or more anything up to 2.1 times. In memory it would cost a quarter more, so there it is not done."""
+"""Over TCP long messages go in pieces below the usual eager limit of 64 KiB.
+
+MPI sends a longer message only when its receiver has answered, and the answer waits until the receiver's own data are
+sent: two ranks that exchange megabytes would take turns (MEASURED.md, "Details").
+"""
 FABRIC_PIECE = 1 << 20
 FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
 TAG, TAG_ASIDE = 7, 8  # and messages.TAG_MAXIMUM
@@ -32,8 +33,13 @@ NATIVE_OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PRO
 
 
 class MpiTransport:
-    """A Communicator over one of mpi4py's, which it owns (but not `aside`). piece: the longest message, in bytes; equal
-    on all ranks."""
+    """A Communicator over one of mpi4py's. It owns that communicator, but not after `aside`.
+
+    Args:
+        comm: The communicator.
+        piece: The longest message in bytes; equal on all ranks.
+        tag: The tag of its messages.
+    """
 
     def __init__(self, comm: MPI.Comm, piece: int = PIECE, tag: int = TAG) -> None:
         self.comm, self.piece, self.tag = comm, piece, tag
@@ -42,7 +48,7 @@ class MpiTransport:
         self.library = library()
         self.maxima: list[MpiMaximum] = []
         self.everyone: MpiMaximum | SharedMaximum | None = None
-        """The barrier: a maximum of nothing."""
+        """The barrier: a maximum without values."""
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         if send.nbytes > self.piece or receive.nbytes > self.piece:
@@ -50,7 +56,7 @@ class MpiTransport:
         elif not in_main():
             self.comm.Sendrecv([send, MPI.BYTE], dest, self.tag, [receive, MPI.BYTE], source, self.tag)
         else:
-            # As start_exchange does, without its lists and objects, which cost 16 us where the caches are cold.
+            # The same as start_exchange, without its lists and objects (about 16 us; MEASURED.md, "Details").
             incoming = self.comm.Irecv([receive, MPI.BYTE], source, self.tag)
             outgoing = self.comm.Isend([send, MPI.BYTE], dest, self.tag)
             try:
@@ -75,7 +81,7 @@ class MpiTransport:
         def exchange() -> None:
             nonlocal called, made
             if made is None:
-                if not called:  # many are called once only
+                if not called:  # many are called only once
                     called = True
                     self.exchange(send, dest, receive, source)
                     return
@@ -93,7 +99,7 @@ class MpiTransport:
             MpiExchange([self.comm.Irecv([piece, MPI.BYTE], source, self.tag)], [], piece).wait()
 
     def pieces(self, array: Array) -> list[Array]:
-        """The array's bytes, message by message; one (empty) message for an empty array."""
+        """The array's bytes, message by message; one empty message for an empty array."""
         flat = as_bytes(array)
         return [flat[start : start + self.piece] for start in range(0, max(flat.size, 1), self.piece)]
 
@@ -112,7 +118,7 @@ class MpiTransport:
 
     def native_allreduce(self, array: Array, op: str) -> None:
         flat, step = array.reshape(-1), PIECE // array.itemsize
-        kind = MPI.Datatype.fromcode(array.dtype.str[1:])  # which mpi4py does not find where an array is not aligned
+        kind = MPI.Datatype.fromcode(array.dtype.str[1:])  # mpi4py finds none for an array that is not aligned
         for start in range(0, flat.size, step):
             self.comm.Allreduce(MPI.IN_PLACE, [flat[start : start + step], kind], NATIVE_OPS[op])
 
@@ -138,7 +144,8 @@ class MpiTransport:
     def ranks_of(self, comm: MPI.Comm) -> list[int]:
         """The ranks that another communicator's members have here; none for a null communicator.
 
-        Raises ValueError where some are not members here.
+        Raises:
+            ValueError: Some are not members here.
         """
         if comm == MPI.COMM_NULL:
             return []
@@ -153,18 +160,18 @@ class MpiTransport:
     def close(self) -> None:
         if self.comm != MPI.COMM_NULL and not MPI.Is_finalized():
             self.everyone = None
-            for each in self.maxima:  # which would keep the communicator's number
+            for each in self.maxima:  # their requests would keep the communicator's number
                 each.close()
             self.maxima.clear()
             self.comm.Free()
 
 
 class MpiMail:
-    """A Mail over a communicator of its own, which it owns.
+    """A Mail over a communicator of its own.
 
-    Letters are sent in synchronous mode: a send is complete when its letter has been read. So `close` knows when
-    nothing is under way any more (a letter that arrives at a freed communicator could reach the next one of that
-    number): all of mine are read, and so are all others' (Hoefler, Siebert & Lumsdaine 2010, "NBX").
+    Sends are synchronous: a send is complete when its letter has been read. So `close` knows when no letter is under
+    way: all sent letters are read, on all ranks (Hoefler, Siebert & Lumsdaine 2010, "NBX"). A letter that arrived at a
+    freed communicator could reach the next one with that number.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -196,7 +203,7 @@ def library() -> str:
 
 
 def network_piece(comm: MPI.Comm) -> int:
-    """The longest message between hosts, in bytes: short where any host has no fabric but TCP. Collective."""
+    """The longest message between hosts in bytes; short if any host has only TCP. Collective."""
     fabric = any(os.path.isdir(folder) and os.listdir(folder) for folder in FABRICS)
     return int(comm.allreduce(FABRIC_PIECE if fabric else TCP_PIECE, MPI.MIN))
 
@@ -212,7 +219,8 @@ def host_leaders(comm: MPI.Comm) -> list[int]:
 def some_of_the_world(ranks: Any) -> MPI.Comm:
     """A communicator of these ranks of MPI_COMM_WORLD, in this order. Collective over them alone.
 
-    Raises ValueError where they are no ranks, repeated, or not this process'.
+    Raises:
+        ValueError: They are no ranks, are repeated, or do not include this process.
     """
     world = MPI.COMM_WORLD
     wanted = list(ranks) if isinstance(ranks, Iterable) else [ranks]

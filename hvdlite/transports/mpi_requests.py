@@ -1,4 +1,4 @@
-"""MPI's requests: messages under way, one at a time, in pieces, or the same again and again."""
+"""MPI requests: a message in one piece or several, and messages that are sent again and again."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from hvdlite.arrays import Array
 from hvdlite.transports import LOOKS, ask, in_main
 
 SHORTEST_NAP, LONGEST_NAP = 1e-4, 1e-3
-"""Who waits for long messages looks LOOKS times at the piece that is next, then sleeps: the kernel's buffers keep the
-wire busy. With Open MPI 5 at 1 Gbit/s, 40 MiB in 370 ms: 48 ms of a rank's CPU time, which backward can use, instead
-of 105 with naps of 0.1 ms and looks at all pieces. Where the CPU is the limit (7 Gbit/s) it takes 46 ms instead of
-43."""
+"""Naps while waiting for a long message, in seconds. After each nap a rank looks LOOKS times at the next piece. The
+kernel's buffers keep the wire busy meanwhile, and backward can use the CPU time (MEASURED.md, "Details").
+"""
 TAG_MAXIMUM = 9
 
 GIVEN_UP: list[Any] = []
-"""What MPI may still write to or read, though nobody waits for it any more (a signal's handler raised meanwhile)."""
+"""Buffers that MPI may still use, though no one waits any more: a signal handler raised an error."""
 
 
 class MpiExchange:
-    """A message out and one in, both under way, in pieces; keeps their buffers alive."""
+    """One message out and one in, both under way, in pieces. Keeps their buffers alive."""
 
     def __init__(self, incoming: list[MPI.Request], outgoing: list[MPI.Request], *arrays: Array) -> None:
         self.incoming, self.outgoing, self.arrays = incoming, outgoing, arrays
@@ -38,7 +37,7 @@ class MpiExchange:
         return bool(MPI.Request.Testall(self.incoming + self.outgoing))
 
     def wait(self) -> None:
-        """Sleeps in between where the messages are long."""
+        """Block until both are done. For long messages, sleep in between."""
         if len(self.incoming) < 2 and len(self.outgoing) < 2:
             if in_main():
                 ask(self.test)
@@ -50,8 +49,10 @@ class MpiExchange:
 
 
 def finish(pieces: list[MPI.Request]) -> None:
-    """Wait for a long message's pieces, which end in about this order: look at the next one only, and between looks
-    sleep half of the time that the rest will take at the pace so far."""
+    """Wait for a long message's pieces, which end in about this order.
+
+    Looks only at the next piece. Between looks it sleeps half of the time that the rest will take at the pace so far.
+    """
     began = time.monotonic()
     for done, piece in enumerate(pieces):
         while not any(piece.Test() for _ in range(LOOKS)):
@@ -60,8 +61,10 @@ def finish(pieces: list[MPI.Request]) -> None:
 
 
 class MpiRepeated:
-    """A message out and one in, of the same memory again and again, by persistent requests: what mpi4py looks up of an
-    array, and an MPI of a message, is looked up once. sent, received: whatever has bytes; kept alive."""
+    """One message out and one in, with the same memory again and again, as persistent requests.
+
+    mpi4py looks at the arrays once, and MPI at the messages. sent, received: objects with a buffer; kept alive.
+    """
 
     def __init__(self, comm: MPI.Comm, sent: Any, dest: int, received: Any, source: int, tag: int) -> None:
         self.sent, self.received, self.process = sent, received, os.getpid()
@@ -69,7 +72,7 @@ class MpiRepeated:
         self.outgoing = comm.Send_init([sent, MPI.BYTE], dest, tag)
 
     def __del__(self, getpid: Callable[[], int] = os.getpid, finalized: Callable[[], bool] = MPI.Is_finalized) -> None:
-        if self.process == getpid() and not finalized():  # at Python's end there are no modules any more
+        if self.process == getpid() and not finalized():  # at Python's end, modules are gone
             self.free()
 
     def start(self) -> None:
@@ -87,7 +90,7 @@ class MpiRepeated:
             MPI.Request.Waitall([self.incoming, self.outgoing])
 
     def run(self) -> None:
-        """Once."""
+        """Send and receive once."""
         self.start()
         try:
             self.wait()
@@ -96,18 +99,17 @@ class MpiRepeated:
             raise
 
     def free(self) -> None:
-        """Neither is under way."""
+        """Free the requests. None may be under way."""
         for request in (self.incoming, self.outgoing):
             if request:
                 request.Free()
 
 
 class MpiMaximum:
-    """A Maximum, by dissemination (Hensgen, Finkel & Manber 1988): in step k each rank sends what it knows by then to
-    the rank 2^k behind it. ceil(log2 p) steps for any p, since a value may count twice.
+    """A Maximum by dissemination (Hensgen, Finkel & Manber 1988): ceil(log2 p) steps for any p.
 
-    Rejected: MPI_Iallreduce. Behind a training step, when nothing of it is in the caches, it took 37 us to start, and
-    this 15; NumPy, to find the larger one of five numbers, 46.
+    In step k each rank sends what it knows to rank r + 2^k. A value may count twice. Rejected: MPI_Iallreduce, which
+    takes twice as long to start (MEASURED.md, "Details").
     """
 
     def __init__(self, comm: MPI.Comm, count: int) -> None:
@@ -115,7 +117,7 @@ class MpiMaximum:
         self.values: Sequence[int] = ()
         self.steps: list[MpiRepeated] = []
         self.rest: list[MpiRepeated] = []
-        """The steps to come, the last one first; the one under way is among them."""
+        """The steps not yet done, the last one first. The step under way is among them."""
         rank, size = comm.Get_rank(), comm.Get_size()
         for distance in (1 << k for k in range((size - 1).bit_length())):
             sent, received = bytearray(self.form.size), bytearray(self.form.size)
@@ -145,12 +147,12 @@ class MpiMaximum:
         return not self.rest
 
     def meet(self) -> None:
-        """A barrier, where there are no values."""
+        """A barrier, for a maximum without values."""
         self.start(())
         self.wait()
 
     def wait(self) -> None:
-        """Block until complete; elsewhere than in Python's main thread inside MPI, in nobody's way."""
+        """Block until complete. Only Python's main thread polls; others block inside MPI."""
         if in_main():
             ask(self.test)
         while self.rest:
@@ -158,7 +160,7 @@ class MpiMaximum:
             self.test()
 
     def close(self) -> None:
-        """Free what MPI keeps for it, unless something is under way."""
+        """Free the requests, unless a step is under way."""
         if not self.rest:
             for step in self.steps:
                 step.free()

@@ -1,7 +1,7 @@
-"""NCCL's all-reduce through CuPy, for those who ask for it: one GPU per rank, a communicator per lane.
+"""NCCL's all-reduce through CuPy, on the user's request: one GPU per rank, one communicator per lane.
 
-NCCL moves data between GPUs by itself; the lane's transport only introduces the ranks to each other. The roll call
-before each request keeps all ranks' calls in one order, which NCCL takes for granted.
+NCCL moves the data; the lane's transport only introduces the ranks to each other. The roll call before each request
+keeps all ranks' calls in one order, which NCCL requires.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ OPERATIONS = {"sum": "NCCL_SUM", "min": "NCCL_MIN", "max": "NCCL_MAX", "product"
 
 
 class Nccl:
-    """A communicator over a transport's ranks, on the current GPU of each.
+    """A NCCL communicator over a transport's ranks, on each rank's current GPU. Creating one is collective.
 
-    Creating one is collective. Raises HvdliteError on every rank where CuPy finds no NCCL, or two ranks share a GPU.
+    Raises:
+        HvdliteError: On every rank, if CuPy finds no NCCL or two ranks share a GPU.
     """
 
     def __init__(self, transport: Transport, xp: ModuleType) -> None:
@@ -34,7 +35,7 @@ class Nccl:
         self.communicator = self.nccl.NcclCommunicator(transport.size, identity, transport.rank)
 
     def allreduce(self, array: Array, operation: str) -> None:
-        """In place, on the current stream. Collective. array: contiguous, of a dtype that `choose` gives to NCCL."""
+        """Reduce in place, on the current stream. Collective. array: contiguous, of a dtype that NCCL can add."""
         dtype = getattr(self.nccl, f"NCCL_{dtype_name(array.dtype).upper()}")
         how = getattr(self.nccl, OPERATIONS[operation])
         stream = self.xp.cuda.get_current_stream().ptr
@@ -45,7 +46,7 @@ class Nccl:
 
 
 def check(cards: list[tuple[str, str, Any]]) -> None:
-    """cards: each rank's host, GPU and whether it has NCCL. Raises HvdliteError for what cannot work."""
+    """Raise HvdliteError if NCCL cannot work. cards: each rank's host, GPU, and whether it has NCCL."""
     without = [rank for rank, (*_, available) in enumerate(cards) if not available]
     if without:
         raise HvdliteError(

@@ -1,7 +1,7 @@
-"""Two ranks of a transport as a transport of their own, which needs no one else to come into being.
+"""Two ranks of a transport as a transport of their own.
 
-Its messages travel beside the parent's (`Transport.aside`) and are all point-to-point, so that two ranks may begin to
-talk at any time, which making a communicator for two does not allow: MPI would wait for the other.
+Its messages are point-to-point and separate from the parent's (`Transport.aside`). So two ranks can begin at any time.
+To make an MPI communicator for two, one rank would have to wait for the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hvdlite.transports import Transport
 
 
 class PairMaximum:
-    """A Maximum of two: both ranks' values are exchanged."""
+    """A Maximum of two ranks: they exchange their values."""
 
     def __init__(self, parent: Transport, peer: int, count: int) -> None:
         self.parent, self.peer = parent, peer
@@ -37,8 +37,9 @@ class PairMaximum:
 
 
 class PairTransport:
-    """A Transport of this rank and `peer` of `parent`, for messages. The lower of the two is rank 0. Does not own the
-    parent."""
+    """A Transport of this rank and `peer` of `parent`, for messages only. The lower rank is rank 0. Does not own the
+    parent.
+    """
 
     size = 2
 

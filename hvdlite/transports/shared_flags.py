@@ -1,8 +1,6 @@
-"""Agreements among the ranks of one host, in memory that they share: no message is sent.
+"""Agreements among the ranks of one host in shared memory, without messages.
 
-Behind a training step, when nothing of it is in the caches, an agreement of two ranks takes 15 us by messages in Open
-MPI, and 5 so. (A CNN of 0.15 million parameters: 0.04 ms of the 0.55 that its steps take more than without
-communication, for the roll call and the barrier, medians of four runs in turns.)
+An agreement of two ranks takes a third of the time that messages take (MEASURED.md, "Details").
 """
 
 from __future__ import annotations
@@ -17,22 +15,24 @@ from hvdlite.arrays import LINE, Array
 from hvdlite.transports import LOOKS, MAIN, in_main
 
 ORDERED = platform.machine() == "x86_64"
-"""Whether all processors see one's writes in their order, with no more said. ARM's may not."""
-MOST_RANKS = 32  # each looks at all others, where messages take log2 p steps
-LINES = 2  # of each rank, for one maximum
+"""Whether all processors see the writes of one in their order without a fence. On ARM they may not."""
+MOST_RANKS = 32  # each rank looks at all others; messages take log2 p steps
+LINES = 2  # per rank, for one maximum
 WORDS = LINE // 8
 FLAG_BYTES = 2 * LINES * LINE
-PATIENCE = 8  # looks of Python's main thread at another's line for one at MPI; each of those lets others have the GIL
+PATIENCE = 8  # the main thread looks at MPI, which releases the GIL, only after so many looks at a line
 
 
 class SharedMaximum:
-    """A Maximum of five values: each rank writes its own into a line, then the call's number, and reads the others'.
+    """A Maximum of five values. Each rank writes its values into a line, then the call's number, and reads the others'.
 
-    Two lines in turn: a rank that is late may still read the last call's, and nobody begins the next call but one
-    before that rank has come to the next.
+    Each rank has two lines, used in turn: a late rank may still read the previous call's line. No rank begins the call
+    after next before that rank has come to the next one.
 
-    lines: every rank's, in rank order, as bytes, at first zeros. look: calls MPI, which makes progress there and raises
-    where this other rank has failed.
+    Args:
+        lines: Every rank's lines as bytes, in rank order, at first zeros.
+        rank: This rank.
+        look: Called with the rank waited for. It calls MPI, which makes progress, and raises if that rank has failed.
     """
 
     def __init__(self, lines: Sequence[Array], rank: int, look: Callable[[int], Any]) -> None:
@@ -44,8 +44,10 @@ class SharedMaximum:
         """The ranks still waited for, the next one last."""
 
     def start(self, values: tuple[int, ...]) -> bool:
-        """values: five. Complete where all are there and gave the same; else `test` asks all. Behind a training step to
-        look at once takes 10 us less than that, and to write the words out another 10 less than loops and slices."""
+        """Publish five values. Returns True if all ranks have published the same already; otherwise call `test`.
+
+        The look, and words written one by one, save about 20 us when caches are cold (MEASURED.md, "Details").
+        """
         number = self.number = self.number + 1
         at, mine = number % LINES * WORDS, self.mine
         mine[at + 1], mine[at + 2], mine[at + 3], mine[at + 4], mine[at + 5] = values
@@ -72,7 +74,7 @@ class SharedMaximum:
         return True
 
     def meet(self) -> None:
-        """The barrier: a call without values, waited for until all ranks have come to it."""
+        """The barrier: a call without values. Waits for all ranks."""
         number = self.number = self.number + 1
         at, looks = number % LINES * WORDS, 0
         self.mine[at] = number

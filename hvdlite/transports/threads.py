@@ -1,7 +1,7 @@
-"""p ranks as p threads of one process, without MPI.
+"""Ranks as threads of one process, without MPI.
 
-For two uses: unit tests run every algorithm and the whole engine here in seconds, at any number of ranks; and a job
-of one (no launcher) runs on `alone()`, so that size 1 needs no special path and never touches MPI.
+Unit tests run all algorithms and lanes here in seconds, with any number of ranks. A job of one rank runs on `alone()`:
+size 1 needs no special case and never touches MPI.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hvdlite.arrays import Array, as_bytes
 from hvdlite.gpu_streams import NOTHING_PENDING, Mark
 
 T = TypeVar("T")
-PATIENCE = 60.0  # seconds until a receive that nobody answers fails: a test must not hang
+PATIENCE = 60.0  # seconds until a receive without a sender fails: a test must not hang
 
 
 class Board:
-    """What the ranks of one communicator share: a mailbox per pair, a barrier, a table of slots."""
+    """Shared by the ranks of one communicator: a mailbox per pair, a barrier, and a table of slots."""
 
     def __init__(self, size: int) -> None:
         self.mail: dict[tuple[int, int], queue.SimpleQueue[Array]] = {
@@ -53,7 +53,7 @@ class ThreadMaximum:
 
 
 class ThreadExchange:
-    """A message out, sent already, and one in."""
+    """One message out, which is sent already, and one in."""
 
     def __init__(self, mail: queue.SimpleQueue[Array], receive: Array) -> None:
         self.mail, self.receive = mail, receive
@@ -111,7 +111,7 @@ class ThreadTransport:
         return None
 
     def put_up(self, values: Sequence[int]) -> list[Sequence[int]]:
-        """Put values on the board, beside those that the others put up in their same turn; the list of them."""
+        """Publish values. Returns the list of all values of the same turn, which the other ranks' calls complete."""
         with self.board.lock:
             given = self.board.maxima.setdefault(self.serial, [])
             given.append(values)
@@ -184,7 +184,7 @@ def alone() -> ThreadTransport:
 
 
 def run_ranks(size: int, function: Callable[[ThreadTransport], T]) -> list[T]:
-    """Run function(transport) on `size` ranks at once; their results in rank order. Raises the first error."""
+    """Run function(transport) on `size` ranks at once. Returns their results in rank order; raises the first error."""
     board = Board(size)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []

@@ -1,7 +1,7 @@
-"""The two levels of a job on several hosts: the ranks of one host, and across hosts the ranks that stand for it.
+"""The two levels of a job on several hosts: the ranks of one host, and columns of ranks across hosts.
 
-    host A   0 1 2 3        local: a row; what these exchange, they exchange in memory
-    host B   4 5 6 7        cross: a column of drivers; what these exchange crosses the network
+    host A   0 1 2 3        local: a row; its ranks exchange data in memory
+    host B   4 5 6 7        cross: a column of drivers; its ranks exchange data over the network
     host C   8 9            drivers: 2, as many as the smallest host has ranks, so that every column is complete
 """
 
@@ -15,9 +15,14 @@ from hvdlite.transports import Transport
 
 @dataclass(frozen=True)
 class Levels:
-    """local: this host's ranks. cross: the drivers in this rank's column, one per host; None on a rank that is none.
-    drivers: how many ranks of each host are; those with the lowest local ranks. fullest: the ranks of the host that has
-    most."""
+    """The transports of both levels.
+
+    Attributes:
+        local: The ranks of this host.
+        cross: The drivers in this rank's column, one per host; None if this rank is no driver.
+        drivers: The number of drivers per host: the ranks with the lowest local ranks.
+        fullest: The number of ranks of the host that has most.
+    """
 
     local: Transport
     cross: Transport | None
@@ -25,7 +30,7 @@ class Levels:
     fullest: int
 
     def close(self) -> None:
-        """Release what `split` made."""
+        """Release the transports that `split` made."""
         if self.drivers:
             self.local.close()
             if self.cross is not None:
@@ -33,7 +38,8 @@ class Levels:
 
 
 def split(transport: Transport, hosts: Sequence[Sequence[int]]) -> Levels:
-    """hosts: the transport's ranks on each host. Collective; one host needs no levels and makes none."""
+    """Make both levels. Collective. One host needs no levels and makes none. hosts: the transport's ranks on each host.
+    """
     if len(hosts) < 2:
         return Levels(transport, None, 0, transport.size)
     number = next(number for number, ranks in enumerate(hosts) if transport.rank in ranks)
