@@ -8,18 +8,73 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from hvdlite.errors import HvdliteError
 
-Array: TypeAlias = Any  # np.ndarray or cupy.ndarray
+DType: TypeAlias = "np.dtype[np.generic]"
+
+
+class Array(Protocol):
+    """What the core asks of an array. `numpy.ndarray` and `cupy.ndarray` both satisfy it.
+
+    Methods with many forms are properties here, so that each form of NumPy's fits. Only arrays on the host
+    have `ctypes` and `__array__`, and their `data` is a memoryview. On a GPU `data` has a pointer (`data.ptr`), and
+    `device` a number. Code that uses these asks `is_host` before.
+    """
+
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def flags(self) -> Any: ...
+    @property
+    def data(self) -> Any: ...
+    @property
+    def reshape(self) -> Callable[..., Array]: ...
+    @property
+    def view(self) -> Callable[..., Array]: ...
+    @property
+    def astype(self) -> Callable[..., Array]: ...
+    @property
+    def copy(self) -> Callable[..., Array]: ...
+    @property
+    def tobytes(self) -> Callable[..., bytes]: ...
+    @property
+    def tolist(self) -> Callable[..., Any]: ...
+    @property
+    def ctypes(self) -> Any: ...
+    @property
+    def device(self) -> Any: ...
+    def __array__(self) -> np.ndarray[tuple[int, ...], DType]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
+    def __setitem__(self, key: Any, value: Any, /) -> None: ...
+    def __and__(self, other: Any, /) -> Any: ...
+    def __add__(self, other: Any, /) -> Any: ...
+    def __mul__(self, other: Any, /) -> Any: ...
+    def __floordiv__(self, other: Any, /) -> Any: ...
+    def __truediv__(self, other: Any, /) -> Any: ...
+    def __lt__(self, other: Any, /) -> Any: ...
+    def __ge__(self, other: Any, /) -> Any: ...
+
+
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 LINE = 64  # bytes of a cache line: what is written across two of them, or in one by two cores, takes longer
 LONG = 256 * 1024  # bytes; of shorter arrays it is not worth asking where they lie (1 us)
@@ -85,21 +140,21 @@ def overlapping(arrays: Sequence[Array]) -> tuple[int, int] | None:
 
 
 @cache
-def dtype_name(dtype: np.dtype[Any]) -> str:
+def dtype_name(dtype: DType) -> str:
     """'float32', 'bfloat16', ...; all fields of a structure. Cached: NumPy computes it anew each time, in 5 us."""
     return str(dtype.name if dtype.fields is None else dtype)
 
 
-def is_small_float(dtype: np.dtype[Any]) -> bool:
+def is_small_float(dtype: DType) -> bool:
     """float16 or bfloat16 (a floating type too, although NumPy files it under 'V')."""
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
-def is_float(dtype: np.dtype[Any]) -> bool:
+def is_float(dtype: DType) -> bool:
     return dtype.kind == "f" or is_small_float(dtype)
 
 
-def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def accumulator(dtype: DType) -> DType:
     """The dtype in which sums of `dtype` are computed."""
     return np.dtype(np.float32) if is_small_float(dtype) else dtype
 

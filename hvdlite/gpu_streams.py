@@ -107,7 +107,8 @@ def on_host(array: Array) -> Array:
     if is_host(array):
         return array
     mark(array).wait()
-    return array.get()
+    copy: Array = module(array).asnumpy(array)
+    return copy
 
 GPUS_IN_MESSAGES: list[tuple[ModuleType, int]] = []
 

@@ -8,7 +8,6 @@ a message lie on the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -20,7 +19,7 @@ from hvdlite.arrays import Array
 from hvdlite.checkpoints.archive import load, save
 from hvdlite.job.process_sets import ProcessSet
 from hvdlite.ops import Average, Op, op_of
-from hvdlite.ops.handles import Call, later, poll, synchronize, waiting
+from hvdlite.ops.handles import poll, remember, synchronize
 from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.ops.variables import broadcast_arrays
 
@@ -28,7 +27,8 @@ from hvdlite.ops.variables import broadcast_arrays
 def contiguous_copy(value: Any) -> Array:
     """value as a new contiguous array in this machine's byte order; plain numbers become 0-dimensional ones."""
     if hasattr(value, "__cuda_array_interface__"):
-        return value.copy(order="C")
+        there: Array = value.copy(order="C")
+        return there
     copy = np.array(value, order="C")
     return copy if copy.dtype.isnative else copy.astype(copy.dtype.newbyteorder("="))
 
@@ -66,10 +66,10 @@ def in_place(array: Array) -> tuple[Array, Callable[[Any], Array]]:
     return copy, put_back
 
 
-def _allreduce(
+def allreduce(
     value: Any, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
-) -> Call[Array]:
+) -> Array:
     """The reduction of all ranks' arrays as a new array: Average (default), Sum, Min, Max, Product, Adasum. Waits for
     all ranks, of which each gives the same shape, dtype and arguments: else it raises MismatchError on every rank, and
     the job can go on. name: what messages call it; calls without one are matched by their order. prescale_factor,
@@ -77,152 +77,288 @@ def _allreduce(
     does not overflow. A Sum overflows as NumPy's: integers wrap around. float16 and bfloat16 are added in float32. Of
     booleans Sum and Max are the logical or, Min and Product the and; they have no Average."""
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    return Call(partial(ops.allreduce_, contiguous_copy(value), *how))
+    return ops.allreduce_(contiguous_copy(value), *how)
 
 
-def _allreduce_(
+def allreduce_async(
+    value: Any, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+) -> int:
+    """`allreduce` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return remember(ops.allreduce_.start(contiguous_copy(value), *how))
+
+
+def allreduce_(
     array: Array, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
-) -> Call[Array]:
+) -> Array:
     """`allreduce` in place; the result is the argument."""
     memory, deliver = in_place(array)
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    return Call(partial(ops.allreduce_, memory, *how), deliver)
+    return deliver(ops.allreduce_(memory, *how))
 
 
-def _grouped_allreduce(
+def allreduce_async_(
+    array: Array, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+) -> int:
+    """`allreduce_` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    memory, deliver = in_place(array)
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return remember(ops.allreduce_.start(memory, *how), deliver)
+
+
+def grouped_allreduce(
     values: Sequence[Any], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
-) -> Call[list[Array]]:
+) -> list[Array]:
     """Several all-reduces as one operation; a list of new arrays. As many on every rank, else MismatchError."""
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    return Call(partial(ops.grouped_allreduce_, [contiguous_copy(value) for value in values], *how))
+    return ops.grouped_allreduce_([contiguous_copy(value) for value in values], *how)
 
 
-def _grouped_allreduce_(
+def grouped_allreduce_async(
+    values: Sequence[Any], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+) -> int:
+    """`grouped_allreduce` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return remember(ops.grouped_allreduce_.start([contiguous_copy(value) for value in values], *how))
+
+
+def grouped_allreduce_(
     arrays: Sequence[Array], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
-) -> Call[tuple[Array, ...]]:
+) -> tuple[Array, ...]:
     """Several all-reduces in place as one operation; the tuple of the arguments. Raises ValueError where arrays
     share memory."""
     memories = [in_place(array) for array in arrays]
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    start = partial(ops.grouped_allreduce_, [memory for memory, _ in memories], *how)
-    return Call(start, lambda _: tuple(deliver(None) for _, deliver in memories))
+    ops.grouped_allreduce_([memory for memory, _ in memories], *how)
+    return tuple(deliver(None) for _, deliver in memories)
 
 
-def _reduce(
+def grouped_allreduce_async_(
+    arrays: Sequence[Array], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+) -> int:
+    """`grouped_allreduce_` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    memories = [in_place(array) for array in arrays]
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    handle = ops.grouped_allreduce_.start([memory for memory, _ in memories], *how)
+    return remember(handle, lambda _: tuple(deliver(None) for _, deliver in memories))
+
+
+def reduce(
     value: Any, root_rank: int, op: Op | int = Average, name: str | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
-) -> Call[Array | None]:
+) -> Array | None:
     """`allreduce`, whose result root_rank (a global rank) alone gets; None elsewhere. Raises ValueError for a root that
     is no member."""
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
-    return Call(partial(ops.reduce, contiguous(value), root_rank, *how))
+    return ops.reduce(contiguous(value), root_rank, *how)
 
 
-def _reducescatter(
+def reduce_async(
+    value: Any, root_rank: int, op: Op | int = Average, name: str | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+) -> int:
+    """`reduce` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
+    return remember(ops.reduce.start(contiguous(value), root_rank, *how))
+
+
+def reducescatter(
     value: Any, name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Call[Array]:
+) -> Array:
     """This rank's rows of `allreduce`, by Average (default) or Sum: dealt out in rank order as evenly as possible, the
     first ranks one more. Waits for all ranks; MismatchError as there."""
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
-    return Call(partial(ops.reducescatter, contiguous(value), *how))
+    return ops.reducescatter(contiguous(value), *how)
 
 
-def _grouped_reducescatter(
+def reducescatter_async(
+    value: Any, name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> int:
+    """`reducescatter` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
+    return remember(ops.reducescatter.start(contiguous(value), *how))
+
+
+def grouped_reducescatter(
     values: Sequence[Any], name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Call[list[Array]]:
+) -> list[Array]:
     """Several reduce-scatters as one operation; a list."""
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
-    return Call(partial(ops.grouped_reducescatter, [contiguous(value) for value in values], *how))
+    return ops.grouped_reducescatter([contiguous(value) for value in values], *how)
 
 
-def _allgather(value: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Call[Array]:
+def grouped_reducescatter_async(
+    values: Sequence[Any], name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> int:
+    """`grouped_reducescatter` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
+    return remember(ops.grouped_reducescatter.start([contiguous(value) for value in values], *how))
+
+
+def allgather(value: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
     """All ranks' arrays concatenated in rank order along the first dimension, which may differ. Waits for all ranks;
     raises MismatchError on every rank where dtypes or other dimensions differ."""
-    return Call(partial(ops.allgather, contiguous(value), name, process_set))
+    return ops.allgather(contiguous(value), name, process_set)
 
 
-def _grouped_allgather(
+def allgather_async(value: Any, name: str | None = None, process_set: ProcessSet | None = None) -> int:
+    """`allgather` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    return remember(ops.allgather.start(contiguous(value), name, process_set))
+
+
+def grouped_allgather(
     values: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
-) -> Call[list[Array]]:
+) -> list[Array]:
     """Several all-gathers as one operation; a list."""
-    return Call(partial(ops.grouped_allgather, [contiguous(value) for value in values], name, process_set))
+    return ops.grouped_allgather([contiguous(value) for value in values], name, process_set)
 
 
-def _gather(
+def grouped_allgather_async(
+    values: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
+) -> int:
+    """`grouped_allgather` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    return remember(ops.grouped_allgather.start([contiguous(value) for value in values], name, process_set))
+
+
+def gather(
     value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> Call[Array | None]:
+) -> Array | None:
     """`allgather`, whose result root_rank (a global rank) alone gets; None elsewhere."""
-    return Call(partial(ops.gather, contiguous(value), root_rank, name, process_set))
+    return ops.gather(contiguous(value), root_rank, name, process_set)
 
 
-def _scatter(
+def gather_async(
+    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> int:
+    """`gather` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    return remember(ops.gather.start(contiguous(value), root_rank, name, process_set))
+
+
+def scatter(
     value: Any, root_rank: int, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
-) -> Call[Array]:
+) -> Array:
     """This rank's rows of root_rank's array: splits[0] rows for rank 0, and so on; without splits as evenly as
     possible. Elsewhere value may be None. Waits for all ranks. Raises ValueError for splits that are not one number per
     rank, or more than there are rows."""
     array = None if value is None else contiguous(value)
-    return Call(partial(ops.scatter, array, root_rank, splits, name, process_set))
+    return ops.scatter(array, root_rank, splits, name, process_set)
 
 
-def _broadcast(
+def scatter_async(
+    value: Any, root_rank: int, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> int:
+    """`scatter` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    array = None if value is None else contiguous(value)
+    return remember(ops.scatter.start(array, root_rank, splits, name, process_set))
+
+
+def broadcast(
     value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> Call[Array]:
+) -> Array:
     """root_rank's array, as a new array on every rank. Waits for all ranks, of which each gives an array of the same
     shape and dtype: else MismatchError on every rank. Raises ValueError for a root that is no member."""
-    return Call(partial(ops.broadcast_, contiguous_copy(value), root_rank, name, process_set))
+    return ops.broadcast_(contiguous_copy(value), root_rank, name, process_set)
 
 
-def _broadcast_(
+def broadcast_async(
+    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> int:
+    """`broadcast` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    return remember(ops.broadcast_.start(contiguous_copy(value), root_rank, name, process_set))
+
+
+def broadcast_(
     array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> Call[Array]:
+) -> Array:
     """`broadcast` in place; the result is the argument."""
     memory, deliver = in_place(array)
-    return Call(partial(ops.broadcast_, memory, root_rank, name, process_set), deliver)
+    return deliver(ops.broadcast_(memory, root_rank, name, process_set))
 
 
-def _alltoall(
+def broadcast_async_(
+    array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> int:
+    """`broadcast_` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    memory, deliver = in_place(array)
+    return remember(ops.broadcast_.start(memory, root_rank, name, process_set), deliver)
+
+
+def alltoall_with_counts(
     value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
-) -> Call[tuple[Array, Array]]:
+) -> tuple[Array, Array]:
     """The rows that all ranks sent here, in rank order, and how many each sent (int32). See `alltoall`."""
-    return Call(partial(ops.alltoall, contiguous(value), splits, name, process_set))
+    return ops.alltoall(contiguous(value), splits, name, process_set)
 
 
-def _send(value: Any, dest: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call[None]:
-    """Send an array to a rank that calls recv, for which the plain form waits. The result is None.
+def alltoall_async(
+    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> int:
+    """`alltoall` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    return remember(ops.alltoall.start(contiguous(value), splits, name, process_set))
 
-    Two ranks that both send first and receive then wait for each other: let one of them use send_async."""
+
+def send(value: object, dest: int, name: str | None = None, process_set: ProcessSet | None = None) -> None:
+    """Send an array to a rank that calls `recv`, and wait until it has received the array.
+
+    Two ranks that both send first and receive then wait for each other: let one of them use `send_async`.
+
+    Args:
+        value: An array of any shape, or a number.
+        dest: A global rank.
+        name: Equal on both sides. Messages without a name are numbered, each way.
+        process_set: Both ranks are its members. Default: all ranks.
+
+    Raises:
+        ValueError: `dest` is no member, or is this rank.
+        ShutdownError: The other rank has shut down.
+    """
     array = contiguous(value)
     require_known(array.dtype)  # before a number is taken
-    return Call(partial(ops.letter_to(dest, name, process_set).send, array))
+    ops.letter_to(dest, name, process_set).send(array)
 
 
-def _recv(source: int, name: str | None = None, process_set: ProcessSet | None = None) -> Call[Array]:
-    """The array that a rank (source, a global one) sends here, as a new array. Waits for it."""
-    return Call(ops.letter_from(source, name, process_set).receive, lambda result: result[0])
+def send_async(value: object, dest: int, name: str | None = None, process_set: ProcessSet | None = None) -> int:
+    """`send` without waiting. Asynchronous: returns a number for `synchronize`, which returns None.
+
+    The array must not change before.
+    """
+    array = contiguous(value)
+    require_known(array.dtype)  # before a number is taken
+    return remember(ops.letter_to(dest, name, process_set).start_send(array))
 
 
-allreduce, allreduce_async = waiting(_allreduce), later(_allreduce)
-allreduce_, allreduce_async_ = waiting(_allreduce_), later(_allreduce_)
-grouped_allreduce, grouped_allreduce_async = waiting(_grouped_allreduce), later(_grouped_allreduce)
-grouped_allreduce_, grouped_allreduce_async_ = waiting(_grouped_allreduce_), later(_grouped_allreduce_)
-reduce, reduce_async = waiting(_reduce), later(_reduce)
-reducescatter, reducescatter_async = waiting(_reducescatter), later(_reducescatter)
-grouped_reducescatter, grouped_reducescatter_async = waiting(_grouped_reducescatter), later(_grouped_reducescatter)
-allgather, allgather_async = waiting(_allgather), later(_allgather)
-grouped_allgather, grouped_allgather_async = waiting(_grouped_allgather), later(_grouped_allgather)
-gather, gather_async = waiting(_gather), later(_gather)
-scatter, scatter_async = waiting(_scatter), later(_scatter)
-broadcast, broadcast_async = waiting(_broadcast), later(_broadcast)
-broadcast_, broadcast_async_ = waiting(_broadcast_), later(_broadcast_)
-alltoall_with_counts, alltoall_async = waiting(_alltoall), later(_alltoall)
-send, send_async = waiting(_send), later(_send)
-recv, recv_async = waiting(_recv), later(_recv)
+def recv(source: int, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
+    """Wait for an array that a rank sends here.
+
+    Args:
+        source: A global rank.
+        name: As for `send`.
+        process_set: As for `send`.
+
+    Returns:
+        A new array on the host.
+
+    Raises:
+        ValueError: `source` is no member, or is this rank.
+        ShutdownError: The other rank has shut down.
+    """
+    return ops.letter_from(source, name, process_set).receive()[0]
+
+
+def recv_async(source: int, name: str | None = None, process_set: ProcessSet | None = None) -> int:
+    """`recv` without waiting. Asynchronous: returns a number, for which `synchronize` gives the array."""
+    return remember(ops.letter_from(source, name, process_set).start_receive(), itemgetter(0))
 
 
 def alltoall(

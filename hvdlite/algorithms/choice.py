@@ -26,11 +26,8 @@ float32. It is taken where its fewer steps save more than its 2S more bytes cost
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from hvdlite.arrays import is_small_float
+from hvdlite.arrays import DType, is_small_float
 from hvdlite.memory.workspace import MOST_STAGED_BYTES
 
 TINY_BYTES, SMALL_BYTES = 2 * 1024, 8 * 1024  # on one host; below these the number of steps counts, not the bytes
@@ -69,7 +66,7 @@ class Place:
         return self.shares_memory and self.forced in ("auto", "shared", "hierarchical")
 
 
-def choose(place: Place, nbytes: int, dtype: np.dtype[Any], in_arena: bool) -> str:
+def choose(place: Place, nbytes: int, dtype: DType, in_arena: bool) -> str:
     """The algorithm for one all-reduce of nbytes, by name.
 
     Outside an arena the two-shot pays for copies in and out. Over a network that is always worth it. On one host it is
@@ -106,7 +103,7 @@ def choose(place: Place, nbytes: int, dtype: np.dtype[Any], in_arena: bool) -> s
     return "ring" if place.one_host else across(place.size, nbytes, dtype)
 
 
-def adds_as_we_do(dtype: np.dtype[Any]) -> bool:
+def adds_as_we_do(dtype: DType) -> bool:
     """Whether every MPI's own all-reduce of this dtype gives hvdlite's result.
 
     Many MPIs do not know float16. In Open MPI 5, sums of 8 and 16 bits saturate in some parts of an array and wrap in
@@ -115,7 +112,7 @@ def adds_as_we_do(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "fiu" and dtype.itemsize in (4, 8)
 
 
-def across(ranks: int, nbytes: int, dtype: np.dtype[Any]) -> str:
+def across(ranks: int, nbytes: int, dtype: DType) -> str:
     """The algorithm by messages between hosts, one rank on each."""
     if nbytes <= TINY_BYTES:
         return "doubling"

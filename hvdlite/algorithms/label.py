@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from hvdlite.arrays import Array, bfloat16
+from hvdlite.arrays import Array, DType, bfloat16
 from hvdlite.transports import Transport
 
 MOST_DIMENSIONS = 64  # NumPy's limit
@@ -15,13 +14,13 @@ HEAD = 3
 DTYPES = (*(np.dtype(letter) for letter in "?bhiqBHIQefdFD"), bfloat16)
 
 
-def require_known(dtype: np.dtype[Any]) -> None:
+def require_known(dtype: DType) -> None:
     """Raise ValueError for a dtype that receivers do not know."""
     if dtype not in DTYPES:
         raise ValueError(f"arrays of dtype {dtype} cannot be sent: the receiver would not know it")
 
 
-def encode(shape: Sequence[int], dtype: np.dtype[Any], note: int = 0) -> Array:
+def encode(shape: Sequence[int], dtype: DType, note: int = 0) -> Array:
     """The label of an array. note: any number for the receiver. Raises ValueError for dtypes that receivers do not
     know.
     """
@@ -32,7 +31,7 @@ def encode(shape: Sequence[int], dtype: np.dtype[Any], note: int = 0) -> Array:
     return label
 
 
-def decode(label: Array) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+def decode(label: Array) -> tuple[tuple[int, ...], DType, int]:
     """The shape, dtype and note."""
     code, note, dimensions = (int(number) for number in label[:HEAD])
     return tuple(int(length) for length in label[HEAD : HEAD + dimensions]), DTYPES[code], note

@@ -83,7 +83,8 @@ def exchange_chunks(
     messages: deque[Exchange] = deque()
 
     def arriving(number: int) -> Array:
-        return slots[number % len(slots)][: chunks[number].mine.size]
+        room: Array = slots[number % len(slots)][: chunks[number].mine.size]
+        return room
 
     def add(number: int) -> None:
         messages.popleft().wait()

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hvdlite.algorithms import fused, half
-from hvdlite.arrays import LINE, LONG, Array, accumulator, is_float, is_host, is_small_float, module
+from hvdlite.arrays import LINE, LONG, Array, DType, accumulator, is_float, is_host, is_small_float, module
 
 FUNCTIONS = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multiply"}
 BOOLEAN_FUNCTIONS = {"sum": "logical_or", "min": "logical_and", "max": "logical_or", "product": "logical_and"}
@@ -166,7 +166,7 @@ def scaler_of_floats(like: Array, factor: float, divisor: int) -> Scaler:
     return scale
 
 
-def factors(like: Array, kind: np.dtype[Any], factor: float, divisor: int) -> list[tuple[Any, Any]]:
+def factors(like: Array, kind: DType, factor: float, divisor: int) -> list[tuple[Any, Any]]:
     """Functions of like's module that scale arrays of this kind one after another, each with its argument.
 
     On the host the argument is an array without dimensions, which NumPy handles faster than a number (MEASURED.md,

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from hvdlite.algorithms.reduction import Reduction, assign, widened
-from hvdlite.arrays import Array, is_small_float, module
+from hvdlite.arrays import Array, DType, is_small_float, module
 
 MOST_ELEMENTS = 4 << 20
 """Elements widened at a time: 16 MiB of float32, or 64 MiB of quotients and remainders."""
@@ -76,7 +76,7 @@ class Split:
         numbers, whole = array.copy(), array.dtype.type(self.ranks)
         self.reduction.prescale(numbers)
         quotient = numbers // whole
-        wide = module(array).empty((*array.shape, 2), array.dtype)
+        wide: Array = module(array).empty((*array.shape, 2), array.dtype)
         wide[..., 0] = quotient
         wide[..., 1] = numbers - quotient * whole
         return wide
@@ -94,7 +94,7 @@ class Split:
             array[...] = module(array).trunc(total * how.after / how.divisor)
 
 
-def of_integers(reduction: Reduction, dtype: np.dtype[Any], ranks: int) -> Widening | None:
+def of_integers(reduction: Reduction, dtype: DType, ranks: int) -> Widening | None:
     """How integers are reduced that need scaling; None for other dtypes, and for sums that wrap around as NumPy's do.
     """
     if dtype.kind not in "iu" or not reduction.scales or reduction.operation == "adasum":
@@ -104,7 +104,7 @@ def of_integers(reduction: Reduction, dtype: np.dtype[Any], ranks: int) -> Widen
     return Split(reduction, ranks) if reduction.operation == "sum" else None
 
 
-def widening(reduction: Reduction, dtype: np.dtype[Any], ranks: int) -> Widening | None:
+def widening(reduction: Reduction, dtype: DType, ranks: int) -> Widening | None:
     """How arrays of this dtype are reduced if partial results pass between ranks; None: as they are."""
     return Cast(reduction) if is_small_float(dtype) else of_integers(reduction, dtype, ranks)
 

@@ -146,7 +146,7 @@ def scalar_latency(comm: MPI.Comm) -> dict[str, float]:
         pass
     rounds = rounds_for(actions, comm, LATENCY_SECONDS, CALLS_PER_SMALL_TURN)
     first = interleaved(actions, comm, rounds, CALLS_PER_SMALL_TURN)
-    ops.allreduce_(np.ones(1, ITEM), wait=False).wait()
+    ops.allreduce_.start(np.ones(1, ITEM)).wait()
     later = interleaved(actions, comm, rounds, CALLS_PER_SMALL_TURN)
     return first.seconds | {f"{name}, after an asynchronous call": time for name, time in later.seconds.items()}
 

@@ -109,7 +109,7 @@ def reordering(comm: MPI.Comm, seconds: float) -> list[Price]:
     arrays = [np.zeros(1, ITEM) for _ in alike]
 
     def submit(order: Sequence[int]) -> None:
-        for handle in [ops.allreduce_(arrays[i], hvd.Sum, f"item {i}", wait=False) for i in order]:
+        for handle in [ops.allreduce_.start(arrays[i], hvd.Sum, f"item {i}") for i in order]:
             handle.wait()
 
     def shuffled() -> None:

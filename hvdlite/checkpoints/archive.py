@@ -100,7 +100,7 @@ class ArchiveFormat:
             return False
 
     def write(self, file: BinaryIO, what: Mapping[str, Any]) -> None:
-        entries, extras = dict[str, Array](), dict[str, Any]()
+        entries, extras = dict[str, Any](), dict[str, Any]()
         for name, value in with_optimizers(what).items():
             if self.has_state(value):
                 for index, variable in enumerate(variables_of(value)):

@@ -247,7 +247,7 @@ class Stream(io.RawIOBase):
     """Bytes in memory as a file. (io.BytesIO would copy them.)"""
 
     def __init__(self, data: Array) -> None:
-        self.data, self.place = memoryview(data), 0
+        self.data, self.place = data.data, 0
 
     def readable(self) -> bool:
         return True

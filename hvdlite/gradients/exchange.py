@@ -257,7 +257,8 @@ class Exchange:
     def result(self, index: int) -> Array:
         """A dense variable's reduced gradient, where it lies: the next round overwrites it. On a GPU it is there for
         the streams that CuPy and the frameworks then issue work on."""
-        return self.reducer.views[self.place[index]][...]
+        view: Array = self.reducer.views[self.place[index]][...]
+        return view
 
     def gather(self, index: int, rows: Array, values: Array) -> tuple[Array, Array]:
         """A sparse variable's gradient: all ranks' row numbers and values. Waits for all ranks."""
@@ -268,7 +269,8 @@ class Exchange:
             all_rows = ops.allgather(np.ascontiguousarray(rows), f"{name} rows", self.process_set, addends=True)
             all_values = ops.allgather(np.ascontiguousarray(values), f"{name} values", self.process_set, addends=True)
         if self.terms.op is Average:
-            np.divide(all_values, self.lane.transport.size, out=all_values, casting="unsafe")
+            sums: Any = all_values
+            np.divide(sums, self.lane.transport.size, out=sums, casting="unsafe")
         Exchange.reductions += 1
         return all_rows, all_values
 

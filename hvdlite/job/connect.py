@@ -29,6 +29,7 @@ def connect(
     """Return this job's transport and topology: MPI's where a launcher is there or a communicator was given.
 
     Args:
+        comm: What the user gave to `hvd.init()`.
         patience: Seconds after which hvdlite says that it waits for other ranks; 0: never.
         leave: Leaves the job, as `hvd.shutdown()` does.
     """

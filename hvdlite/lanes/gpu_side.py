@@ -72,7 +72,7 @@ class GpuWorkspace(Workspace):
         # stream reuse it, and they write it after the stream's earlier work, such as reading it.
         streams = self.callers or (0,)
         with self.gpu.xp.cuda.ExternalStream(streams[-1]):
-            array = self.gpu.xp.empty(shape, like.dtype)
+            array: Array = self.gpu.xp.empty(shape, like.dtype)
         for stream in streams:
             before = recorded(self.gpu.xp, stream)
             self.gpu.xp.cuda.runtime.streamWaitEvent(self.gpu.xp.cuda.get_current_stream().ptr, before.ptr)

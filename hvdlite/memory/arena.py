@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hvdlite.arrays import LINE, Array
 from hvdlite.memory.huge_pages import map_file, whole_pages
@@ -36,7 +37,7 @@ class Arena:
     own: Array
     peers: tuple[Array, ...] | None
 
-    def view(self, offset: int, length: int, dtype: Any) -> Array:
+    def view(self, offset: int, length: int, dtype: DTypeLike) -> Array:
         """This rank's bytes from `offset` as a flat array of `length` elements."""
         return typed(self.own, offset, length, dtype)
 
@@ -45,10 +46,11 @@ class Arena:
         return None if self.peers is None else [typed(peer, offset, length, dtype) for peer in self.peers]
 
 
-def typed(memory: Array, offset: int, length: int, dtype: Any) -> Array:
+def typed(memory: Array, offset: int, length: int, dtype: DTypeLike) -> Array:
     """The bytes from `offset` as a flat array of `length` elements."""
     kind = np.dtype(dtype)
-    return memory[offset : offset + length * kind.itemsize].view(kind)
+    part: Array = memory[offset : offset + length * kind.itemsize]
+    return part.view(kind)
 
 
 def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -> Arena:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -125,7 +124,7 @@ def new(xp: ModuleType, nbytes: int) -> Array | None:
             memory = xp.cuda.Memory(whole)
         except xp.cuda.runtime.CUDARuntimeError:
             return None
-    array: Any = xp.ndarray(nbytes, np.uint8, xp.cuda.MemoryPointer(memory, 0))
+    array: Array = xp.ndarray(nbytes, np.uint8, xp.cuda.MemoryPointer(memory, 0))
     array[...] = 0
     finish(array)
     return array

@@ -39,11 +39,13 @@ class Workspace:
         if self.buffer is None or self.buffer.size < start + nbytes:
             room, boundary = nbytes + LINE, HUGE_PAGE if nbytes >= HUGE_PAGE else LINE
             self.buffer = on_boundary(room, boundary) if is_host(like) else module(like).empty(room, np.uint8)
-        return self.buffer[start : start + nbytes].view(like.dtype)
+        part: Array = self.buffer[start : start + nbytes]
+        return part.view(like.dtype)
 
     def new(self, like: Array, shape: Sequence[int]) -> Array:
         """A new array for the caller, with like's dtype and device. Its contents are undefined."""
-        return module(like).empty(shape, like.dtype)
+        array: Array = module(like).empty(shape, like.dtype)
+        return array
 
     def staging(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Arena:
         """The shared staging arena. Collective at the first call."""

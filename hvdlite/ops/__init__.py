@@ -1,8 +1,9 @@
 """Collectives on NumPy or CuPy arrays: each builds a request for the eager lane of its process set.
 
-Each takes `wait`: True returns the result, False a `Handle` at once. Arrays are contiguous; adapters turn a
-framework's tensors into arrays that share their memory. What one rank alone can know to be wrong (bad splits, no
-member, a name in flight) is a ValueError there, at once; where ranks differ, a MismatchError on all of them.
+Each is a `Collective`: a call waits for the result, and `.start(...)` returns a `Handle` at once. Arrays are
+contiguous; adapters turn a framework's tensors into arrays that share their memory. What one rank alone can know to be
+wrong (bad splits, no member, a name in flight) is a ValueError there, at once. Where ranks differ, all of them get a
+MismatchError.
 """
 
 from hvdlite.ops.common import Adasum, Average, Max, Min, Op, Product, Sum, op_of, reduction, resolve_op, sparse_facts

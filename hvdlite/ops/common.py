@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, update_wrapper
+from typing import Generic, ParamSpec, TypeVar
 
 import numpy as np
 
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array, bfloat16, dtype_name, is_host
+from hvdlite.arrays import Array, DType, bfloat16, dtype_name, is_host
 from hvdlite.errors import HvdliteError
 from hvdlite.job import runtime
 from hvdlite.job.groups import Group
 from hvdlite.lanes import calls
 from hvdlite.lanes.gpu_side import on_gpu
-from hvdlite.lanes.request import Request, StandIn
+from hvdlite.lanes.request import Handle, Request, StandIn
 from hvdlite.lanes.signature import UNKNOWN, Facts, Signature
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.system.user_warnings import deprecated
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Op(IntEnum):
@@ -80,7 +84,7 @@ def reduction_facts(op: Op, how: Reduction, array: Array) -> Facts:
 
 
 @lru_cache(maxsize=1024)
-def facts_of_reduction(op: Op, how: Reduction, dtype: np.dtype[Any], shape: tuple[int, ...], host: bool) -> Facts:
+def facts_of_reduction(op: Op, how: Reduction, dtype: DType, shape: tuple[int, ...], host: bool) -> Facts:
     """Cached, as `facts_of_array`: mostly it is the same again."""
     facts = facts_of_array(dtype, shape, host, 0)
     if dtype.kind not in "biuf" and dtype != bfloat16 and not (dtype.kind == "c" and op in (Average, Sum)):
@@ -99,7 +103,7 @@ def array_facts(array: Array, skip: int = 0) -> Facts:
 
 
 @lru_cache(maxsize=1024)
-def facts_of_array(dtype: np.dtype[Any], shape: tuple[int, ...], host: bool, skip: int) -> Facts:
+def facts_of_array(dtype: DType, shape: tuple[int, ...], host: bool, skip: int) -> Facts:
     if dtype.hasobject:
         raise TypeError(
             "an array of Python objects cannot be sent: use hvd.allgather_object, hvd.broadcast_object, or an array of "
@@ -133,23 +137,70 @@ def grouped_facts(facts: tuple[Facts, ...]) -> Facts:
     return (*number, *((f"{what} of tensor {i}", fact) for i, each in enumerate(facts) for what, fact in each))
 
 
-def submit(
-    group: Group, kind: str, name: str | None, facts: Facts, work: Callable[[Workplace], Any], array: Array | None,
-    wait: bool, stand_in: Callable[[], StandIn] | None = None, count: int = 0,
-) -> Any:
-    """Put a request on the group's eager lane; its result when `wait`, else its handle.
+@dataclass(slots=True)
+class Operation(Generic[T]):
+    """A collective whose arguments have been checked: `run` waits for its result, and `start` does not.
 
-    array: whose current stream the lane waits for before it works; None where there is none. stand_in, count: as in
-    Request.
+    Attributes:
+        group: The process set. The operation goes on its eager lane.
+        name: Ranks' operations are matched by it. None: a number is taken when it is run or started.
+        facts: What ranks must agree on.
+        work: Runs on the lane; what it returns is the result.
+        array: The lane waits for the current stream of this array's GPU. None where there is no array.
+        stand_in: As in `Request`.
+        count: As in `Request`.
     """
-    if name is None:
-        if wait:  # before the call is counted: what is refused is none
-            group.eager.require_no_lender(calls.current() or kind)
-        name = f"{calls.UNNAMED}{next(group.unnamed)}"
-    request = Request(Signature(kind, name, facts), work, stand_in=stand_in, count=count)
-    if array is not None and not is_host(array):
-        on_gpu(group.eager, request, array)
-    return group.eager.run(request) if wait else group.eager.submit(request)
+
+    group: Group
+    kind: str
+    name: str | None
+    facts: Facts
+    work: Callable[[Workplace], T]
+    array: Array | None = None
+    stand_in: Callable[[], StandIn] | None = None
+    count: int = 0
+
+    def run(self) -> T:
+        """Wait for the result. Where the lane is idle, the work runs in the calling thread.
+
+        Raises:
+            MismatchError: The ranks' facts differ; on every rank.
+            HvdliteError: The calling thread is in the middle of another operation.
+        """
+        if self.name is None:  # before the call is counted: what is refused is none
+            self.group.eager.require_no_lender(calls.current() or self.kind)
+        return self.group.eager.run(self.request())
+
+    def start(self) -> Handle[T]:
+        """Hand the operation to the lane's thread and return at once."""
+        return self.group.eager.submit(self.request())
+
+    def request(self) -> Request[T]:
+        name = f"{calls.UNNAMED}{next(self.group.unnamed)}" if self.name is None else self.name
+        request = Request(Signature(self.kind, name, self.facts), self.work, stand_in=self.stand_in, count=self.count)
+        if self.array is not None and not is_host(self.array):
+            on_gpu(self.group.eager, request, self.array)
+        return request
+
+
+class Collective(Generic[P, T]):
+    """Decorates a function that prepares an operation. A call runs the operation; `start` returns its handle.
+
+        result = allreduce_(array, Sum)
+        handle = allreduce_.start(array, Sum)
+        ...
+        result = handle.wait()
+    """
+
+    def __init__(self, prepare: Callable[P, Operation[T]]) -> None:
+        self.prepare = prepare
+        update_wrapper(self, prepare)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.prepare(*args, **kwargs).run()
+
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
+        return self.prepare(*args, **kwargs).start()
 
 
 def root_of(group: Group, kind: str, root_rank: int) -> int:

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import cleandoc, signature
 from itertools import count
 from numbers import Integral
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hvdlite.lanes.request import Handle
 
+T = TypeVar("T")
+
+
+def as_it_is(result: T) -> T:
+    return result
+
 
 @dataclass(frozen=True)
-class Awaited:
+class Awaited(Generic[T]):
     """A request's handle and how its result becomes the user's tensor."""
 
-    handle: Handle[Any]
-    deliver: Callable[[Any], Any]
+    handle: Handle[T]
+    deliver: Callable[[T], object]
 
 
-_awaited: dict[int, Awaited] = {}
+_awaited: dict[int, Awaited[Any]] = {}
 _numbers = count(1)
 
 
-def remember(handle: Handle[Any], deliver: Callable[[Any], Any] = lambda result: result) -> int:
+def remember(handle: Handle[T], deliver: Callable[[T], object] = as_it_is) -> int:
     """A number for the handle. deliver: called once, by `synchronize`, with the request's result."""
     number = next(_numbers)
     _awaited[number] = Awaited(handle, deliver)
@@ -57,49 +62,6 @@ def synchronize(handle: int | Callable[[], Any]) -> Any:
     return awaited.deliver(result)
 
 
-def require_handle(handle: Any) -> None:
+def require_handle(handle: object) -> None:
     if not isinstance(handle, Integral):
         raise TypeError(f"a handle is what an asynchronous function (_async) returned, not {type(handle).__name__}")
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
-
-
-class Call(NamedTuple, Generic[R]):
-    """An operation that can be run in both ways. start(wait=...): its result, or a request's handle."""
-
-    start: Callable[..., Any]
-    deliver: Callable[[Any], R] = lambda result: result
-
-
-def waiting(prepare: Callable[P, Call[R]]) -> Callable[P, R]:
-    """The function that runs what `prepare` prepares, and returns its result."""
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        prepared = prepare(*args, **kwargs)
-        return prepared.deliver(prepared.start(wait=True))
-
-    return presented(call, prepare, "", prepare.__annotations__["return"].removeprefix("Call[").removesuffix("]"))
-
-
-def later(prepare: Callable[P, Call[R]]) -> Callable[P, int]:
-    """The function that starts what `prepare` prepares, and returns a number for `synchronize`."""
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> int:
-        prepared = prepare(*args, **kwargs)
-        return remember(prepared.start(wait=False), prepared.deliver)
-
-    text = cleandoc(prepare.__doc__ or "")  # none under python -OO
-    call.__doc__ = f"{text}\n\nAsynchronous: returns a number, for which `synchronize` gives the result."
-    return presented(call, prepare, "_async", "int")
-
-
-def presented(call: Callable[P, T], prepare: Callable[P, Any], ending: str, returned: str) -> Callable[P, T]:
-    """The call as `help` and `pickle` are to know it: `_allreduce_` prepares `allreduce_` and `allreduce_async_`."""
-    stem, in_place = prepare.__name__.strip("_"), "_" * prepare.__name__.endswith("_")
-    call.__name__ = call.__qualname__ = f"{stem}{ending}{in_place}"
-    call.__module__, call.__doc__ = prepare.__module__, call.__doc__ or prepare.__doc__
-    call.__signature__ = signature(prepare).replace(return_annotation=returned)  # type: ignore[attr-defined]
-    return call

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hvdlite.algorithms import label
 from hvdlite.arrays import Array
@@ -11,7 +10,8 @@ from hvdlite.gpu_streams import on_host
 from hvdlite.job import runtime
 from hvdlite.job.groups import Group
 from hvdlite.job.process_sets import ProcessSet
-from hvdlite.lanes.request import Request
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Handle, Request
 from hvdlite.lanes.signature import Signature
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.ops.common import describe
@@ -32,8 +32,26 @@ class Letter:
         name may be under way."""
         return replace(self, source=self.dest, dest=self.source, kind=kind, name=f"{self.name}, back")
 
-    def send(self, array: Array, note: int = 0, wait: bool = True) -> Any:
-        """note: a number that the receiver is given."""
+    def send(self, array: Array, note: int = 0) -> None:
+        """Send the array and wait until it is received. note: a number that the receiver is given."""
+        self.lane_to(self.dest).run(self.sending(array, note))
+
+    def start_send(self, array: Array) -> Handle[None]:
+        """Start to send the array, which must not change before the handle is done."""
+        return self.lane_to(self.dest).submit(self.sending(array, 0))
+
+    def receive(self) -> tuple[Array, int]:
+        """Wait for the array, a new one on the host, and the note."""
+        return self.lane_to(self.source).run(self.receiving())
+
+    def start_receive(self) -> Handle[tuple[Array, int]]:
+        """`receive`, without waiting."""
+        return self.lane_to(self.source).submit(self.receiving())
+
+    def lane_to(self, place: int) -> Lane:
+        return self.group.post.lane(place)
+
+    def sending(self, array: Array, note: int) -> Request[None]:
         array = on_host(array)
         header = label.encode(array.shape, array.dtype, note)
 
@@ -41,15 +59,10 @@ class Letter:
             at.transport.send(header, self.dest)
             at.transport.send(array, self.dest)
 
-        request = Request(Signature(self.kind, self.name), work)
-        lane = self.group.post.lane(self.dest)
-        return lane.run(request) if wait else lane.submit(request)
+        return Request(Signature(self.kind, self.name), work)
 
-    def receive(self, wait: bool = True) -> Any:
-        """Result: a new array on the host, and the note."""
-        request = Request(Signature(self.kind, self.name), lambda at: label.receive(at.transport, self.source))
-        lane = self.group.post.lane(self.source)
-        return lane.run(request) if wait else lane.submit(request)
+    def receiving(self) -> Request[tuple[Array, int]]:
+        return Request(Signature(self.kind, self.name), lambda at: label.receive(at.transport, self.source))
 
 
 def letter_to(dest: int, name: str | None, process_set: ProcessSet | None) -> Letter:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hvdlite.algorithms import label, movement, through_memory
-from hvdlite.arrays import Array, is_host, split_rows
+from hvdlite.arrays import Array, DType, is_host, split_rows
 from hvdlite.errors import ScalarError
 from hvdlite.gpu_streams import on_host
 from hvdlite.job import runtime
@@ -19,14 +19,15 @@ from hvdlite.job.groups import Group
 from hvdlite.job.process_sets import ProcessSet
 from hvdlite.lanes.signature import Facts, digest
 from hvdlite.lanes.workplace import Workplace
-from hvdlite.ops.common import array_facts, even_rows, grouped_facts, root_of, submit
+from hvdlite.ops.common import Collective, Operation, array_facts, even_rows, grouped_facts, root_of
 from hvdlite.ops.stand_in import StandIn
 from hvdlite.transports import Transport
 
 
+@Collective
 def broadcast_(
-    array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True
-) -> Any:
+    array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> Operation[Array]:
     """Overwrite every rank's array with root_rank's (a global rank), in place. Same shape and dtype on every rank."""
     group = runtime.group_of(process_set)
     root = root_of(group, "broadcast", root_rank)
@@ -35,12 +36,13 @@ def broadcast_(
         movement.broadcast(at.transport, array.reshape(-1), root, at.place.hosts)
         return array
 
-    return submit(group, "broadcast", name, (*array_facts(array), ("root rank", group.ranks[root])), work, array, wait)
+    return Operation(group, "broadcast", name, (*array_facts(array), ("root rank", group.ranks[root])), work, array)
 
 
+@Collective
 def broadcast_several_(
     arrays: Sequence[Array], root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> None:
+) -> Operation[None]:
     """Overwrite every rank's flat arrays on the host with root_rank's, in place, as one operation. As many, of the same
     lengths and dtypes, on every rank. Waits for all."""
     group = runtime.group_of(process_set)
@@ -50,13 +52,14 @@ def broadcast_several_(
         for array in arrays:
             movement.broadcast(at.transport, array, root, at.place.hosts)
 
-    submit(group, "broadcast", name, (("root rank", group.ranks[root]),), work, arrays[0], wait=True)
+    return Operation(group, "broadcast", name, (("root rank", group.ranks[root]),), work, arrays[0])
 
 
+@Collective
 def allgather(
-    array: Array, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True,
+    array: Array, name: str | None = None, process_set: ProcessSet | None = None,
     addends: bool = False, facts: Facts = (),
-) -> Any:
+) -> Operation[Array]:
     """All ranks' arrays, concatenated along the first dimension in rank order, on every rank.
 
     The first dimension may differ between ranks (0 is allowed); the others and the dtype must agree. Raises
@@ -70,7 +73,7 @@ def allgather(
     def work(at: Workplace) -> Array:
         return gathered(at, array)
 
-    return submit(group, "allgather", name, facts, work, array, wait, stand_in, count)
+    return Operation(group, "allgather", name, facts, work, array, stand_in, count)
 
 
 @dataclass(frozen=True)
@@ -78,15 +81,16 @@ class NoRows(StandIn):
     """An all-gather to which nothing is given."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
 
     def take_part(self, at: Any, xp: ModuleType) -> Array:
         return gathered(at, xp.empty((0, *self.shape), self.dtype))
 
 
+@Collective
 def grouped_allgather(
-    arrays: Sequence[Array], name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True
-) -> Any:
+    arrays: Sequence[Array], name: str | None = None, process_set: ProcessSet | None = None
+) -> Operation[list[Array]]:
     """All-gather several arrays as one operation. Result: the list of what they become. Raises ValueError for none."""
     group = runtime.group_of(process_set)
     if not arrays:
@@ -96,7 +100,7 @@ def grouped_allgather(
     def work(at: Workplace) -> list[Array]:
         return [gathered(at, array) for array in arrays]
 
-    return submit(group, "grouped_allgather", name, facts, work, arrays[0], wait, count=count_of(arrays))
+    return Operation(group, "grouped_allgather", name, facts, work, arrays[0], count=count_of(arrays))
 
 
 def count_of(arrays: Sequence[Array]) -> int:
@@ -125,27 +129,27 @@ def fill(at: Workplace, pieces: Sequence[Array]) -> None:
         movement.allgather(at.transport, pieces)
 
 
+@Collective
 def allgather_several(
     mine: Sequence[Array], lengths: Sequence[Sequence[int]], name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> list[list[Array]]:
+) -> Operation[list[list[Array]]]:
     """Every rank's arrays of bytes, in rank order, each in new memory of its own. Waits for all.
 
     mine: flat, on the host, any number. lengths: those of each rank's arrays, the same on every rank; not all empty.
     """
     group = runtime.group_of(process_set)
-    nothing = np.empty(0, np.uint8)
+    nothing: Array = np.empty(0, np.uint8)
 
     def work(at: Workplace) -> list[list[Array]]:
-        found = [[np.empty(length, np.uint8) for length in theirs] for theirs in lengths]
+        found: list[list[Array]] = [[np.empty(length, np.uint8) for length in theirs] for theirs in lengths]
         for target, array in zip(found[at.transport.rank], mine, strict=True):
             target[...] = array
         for pieces in zip_longest(*found, fillvalue=nothing):
             fill(at, pieces)
         return found
 
-    gathered: list[list[Array]] = submit(group, "allgather", name, (), work, nothing, wait=True)
-    return gathered
+    return Operation(group, "allgather", name, (), work, nothing)
 
 
 def rows_of_all(at: Workplace, array: Array) -> list[int]:
@@ -162,9 +166,10 @@ def rows_of_all(at: Workplace, array: Array) -> list[int]:
     return [count for (count,) in counts.tolist()]
 
 
+@Collective
 def alltoall(
-    array: Array, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True
-) -> Any:
+    array: Array, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> Operation[tuple[Array, Array]]:
     """Send the first splits[0] rows to rank 0, the next splits[1] to rank 1, and so on. Result: what all ranks sent
     here, in rank order, and how many rows each did (int32).
 
@@ -183,7 +188,7 @@ def alltoall(
 
     equal = all(count == rows[0] for count in rows)
     count = rows[0] if equal else -1 - group.rank  # which is no other rank's
-    return submit(group, "alltoall", name, array_facts(array, skip=1), work, array, wait, count=count)
+    return Operation(group, "alltoall", name, array_facts(array, skip=1), work, array, count=count)
 
 
 def rows_to_receive(transport: Transport, rows: Sequence[int]) -> list[int]:
@@ -214,9 +219,10 @@ def rows_to_send(kind: str, group: Group, array: Array, splits: Any, even: bool)
     return rows
 
 
+@Collective
 def gather(
-    array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None, wait: bool = True
-) -> Any:
+    array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> Operation[Array | None]:
     """All ranks' arrays, concatenated along the first dimension in rank order, at root_rank; None elsewhere.
 
     The first dimension may differ between ranks; the others and the dtype must agree. root_rank: a global rank.
@@ -234,13 +240,14 @@ def gather(
         return result
 
     facts = (*array_facts(array, skip=1), ("root rank", group.ranks[root]))
-    return submit(group, "gather", name, facts, work, array, wait, count=count_of([array]))
+    return Operation(group, "gather", name, facts, work, array, count=count_of([array]))
 
 
+@Collective
 def scatter(
     array: Array | None, root_rank: int, splits: Any = None, name: str | None = None,
-    process_set: ProcessSet | None = None, wait: bool = True,
-) -> Any:
+    process_set: ProcessSet | None = None,
+) -> Operation[Array]:
     """This rank's rows of root_rank's array: the first splits[0] rows go to rank 0, and so on.
 
     array, splits: the root's count, the others' are ignored and may be None. Without splits the rows are dealt out
@@ -251,7 +258,7 @@ def scatter(
     root = root_of(group, "scatter", root_rank)
     facts = (("root rank", group.ranks[root]),)
     if group.rank != root:
-        return submit(group, "scatter", name, facts, lambda at: label.receive(at.transport, root)[0], None, wait)
+        return Operation(group, "scatter", name, facts, lambda at: label.receive(at.transport, root)[0], None)
     if array is None:
         raise ValueError("scatter: the root must give a tensor")
     array = on_host(array)  # the others cannot know that it lay on a GPU
@@ -263,10 +270,11 @@ def scatter(
         movement.scatter(at.transport, blocks)
         return blocks[root].copy()
 
-    return submit(group, "scatter", name, facts, work, array, wait)
+    return Operation(group, "scatter", name, facts, work, array)
 
 
-def barrier(process_set: ProcessSet | None = None) -> None:
+@Collective
+def barrier(process_set: ProcessSet | None = None) -> Operation[None]:
     """Wait until every member of the process set has called this."""
     group = runtime.group_of(process_set)
-    submit(group, "barrier", None, (), lambda at: None, None, wait=True)
+    return Operation(group, "barrier", None, (), lambda at: None, None)

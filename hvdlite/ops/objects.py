@@ -84,7 +84,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     with calling(title):
         streams = split(ops.allgather(packet.stream, f"{name}.t", process_set), group.size)
         lengths = [[abs(size) for size in sizes_in(stream)] for stream in streams]
-        buffers: Sequence[Sequence[Array]] = lengths
+        buffers: list[list[Array]] = [[] for _ in streams]
         if any(lengths):
             buffers = ops.allgather_several(packet.buffers, lengths, f"{name}.buffers", process_set)
     return [unpickled(stream, its, packet.cause) for stream, its in zip(streams, buffers, strict=True)]
@@ -123,9 +123,9 @@ def unpickled(stream: Array, buffers: Sequence[Array], cause: Exception | None) 
     """The object, which keeps the buffers. Raises pickle.PicklingError for an Unpicklable; cause: why this rank's is
     one."""
     sizes = sizes_in(stream)
-    memories = [memoryview(each) if size > 0 else memoryview(each).toreadonly()
+    memories = [each.data if size > 0 else each.data.toreadonly()
                 for size, each in zip(sizes, buffers, strict=True)]  # fmt: skip
-    found = pickle.loads(stream, buffers=memories)
+    found = pickle.loads(stream.data, buffers=memories)
     if isinstance(found, Unpicklable):
         raise pickle.PicklingError(f"rank {found.rank}'s object cannot be pickled: {found.why}") from cause
     return found

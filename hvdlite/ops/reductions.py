@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hvdlite.algorithms import allreduce as reduce_over_ranks
 from hvdlite.algorithms import direct, through_memory, wide
@@ -21,26 +20,28 @@ from hvdlite.lanes.workplace import Workplace
 from hvdlite.ops.common import (
     Adasum,
     Average,
+    Collective,
     Op,
+    Operation,
     Sum,
     even_rows,
     grouped_facts,
     reduction,
     reduction_facts,
     root_of,
-    submit,
 )
 from hvdlite.ops.stand_in import Zeros
 
 
+@Collective
 def allreduce_(
     array: Array, op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
-    process_set: ProcessSet | None = None, wait: bool = True,
-) -> Any:
+    process_set: ProcessSet | None = None,
+) -> Operation[Array]:
     """All-reduce in place. array: contiguous, same shape and dtype on every rank, of any dtype MPI or we can add.
 
-    result = op over ranks of (array * prescale), * postscale, / size for Average. wait=False returns a Handle whose
-    result is the array. Raises MismatchError on every rank when the ranks' arguments differ.
+    result = op over ranks of (array * prescale), * postscale, / size for Average. Result: the
+    array. Raises MismatchError on every rank when the ranks' arguments differ.
     """
     group = runtime.group_of(process_set)
     how = reduction(op, group.size, prescale, postscale)
@@ -52,13 +53,14 @@ def allreduce_(
         return array
 
     facts = reduction_facts(op, how, array)
-    return submit(group, "allreduce", name, facts, work, array, wait, lambda: Zeros.like([flat], how))
+    return Operation(group, "allreduce", name, facts, work, array, lambda: Zeros.like([flat], how))
 
 
+@Collective
 def grouped_allreduce_(
     arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
-    process_set: ProcessSet | None = None, wait: bool = True, or_none: bool = False,
-) -> Any:
+    process_set: ProcessSet | None = None, or_none: bool = False,
+) -> Operation[list[Array]]:
     """All-reduce several arrays in place as one operation, short ones together. Result: the list of arrays. Raises
     ValueError for arrays that share memory, and for none, unless `or_none`: then ranks agree that none gives any, and
     it is a MismatchError where some do."""
@@ -80,7 +82,7 @@ def grouped_allreduce_(
         return list(arrays)
 
     first = arrays[0] if arrays else None
-    return submit(group, "grouped_allreduce", name, facts, work, first, wait, lambda: Zeros.like(arrays, how))
+    return Operation(group, "grouped_allreduce", name, facts, work, first, lambda: Zeros.like(arrays, how))
 
 
 def check(group: Group, op: Op, array: Array) -> None:
@@ -99,10 +101,11 @@ def require_adasum(size: int, everyone: bool) -> None:
         raise NotImplementedError(f"op=Adasum needs a power of two of ranks, not {size}; use op=Average")
 
 
+@Collective
 def reduce(
     array: Array, root_rank: int, op: Op = Average, name: str | None = None, prescale: float = 1.0,
-    postscale: float = 1.0, process_set: ProcessSet | None = None, wait: bool = True,
-) -> Any:
+    postscale: float = 1.0, process_set: ProcessSet | None = None,
+) -> Operation[Array | None]:
     """Reduce to root_rank. Result: there the reduction, as a new array; None elsewhere. The array is left as it is.
 
     Arguments as for `allreduce_`; root_rank: a global rank. Raises NotImplementedError for Adasum.
@@ -115,7 +118,7 @@ def reduce(
     how = reduction(op, group.size, prescale, postscale)
 
     facts = (*reduction_facts(op, how, array), ("root rank", group.ranks[root]))
-    return submit(group, "reduce", name, facts, lambda at: whole_at(at, array, root, how), array, wait)
+    return Operation(group, "reduce", name, facts, lambda at: whole_at(at, array, root, how), array)
 
 
 def whole_at(at: Workplace, array: Array, root: int, how: Reduction) -> Array | None:
@@ -140,10 +143,11 @@ def narrowed(at: Workplace, widening: wide.Widening, found: Array, like: Array) 
     return result
 
 
+@Collective
 def reducescatter(
     array: Array, op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
-    process_set: ProcessSet | None = None, wait: bool = True,
-) -> Any:
+    process_set: ProcessSet | None = None,
+) -> Operation[Array]:
     """This rank's rows of the reduction of all ranks' arrays, as a new array; the array is left as it is.
 
     The rows are dealt out in rank order, as evenly as possible, the first ranks one more. Same shape and dtype on
@@ -151,13 +155,14 @@ def reducescatter(
     """
     group, how = scatterable("reducescatter", [array], op, prescale, postscale, process_set)
     facts = reduction_facts(op, how, array)
-    return submit(group, "reducescatter", name, facts, lambda at: own_rows(at, array, how), array, wait)
+    return Operation(group, "reducescatter", name, facts, lambda at: own_rows(at, array, how), array)
 
 
+@Collective
 def grouped_reducescatter(
     arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
-    process_set: ProcessSet | None = None, wait: bool = True,
-) -> Any:
+    process_set: ProcessSet | None = None,
+) -> Operation[list[Array]]:
     """Reduce-scatter several arrays as one operation. Result: a list."""
     group, how = scatterable("grouped_reducescatter", arrays, op, prescale, postscale, process_set)
     facts = grouped_facts(tuple(reduction_facts(op, how, array) for array in arrays))
@@ -165,7 +170,7 @@ def grouped_reducescatter(
     def work(at: Workplace) -> list[Array]:
         return [own_rows(at, array, how) for array in arrays]
 
-    return submit(group, "grouped_reducescatter", name, facts, work, arrays[0], wait)
+    return Operation(group, "grouped_reducescatter", name, facts, work, arrays[0])
 
 
 def scatterable(

@@ -11,7 +11,7 @@ import numpy as np
 
 from hvdlite.algorithms.grouped import allreduce_all
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array, is_host
+from hvdlite.arrays import Array, DType, is_host
 from hvdlite.lanes.gpu_side import gpu_in_use, side_of
 from hvdlite.lanes.workplace import Workplace
 
@@ -38,7 +38,7 @@ class StandIn:
 class Zeros(StandIn):
     """An all-reduce of zeros of these lengths and dtypes, whose results nobody sees."""
 
-    lengths: tuple[tuple[int, np.dtype[Any]], ...]
+    lengths: tuple[tuple[int, DType], ...]
     how: Reduction
 
     @classmethod

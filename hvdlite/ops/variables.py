@@ -12,7 +12,7 @@ from hvdlite.job.groups import Group
 from hvdlite.job.process_sets import ProcessSet
 from hvdlite.lanes.calls import calling
 from hvdlite.lanes.workplace import Workplace
-from hvdlite.ops.common import array_facts, root_of, submit
+from hvdlite.ops.common import Operation, array_facts, root_of
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def broadcast_all(arrays: Sequence[Array], names: Sequence[str], root_rank: int,
             for array in arrays:
                 movement.broadcast(at.transport, array.reshape(-1), root, at.place.hosts)
 
-        submit(group, "broadcast", name, facts, work, arrays[0] if arrays else None, wait=True)
+        Operation(group, "broadcast", name, facts, work, arrays[0] if arrays else None).run()
 
     broadcast(name, [array for array in arrays if is_host(array)])
     if there := [array for array in arrays if not is_host(array)]:  # on every rank, then

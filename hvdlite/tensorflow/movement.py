@@ -60,7 +60,7 @@ def gathered(
     later = [shape] if known is None and shape is not None else []
 
     def work(array: Array, *shapes: Array) -> list[Array]:
-        whole = on_host(shapes[0]) if shapes else known
+        whole = on_host(shapes[0]).tolist() if shapes else known
         facts = () if addend is None else ops.sparse_facts(addend.op, whole)
         return [ops.allgather(array, name, process_set, addends=addend is not None, facts=facts)]
 

@@ -102,11 +102,13 @@ def array_of(tensor: tf.Tensor) -> Array:
     dtype = np.dtype(tensor.dtype.as_numpy_dtype)
     with xp.cuda.Device(number):
         if 0 in tensor.shape:
-            return xp.empty(tuple(tensor.shape), dtype)
+            empty: Array = xp.empty(tuple(tensor.shape), dtype)
+            return empty
         known = tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor
         found = xp.from_dlpack(Export(known, number))
         memory = xp.cuda.UnownedMemory(found.data.ptr, found.nbytes, found, number)
-        return xp.ndarray(tuple(tensor.shape), dtype, xp.cuda.MemoryPointer(memory, 0))
+        array: Array = xp.ndarray(tuple(tensor.shape), dtype, xp.cuda.MemoryPointer(memory, 0))
+        return array
 
 
 def arrays_of(tensors: Sequence[tf.Tensor]) -> list[Array]:

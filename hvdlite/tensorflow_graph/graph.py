@@ -37,7 +37,7 @@ def aligned_copy(array: Array) -> Array:
     if not is_host(array) or array.dtype.hasobject:
         return array.copy()
     copy = on_boundary(array.nbytes).view(array.dtype).reshape(array.shape)
-    np.copyto(copy, array)
+    copy[...] = array
     return copy
 
 
@@ -45,7 +45,8 @@ def to_tensor(array: Array) -> tf.Tensor:
     """A fresh array on the host as an eager tensor, which takes its memory over where it starts a cache line."""
     if array.dtype == bfloat16 or array.ctypes.data % LINE or not array.flags.writeable:
         return tf.convert_to_tensor(array)
-    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    exporter: Any = array
+    return tf.experimental.dlpack.from_dlpack(exporter.__dlpack__())
 
 
 def to_tensors(results: Sequence[Array]) -> list[tf.Tensor]:

@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 
 from hvdlite import arrays, gpu_streams
-from hvdlite.arrays import Array, bfloat16, cupy
+from hvdlite.arrays import Array, DType, bfloat16, cupy
 from hvdlite.errors import HvdliteError
 from hvdlite.lanes.gpu_side import Gpu
 
 
-def to_array(tensor: torch.Tensor, dtype: np.dtype[Any]) -> Array:
+def to_array(tensor: torch.Tensor, dtype: DType) -> Array:
     """A contiguous CUDA tensor's memory as a CuPy array. Raises HvdliteError where there is no CuPy."""
     gpu = gpu_at(tensor.device.index)
     with gpu.xp.cuda.Device(gpu.number):
         if tensor.numel() == 0:  # CuPy would take what has no memory for the first GPU's
-            return gpu.xp.empty(tuple(tensor.shape), dtype)
-        if tensor.dtype == torch.bfloat16:  # the protocol between the two has no name for it
-            return gpu.xp.asarray(tensor.view(torch.int16)).view(bfloat16)
-        return gpu.xp.asarray(tensor)
+            empty: Array = gpu.xp.empty(tuple(tensor.shape), dtype)
+            return empty
+        known = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # CuPy imports no bfloat16
+        array: Array = gpu.xp.asarray(known)
+        return array.view(dtype) if known is not tensor else array
 
 
 def to_tensor(array: Array) -> torch.Tensor:

@@ -93,9 +93,9 @@ def recv(
 def send_async(tensor: torch.Tensor, dest: int, name: str | None = None, process_set: ProcessSet = Everyone) -> int:
     """Start to send a tensor, which must not change before `synchronize(handle)`; returns the handle. No gradient."""
     array = readable(tensor)
-    return remember(ops.letter_to(dest, name, process_set).send(array, wait=False), lambda _: None)
+    return remember(ops.letter_to(dest, name, process_set).start_send(array))
 
 
 def recv_async(source: int, name: str | None = None, process_set: ProcessSet = Everyone) -> int:
     """Start to receive a tensor, which `synchronize(handle)` returns; returns the handle. No gradient."""
-    return remember(ops.letter_from(source, name, process_set).receive(wait=False), lambda result: to_tensor(result[0]))
+    return remember(ops.letter_from(source, name, process_set).start_receive(), lambda result: to_tensor(result[0]))

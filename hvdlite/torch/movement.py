@@ -5,7 +5,6 @@ those of their sum."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, overload
 
 import torch
@@ -15,7 +14,7 @@ from hvdlite.arrays import Array
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average
-from hvdlite.ops.handles import Call, later, remember, waiting
+from hvdlite.ops.handles import remember
 from hvdlite.torch.differentiable import differentiable
 from hvdlite.torch.reductions import allreduce, grouped_allreduce
 from hvdlite.torch.tensors import fresh, in_place, readable, to_array, to_tensor
@@ -25,15 +24,20 @@ Everyone = global_process_set
 
 # broadcast
 
-def _broadcast_(
+def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
-) -> Call[torch.Tensor]:
+) -> torch.Tensor:
     """`broadcast` in place, without gradient: overwrites the tensor; the result is the tensor. Waits for all ranks."""
     array, deliver = in_place(tensor)
-    return Call(partial(ops.broadcast_, array, root_rank, name, process_set), deliver)
+    return deliver(ops.broadcast_(array, root_rank, name, process_set))
 
 
-broadcast_, broadcast_async_ = waiting(_broadcast_), later(_broadcast_)
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
+) -> int:
+    """`broadcast_` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    array, deliver = in_place(tensor)
+    return remember(ops.broadcast_.start(array, root_rank, name, process_set), deliver)
 
 
 def broadcast_async(
@@ -64,14 +68,14 @@ def broadcast(
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = Everyone) -> int:
     """All ranks' tensors concatenated along dimension 0, asynchronously; returns a handle."""
-    return remember(ops.allgather(readable(tensor), name, process_set, wait=False), to_tensor)
+    return remember(ops.allgather.start(readable(tensor), name, process_set), to_tensor)
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = Everyone
 ) -> int:
     """Several all-gathers as one operation, asynchronously; returns a handle for a tuple."""
-    handle = ops.grouped_allgather([readable(tensor) for tensor in tensors], name, process_set, wait=False)
+    handle = ops.grouped_allgather.start([readable(tensor) for tensor in tensors], name, process_set)
     return remember(handle, lambda arrays: tuple(map(to_tensor, arrays)))
 
 
@@ -129,18 +133,26 @@ def checked_splits(splits: Any) -> torch.Tensor | None:
     return found
 
 
-def _alltoall(
+def alltoall_with_counts(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = Everyone
-) -> Call[tuple[torch.Tensor, torch.Tensor]]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows sent here by all ranks, and how many each sent (int32, where the splits lie)."""
     wanted = checked_splits(splits)
     counts = None if wanted is None else wanted.cpu().numpy()
     device = torch.device("cpu") if wanted is None else wanted.device
-    start = partial(ops.alltoall, readable(tensor), counts, name, process_set)
-    return Call(start, lambda result: (to_tensor(result[0]), to_tensor(result[1]).to(device)))
+    result = ops.alltoall(readable(tensor), counts, name, process_set)
+    return (to_tensor(result[0]), to_tensor(result[1]).to(device))
 
 
-alltoall_with_counts, alltoall_async = waiting(_alltoall), later(_alltoall)
+def alltoall_async(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = Everyone
+) -> int:
+    """`alltoall` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    wanted = checked_splits(splits)
+    counts = None if wanted is None else wanted.cpu().numpy()
+    device = torch.device("cpu") if wanted is None else wanted.device
+    handle = ops.alltoall.start(readable(tensor), counts, name, process_set)
+    return remember(handle, lambda result: (to_tensor(result[0]), to_tensor(result[1]).to(device)))
 
 
 @overload

@@ -4,7 +4,6 @@ gradients are those of the sum of the ranks' losses."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from hvdlite import ops
 from hvdlite.gradients.compression import compressor
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average, Op, op_of
-from hvdlite.ops.handles import Call, later, waiting
+from hvdlite.ops.handles import remember
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.differentiable import differentiable
 from hvdlite.torch.tensors import fresh, in_place, laid_out, readable, to_tensor
@@ -23,17 +22,24 @@ Everyone = global_process_set
 
 # all-reduce
 
-def _allreduce_(
+def allreduce_(
     tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
-) -> Call[torch.Tensor]:
+) -> torch.Tensor:
     """`allreduce` in place, without gradient; the result is the tensor, of any layout. Waits for all ranks."""
     array, deliver = in_place(tensor)
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    return Call(partial(ops.allreduce_, array, *how), deliver)
+    return deliver(ops.allreduce_(array, *how))
 
 
-allreduce_, allreduce_async_ = waiting(_allreduce_), later(_allreduce_)
+def allreduce_async_(
+    tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+) -> int:
+    """`allreduce_` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    array, deliver = in_place(tensor)
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return remember(ops.allreduce_.start(array, *how), deliver)
 
 
 def allreduce_async(
@@ -72,19 +78,27 @@ def allreduce(
     return compression.decompress(result, context)  # type: ignore[no-any-return]
 
 
-def _grouped_allreduce_(
+def grouped_allreduce_(
     tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
-) -> Call[tuple[torch.Tensor, ...]]:
+) -> tuple[torch.Tensor, ...]:
     """All-reduce several tensors in place as one operation; the result is the tuple of them. Raises ValueError for
     tensors that share memory."""
     memories = [in_place(tensor) for tensor in tensors]
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    start = partial(ops.grouped_allreduce_, [array for array, _ in memories], *how)
-    return Call(start, lambda _: tuple(deliver(None) for _, deliver in memories))
+    ops.grouped_allreduce_([array for array, _ in memories], *how)
+    return tuple(deliver(None) for _, deliver in memories)
 
 
-grouped_allreduce_, grouped_allreduce_async_ = waiting(_grouped_allreduce_), later(_grouped_allreduce_)
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+) -> int:
+    """`grouped_allreduce_` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    memories = [in_place(tensor) for tensor in tensors]
+    how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    handle = ops.grouped_allreduce_.start([array for array, _ in memories], *how)
+    return remember(handle, lambda _: tuple(deliver(None) for _, deliver in memories))
 
 
 def grouped_allreduce_async(
@@ -118,15 +132,24 @@ def grouped_allreduce(
 
 # reduce
 
-def _reduce(
+def reduce(
     tensor: torch.Tensor, root_rank: int, op: Op | int = Average, name: str | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
-) -> Call[torch.Tensor | None]:
+) -> torch.Tensor | None:
     """The reduction of all ranks' tensors at root_rank (a global rank), as a new tensor; None elsewhere. Arguments as
     for `allreduce`. Raises NotImplementedError for Adasum."""
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
-    start = partial(ops.reduce, readable(tensor), root_rank, *how)
-    return Call(start, lambda array: None if array is None else laid_out(to_tensor(array), tensor))
+    array = ops.reduce(readable(tensor), root_rank, *how)
+    return None if array is None else laid_out(to_tensor(array), tensor)
 
 
-reduce, reduce_async = waiting(_reduce), later(_reduce)
+def reduce_async(
+    tensor: torch.Tensor, root_rank: int, op: Op | int = Average, name: str | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+) -> int:
+    """`reduce` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
+    handle = ops.reduce.start(readable(tensor), root_rank, *how)
+    return remember(handle, lambda array: None if array is None else laid_out(to_tensor(array), tensor))
+
+

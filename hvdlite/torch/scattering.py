@@ -4,7 +4,6 @@ the sum of the ranks' losses, times the number of ranks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from hvdlite import ops
 from hvdlite.gradients.compression import compressor
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average, Op, op_of
-from hvdlite.ops.handles import Call, later, remember, waiting
+from hvdlite.ops.handles import remember
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.differentiable import differentiable
 from hvdlite.torch.movement import allgather, grouped_allgather, tensor_of_splits
@@ -30,7 +29,7 @@ def reducescatter_async(
 ) -> int:
     """This rank's rows of the reduction, asynchronously; returns a handle."""
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
-    return remember(ops.reducescatter(readable(tensor), *how, wait=False), to_tensor)
+    return remember(ops.reducescatter.start(readable(tensor), *how), to_tensor)
 
 
 def grouped_reducescatter_async(
@@ -39,7 +38,7 @@ def grouped_reducescatter_async(
 ) -> int:
     """This rank's rows of several reductions as one operation, asynchronously; returns a handle for a tuple."""
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
-    handle = ops.grouped_reducescatter([readable(tensor) for tensor in tensors], *how, wait=False)
+    handle = ops.grouped_reducescatter.start([readable(tensor) for tensor in tensors], *how)
     return remember(handle, lambda arrays: tuple(map(to_tensor, arrays)))
 
 
@@ -83,29 +82,43 @@ def grouped_reducescatter(
 
 # to and from a root
 
-def _gather(
+def gather(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
-) -> Call[torch.Tensor | None]:
+) -> torch.Tensor | None:
     """All ranks' tensors concatenated in rank order along dimension 0 (which may differ) at root_rank (a global rank);
     None elsewhere. Waits for all ranks. Raises MismatchError on every rank where dtypes or other dimensions differ."""
-    start = partial(ops.gather, readable(tensor), root_rank, name, process_set)
-    return Call(start, lambda array: None if array is None else to_tensor(array))
+    array = ops.gather(readable(tensor), root_rank, name, process_set)
+    return None if array is None else to_tensor(array)
 
 
-gather, gather_async = waiting(_gather), later(_gather)
+def gather_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
+) -> int:
+    """`gather` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    handle = ops.gather.start(readable(tensor), root_rank, name, process_set)
+    return remember(handle, lambda array: None if array is None else to_tensor(array))
 
 
-def _scatter(
+def scatter(
     tensor: torch.Tensor | None, root_rank: int, splits: Any = None, name: str | None = None,
     process_set: ProcessSet = Everyone,
-) -> Call[torch.Tensor]:
+) -> torch.Tensor:
     """This rank's rows of root_rank's tensor: splits[0] for rank 0, ...; without splits as evenly as possible.
 
     Elsewhere than at the root, tensor and splits are ignored and may be None.
     """
     array = None if tensor is None else readable(tensor)
     counts = None if splits is None else tensor_of_splits("scatter", splits).cpu().numpy()
-    return Call(partial(ops.scatter, array, root_rank, counts, name, process_set), to_tensor)
+    return to_tensor(ops.scatter(array, root_rank, counts, name, process_set))
 
 
-scatter, scatter_async = waiting(_scatter), later(_scatter)
+def scatter_async(
+    tensor: torch.Tensor | None, root_rank: int, splits: Any = None, name: str | None = None,
+    process_set: ProcessSet = Everyone,
+) -> int:
+    """`scatter` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    array = None if tensor is None else readable(tensor)
+    counts = None if splits is None else tensor_of_splits("scatter", splits).cpu().numpy()
+    return remember(ops.scatter.start(array, root_rank, counts, name, process_set), to_tensor)
+
+

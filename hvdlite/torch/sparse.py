@@ -35,7 +35,7 @@ def sparse_allreduce_async(
     names = [None if name is None else f"{name}.{part}" for part in ("indices", "values")]
     facts = sparse_facts(op, tensor.shape)
     with calling(call):
-        handles = [ops.allgather(to_array(part), each, process_set, wait=False, addends=True, facts=facts)
+        handles = [ops.allgather.start(to_array(part), each, process_set, addends=True, facts=facts)
                    for part, each in zip((indices, values), names, strict=True)]  # fmt: skip
 
     def finish() -> torch.Tensor:

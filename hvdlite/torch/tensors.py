@@ -65,7 +65,8 @@ def to_array(tensor: torch.Tensor) -> Array:
     if tensor.requires_grad:
         tensor = tensor.detach()
     if name == "bfloat16":
-        return tensor.view(torch.int16).numpy().view(bfloat16)
+        integers: Array = tensor.view(torch.int16).numpy()
+        return integers.view(bfloat16)
     return tensor.numpy()
 
 

@@ -189,7 +189,8 @@ class Fetched:
     def bytes(self) -> Array:
         """The copy. Waits for it."""
         self.copied.synchronize()
-        return self.buffer[: self.nbytes]
+        copied: Array = self.buffer[: self.nbytes]
+        return copied
 
 
 class Staging:
@@ -229,7 +230,8 @@ class Staging:
         self.turn = 1 - self.turn
         if self.emptied[self.turn] is not None:
             self.emptied[self.turn].synchronize()
-        return self.into[self.turn][: piece.nbytes]
+        room: Array = self.into[self.turn][: piece.nbytes]
+        return room
 
     def deliver(self, piece: Array) -> None:
         """Start copying the last arrival to its piece, on the lane's stream."""

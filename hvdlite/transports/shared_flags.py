@@ -36,7 +36,7 @@ class SharedMaximum:
     """
 
     def __init__(self, lines: Sequence[Array], rank: int, look: Callable[[int], Any]) -> None:
-        self.lines, self.look = [memoryview(line).cast("q") for line in lines], look
+        self.lines, self.look = [line.data.cast("q") for line in lines], look
         self.mine, self.others = self.lines[rank], [other for other in range(len(lines)) if other != rank]
         self.values: Sequence[int] = ()
         self.number = self.looks = 0

@@ -126,7 +126,7 @@ def check_asynchronous() -> None:
     """Many at once, in the order of the program; results are there for the stream that waits."""
     restart(CUDA_AWARE="1")
     arrays = [cupy.asarray(np.full(1000, float(i + hvd.rank()))) for i in range(20)]
-    handles = [ops.allreduce_(array, ops.Sum, f"a{i}", wait=False) for i, array in enumerate(arrays)]
+    handles = [ops.allreduce_.start(array, ops.Sum, f"a{i}") for i, array in enumerate(arrays)]
     p = hvd.size()
     for i, handle in enumerate(handles):
         np.testing.assert_array_equal(handle.wait().get(), np.full(1000, p * i + p * (p - 1) / 2))

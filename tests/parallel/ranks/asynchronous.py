@@ -31,7 +31,7 @@ def check_submission_in_different_orders() -> None:
         handles = {}
         for n in names:
             mine = np.full(n * 37 + 1, n + r, np.float64)
-            handles[n] = ops.allreduce_(mine, ops.Sum, f"item {n}", wait=False)
+            handles[n] = ops.allreduce_.start(mine, ops.Sum, f"item {n}")
         for n, handle in handles.items():
             assert (handle.wait() == n * p + p * (p - 1) // 2).all()
 
@@ -40,9 +40,9 @@ def check_kinds_in_different_orders() -> None:
     """All-reduce, all-gather and broadcast, reversed on odd ranks."""
     p, r = hvd.size(), hvd.rank()
     calls = [
-        lambda: ops.allreduce_(np.full(3, r), ops.Max, "largest", wait=False),
-        lambda: ops.allgather(np.full(r, r), "rows", wait=False),
-        lambda: ops.broadcast_(np.full(2, r), p - 1, "from the last", wait=False),
+        lambda: ops.allreduce_.start(np.full(3, r), ops.Max, "largest"),
+        lambda: ops.allgather.start(np.full(r, r), "rows"),
+        lambda: ops.broadcast_.start(np.full(2, r), p - 1, "from the last"),
     ]
     expected = [[p - 1] * 3, np.repeat(np.arange(p), np.arange(p)).tolist(), [p - 1] * 2]
     order = [2, 1, 0] if r % 2 else [0, 1, 2]
@@ -149,7 +149,7 @@ def check_poll_and_late_ranks() -> None:
     hvd.barrier()
     if p > 1 and r == 0:
         time.sleep(0.3)
-    handle = ops.allreduce_(np.full(10, r), ops.Sum, wait=False)
+    handle = ops.allreduce_.start(np.full(10, r), ops.Sum)
     if p > 1 and r != 0:
         began = time.perf_counter()
         assert not handle.done and time.perf_counter() - began < 0.1
@@ -163,11 +163,11 @@ def check_same_name_in_flight_twice() -> None:
     hvd.barrier()
     if r != 0:
         time.sleep(0.2)  # so that rank 0's first one cannot be done before its second
-    first = ops.allreduce_(np.full(5, 1), ops.Sum, "twice", wait=False)
+    first = ops.allreduce_.start(np.full(5, 1), ops.Sum, "twice")
     if r == 0 and p > 1:
-        for wait in (False, True):
+        for call in (ops.allreduce_.start, ops.allreduce_):
             try:
-                ops.allreduce_(np.full(5, 100), ops.Sum, "twice", wait=wait)
+                call(np.full(5, 100), ops.Sum, "twice")
             except ValueError as error:
                 assert "twice" in str(error) and "in flight" in str(error)
             else:
@@ -179,7 +179,7 @@ def check_same_name_in_flight_twice() -> None:
 def check_synchronous_call_behind_asynchronous_ones() -> None:
     """A call that waits takes its place behind what was submitted before."""
     p, r = hvd.size(), hvd.rank()
-    handles = [ops.allreduce_(np.full(50_000, i + r), ops.Sum, wait=False) for i in range(10)]
+    handles = [ops.allreduce_.start(np.full(50_000, i + r), ops.Sum) for i in range(10)]
     assert hvd.allreduce(np.ones(()), op=hvd.Sum) == p
     assert all(handle.done for handle in handles)
     for i, handle in enumerate(handles):

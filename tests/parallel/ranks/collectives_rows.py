@@ -102,8 +102,8 @@ def check_calls_matched_by_name() -> None:
     names = list(ROWS)
     for turn in range(4):
         order = names if (r + turn) % 2 else list(reversed(names))
-        gathers = {name: ops.allgather(block(r, ROWS[name](r)), f"a {name}", wait=False) for name in order}
-        moves = {name: ops.alltoall(np.full(p * ROWS[name](r), float(r)), None, f"b {name}", wait=False)
+        gathers = {name: ops.allgather.start(block(r, ROWS[name](r)), f"a {name}") for name in order}
+        moves = {name: ops.alltoall.start(np.full(p * ROWS[name](r), float(r)), None, f"b {name}")
                  for name in reversed(order)}  # fmt: skip
         for name, rows in ROWS.items():
             np.testing.assert_array_equal(gathers[name].wait(), everyones(rows), name)
@@ -115,10 +115,10 @@ def check_calls_matched_by_name() -> None:
 def check_while_one_is_late() -> None:
     """Rank 0 calls another first, so that the others wait in rounds with equal and unequal counts."""
     p, r = hvd.size(), hvd.rank()
-    early = ops.allgather(block(r, 1), "early", wait=False) if r == 0 else None
+    early = ops.allgather.start(block(r, 1), "early") if r == 0 else None
     for what, rows in ROWS.items():
         np.testing.assert_array_equal(hvd.allgather(block(r, rows(r)), name=what), everyones(rows))
-    early = early or ops.allgather(block(r, 1), "early", wait=False)
+    early = early or ops.allgather.start(block(r, 1), "early")
     assert len(early.wait()) == p
 
 

@@ -86,7 +86,7 @@ def check_unnamed_calls_of_different_shapes_in_another_order() -> None:
     lengths = [3, 4] if last() else [4, 3]
     for length in lengths:
         require_mismatch(lambda: hvd.allreduce(np.ones(length)), "allreduce (unnamed call ", "shape differs", "(3,)", "(4,)")  # noqa: B023
-    handles = [ops.allreduce_(np.ones(length), wait=False) for length in lengths]
+    handles = [ops.allreduce_.start(np.ones(length)) for length in lengths]
     for handle in handles:
         require_mismatch(handle.wait, "allreduce (unnamed call ", "shape differs", "(3,)", "(4,)")
 
@@ -94,18 +94,18 @@ def check_unnamed_calls_of_different_shapes_in_another_order() -> None:
 def check_a_named_call_that_one_rank_skips() -> None:
     """The others' calls after it go on, and the skipped one waits until it is made."""
     p, r = hvd.size(), hvd.rank()
-    handle = ops.allreduce_(np.full(3, r), ops.Sum, "skipped", wait=False) if r != 0 else None
+    handle = ops.allreduce_.start(np.full(3, r), ops.Sum, "skipped") if r != 0 else None
     for i in range(3):
         assert (hvd.allreduce(np.full(2, i), op=hvd.Sum, name=f"later {i}") == i * p).all()
     if handle is None:
-        handle = ops.allreduce_(np.full(3, r), ops.Sum, "skipped", wait=False)
+        handle = ops.allreduce_.start(np.full(3, r), ops.Sum, "skipped")
     assert (handle.wait() == p * (p - 1) // 2).all()
 
 
 def check_agreeing_requests_around_a_mismatch_succeed() -> None:
     """One wrong name among ten in flight: nine right results, one error."""
     p, r = hvd.size(), hvd.rank()
-    handles = [ops.allreduce_(np.full(5 + (last() and i == 4), i + r), ops.Sum, f"item {i}", wait=False)
+    handles = [ops.allreduce_.start(np.full(5 + (last() and i == 4), i + r), ops.Sum, f"item {i}")
                for i in range(10)]  # fmt: skip
     for i, handle in enumerate(handles):
         if i == 4:

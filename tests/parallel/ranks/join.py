@@ -62,7 +62,7 @@ def check_every_operation_sees_zeros() -> None:
         assert (a == p * (p - 1) // 2).all() and (b == p - 1).all()
         short = [np.full(7, i, ("f4", "i8")[i % 2]) for i in range(30)]  # which travel together
         assert all((each == i * (p - 1)).all() for i, each in enumerate(ops.grouped_allreduce_(short, ops.Sum)))
-        handles = [ops.allreduce_(np.full(10, i), ops.Sum, f"x{i}", wait=False) for i in (range(8) if r % 2 else reversed(range(8)))]
+        handles = [ops.allreduce_.start(np.full(10, i), ops.Sum, f"x{i}") for i in (range(8) if r % 2 else reversed(range(8)))]
         assert sorted(int(handle.wait()[0]) for handle in handles) == [i * (p - 1) for i in range(8)]
         if p in (2, 4):
             mine = np.zeros(4)
@@ -96,7 +96,7 @@ def check_disagreement_while_a_rank_has_joined() -> None:
             assert "rank 1 " not in text, turn
             assert hvd.allreduce(np.ones(1), op=hvd.Sum) == p - 1
         order = ["a", "b", "c"] if r % 2 else ["c", "b", "a"]
-        handles = {name: ops.allreduce_(np.full(2, float(ord(name))), ops.Sum, name, wait=False) for name in order}
+        handles = {name: ops.allreduce_.start(np.full(2, float(ord(name))), ops.Sum, name) for name in order}
         assert all((handle.wait() == ord(name) * (p - 1)).all() for name, handle in handles.items())
     require_last()
 
@@ -114,7 +114,7 @@ def check_calls_count_before_time() -> None:
     """Clocks of hosts differ: who has called more is the last, though another joins later."""
     p, r = hvd.size(), hvd.rank()
     for most in range(p):
-        handles = [ops.allreduce_(np.ones(2), ops.Sum, f"x{i}", wait=False) for i in range(2 * (r == most))]
+        handles = [ops.allreduce_.start(np.ones(2), ops.Sum, f"x{i}") for i in range(2 * (r == most))]
         if r != most:
             time.sleep(0.2)
         assert hvd.join() == most

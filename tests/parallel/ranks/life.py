@@ -71,7 +71,7 @@ def check_rank_that_shuts_down_early() -> None:
         if r != early:
             require_error(hvd.ShutdownError, lambda: hvd.allreduce(np.ones(3), name="loss"), "allreduce 'loss'",
                           f"rank {early} shut down")
-            handle = ops.allreduce_(np.ones(3), wait=False)
+            handle = ops.allreduce_.start(np.ones(3))
             require_error(hvd.ShutdownError, handle.wait, "shut down")
         hvd.shutdown()
         hvd.init()
@@ -95,7 +95,7 @@ def check_rank_that_shuts_down_early_with_more_lanes() -> None:
 def check_shutdown_completes_what_was_submitted() -> None:
     """Handles that nobody waited for are done, and right, after shutdown()."""
     p, r = hvd.size(), hvd.rank()
-    handles = [ops.allreduce_(np.full(1000, i + r), ops.Sum, wait=False) for i in range(5)]
+    handles = [ops.allreduce_.start(np.full(1000, i + r), ops.Sum) for i in range(5)]
     hvd.shutdown()
     for i, handle in enumerate(handles):
         assert (handle.wait() == i * p + p * (p - 1) // 2).all()
@@ -187,7 +187,7 @@ def check_forked_child_waits_for_nothing_of_its_parents() -> None:
     lane, held, release = runtime.current().everyone.eager, threading.Event(), threading.Event()
 
     def submit() -> list[Handle]:
-        return [ops.allreduce_(np.ones(3), ops.Sum, f"late {i}", wait=False) for i in range(2)]
+        return [ops.allreduce_.start(np.ones(3), ops.Sum, f"late {i}") for i in range(2)]
 
     def hold() -> None:
         with lane.queue.changed:

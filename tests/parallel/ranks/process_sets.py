@@ -90,7 +90,7 @@ def check_names_are_per_set_and_unnamed_calls_too() -> None:
     sets = lists([0], [0, 1])
     restart(process_sets=sets)
     mine = [s for s in [*sets, hvd.global_process_set] if s.included()]
-    handles = [ops.allreduce_(np.array(1), ops.Sum, "x", process_set=s, wait=False) for s in mine]
+    handles = [ops.allreduce_.start(np.array(1), ops.Sum, "x", process_set=s) for s in mine]
     assert [int(handle.wait()) for handle in handles] == [len(s.ranks) for s in mine]
     for turn, s in enumerate(sets):
         for _ in range(turn + 1 if s in mine else 0):
@@ -194,7 +194,7 @@ def check_removal_fails_what_is_pending() -> None:
     s = hvd.add_process_set([0, 1] if p > 2 else [1])
     handle = None
     if p > 2 and r == 0:
-        handle = ops.allreduce_(np.ones(1), name="pending", process_set=s, wait=False)
+        handle = ops.allreduce_.start(np.ones(1), name="pending", process_set=s)
     hvd.remove_process_set(s)
     if handle is not None:
         require_error(hvd.HvdliteError, handle.wait, "allreduce 'pending'", "rank 1")

@@ -98,7 +98,7 @@ def check_a_timeline() -> None:
 def check_a_timeline_from_the_environment_is_complete_at_shutdown() -> None:
     folder = shared_folder()
     restart(TIMELINE=str(folder / "trace.json"), TIMELINE_MARK_CYCLES="1")
-    handles = [ops.allreduce_(np.ones(10), name=f"x{i}", wait=False) for i in range(50)]
+    handles = [ops.allreduce_.start(np.ones(10), name=f"x{i}") for i in range(50)]
     for handle in handles:
         handle.wait()
     restart()
