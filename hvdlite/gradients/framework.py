@@ -1,55 +1,64 @@
-"""What frameworks that compute all gradients and then apply them (TensorFlow, Keras) do differently."""
+"""What differs between the frameworks that compute all gradients and then apply them (TensorFlow, Keras)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 from hvdlite.gradients.accumulator import Accumulator
 from hvdlite.gradients.exchange import Exchange
+from hvdlite.gradients.tensors import Gradient, Tensor, Variable
 from hvdlite.gradients.use import Use
 from hvdlite.lanes.gpu_side import Gpu
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class Border(Protocol):
-    """How a framework's gradients (its tensors, its sparse tensors, or None) cross into the core. A module, usually."""
 
-    Compression: Any
+class Framework(Protocol):
+    """A framework as `gradients/` uses it: what its gradients are, and how they are reduced. Usually a module.
+
+    A new framework of this kind is one module with these functions. A gradient is a dense or sparse tensor, or None.
+    """
+
+    Compression: type
     """The compressors to choose from, by Horovod's names."""
 
-    def use_of(self, gradient: Any) -> Use: ...
-
-    def dtype_of(self, gradient: Any) -> str:
-        """The dtype's name in the core."""
+    def use_of(self, gradient: Gradient) -> Use:
+        """What the gradient is: none, dense or sparse."""
         ...
 
-    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
-        """A tensor; dtype: the name in the core."""
+    def dtype_of(self, gradient: Tensor) -> str:
+        """The name of the gradient's dtype in the core."""
         ...
 
-    def densified(self, gradient: Any) -> Any:
-        """A sparse gradient as an ordinary tensor."""
+    def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """A tensor of zeros. dtype: the name in the core."""
         ...
 
-    def divided(self, gradient: Any, divisor: int) -> Any:
-        """The gradient, dense or sparse, divided."""
+    def densified(self, gradient: Gradient) -> Gradient:
+        """A sparse gradient as a dense tensor; others as they are."""
         ...
 
-    def gpu_of(self, variables: Sequence[Any]) -> Gpu | None:
-        """Where these variables' gradients are to be reduced; None for the host."""
+    def divided(self, gradient: Tensor, divisor: int) -> Tensor:
+        """A dense or sparse gradient, divided by a number."""
         ...
 
-    def values_of(self, variables: Sequence[Any]) -> list[int] | None:
-        """A checksum of each variable's value now, in a round; None where they cannot be read then."""
+    def gpu_of(self, variables: Sequence[Variable]) -> Gpu | None:
+        """The GPU on which the gradients of these variables are to be reduced; None: in host memory."""
         ...
 
-    def in_session(self, variables: Sequence[Any]) -> bool:
-        """Whether only a run of the graph can read them."""
+    def values_of(self, variables: Sequence[Variable]) -> list[int] | None:
+        """A checksum of each variable's present value, read at the end of a round; None where none can be read."""
         ...
 
-    def traced(self, gradients: Sequence[Any]) -> bool:
-        """Whether a graph is being made, to be run many times."""
+    def in_session(self, variables: Sequence[Variable]) -> bool:
+        """Whether only a run of the graph can read the variables, as in a TF1 session."""
+        ...
+
+    def traced(self, gradients: Sequence[Gradient]) -> bool:
+        """Whether the framework is making a graph, which will run many times."""
         ...
 
     def in_order(self) -> bool:
@@ -57,30 +66,42 @@ class Border(Protocol):
         ...
 
     def wait(self) -> None:
-        """Until steps that have been started have reduced their gradients."""
+        """Wait until the steps that have been started have reduced their gradients."""
         ...
 
-    def untouched(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, not to be rewritten by the framework."""
+    def untouched(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, marked so that the framework does not rewrite or compile it."""
         ...
 
-    def reduce(self, exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:
-        """The gradients reduced over all ranks. borrow: they are gone when the next round begins. Raises where the step
-        is being compiled for something that cannot call Python; so does `accumulate`."""
+    def reduce(self, exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = False) -> list[Gradient]:
+        """The gradients reduced over all ranks. Waits for all ranks, now or when the graph runs.
+
+        Args:
+            exchange: The exchange of these gradients' variables.
+            gradients: This rank's, in the exchange's order.
+            borrow: Whether the results may be gone when the next round begins.
+
+        Raises:
+            RuntimeError: The step is being compiled for something that cannot call Python.
+        """
         ...
 
     def refuse_replicas(self) -> None:
-        """Raises NotImplementedError where the framework has several devices compute, and adds up what they give."""
+        """Raise NotImplementedError when the framework itself has several devices compute, and adds up the results."""
         ...
 
     def using(self) -> AbstractContextManager[None]:
-        """Where borrowed results are used."""
+        """A context in which borrowed results are used."""
         ...
 
-    def accumulate(self, accumulator: Accumulator, gradients: Mapping[int, Any]) -> Any:
-        """Add gradients to the sums, by index; a bool or boolean tensor: whether a step follows."""
+    def accumulate(self, accumulator: Accumulator, gradients: Mapping[int, Tensor]) -> bool | Tensor:
+        """Add gradients to the sums of earlier passes, by index. Returns whether a step follows; in a graph, a tensor.
+
+        Raises:
+            RuntimeError: As `reduce`.
+        """
         ...
 
-    def accumulated(self, accumulator: Accumulator, gradients: Mapping[int, Any]) -> dict[int, Any]:
-        """The sums of all passes, as tensors like gradients, which are the last one's."""
+    def accumulated(self, accumulator: Accumulator, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The sums of all passes, as tensors like the gradients of the last pass."""
         ...

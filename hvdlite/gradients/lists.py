@@ -1,104 +1,149 @@
 """Lists of gradients on their way to all ranks and back: which are reduced, in which dtype, through which exchange.
 
 One `Gradients` serves one optimizer, or all tapes that ask for the same. It makes an exchange for a list of variables
-when it first sees them, and keeps it: a training loop sees the same list at every step. What frameworks do
-differently is behind a `Border`.
+when it first sees them, and keeps it: a training loop sees the same list at every step. What differs between
+frameworks is asked of a `Framework`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import finalize, ref
 
 from hvdlite.errors import RemovedError
 from hvdlite.gradients.accumulator import Accumulator
-from hvdlite.gradients.compression import compressor, unknown
-from hvdlite.gradients.exchange import OWN, Exchange
-from hvdlite.gradients.framework import Border
+from hvdlite.gradients.exchange import Contents, Exchange
+from hvdlite.gradients.framework import Framework
 from hvdlite.gradients.plan import Spec
-from hvdlite.gradients.terms import Terms
+from hvdlite.gradients.registry import registry
+from hvdlite.gradients.settings import Settings
+from hvdlite.gradients.tensors import Gradient, Tensor, Variable
 from hvdlite.gradients.use import Use
 from hvdlite.gradients.variables import add_to, common_name, fixed_shape, inside, name_of
+from hvdlite.gradients.wire import Wire
 from hvdlite.job import runtime
 from hvdlite.job.groups import Group
-from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.job.runtime import Runtime
 from hvdlite.lanes import calls
+from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
 from hvdlite.lanes.workplace import Workplace
-from hvdlite.ops import Adasum, Op, op_of
-from hvdlite.system.user_warnings import deprecated
 from hvdlite.system.weak_references import weakly
 
 MANY = 4  # exchanges, from which on those that are over are looked for when another is made
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the user asked for. Hashable, if the compressor is."""
+class Enrolment:
+    """The place of a `Gradients` under one runtime.
 
-    terms: Terms
-    compression: Any
-    sparse_as_dense: bool = False
-    groups: int | tuple[tuple[str, ...], ...] | None = None
-    """The number of groups of variables that travel together, or their members' names."""
-    scale_local: bool = True
-    """Local variables' gradients are divided by the number of ranks, as averaged ones are."""
-    process_set: ProcessSet = global_process_set
-    replica_check: str = "error"
-    """One of `config.REPLICA_CHECKS`."""
+    Attributes:
+        runtime: The runtime.
+        name: The name of the rounds on the lane: 'optimizer.0', say.
+        group: The ranks that reduce together; None where there is nothing to reduce.
+        lane: The group's lane for these gradients; None with the group.
+    """
+
+    runtime: Runtime
+    name: str
+    group: Group | None = None
+    lane: Lane | None = None
 
     @property
-    def size(self) -> int:
-        """How many ranks reduce gradients together with this one; 1 where it is no member of the set."""
-        return runtime.group_of(self.process_set).size if self.process_set.included() else 1
+    def alive(self) -> bool:
+        """Whether the runtime is the present one, and the process set has not been removed."""
+        return self.runtime.live and (self.group is None or not self.group.removed)
 
 
 class Gradients:
-    """Reduces lists of gradients over all ranks, under the runtime that it was made or renewed under. Creating one is
-    collective. title: the optimizer or tape in messages. sums: of the passes before, which do not count after a
-    renewal. user: when it and the variables are no more, shared memory goes, though graphs may be kept that refer to
-    this (Keras on TensorFlow keeps them all)."""
+    """Reduces lists of gradients over all ranks, under the runtime that it was made or renewed under.
+
+    Creating one is collective.
+
+    Attributes:
+        settings: What the user asked for.
+        framework: What the gradients belong to.
+        wire: How they travel.
+        kind: 'optimizer' or 'tape'.
+        title: The optimizer or tape in messages.
+        sums: The gradients of earlier passes, which do not count after a renewal; None where there is one pass.
+        enrolment: The place under the present runtime.
+        exchanges: By what makes lists of variables different.
+        made: How many exchanges there have been.
+        renewed: Whether `elastic.run` has renewed this.
+        user: Who needs this, held weakly.
+    """
 
     def __init__(
-        self, settings: Settings, border: Border, name: str, title: str, sums: Accumulator | None = None,
-        user: Any = None,
+        self, settings: Settings, framework: Framework, kind: str, title: str, sums: Accumulator | None = None,
+        user: object = None,
     ) -> None:
-        self.settings, self.border, self.kind, self.title, self.sums = settings, border, name, title, sums
-        self.name = name
-        self.exchanges: dict[Any, Exchange] = {}
-        self.made = 0  # exchanges, so far
+        """
+        Args:
+            settings: What the user asked for.
+            framework: What the gradients belong to.
+            kind: 'optimizer' or 'tape'.
+            title: The optimizer or tape in messages.
+            sums: The gradients of earlier passes.
+            user: Once this object and the variables are gone, the shared memory goes, though graphs that refer to it
+                may be kept (Keras on TensorFlow keeps them all). None: it goes with this `Gradients`.
+        """
+        self.settings = settings
+        self.framework = framework
+        self.wire = Wire(settings.compression, framework)
+        self.kind = kind
+        self.title = title
+        self.sums = sums
+        self.exchanges: dict[Hashable, Exchange] = {}
+        self.made = 0
         self.renewed = False
-        self.user = ref(self if user is None else user)
+        self.user: ref[object] = ref(self if user is None else user)
         if user is not None:
             finalize(user, weakly(self.end)).atexit = False
-        self.enter()
+        self.enrolment = self.enrolled()
 
     def replace(self) -> None:
-        """Its user has another: let go of the memory at once, though graphs of before are kept."""
+        """The user has attached another: let go of the memory at once, though graphs made before are kept."""
         for exchange in self.exchanges.values():
             exchange.let_go()
         self.end()
 
     def end(self) -> None:
-        """Its user is no more."""
-        self.runtime.renewables.remove(self)
+        """The user is gone."""
+        self.enrolment.runtime.renewables.remove(self)
         for exchange in self.exchanges.values():
             exchange.end()
         self.exchanges.clear()
 
-    def enter(self) -> None:
-        """Take a place under the present runtime. Collective over the process set."""
-        self.runtime = runtime.current()
-        self.runtime.renewables.append(self)
-        self.group: Group | None = None  # there is nothing to reduce
-        if self.settings.size > 1 or self.exchanges:
-            self.group = runtime.group_of(self.settings.process_set)
-            number = self.group.serial(self.kind)
-            self.name = f"{self.kind}.{number}"
-            self.lane = self.group.new_lane(self.name, self.user(), calls.numbered(self.title, number))
+    # The place under a runtime
+
+    @property
+    def group(self) -> Group | None:
+        """The ranks that reduce together; None where there is nothing to reduce."""
+        return self.enrolment.group
+
+    @property
+    def name(self) -> str:
+        """The name of the rounds under the present runtime, the same on all ranks."""
+        return self.enrolment.name
+
+    @property
+    def alive(self) -> bool:
+        """Whether gradients can be reduced now."""
+        return self.enrolment.alive
+
+    def enrolled(self) -> Enrolment:
+        """A place under the present runtime. Collective over the process set."""
+        current = runtime.current()
+        current.renewables.append(self)
+        if self.settings.size == 1 and not self.exchanges:
+            return Enrolment(current, self.kind)
+        group = runtime.group_of(self.settings.process_set)
+        number = group.serial(self.kind)
+        name = f"{self.kind}.{number}"
+        return Enrolment(current, name, group, group.new_lane(name, self.user(), calls.numbered(self.title, number)))
 
     def renew(self) -> None:
         """Go on under the present runtime with the same exchanges, which graphs hold on to. Collective."""
@@ -106,204 +151,187 @@ class Gradients:
             return
         if self.sums:
             self.sums.clear()
-        before, self.renewed = self.name, True
-        self.enter()
+        before, self.renewed = self.enrolment.name, True
+        self.enrolment = self.enrolled()
         for exchange in self.exchanges.values():
-            exchange.connect(self.lane, self.name + exchange.name.removeprefix(before), exchange.uses)
+            name = self.enrolment.name + exchange.name.removeprefix(before)
+            exchange.connect(self.working_lane(), name, exchange.division.uses)
+
+    def working_lane(self) -> Lane:
+        """The lane, where there is something to reduce."""
+        assert self.enrolment.lane is not None
+        return self.enrolment.lane
 
     def require_replaceable(self) -> None:
-        """Raises RuntimeError while no other may take its place. Where `elastic.run` has renewed it, what that calls
-        may attach again."""
+        """Raise RuntimeError unless another may take this one's place.
+
+        Where `elastic.run` has renewed this one, the function that it calls again may attach another.
+        """
         if self.alive and not self.renewed and self.settings.process_set.included():
             raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
 
-    @property
-    def alive(self) -> bool:
-        return self.runtime.live and (self.group is None or not self.group.removed)
-
     def require_alive(self) -> None:
-        """Raises RuntimeError where gradients would not be reduced, of a removed process set RemovedError."""
+        """Raise RuntimeError when gradients would not be reduced, RemovedError when the process set was removed."""
         if self.group is not None and self.group.removed:
             raise RemovedError(self.group.ranks)
         runtime.require_attached(self.alive, self.group is not None)
 
-    def reduce(
-        self, grads: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = (), borrow: bool = False
-    ) -> list[Any]:
-        """The gradients of all ranks, in the same order. local: variables whose gradients remain this rank's.
+    # Reducing
 
-        borrow: the results last until the next round. Collective.
+    def reduce(
+        self, grads: Sequence[Gradient], variables: Sequence[Variable], local: Sequence[Variable] = (),
+        borrow: bool = False,
+    ) -> list[Gradient]:
+        """The gradients reduced over all ranks, in the same order. Waits for all ranks, now or when the graph runs.
+
+        Args:
+            grads: This rank's gradients.
+            variables: Their variables, the same on all ranks.
+            local: Variables whose gradients remain this rank's, and are only divided.
+            borrow: Whether the results may be gone when the next round begins.
         """
         if self.group is None:
             return list(grads)
 
-        def reduce_common(grads: list[Any], variables: list[Any]) -> list[Any]:
-            chosen = [self.border.densified(g) for g in grads] if self.settings.sparse_as_dense else grads
-            packed = [compression.compress(g) if self.border.use_of(g) is Use.DENSE else (g, None) for g in chosen]
-            small = [g for g, _ in packed]
-            reduced = self.border.reduce(self.exchange(small, variables), small, borrow)
-            return [self.restored(*each) for each in zip(reduced, packed, variables, strict=True)]
+        def reduce_common(grads: list[Gradient], variables: list[Variable]) -> list[Gradient]:
+            dense_where_asked = map(self.framework.densified, grads) if self.settings.sparse_as_dense else grads
+            packed = self.wire.pack(list(dense_where_asked))
+            results = self.framework.reduce(self.exchange(packed.gradients, variables), packed.gradients, borrow)
+            return [packed.restore(result, i, variables[i]) for i, result in enumerate(results)]
 
-        compression, divisor = self.settings.compression, self.settings.size if self.settings.scale_local else 1
-        return around_local(reduce_common, grads, variables, local, divisor, self.border)
+        divisor = self.settings.size if self.settings.scale_local else 1
+        return LocalVariables(local, divisor, self.framework).around(reduce_common, grads, variables)
 
-    def exchange(self, grads: Sequence[Any], variables: Sequence[Any]) -> Exchange:
-        """The exchange for these variables, made at the first call. Collective when it makes one."""
-        groups = self.groups_of([name_of(variable) for variable in variables])
-        gpu = self.border.gpu_of(variables)
-        device = "host" if gpu is None else "cuda"
-        specs = [
-            Spec(common_name(v), fixed_shape(v), self.wire_dtype(g, v), device, group)
-            for g, v, group in zip(grads, variables, groups, strict=True)
-        ]
-        uses = [self.border.use_of(g) for g in grads]
+    def exchange(self, grads: Sequence[Gradient], variables: Sequence[Variable]) -> Exchange:
+        """The exchange for these variables. Collective when it makes one. grads: as they travel."""
+        framework = self.framework
+        gpu = framework.gpu_of(variables)
+        specs = self.specs(grads, variables, "host" if gpu is None else "cuda")
+        uses = [framework.use_of(g) for g in grads]
         # In a graph it is fixed who has a gradient; outside it may change at each call, and each round tells.
-        key: tuple[Any, ...] = (tuple(specs), *(uses if self.border.traced(grads) else ()))
-        number, name = self.made, self.name
-        if not self.border.in_order():
-            key, name = (*key, number), f"{name}.{number}"
+        key: tuple[Hashable, ...] = (specs, *(uses if framework.traced(grads) else ()))
+        name = self.enrolment.name
+        if not framework.in_order():
+            key, name = (*key, self.made), f"{name}.{self.made}"
         if key not in self.exchanges:
             self.tidy()
-            terms, process_set = self.settings.terms, self.settings.process_set
-            self.exchanges[key] = Exchange(
-                self.lane, name, number, specs, uses, terms, process_set, gpu, owner=self,
-                mode=self.settings.replica_check,
-            )  # fmt: skip
-            self.made += 1  # not before: where that fails on one rank only, and is tried again, it has the same number
-        in_session = self.border.in_session(variables)
-        if in_session or self.border.in_order():
-            self.exchanges[key].watch(variables, self.border.values_of, in_session)
-        return self.exchanges[key]
+            contents = Contents(self.made, specs, self.settings, gpu)
+            self.exchanges[key] = Exchange(contents, self.working_lane(), name, uses, owner=self)
+            self.made += 1  # not before: if that fails on one rank only, and is tried again, it has the same number
+        exchange, in_session = self.exchanges[key], framework.in_session(variables)
+        if in_session or framework.in_order():
+            exchange.watched.watch(variables, framework.values_of, in_session, exchange.lane, exchange.name)
+        return exchange
+
+    def specs(self, grads: Sequence[Gradient], variables: Sequence[Variable], device: str) -> tuple[Spec, ...]:
+        """The variables as a plan sees them."""
+        groups = self.settings.groups.numbers([name_of(variable) for variable in variables])
+        return tuple(
+            Spec(common_name(v), fixed_shape(v), self.wire.dtype(g, v), device, group)
+            for g, v, group in zip(grads, variables, groups, strict=True)
+        )
 
     def tidy(self) -> None:
-        """Once there are many, forget exchanges whose variables are no more on any rank. Collective then."""
+        """Once there are many, forget exchanges whose variables are gone on all ranks. Collective then."""
         if len(self.exchanges) < MANY:
             return
 
         def work(at: Workplace) -> set[int]:
-            over = [exchange.number for exchange in self.exchanges.values() if exchange.over]
+            over = [exchange.contents.number for exchange in self.exchanges.values() if exchange.watched.gone]
             return set.intersection(*map(set, at.transport.allgather_object(over)))
 
         # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
         facts = (("lists of variables", self.made),)
-        over = self.lane.run(Request(Signature("plan", f"{self.name} bucket 0", facts), work))
+        request = Request(Signature("plan", f"{self.enrolment.name} bucket 0", facts), work)
+        over = self.working_lane().run(request)
         for key, exchange in list(self.exchanges.items()):
-            if exchange.number in over:
+            if exchange.contents.number in over:
                 del self.exchanges[key]
 
-    def groups_of(self, names: Sequence[str]) -> list[int | None]:
-        """The number of each variable's group."""
-        groups = self.settings.groups
-        if isinstance(groups, int):
-            return [index * groups // len(names) for index in range(len(names))]
-        numbers = {name: number for number, group in enumerate(groups or ()) for name in group}
-        return [numbers.get(name) for name in names]
 
-    def restored(self, result: Any, sent: tuple[Any, Any], variable: Any) -> Any:
-        """A result as the variable's gradient. sent: what this rank has given for it, and the compressor's context."""
-        if self.border.use_of(result) is not Use.DENSE:
-            return result
-        gradient, context = sent
-        if gradient is None:  # other ranks have one
-            shape, compress = tuple(map(int, variable.shape)), self.settings.compression.compress
-            _, context = compress(self.border.zeros(shape, dtype_name(variable)))
-        return self.settings.compression.decompress(result, context)
+@dataclass(frozen=True)
+class LocalVariables:
+    """Variables whose gradients remain a rank's own.
 
-    def wire_dtype(self, gradient: Any, variable: Any) -> str:
-        """That of what is sent, or would be."""
-        if gradient is not None:
-            return self.border.dtype_of(gradient)
-        compression, dtype = self.settings.compression, dtype_name(variable)
-        if unknown(compression):
-            return self.border.dtype_of(compression.compress(self.border.zeros((1,), dtype))[0])
-        wire = getattr(compression, "wire", None)
-        return wire if wire is not None and "float" in dtype else dtype
+    Attributes:
+        variables: The local variables.
+        divisor: What their gradients are divided by.
+        framework: What the gradients belong to.
+    """
 
+    variables: Sequence[Variable]
+    divisor: int
+    framework: Framework
 
-def dtype_name(variable: Any) -> str:
-    dtype = getattr(variable.dtype, "base_dtype", variable.dtype)  # TF1's reference variables have one of their own
-    return str(getattr(dtype, "name", dtype))
+    def around(
+        self, reduce: Callable[[list[Gradient], list[Variable]], list[Gradient]], grads: Sequence[Gradient],
+        variables: Sequence[Variable],
+    ) -> list[Gradient]:
+        """All gradients, in the same order: those of local variables divided, the others reduced.
 
-
-def around_local(
-    reduce: Callable[[list[Any], list[Any]], list[Any]], grads: Sequence[Any], variables: Sequence[Any],
-    local: Sequence[Any], divisor: int, border: Border,
-) -> list[Any]:
-    """reduce(gradients, variables), but for local variables, whose gradients are only divided."""
-    results = list(grads)
-    own = {id(inside(variable)) for variable in local}
-    common = [i for i, variable in enumerate(variables) if id(inside(variable)) not in own]
-    for i in set(range(len(results))) - set(common):
-        if results[i] is not None and divisor != 1:
-            results[i] = border.divided(results[i], divisor)
-    reduced = reduce([grads[i] for i in common], [variables[i] for i in common])
-    for i, grad in zip(common, reduced, strict=True):
-        results[i] = grad
-    return results
+        Args:
+            reduce: Called as reduce(gradients, variables) with the others.
+            grads: This rank's gradients.
+            variables: Their variables.
+        """
+        results = list(grads)
+        own = {id(inside(variable)) for variable in self.variables}
+        common = [i for i, variable in enumerate(variables) if id(inside(variable)) not in own]
+        for i in set(range(len(results))) - set(common):
+            gradient = results[i]
+            if gradient is not None and self.divisor != 1:
+                results[i] = self.framework.divided(gradient, self.divisor)
+        reduced = reduce([grads[i] for i in common], [variables[i] for i in common])
+        for i, grad in zip(common, reduced, strict=True):
+            results[i] = grad
+        return results
 
 
-def keep_own(chosen: list[Any], variable: Any) -> None:
-    """Put a variable, or several, among those that stay this rank's own. Raises ValueError for what is none."""
+def keep_own(chosen: list[Variable], variable: object) -> None:
+    """Add a variable, or several, to those that stay this rank's own.
+
+    Args:
+        chosen: The list that they are added to, in place.
+        variable: A variable; a layer, list or dict of variables.
+
+    Raises:
+        ValueError: It has no variables.
+    """
     add_to(chosen, variable)
-    OWN.extend(chosen)
+    registry.own.extend(chosen)
 
 
-def dense(sparse_as_dense: bool, border: Border, gradient: Any, variable: Any) -> Any:
-    """The gradient as an ordinary tensor. Raises ValueError for a sparse one, without sparse_as_dense."""
-    if border.use_of(gradient) is Use.SPARSE and not sparse_as_dense:
+def dense(sparse_as_dense: bool, framework: Framework, gradient: Tensor, variable: Variable) -> Tensor:
+    """The gradient as a dense tensor. Raises ValueError for a sparse one, without sparse_as_dense."""
+    if framework.use_of(gradient) is Use.SPARSE and not sparse_as_dense:
         raise ValueError(
             f"{name_of(variable)} has a sparse gradient: backward_passes_per_step needs sparse_as_dense=True"
         )
-    return border.densified(gradient)
-
-
-def settings_of(
-    *, op: Op | int, predivide: float, compression: Any, sparse_as_dense: bool, num_groups: int, groups: Any,
-    scale_local: bool, process_set: ProcessSet, replica_check: str | None = None,
-) -> Settings:
-    """Horovod's arguments, and replica_check=, checked. Raises ValueError for what cannot be right, NotImplementedError
-    for Adasum."""
-    terms = Terms(op_of(op), predivide)
-    if terms.op is Adasum:
-        raise NotImplementedError("op=Adasum is not supported yet; use op=Average")
-    runtime.current().groups.find(process_set)  # raises where it is not registered
-    if num_groups:
-        deprecated("num_groups is deprecated: use groups")
-    names = group_names(num_groups or None if groups is None else groups)
-    mode = runtime.replica_check(replica_check)
-    return Settings(terms, compressor(compression), sparse_as_dense, names, scale_local, process_set, mode)
-
-
-def check_name(name: Any) -> None:
-    """Raises TypeError for what Horovod's scripts give in the wrong place."""
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name={name!r} is no text: the second argument is a name; give others with their own, such as "
-                        "compression=")
-
-
-_shared: dict[Hashable, Gradients] = {}
-
-
-def shared_gradients(settings: Settings, border: Border, name: str, title: str) -> Gradients:
-    """The one `Gradients` for all that ask for the same. Collective when it is new: also where the runtime, or the
-    process set, is another than before."""
-    found = _shared.get((settings, name))
-    if found is None or not found.alive:
-        for key in [key for key, each in _shared.items() if not each.alive]:
-            del _shared[key]
-        found = _shared[settings, name] = Gradients(settings, border, name, title)
+    found = framework.densified(gradient)
+    assert found is not None
     return found
 
 
-def group_names(groups: Any) -> int | tuple[tuple[str, ...], ...] | None:
-    """The user's groups (a number, or lists of variables) as `Settings` keeps them. Raises ValueError for numbers below
-    1 and for what is neither."""
-    if groups is None:
-        return None
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 1:
-            raise ValueError(f"groups must be at least 1, not {groups}")
-        return groups
-    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError("groups must be a number or lists of variables")
-    return tuple(tuple(name_of(variable) for variable in group) for group in groups)
+class SharedGradients:
+    """Keeps one `Gradients` for all tapes that ask for the same: a training loop makes a new tape at each step.
+
+    Attributes:
+        known: By settings and kind. Entries of an ended job, or of a removed process set, are dropped when another is
+            made.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[Settings, str], Gradients] = {}
+
+    def get(self, settings: Settings, framework: Framework, kind: str, title: str) -> Gradients:
+        """The `Gradients` for these settings. Collective when it is new, also after a restart."""
+        found = self.known.get((settings, kind))
+        if found is None or not found.alive:
+            for key in [key for key, each in self.known.items() if not each.alive]:
+                del self.known[key]
+            found = self.known[settings, kind] = Gradients(settings, framework, kind, title)
+        return found
+
+
+shared = SharedGradients()
+"""Those of this process. Tapes come and go, so no tape can own them."""

@@ -4,7 +4,7 @@ from hvdlite.api import names
 from hvdlite.api.names import *  # noqa: F403
 from hvdlite.checkpoints.archive import load, save
 from hvdlite.keras import callbacks, elastic
-from hvdlite.keras.backends import border
+from hvdlite.keras.backends import framework
 from hvdlite.keras.functions import (
     allgather,
     allreduce,
@@ -23,7 +23,7 @@ from hvdlite.keras.sync_batch_norm import SyncBatchNormalization
 from hvdlite.ops import barrier
 from hvdlite.ops.objects import allgather_object, broadcast_object
 
-Compression = border().Compression
+Compression = framework().Compression
 
 __all__ = [
     *names.__all__, "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "SyncBatchNormalization",

@@ -15,59 +15,77 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import keras
+from keras.optimizers import Optimizer
 
 from hvdlite.gradients.accumulator import Accumulator
-from hvdlite.gradients.lists import Gradients, Settings, dense, keep_own
-from hvdlite.job import runtime
+from hvdlite.gradients.lists import Gradients, dense, keep_own
+from hvdlite.gradients.settings import Settings
+from hvdlite.gradients.tensors import Gradient, Variable
 from hvdlite.keras import private_api
-from hvdlite.keras.backends import border
+from hvdlite.keras.backends import framework
 
-Optimizer = Any
-Apply = Callable[[list[Any], Sequence[Any] | None], Any]
+Apply = Callable[[list[Gradient], Sequence[Variable] | None], object]
 
 
-class Attachment:
-    """One optimizer's gradients, reduced."""
+class KerasAttachment:
+    """What is attached to a Keras optimizer: its gradients are reduced before it applies them.
+
+    Attributes:
+        optimizer: The optimizer itself, inside a LossScaleOptimizer.
+        settings: What the user asked for.
+        sums: The gradients of earlier passes.
+        framework: The backend.
+        gradients: Reduces lists of gradients.
+        local: Variables whose gradients stay this rank's own.
+        reduced: Whether the update under way has reduced gradients.
+    """
 
     def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
-        self.optimizer, self.settings, self.sums, self.border = optimizer, settings, sums, border()
+        self.optimizer = optimizer
+        self.settings = settings
+        self.sums = sums
+        self.framework = framework()
         user = optimizer if keras.backend.backend() == "tensorflow" else None  # there Keras keeps its graphs
         title = f"DistributedOptimizer({type(optimizer).__name__})"
-        self.gradients = Gradients(settings, self.border, "optimizer", title, sums, user)
-        self.local: list[Any] = []
-        self.reduced = False  # the update under way has reduced gradients
+        self.gradients = Gradients(settings, self.framework, "optimizer", title, sums, user)
+        self.local: list[Variable] = []
+        self.reduced = False
 
     @property
     def at_work(self) -> bool:
-        """Whether there is something to do. Raises RuntimeError (of a removed process set RemovedError) where there is
-        and it cannot be done."""
+        """Whether gradients are to be reduced or added up.
+
+        Raises:
+            RuntimeError: They are, and cannot be: hvd.shutdown() has been called since, say.
+            RemovedError: The process set was removed.
+        """
         self.gradients.require_alive()
         return self.gradients.alive and (self.gradients.group is not None or self.sums.passes > 1)
 
     # What the optimizer's methods become
 
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+    def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Reduce the gradients over all ranks and apply them."""
         self.reduce_and(self.original("apply"), self.optimizer, grads, trainable_variables)
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], **kwargs: Any) -> Any:
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]], **kwargs: object) -> object:
         """The class's own, which is not Keras': it clips or chooses among reduced gradients, too."""
-        results: list[Any] = []
+        results: list[object] = []
 
-        def go_on(grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        def go_on(grads: Sequence[Gradient], variables: Sequence[Variable] | None) -> None:
             results.append(self.original("apply_gradients")(zip(grads, variables or (), strict=True), **kwargs))
 
-        grads, variables = map(list, zip(*grads_and_vars, strict=True))
+        pairs = list(grads_and_vars)
+        grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         self.reduce_and(go_on, self.optimizer, grads, variables)
         return results[0] if results else self.optimizer.iterations
 
-    def guarded(self, method: str) -> Callable[..., Any]:
+    def guarded(self, method: str) -> Callable[..., object]:
         """The class's own update, for gradients that have been reduced."""
 
-        def update(*args: Any, **kwargs: Any) -> Any:
+        def update(*args: object, **kwargs: object) -> object:
             if not self.reduced and self.at_work:
                 raise RuntimeError(
                     f"{type(self.optimizer).__name__} was about to apply gradients that were not reduced over all "
@@ -78,12 +96,13 @@ class Attachment:
 
         return update
 
-    def original(self, method: str) -> Callable[..., Any]:
+    def original(self, method: str) -> Callable[..., object]:
         """The class's method, looked up anew at each call."""
         return getattr(type(self.optimizer), method).__get__(self.optimizer)  # type: ignore[no-any-return]
 
     def reduce_and(
-        self, apply: Apply, optimizer: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[Any] | None
+        self, apply: Apply, optimizer: Optimizer, grads: Sequence[Gradient],
+        trainable_variables: Sequence[Variable] | None,
     ) -> None:
         """Call apply(gradients, trainable_variables) with reduced gradients, at the last of several passes."""
         grads = list(grads)
@@ -97,11 +116,11 @@ class Attachment:
         if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
             raise NotImplementedError("layers in float8: what Keras gives as their gradients are no sums over a batch")
 
-        def reduce_all(grads: list[Any]) -> None:
+        def reduce_all(grads: list[Gradient]) -> None:
             refuse_distribution()
-            self.border.refuse_replicas()
+            self.framework.refuse_replicas()
             reduced = self.gradients.reduce(grads, variables, self.local, borrow=keeps_nothing(self.optimizer))
-            with self.border.using(), self.updating():
+            with self.framework.using(), self.updating():
                 apply(reduced, given)
 
         if self.sums.passes == 1:
@@ -110,19 +129,20 @@ class Attachment:
             self.at_last_pass(reduce_all, optimizer, grads, variables)
 
     def at_last_pass(
-        self, then: Callable[[list[Any]], None], optimizer: Optimizer, grads: list[Any], variables: list[Any]
+        self, then: Callable[[list[Gradient]], None], optimizer: Optimizer, grads: list[Gradient],
+        variables: list[Variable],
     ) -> None:
         """Add the gradients to those of earlier passes; at the last, then(sums). Each pass counts as an iteration."""
         if not optimizer.built:  # variables cannot be made in one branch of a condition
             with keras.name_scope(optimizer.name):
                 optimizer.build(variables)
             optimizer.built = True
-        given = {i: dense(self.settings.sparse_as_dense, self.border, grad, variables[i])
+        given = {i: dense(self.settings.sparse_as_dense, self.framework, grad, variables[i])
                  for i, grad in enumerate(grads) if grad is not None}  # fmt: skip
-        last = self.border.accumulate(self.sums, given)
+        last = self.framework.accumulate(self.sums, given)
 
         def step() -> None:
-            totals = self.border.accumulated(self.sums, given)
+            totals = self.framework.accumulated(self.sums, given)
             then([totals.get(i) for i in range(len(grads))])
 
         def skip() -> None:
@@ -144,24 +164,24 @@ class Attachment:
 
 
 def innermost(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside a LossScaleOptimizer, else the optimizer itself."""
+    """The optimizer inside a LossScaleOptimizer; else the optimizer itself."""
     return innermost(optimizer.inner_optimizer) if scales(optimizer) else optimizer
 
 
 def keeps_nothing(optimizer: Optimizer) -> bool:
-    """Whether its gradients may be gone after the step: Keras' own keep none. Others may assign one to a variable, to
-    which TensorFlow gives the gradient's memory."""
+    """Whether the optimizer's gradients may be gone after the step. Keras' own optimizers keep none; others may assign
+    one to a variable, and TensorFlow then gives the variable the gradient's memory."""
     return type(optimizer).__module__.partition(".")[0] == "keras" and not hasattr(optimizer, "optimizers")
 
 
 def scales(optimizer: Optimizer) -> bool:
-    """Whether it is a LossScaleOptimizer: others that have one inside may call that in any way."""
+    """Whether it is a LossScaleOptimizer. Other wrappers of optimizers may call the inner one in any way."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def attachment_of(optimizer: Optimizer) -> Attachment | None:
+def attachment_of(optimizer: Optimizer) -> KerasAttachment | None:
     """What is attached to the optimizer, or to the one inside it."""
-    found: Attachment | None = vars(optimizer).get("_hvdlite")
+    found: KerasAttachment | None = vars(optimizer).get("_hvdlite")
     return found if found is not None or not scales(optimizer) else attachment_of(optimizer.inner_optimizer)
 
 
@@ -191,11 +211,11 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
     private_api.require_all(inner)
     if settings.size > 1:
         refuse_distribution()
-    attachment = Attachment(inner, settings, sums)
+    attachment = KerasAttachment(inner, settings, sums)
     if before is not None:
         before.gradients.replace()
-    untouched = attachment.border.untouched
-    methods: dict[str, Callable[..., Any]] = {"apply": attachment.apply}
+    untouched = attachment.framework.untouched
+    methods: dict[str, Callable[..., object]] = {"apply": attachment.apply}
     methods |= {name: attachment.guarded(name) for name in private_api.guards(inner)}
     if type(inner).apply_gradients is not keras.optimizers.Optimizer.apply_gradients:
         methods["apply_gradients"] = attachment.apply_gradients
@@ -203,62 +223,3 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
     inner.__dict__.update(_hvdlite=attachment, **{name: untouched(method) for name, method in methods.items()})
     for each in (inner, optimizer):
         each.__dict__.update(register_local_var=partial(keep_own, attachment.local))
-    reduce_before_scaling()
-
-
-def reduce_before_scaling() -> None:
-    """From now on, while a job is live, Keras' LossScaleOptimizers know about attached inner optimizers.
-
-    With mixed precision, compile() wraps the optimizer into one; it looks whether gradients are finite and skips the
-    step where they are not. All ranks must skip alike, so the reduction comes before the look: an infinity on one
-    rank is then one on all. compile() makes it after this, so its class is changed: shutdown() changes it back.
-    """
-    if restore_scaler not in runtime.when_stopped:
-        runtime.when_stopped.append(restore_scaler)
-        runtime.when_started.append(lambda local_rank: change_scaler())
-    change_scaler()
-
-
-def change_scaler() -> None:
-    """Put our methods in the place of LossScaleOptimizer's."""
-    scaler = keras.optimizers.LossScaleOptimizer
-    for name, method in (("apply", scaled_apply), ("stateless_apply", scaled_stateless_apply)):
-        scaler_methods.setdefault(name, vars(scaler)[name])
-        setattr(scaler, name, border().untouched(method))
-
-
-def restore_scaler() -> None:
-    """Give LossScaleOptimizer its own methods back."""
-    for name, method in scaler_methods.items():
-        setattr(keras.optimizers.LossScaleOptimizer, name, method)
-
-
-scaler_methods: dict[str, Callable[..., Any]] = {}
-"""LossScaleOptimizer's own, by name, from the first time on that ours take their place."""
-
-
-def scaled_apply(self: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-    """LossScaleOptimizer.apply, with reduced gradients when the inner optimizer is attached."""
-    attachment, go_on = attachment_of(self), scaler_methods["apply"].__get__(self)
-    if attachment is None:
-        go_on(grads, trainable_variables)
-    else:
-        attachment.reduce_and(go_on, self, grads, trainable_variables)
-
-
-def scaled_stateless_apply(
-    self: Optimizer, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
-) -> Any:
-    """LossScaleOptimizer.stateless_apply, with reduced gradients when the inner optimizer is attached."""
-    attachment, go_on = attachment_of(self), scaler_methods["stateless_apply"].__get__(self)
-    results: list[Any] = []
-
-    def step(reduced: Sequence[Any], _: Any) -> None:
-        results.append(go_on(optimizer_variables, reduced, trainable_variables))
-
-    if attachment is None:
-        return go_on(optimizer_variables, grads, trainable_variables)
-    with keras.StatelessScope(list(zip(self.variables, optimizer_variables, strict=True))) as scope:
-        attachment.reduce_and(step, self, grads, None)
-    # None at a pass before the last, which is an iteration and nothing else.
-    return results[0] if results else (trainable_variables, [scope.get_current_value(v) for v in self.variables])

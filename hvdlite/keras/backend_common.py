@@ -1,4 +1,4 @@
-"""What the Keras backends PyTorch and JAX have in common: parts of a `hvdlite.gradients.framework.Border`."""
+"""What the Keras backends PyTorch and JAX have in common: parts of a `hvdlite.gradients.framework.Framework`."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -
     if not traced(gradients):
         return reduce_now(exchange, gradients, np.asarray, copies)
     given = [index for index, gradient in enumerate(gradients) if gradient is not None]
-    used = [index for index in exchange.dense if exchange.uses[index] is Use.DENSE]
+    used = [index for index in exchange.division.dense if exchange.division.uses[index] is Use.DENSE]
 
     def call(*arrays: Any) -> list[Any]:
         by_index = dict(zip(given, arrays, strict=True))
@@ -96,7 +96,7 @@ def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -
             raise
         return [found[index] for index in used]
 
-    shapes = [jax.ShapeDtypeStruct(exchange.specs[i].shape, exchange.specs[i].dtype) for i in used]
+    shapes = [jax.ShapeDtypeStruct(exchange.contents.specs[i].shape, exchange.contents.specs[i].dtype) for i in used]
     outputs = io_callback(call, shapes, *(gradients[index] for index in given), ordered=True)
     results: list[Any] = [None] * len(gradients)
     for index, output in zip(used, outputs, strict=True):

@@ -58,8 +58,8 @@ def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -
     """The gradients reduced over all ranks, on their GPU or in host memory; None where no rank has any."""
     device = next((g.device for g in gradients if g is not None), "cpu")
     dense = [g if g is None else g.detach().contiguous() for g in map(densified, gradients)]
-    if exchange.gpu is not None:
-        with cuda.on_torchs_stream(exchange.gpu):
+    if exchange.contents.gpu is not None:
+        with cuda.on_torchs_stream(exchange.contents.gpu):
             results = reduce_now(exchange, dense, to_array, to_tensors)
     else:
         results = reduce_now(exchange, [g if g is None else g.cpu() for g in dense], to_array, to_tensors)

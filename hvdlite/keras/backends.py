@@ -1,4 +1,4 @@
-"""What Keras' three backends do differently: how gradients and values cross into the core and back."""
+"""Keras' backends, and the modules that serve each: how gradients and values reach the core and come back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import keras
 import numpy as np
 
-from hvdlite.gradients.framework import Border
+from hvdlite.gradients.framework import Framework
 
 MODULES = {
     "tensorflow": "hvdlite.tensorflow_graph.framework",
@@ -29,15 +29,15 @@ def name() -> str:
     return found
 
 
-def border() -> Border:
-    """How the backend's gradients cross."""
-    return cast(Border, importlib.import_module(MODULES[name()]))
+def framework() -> Framework:
+    """The backend as `gradients/` uses it."""
+    return cast(Framework, importlib.import_module(MODULES[name()]))
 
 
 def settle() -> None:
-    """Wait until steps that have been started are over, where what they raise has been told."""
+    """Wait until the steps that have been started are over. What they raise has been raised before, and is ignored."""
     with contextlib.suppress(Exception):
-        border().wait()
+        framework().wait()
 
 
 def collectives() -> Any:

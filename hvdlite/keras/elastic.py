@@ -63,9 +63,8 @@ class KerasState(VariablesState):
 
     def variables(self) -> list[Any]:
         """The model's weights, then the optimizer's variables."""
-        if keras.backend.backend() == "jax":  # within fit, JAX keeps their values elsewhere
-            private_api.STATE_SYNC.of(self.model)()
-        return variables_of(self.model) + ([] if self.optimizer is None else list(self.optimizer.variables))
+        own = [] if self.optimizer is None else list(self.optimizer.variables)
+        return variables_of(private_api.up_to_date(self.model)) + own
 
 
 def value_of(variable: Any) -> Any:

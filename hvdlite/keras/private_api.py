@@ -1,4 +1,4 @@
-"""Everything private of Keras, and of JAX under Keras, that hvdlite uses. See `hvdlite.private_names`.
+"""Everything private of Keras, and of JAX under Keras, that hvdlite uses. See `hvdlite.system.private_names`.
 
 `DistributedOptimizer` calls `require_all`. What rests on GUARDED is the promise that no step trains a rank alone in
 silence: an attached optimizer refuses gradients that have not been reduced over the ranks. Every step of Keras' has to
@@ -11,12 +11,12 @@ import contextlib
 import importlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import keras
 import numpy as np
 
 from hvdlite.errors import HvdliteError
+from hvdlite.gradients.tensors import Variable
 from hvdlite.system.private_names import PrivateName, require
 
 SINCE = "3.6"
@@ -46,7 +46,7 @@ RUNTIME_TOKENS = PrivateName(
 )  # fmt: skip
 
 
-def require_all(optimizer: Any) -> None:
+def require_all(optimizer: keras.optimizers.Optimizer) -> None:
     """Raise HvdliteError when Keras, or the backend, lacks what an attached optimizer rests on."""
     for name in GUARDED:
         name.of(type(optimizer))
@@ -58,7 +58,7 @@ def require_all(optimizer: Any) -> None:
     require_guarded_step()
 
 
-def guards(optimizer: Any) -> list[str]:
+def guards(optimizer: keras.optimizers.Optimizer) -> list[str]:
     """The methods that update variables, to be guarded: all that this optimizer has."""
     names = (*(name.attribute for name in (*GUARDED, PARALLEL_UPDATE_STEP)), "update_step")
     return [name for name in names if hasattr(type(optimizer), name)]
@@ -70,8 +70,8 @@ def require_guarded_step() -> None:
     the step takes 0.04 s, on JAX 0.3 s."""
     reached: list[PrivateName] = []
 
-    def noting(name: PrivateName, method: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
+    def noting(name: PrivateName, method: Callable[..., object]) -> Callable[..., object]:
+        def noted(*args: object, **kwargs: object) -> object:
             reached.append(name)
             return method(*args, **kwargs)
 
@@ -88,21 +88,28 @@ def require_guarded_step() -> None:
             raise HvdliteError(name.lacking("is not called by apply()"))
 
 
-def outside_of_graphs() -> contextlib.AbstractContextManager[Any]:
+def outside_of_graphs() -> contextlib.AbstractContextManager[object]:
     """Where operations run at once, though TensorFlow may be tracing a function."""
     if keras.backend.backend() != "tensorflow":
         return contextlib.nullcontext()
-    scope: contextlib.AbstractContextManager[Any] = importlib.import_module("tensorflow").init_scope()
+    scope: contextlib.AbstractContextManager[object] = importlib.import_module("tensorflow").init_scope()
     return scope
 
 
-def trainable_variables(optimizer: Any) -> list[Any]:
+def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[Variable]:
     """The variables that the optimizer was built for."""
     return list(TRAINABLE_VARIABLES.of(optimizer))
 
 
-def momentum_buffers(optimizer: Any) -> list[Any]:
+def momentum_buffers(optimizer: keras.optimizers.Optimizer) -> list[Variable | None]:
     """The momentum of a built SGD or RMSprop, by variable; None where a variable has none."""
     if not optimizer.built:
         return []
     return list(optimizer.momentums if hasattr(optimizer, "momentums") else MOMENTUMS.of(optimizer))
+
+
+def up_to_date(model: keras.Model) -> keras.Model:
+    """The model with its present values, which Keras on JAX keeps elsewhere within fit()."""
+    if keras.backend.backend() == "jax" and hasattr(model, STATE_SYNC.attribute):
+        STATE_SYNC.of(model)()
+    return model

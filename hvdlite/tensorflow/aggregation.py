@@ -6,19 +6,19 @@ The name is Horovod's, which used it within its optimizers, as this package does
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from hvdlite.gradients.accumulator import Accumulator
-from hvdlite.gradients.lists import around_local, dense
+from hvdlite.gradients.lists import LocalVariables, dense
+from hvdlite.gradients.tensors import Gradient, Variable
 from hvdlite.gradients.variables import add_to
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow.common import require_registered, size_of
 from hvdlite.tensorflow_graph import framework
 from hvdlite.tensorflow_graph.graph import untouched
 
-Gradients = list[Any]
+Gradients = list[Gradient]
 
 
 class LocalGradientAggregationHelper:
@@ -34,7 +34,7 @@ class LocalGradientAggregationHelper:
     _OPTIMIZER_TYPE_LEGACY = "optimizer_type_legacy"
 
     def __init__(
-        self, backward_passes_per_step: int, allreduce_func: Callable[[Gradients, list[Any]], Gradients],
+        self, backward_passes_per_step: int, allreduce_func: Callable[[Gradients, list[Variable]], Gradients],
         sparse_as_dense: bool, average_aggregated_gradients: bool, rank: int = 0,
         optimizer_type: str = _OPTIMIZER_TYPE_LEGACY, process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True, name: str = "",
@@ -43,31 +43,31 @@ class LocalGradientAggregationHelper:
         self.sums = Accumulator(backward_passes_per_step, average_aggregated_gradients)
         self.allreduce, self.sparse_as_dense = allreduce_func, sparse_as_dense
         self.process_set, self.scale_local = process_set, scale_local_gradients
-        self.local: list[Any] = []
-        self.last: Any = True
+        self.local: list[Variable] = []
+        self.last: bool | tf.Tensor = True
         """Whether a step follows the gradients that were computed last; a tensor in a graph."""
 
-    def register_local_var(self, var: Any) -> None:
+    def register_local_var(self, var: object) -> None:
         """Keep this variable's gradient, or those of several, out of the reduction. Raises ValueError for others."""
         add_to(self.local, var)
 
-    def reduced(self, grads: Gradients, variables: list[Any]) -> Gradients:
+    def reduced(self, grads: Gradients, variables: list[Variable]) -> Gradients:
         if not self.local:
             return self.allreduce(grads, variables)
         divisor = size_of(self.process_set) if self.scale_local else 1
-        return around_local(self.allreduce, grads, variables, self.local, divisor, framework.BORDER)
+        return LocalVariables(self.local, divisor, framework.FRAMEWORK).around(self.allreduce, grads, variables)
 
     @untouched
-    def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> Gradients:
+    def compute_gradients(self, grads: Sequence[Gradient], vars: Sequence[Variable]) -> Gradients:
         """At the last pass the reduced sums; before it zeros, which are not to be applied. None stays None."""
         variables = list(vars)
         if self.sums.passes == 1:
             return self.reduced(list(grads), variables)
-        given = {i: dense(self.sparse_as_dense, framework.BORDER, grad, variables[i])
+        given = {i: dense(self.sparse_as_dense, framework.FRAMEWORK, grad, variables[i])
                  for i, grad in enumerate(grads) if grad is not None}  # fmt: skip
         self.last = framework.accumulate(self.sums, given)
 
-        def totals() -> dict[int, Any]:
+        def totals() -> dict[int, Gradient]:
             taken = framework.accumulated(self.sums, given)
             reduced = self.reduced(list(taken.values()), [variables[i] for i in taken])
             return dict(zip(taken, reduced, strict=True))
@@ -76,7 +76,10 @@ class LocalGradientAggregationHelper:
         return [results.get(i) for i in range(len(variables))]
 
     @untouched
-    def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_gradients(
+        self, apply_grads_closure: Callable[[], tf.Operation | None], optimizer: tf.compat.v1.train.Optimizer,
+        *args: object, **kwargs: object,
+    ) -> tf.Operation | None:
         """Call the closure where a step follows; otherwise only count the pass, as the closure does: in global_step, or
         the optimizer's iterations.
 
@@ -89,16 +92,16 @@ class LocalGradientAggregationHelper:
         if tf.executing_eagerly():
             return apply_grads_closure() if self.last else count_pass(optimizer, global_step)
 
-        def behind(operation: Any) -> Any:
+        def after(operation: tf.Operation | None) -> tf.Tensor:
             with tf.control_dependencies([] if operation is None else [operation]):
                 return tf.constant(True)
 
         return tf.cond(
-            self.last, lambda: behind(apply_grads_closure()), lambda: behind(count_pass(optimizer, global_step))
+            self.last, lambda: after(apply_grads_closure()), lambda: after(count_pass(optimizer, global_step))
         ).op
 
 
-def count_pass(optimizer: Any, global_step: Any) -> Any:
+def count_pass(optimizer: tf.compat.v1.train.Optimizer, global_step: object) -> tf.Operation | None:
     """Returns an operation in a graph, or None."""
     if global_step is not None:
         return tf.compat.v1.assign_add(global_step, 1)

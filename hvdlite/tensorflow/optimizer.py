@@ -6,13 +6,16 @@ and apply, get reduced gradients; slots, savers and isinstance go on working.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
 from hvdlite.api import frameworks
-from hvdlite.gradients.lists import Gradients, Settings, check_name, settings_of
+from hvdlite.gradients.lists import Gradients
+from hvdlite.gradients.settings import Arguments, Settings, check_name, settings_of
+from hvdlite.gradients.tensors import Gradient, Variable
 from hvdlite.gradients.variables import add_to
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average, Op
@@ -30,23 +33,29 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: object = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: Op | int = Average,
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: object = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     replica_check: str | None = None,
 ) -> OptimizerT:
-    """Make the optimizer's gradients those of all ranks. Returns the same optimizer object.
+    """Make the optimizer's gradients those of all ranks. Collective.
 
-    optimizer: a Keras optimizer (see `hvdlite.keras.DistributedOptimizer`, which explains the arguments) or a
-    `tf.compat.v1.train.Optimizer`: its compute_gradients, and so its minimize, then returns reduced gradients.
-    use_locking: accepted for Horovod's sake. Collective.
+    Args:
+        optimizer: A Keras optimizer, or a `tf.compat.v1.train.Optimizer`: its compute_gradients, and so its minimize,
+            then returns reduced gradients. Methods are replaced on this object.
+        use_locking: Accepted for Horovod's sake.
+
+    The other arguments and the errors are those of `hvdlite.keras.DistributedOptimizer`.
+
+    Returns:
+        The same optimizer object.
     """
     check_name(name)
     frameworks.refuse_legacy(optimizer)
@@ -66,23 +75,22 @@ def DistributedOptimizer(
             "DistributedOptimizer takes an optimizer of Keras or of tf.compat.v1.train first, not a "
             f"{type(optimizer).__name__}: DistributedOptimizer(optimizer)"
         )
-    settings = settings_of(
-        op=op, predivide=gradient_predivide_factor, compression=compression,
-        sparse_as_dense=sparse_as_dense, num_groups=num_groups, groups=groups, scale_local=scale_local_gradients,
-        process_set=process_set,
-        replica_check=replica_check,
-    )  # fmt: skip
+    settings = settings_of(Arguments(
+        compression=compression, sparse_as_dense=sparse_as_dense, op=op,
+        gradient_predivide_factor=gradient_predivide_factor, num_groups=num_groups, groups=groups,
+        process_set=process_set, scale_local_gradients=scale_local_gradients, replica_check=replica_check,
+    ))  # fmt: skip
     attach(optimizer, settings, backward_passes_per_step, average_aggregated_gradients)
     return optimizer
 
 
-def attach(optimizer: Any, settings: Settings, passes: int, average: bool) -> None:
+def attach(optimizer: tf.compat.v1.train.Optimizer, settings: Settings, passes: int, average: bool) -> None:
     """Replace the optimizer's methods on the instance. Raises RuntimeError where it is attached already."""
-    before: Attachment | None = vars(optimizer).get("_hvdlite")
+    before: Tf1Attachment | None = vars(optimizer).get("_hvdlite")
     if before is not None:
         before.gradients.require_replaceable()
     private_api.require_all()
-    attachment = Attachment(optimizer, settings, passes, average)
+    attachment = Tf1Attachment(optimizer, settings, passes, average)
     optimizer.__dict__.update(
         _hvdlite=attachment,
         compute_gradients=untouched(attachment.compute_gradients),
@@ -91,18 +99,26 @@ def attach(optimizer: Any, settings: Settings, passes: int, average: bool) -> No
     )
 
 
-class Attachment:
-    """One TF1 optimizer's gradients, reduced."""
+class Tf1Attachment:
+    """What is attached to a TF1 optimizer: compute_gradients returns reduced gradients.
 
-    def __init__(self, optimizer: Any, settings: Settings, passes: int, average: bool) -> None:
+    Attributes:
+        optimizer: The optimizer.
+        passes: Sums over several passes.
+        gradients: Reduces lists of gradients.
+        local: Variables whose gradients stay this rank's own.
+        computed: Whether compute_gradients has been called, so that gradients to be applied are reduced ones.
+    """
+
+    def __init__(self, optimizer: tf.compat.v1.train.Optimizer, settings: Settings, passes: int, average: bool) -> None:
         self.optimizer = optimizer
         self.passes = LocalGradientAggregationHelper(passes, self.reduced, settings.sparse_as_dense, average)
         title = f"DistributedOptimizer({type(optimizer).__name__})"
-        self.gradients = Gradients(settings, framework.BORDER, "optimizer", title, self.passes.sums)
-        self.local: list[Any] = []
+        self.gradients = Gradients(settings, framework.FRAMEWORK, "optimizer", title, self.passes.sums)
+        self.local: list[Variable] = []
         self.computed = False
 
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+    def compute_gradients(self, *args: object, **kwargs: object) -> list[tuple[Gradient, Variable]]:
         """(gradient, variable) pairs, reduced over all ranks: with several passes per step the sums, at the last."""
         pairs = type(self.optimizer).compute_gradients(self.optimizer, *args, **kwargs)
         self.gradients.require_alive()
@@ -111,10 +127,13 @@ class Attachment:
         grads = self.passes.compute_gradients([grad for grad, _ in pairs], variables)
         return list(zip(grads, variables, strict=True))
 
-    def reduced(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+    def reduced(self, grads: list[Gradient], variables: list[Variable]) -> list[Gradient]:
+        """The gradients reduced over all ranks."""
         return self.gradients.reduce(grads, variables, self.local)
 
-    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Gradient, Variable]], *args: object, **kwargs: object
+    ) -> tf.Operation | None:
         """Apply gradients that compute_gradients has returned; nothing between the last passes of two steps."""
         self.gradients.require_alive()
         if not self.computed:

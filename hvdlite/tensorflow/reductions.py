@@ -10,6 +10,7 @@ import tensorflow as tf
 from hvdlite import ops
 from hvdlite.arrays import Array
 from hvdlite.gradients.compression import compressor
+from hvdlite.gradients.sparse import require_sum
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average, Op, Sum, op_of
@@ -88,8 +89,7 @@ def grouped_allreduce(
 
 def sparse_allreduce(slices: tf.IndexedSlices, how: How, name: str | None) -> tf.IndexedSlices:
     """All ranks' rows and values; those of Average are divided by the number of ranks."""
-    if how.op not in (Average, Sum):
-        raise NotImplementedError(f"tf.IndexedSlices with op={how.op.name} (only Average and Sum): {MAKE_DENSE}")
+    require_sum(how.op, "tf.IndexedSlices", MAKE_DENSE)
     if (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError(f"tf.IndexedSlices with prescale_factor or postscale_factor: {MAKE_DENSE}")
     names = [name and f"{name}.{part}" for part in ("values", "indices")]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
-from hvdlite.gradients.lists import Settings, keep_own, settings_of, shared_gradients
+from hvdlite.gradients.lists import keep_own, shared
+from hvdlite.gradients.settings import Arguments, Settings, settings_of
+from hvdlite.gradients.tensors import Gradient, Variable
 from hvdlite.gradients.variables import is_one_of, is_variable
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average, Op
 from hvdlite.tensorflow.common import differentiable
 from hvdlite.tensorflow_graph import private_api
 from hvdlite.tensorflow_graph.compression import Compression
-from hvdlite.tensorflow_graph.framework import BORDER
+from hvdlite.tensorflow_graph.framework import FRAMEWORK
 from hvdlite.tensorflow_graph.graph import untouched
 
 TapeT = TypeVar("TapeT", bound=tf.GradientTape)
@@ -27,27 +29,39 @@ def DistributedGradientTape(
     gradtape: TapeT,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: object = Compression.none,
     sparse_as_dense: bool = False,
     op: Op | int = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: object = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     replica_check: str | None = None,
 ) -> TapeT:
-    """Make the tape's `gradient(target, sources)` return gradients reduced over all ranks. Returns the same tape.
+    """Make the tape's `gradient(target, sources)` return gradients reduced over all ranks.
 
-    sources: tf.Variables or Keras variables, one or nested, the same on all ranks; gradients that no rank has stay
-    None. The tape gains `register_local_source(variable)`, whose gradient stays the rank's own (divided by the number
-    of ranks where scale_local_gradients), and `get_local_and_global_gradients`. The other arguments are those of
-    DistributedOptimizer. All tapes with the same arguments share one plan per list of variables, so a new tape per
-    step costs nothing. Copied per gradient byte: 2. Differentiating the results again raises
-    NotImplementedError: for second derivatives take the inner gradients with a plain tape.
+    The tape gains `register_local_source(variable)`, whose gradient stays the rank's own, and
+    `get_local_and_global_gradients`. All tapes with the same arguments share one plan per list of variables, so a new
+    tape per step costs nothing. Copied per gradient byte: 2. For second derivatives take the inner gradients with a
+    plain tape: differentiating the results again raises NotImplementedError.
 
-    Collective when gradient() is first called; differing variables raise MismatchError with a diff on every rank.
-    TypeError for what is no tf.GradientTape.
+    `gradient` takes tf.Variables or Keras variables, one or nested, the same on all ranks, and waits for all ranks;
+    gradients that no rank has stay None. Its first call is collective, and raises MismatchError with a diff on every
+    rank when the ranks' variables differ.
+
+    Args:
+        gradtape: A tf.GradientTape. Its methods are replaced on this object.
+        scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
+
+    The other arguments are those of `DistributedOptimizer`.
+
+    Returns:
+        The same tape.
+
+    Raises:
+        TypeError: `gradtape` is no tf.GradientTape.
+        ValueError: An argument cannot be right.
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(
@@ -55,13 +69,12 @@ def DistributedGradientTape(
             "DistributedGradientTape(tape)"
         )
     private_api.require_all()
-    settings = settings_of(
-        op=op, predivide=gradient_predivide_factor, compression=compression,
-        sparse_as_dense=sparse_as_dense, num_groups=num_groups, groups=groups, scale_local=scale_local_gradients,
-        process_set=process_set,
-        replica_check=replica_check,
-    )  # fmt: skip
-    attachment = Attachment(gradtape, settings)
+    settings = settings_of(Arguments(
+        compression=compression, sparse_as_dense=sparse_as_dense, op=op,
+        gradient_predivide_factor=gradient_predivide_factor, num_groups=num_groups, groups=groups,
+        process_set=process_set, scale_local_gradients=scale_local_gradients, replica_check=replica_check,
+    ))  # fmt: skip
+    attachment = TapeAttachment(gradtape, settings)
     vars(gradtape).update(
         gradient=untouched(attachment.gradient),
         register_local_source=partial(keep_own, attachment.local),
@@ -70,23 +83,39 @@ def DistributedGradientTape(
     return gradtape
 
 
-class Attachment:
-    """One tape's gradients, reduced."""
+class TapeAttachment:
+    """What is attached to a tape: its gradients are reduced.
 
-    def __init__(self, tape: Any, settings: Settings) -> None:
-        self.tape, self.settings = weakref.ref(tape), settings  # which has this: together they would outlive the step
-        self.local: list[Any] = []
+    Attributes:
+        tape: The tape, held weakly: the tape holds this, and together they would outlive the step.
+        settings: What the user asked for.
+        local: Variables whose gradients stay this rank's own.
+    """
+
+    def __init__(self, tape: tf.GradientTape, settings: Settings) -> None:
+        self.tape = weakref.ref(tape)
+        self.settings = settings
+        self.local: list[Variable] = []
 
     def gradient(
-        self, target: Any, sources: Any, output_gradients: Any = None,
-        unconnected_gradients: Any = tf.UnconnectedGradients.NONE, use_generic_names: bool = False,
-    ) -> Any:
-        """The gradients of target with respect to sources, reduced over all ranks, in sources' structure.
+        self, target: object, sources: object, output_gradients: object = None,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE, use_generic_names: bool = False,
+    ) -> object:
+        """The gradients of target with respect to sources, reduced over all ranks. Waits for all ranks.
 
-        use_generic_names: accepted for Horovod's sake; variables are matched by their place among the sources. Raises
-        TypeError for sources that are no variables.
+        Args:
+            target: As for tf.GradientTape, like the two arguments after `sources`.
+            sources: Variables, one or nested, the same on all ranks.
+            use_generic_names: Accepted for Horovod's sake; variables are matched by their place among the sources.
+
+        Returns:
+            The gradients, nested as the sources.
+
+        Raises:
+            TypeError: A source is no variable.
         """
-        tape: Any = self.tape()
+        tape = self.tape()
+        assert tape is not None
         grads = type(tape).gradient(tape, target, sources, output_gradients, unconnected_gradients)
         if self.settings.size == 1:
             return grads
@@ -96,27 +125,29 @@ class Attachment:
                 "hvd.DistributedGradientTape: the sources are to be variables. The gradient of a tensor, which differs "
                 "between ranks, is for a plain tf.GradientTape"
             )
-        exchange = shared_gradients(self.settings, BORDER, "tape", "DistributedGradientTape")
+        exchange = shared.get(self.settings, FRAMEWORK, "tape", "DistributedGradientTape")
         reduced = exchange.reduce(flat, variables, self.local)
         if private_api.RECORDS.get()():
             reduced = [constant(result, of) for result, of in zip(reduced, flat, strict=True)]
         return tf.nest.pack_sequence_as(sources, reduced, expand_composites=False)
 
     def local_and_global(
-        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
-    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        self, target: object, sources: Sequence[Variable], output_gradients: object = None,
+        use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Variable, Gradient]], list[tuple[Variable, Gradient]]]:
         """(source, gradient) pairs of the local sources, and of the others."""
-        pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
+        grads = flattened(self.gradient(target, sources, output_gradients))
+        pairs = list(zip(sources, grads, strict=True))
         local = [pair for pair in pairs if is_one_of(pair[0], self.local)]
         return local, [pair for pair in pairs if not is_one_of(pair[0], self.local)]
 
 
-def constant(result: Any, gradient: Any) -> Any:
-    """The reduced gradient, through which a tape around it finds no way back: it gets an error, not nothing."""
+def constant(result: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+    """The reduced gradient, so that differentiating it raises an error instead of giving nothing."""
     if not isinstance(result, tf.Tensor) or not isinstance(gradient, tf.Tensor):
         return result
 
-    def refuse(*upstream: Any) -> Any:
+    def refuse(*upstream: tf.Tensor) -> list[tf.Tensor]:
         raise NotImplementedError(
             "the results of hvd.DistributedGradientTape cannot be differentiated again: take the inner gradients "
             "with a plain tf.GradientTape, and the outer ones with a distributed tape"
@@ -125,7 +156,8 @@ def constant(result: Any, gradient: Any) -> Any:
     return differentiable(lambda _: [tf.identity(result)], refuse, [gradient])[0]
 
 
-def flattened(structure: Any) -> list[Any]:
+def flattened(structure: object) -> list[tf.Tensor]:
+    """The tensors or variables in a nested structure; sparse ones are not taken apart."""
     return list(tf.nest.flatten(structure, expand_composites=False))
 
 
@@ -134,26 +166,32 @@ def PartialDistributedGradientTape(
     gradtape: TapeT,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: object = Compression.none,
     sparse_as_dense: bool = False,
     op: Op | int = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: object = None,
     process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
+    local_layers: object = None,
     scale_local_gradients: bool = True,
     replica_check: str | None = None,
 ) -> TapeT:
-    """As DistributedGradientTape; the weights of local_layers (a Keras layer or several) keep this rank's gradients."""
+    """`DistributedGradientTape` for a model of which some layers stay each rank's own.
+
+    Args:
+        local_layers: A Keras layer or several; their weights keep this rank's gradients.
+
+    The other arguments, the result and the errors are those of `DistributedGradientTape`.
+    """
     from hvdlite.keras.optimizer import weights_of
 
     local = weights_of(local_layers)
-    tape: Any = DistributedGradientTape(
+    tape: TapeT = DistributedGradientTape(
         gradtape, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
         sparse_as_dense=sparse_as_dense, op=op, gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups, groups=groups, process_set=process_set, scale_local_gradients=scale_local_gradients,
         replica_check=replica_check,
     )  # fmt: skip
-    tape.register_local_source(local)
-    return tape  # type: ignore[no-any-return]
+    vars(tape)["register_local_source"](local)
+    return tape

@@ -1,4 +1,4 @@
-"""Gradients across the border between TensorFlow and the core.
+"""TensorFlow as `gradients/` uses it: how its gradients reach the core, and come back.
 
 In a graph, one node per bucket: it copies the bucket's gradients into the arena and sends them, as soon as they are
 computed; the last one also waits for all ranks and hands out the results. Control edges keep the plan's order.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias, cast
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,9 @@ import tensorflow as tf
 from hvdlite.arrays import Array, is_host
 from hvdlite.gradients.accumulator import Accumulator
 from hvdlite.gradients.exchange import Exchange, reduce_now
+from hvdlite.gradients.framework import Framework
 from hvdlite.gradients.replica_check import checksum
+from hvdlite.gradients.tensors import Variable
 from hvdlite.gradients.use import Use
 from hvdlite.gradients.variables import inside
 from hvdlite.lanes.gpu_side import Gpu
@@ -29,9 +31,9 @@ from hvdlite.tensorflow_graph.compression import Compression
 from hvdlite.tensorflow_graph.graph import aligned_copy, in_order, node, tensorflow_errors, to_tensors, untouched
 
 __all__ = ["Compression", "in_order", "untouched"]
-BORDER: Any = sys.modules[__name__]
-"""This module, a `hvdlite.gradients.framework.Border`."""
-Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None
+FRAMEWORK = cast(Framework, sys.modules[__name__])
+"""This module, as `gradients/` uses it."""
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 USERS = "_hvdlite_users"
 """An attribute of graphs: the operations that use borrowed results."""
 
@@ -54,29 +56,29 @@ def densified(gradient: Gradient) -> Gradient:
     return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def divided(gradient: Gradient, divisor: int) -> Gradient:
+def divided(gradient: tf.Tensor | tf.IndexedSlices, divisor: int) -> tf.Tensor | tf.IndexedSlices:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
     return gradient / divisor
 
 
-def gpu_of(variables: Sequence[Any]) -> Gpu | None:
+def gpu_of(variables: Sequence[Variable]) -> Gpu | None:
     """The GPU that all of them lie on; None where some lie elsewhere, without CuPy, and in sessions."""
     return _gpu.gpu_of([str(inside(variable).device) for variable in variables])
 
 
-def values_of(variables: Sequence[Any]) -> list[int] | None:
+def values_of(variables: Sequence[Variable]) -> list[int] | None:
     if in_session(variables):
         return None
     return [checksum(inside(each).numpy()) for each in variables]  # eagerly, also within a graph's Python node
 
 
-def in_session(variables: Sequence[Any]) -> bool:
+def in_session(variables: Sequence[Variable]) -> bool:
     """Whether some are a session's, or no variables at all."""
     return any(private_api.in_session(inside(variable)) for variable in variables)
 
 
-def traced(gradients: Sequence[Any]) -> bool:
+def traced(gradients: Sequence[tf.Operation]) -> bool:
     return not tf.executing_eagerly()
 
 
@@ -111,21 +113,21 @@ def reduce(exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = Fal
 
     borrow: the results are gone when the next round begins; only for use within `using()`.
     """
-    dense = [densified(gradients[i]) if use is not Use.SPARSE else None for i, use in enumerate(exchange.uses)]
-    after: Sequence[Any] = ()
+    dense = [densified(gradients[i]) if use is not Use.SPARSE else None for i, use in enumerate(exchange.division.uses)]
+    after: Sequence[tf.Operation] = ()
     if tf.executing_eagerly():
         with tensorflow_errors():
             results = reduce_now(exchange, dense, to_array(exchange), copies)
     else:
         results, after = reduce_in_graph(exchange, dense, borrow)
-    for index in exchange.sparse:
+    for index in exchange.division.sparse:
         results[index], after = gather(exchange, index, gradients[index], after)
     return results
 
 
 def to_array(exchange: Exchange) -> Callable[[tf.Tensor], Array]:
     """How gradients that have been computed become arrays where the exchange is."""
-    gpu = exchange.gpu
+    gpu = exchange.contents.gpu
     if gpu is None:
         return _gpu.on_host
     _gpu.wait_for(_gpu.NAMES[gpu.number])
@@ -139,28 +141,28 @@ def copies(views: Sequence[Array]) -> list[tf.Tensor]:
 
 def reduce_in_graph(
     exchange: Exchange, gradients: Sequence[Gradient], borrow: bool
-) -> tuple[list[Gradient], Sequence[Any]]:
+) -> tuple[list[Gradient], Sequence[tf.Operation]]:
     """The nodes of one round, and what to depend on for "they have run". A variable without a gradient on any rank
     when the exchange was made stays None."""
     after = getattr(tf.compat.v1.get_default_graph(), USERS, [])
     results: list[Gradient] = [None] * len(gradients)
-    used = [index for index in exchange.dense if exchange.uses[index] is Use.DENSE]
-    for number, members in enumerate(exchange.buckets):
+    used = [index for index in exchange.division.dense if exchange.division.uses[index] is Use.DENSE]
+    for number, members in enumerate(exchange.division.buckets):
         mine = [index for index in members if gradients[index] is not None]
-        first, last = number == 0, number == len(exchange.buckets) - 1
+        first, last = number == 0, number == len(exchange.division.buckets) - 1
         wanted = used if last else []
-        due = [tf.bool] if last and exchange.in_session else []
+        outputs_of = [spec_of(exchange, index) for index in wanted]
+        asks = last and exchange.watched.in_session
         with tf.control_dependencies(after):
             outputs, done = node(
                 visit(exchange, mine, wanted, first, last, borrow),
                 [gradients[index] for index in mine],
-                [*(tf.as_dtype(exchange.specs[index].dtype) for index in wanted), *due],
-                [*(exchange.specs[index].shape for index in wanted), *(() for _ in due)],
+                [*outputs_of, *([tf.TensorSpec((), tf.bool)] if asks else [])],
                 name=f"hvdlite_gradients_{exchange.lane.user}_{number + 1}",
-                device=_gpu.NAMES[exchange.gpu.number] if exchange.gpu else None,
+                device=_gpu.NAMES[exchange.contents.gpu.number] if exchange.contents.gpu else None,
             )
         after = [done]
-        if due:
+        if asks:
             after = [compared(exchange, outputs.pop())]
             with tf.control_dependencies(after):
                 outputs = list(map(tf.identity, outputs))
@@ -171,17 +173,24 @@ def reduce_in_graph(
 
 def compared(exchange: Exchange, due: tf.Tensor) -> tf.Tensor:
     """What to depend on for "the ranks have been compared, if it was due". A session's variables are read only then."""
-    watched = exchange.watched()
+    present = exchange.watched.present()
 
     def compare() -> tf.Tensor:
         def call(*arrays: Array) -> list[Array]:
-            exchange.compare(dict(zip(watched, arrays, strict=True)))
+            exchange.watched.compare(dict(zip(present, arrays, strict=True)))
             return [np.array(True)]
 
-        values = [inside(variable).read_value() for variable in watched.values()]
-        return node(call, values, [tf.bool], [()], name=f"hvdlite_{exchange.name}_comparison".replace(".", "_"))[0][0]
+        values = [inside(variable).read_value() for variable in present.values()]
+        name = f"hvdlite_{exchange.name}_comparison".replace(".", "_")
+        return node(call, values, [tf.TensorSpec((), tf.bool)], name=name)[0][0]
 
     return tf.cond(due, compare, lambda: tf.constant(True))
+
+
+def spec_of(exchange: Exchange, index: int) -> tf.TensorSpec:
+    """A variable's gradient in a graph."""
+    spec = exchange.contents.specs[index]
+    return tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype))
 
 
 def visit(
@@ -196,21 +205,21 @@ def visit(
             exchange.put(index, array)
         due = last and exchange.finish()
         results = [exchange.result(index) for index in wanted]
-        if not borrow and exchange.gpu is None:
+        if not borrow and exchange.contents.gpu is None:
             results = list(map(aligned_copy, results))
-        return [*results, np.array(due)] if last and exchange.in_session else results
+        return [*results, np.array(due)] if last and exchange.watched.in_session else results
 
     return call
 
 
 def gather(
-    exchange: Exchange, index: int, gradient: Gradient, after: Sequence[Any]
-) -> tuple[tf.IndexedSlices, Sequence[Any]]:
+    exchange: Exchange, index: int, gradient: Gradient, after: Sequence[tf.Operation]
+) -> tuple[tf.IndexedSlices, Sequence[tf.Operation]]:
     """All ranks' rows and values of one sparse gradient, and what to depend on. This rank's may be dense, or None.
 
     after: what must have run before, in a graph.
     """
-    spec = exchange.specs[index]
+    spec = exchange.contents.specs[index]
     if gradient is None:  # eagerly, a row of number -1 says so: where all ranks do, the result is None, too
         count = int(tf.executing_eagerly())
         rows, values = tf.fill([count], tf.constant(-1, tf.int64)), tf.zeros([count, *spec.shape[1:]], spec.dtype)
@@ -229,13 +238,14 @@ def gather(
         with tf.control_dependencies(after):
             (rows, values), done = node(
                 lambda *arrays: exchange.gather(index, *arrays),
-                [rows, values], [tf.int64, tf.as_dtype(spec.dtype)], [(None,), (None, *spec.shape[1:])],
+                [rows, values],
+                [tf.TensorSpec((None,), tf.int64), tf.TensorSpec((None, *spec.shape[1:]), tf.as_dtype(spec.dtype))],
             )  # fmt: skip
         after = [done]
     return _gpu.slices(values, rows, tf.constant(spec.shape, tf.int64)), after
 
 
-def accumulate(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> Any:
+def accumulate(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> bool | tf.Tensor:
     """Add to the sums of earlier passes; whether this was the last pass, as a bool or a tensor."""
     if tf.executing_eagerly():
         return accumulator.add({i: _gpu.on_host(gradient) for i, gradient in gradients.items()})
@@ -244,7 +254,7 @@ def accumulate(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> 
     def add(*arrays: Array) -> list[Array]:
         return [np.array(accumulator.add(dict(zip(indices, arrays, strict=True))))]
 
-    (last,), _ = node(add, list(gradients.values()), [tf.bool], [()])
+    (last,), _ = node(add, list(gradients.values()), [tf.TensorSpec((), tf.bool)])
     return last
 
 
@@ -253,5 +263,5 @@ def accumulated(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) ->
     if tf.executing_eagerly():
         return {i: tf.convert_to_tensor(total) for i, total in accumulator.take().items()}
     indices, like = list(gradients), list(gradients.values())
-    totals, _ = node(lambda: accumulator.take_of(indices), [], [g.dtype for g in like], [g.shape for g in like])
+    totals, _ = node(lambda: accumulator.take_of(indices), [], [tf.TensorSpec(g.shape, g.dtype) for g in like])
     return dict(zip(indices, totals, strict=True))

@@ -1,14 +1,15 @@
 """Python functions on tensors: called at once in eager mode, and as nodes of TensorFlow's graphs.
 
-An exception raised inside a Python node reaches the user as UnknownError (ValueError as InvalidArgumentError). So a
-node returns its error's text beside its results, and a native node turns it into FailedPreconditionError: writing to
-the file `/dev/null/TEXT` fails with exactly this class ("not a directory") and quotes the text; without an error it
-writes nothing to `/dev/null`. (Reading would be left out by TensorFlow's optimizer, since nobody needs what is read.)
+TensorFlow reports an exception inside a Python node as UnknownError, and a ValueError as InvalidArgumentError. Users
+are promised FailedPreconditionError for what `hvdlite` raises. So a node returns its error's text beside its results,
+and a native node raises: writing to the file `/dev/null/TEXT` fails with this class ("not a directory") and quotes the
+text. Without an error it writes nothing to `/dev/null`. `tf.debugging.Assert` costs half of that (about 4 us a node
+instead of 8), but raises InvalidArgumentError, which users could not tell from their own mistakes. Reading a file is no
+way: TensorFlow's optimizer leaves it out, since nobody needs what is read.
 
 NumPy views of a node's inputs share the tensors' memory, and results that lie on 64-byte boundaries become tensors
-without a copy: crossing costs no bytes, only ~0.1 ms per node (64 MiB in and out: 0.4 ms, a memcpy 6). Outside of
-graphs DLPack does the same, in 2 us.
-XLA cannot call Python: nodes refuse to be made where it compiles.
+without a copy. So crossing costs no bytes, only about 0.1 ms a node. Outside of graphs DLPack does the same, in about
+2 us. XLA cannot call Python: no node can be made where it compiles.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def call(
     """function(*inputs as arrays), which returns new arrays, as tensors: now, or in a graph at each of its runs."""
     if not tf.executing_eagerly():
         device = gpu.device_for(inputs, dtypes) if in_order() else None
-        return node(function, inputs, dtypes, shapes, name, alone=not in_order(), device=device)[0]
+        outputs = [tf.TensorSpec(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        return node(function, inputs, outputs, name, alone=not in_order(), device=device)[0]
     with tensorflow_errors():
         return to_tensors(function(*gpu.arrays_of(inputs)))
 
@@ -88,21 +90,31 @@ def call(
 def node(
     function: Callable[..., Sequence[Array]],
     inputs: Sequence[tf.Tensor],
-    dtypes: Sequence[tf.DType] = (),
-    shapes: Sequence[Any] = (),
+    outputs: Sequence[tf.TensorSpec] = (),
     name: str | None = None,
     alone: bool = False,
     device: str | None = None,
 ) -> tuple[list[tf.Tensor], tf.Operation]:
-    """A node that calls function with its inputs as arrays; the results as tensors of these dtypes and shapes, and an
-    operation to depend on for "it was called, and all is well".
+    """A node of a graph that calls a Python function each time that the graph runs.
 
-    The node runs each time that the graph does. HvdliteErrors that it raises become FailedPreconditionErrors. alone:
-    others that wait for other ranks may run at the same time, in another order there. device: one of TensorFlow's GPUs,
-    for arrays there; None: the host. Raises RuntimeError where the graph is for XLA.
+    Args:
+        function: Called with the inputs as arrays; returns new arrays.
+        inputs: The node's.
+        outputs: Shapes and dtypes of the results.
+        name: The node's; letters that a node's name may not have are replaced.
+        alone: Whether other nodes that wait for ranks may run at the same time, in another order on other ranks.
+        device: One of TensorFlow's GPUs, for arrays there; None: the host.
+
+    Returns:
+        The results, and an operation to depend on for "it was called, and all is well". When the graph runs, an
+        HvdliteError becomes a FailedPreconditionError.
+
+    Raises:
+        RuntimeError: The graph is for XLA.
     """
     refuse_compiled()
     name = name and re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name)  # what a node may be called
+    dtypes = [each.dtype for each in outputs]
     if device is None:
         results, status = host_node(function, inputs, dtypes, name, alone)
     else:
@@ -110,8 +122,8 @@ def node(
     checked = tf.raw_ops.WriteFile(filename=tf.strings.join(["/dev/null", status]), contents="")
     with tf.control_dependencies([checked]):
         results = [tf.identity(result) for result in results]
-    for result, shape in zip(results, shapes, strict=True):
-        result.set_shape(shape)
+    for result, output in zip(results, outputs, strict=True):
+        result.set_shape(output.shape)
     return results, checked
 
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import torch
 
 from hvdlite.gradients.compression import compressor
+from hvdlite.gradients.groups import groups_given, parse_groups
 from hvdlite.gradients.terms import Terms, passes_of
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
-from hvdlite.system.user_warnings import deprecated
 from hvdlite.torch.attach.adasum_steps import DeltaAttachment, attach_delta
 from hvdlite.torch.attach.attachment import Attachment, attach
 from hvdlite.torch.attach.parameters import flat
@@ -67,14 +67,11 @@ def DistributedOptimizer(
     op, passes, size = op_of(op), passes_of(backward_passes_per_step), runtime.size()
     if op is Adasum:
         require_adasum(size, process_set is global_process_set)
-    if num_groups:
-        deprecated("num_groups is deprecated: use groups")
-        groups = num_groups if groups is None else groups
     parameters = flat(optimizer.param_groups)
     settings = Settings(
         known=tuple(parameters),
         names=names_of(parameters, named_parameters),
-        groups=groups_of(parameters, groups),
+        groups=groups_of(parameters, groups_given(groups, num_groups)),
         terms=Terms(op, gradient_predivide_factor),
         compression=compressor(compression),
         sparse_as_dense=sparse_as_dense,
@@ -131,21 +128,16 @@ def names_of(
     return by_id
 
 
-def groups_of(parameters: Sequence[torch.nn.Parameter], groups: Any) -> dict[int, int]:
-    """Group numbers by id(). Raises ValueError for numbers below 1, members that are no tensors, or repeated ones."""
-    if groups is None:
-        return {}
-    trainable = [p for p in parameters if p.requires_grad]
-    if isinstance(groups, int):
-        if groups < 1:
-            raise ValueError(f"groups must be at least 1, not {groups}")
-        return {id(p): index * groups // len(trainable) for index, p in enumerate(trainable)}
-    several = list(groups) if isinstance(groups, Iterable) else [groups]
-    if not all(isinstance(group, Iterable) for group in several):
-        raise ValueError(f"groups must be a number or lists of parameters, not {groups!r}")
-    members = [(number, p) for number, group in enumerate(several) for p in group]
-    if any(not isinstance(p, torch.Tensor) for _, p in members):
-        raise ValueError("groups must be a number or lists of parameters")
-    if len({id(p) for _, p in members}) < len(members):
-        raise ValueError("groups names a parameter twice")
-    return {id(p): number for number, p in members}
+def groups_of(parameters: Sequence[torch.nn.Parameter], groups: object) -> dict[int, int]:
+    """Group numbers by id() of the parameters. Raises ValueError as `parse_groups`, and for members that are no
+    tensors."""
+    keys = [id(p) for p in parameters if p.requires_grad]
+    numbers = parse_groups(groups, parameter_key, "parameters").numbers(keys)
+    return {key: number for key, number in zip(keys, numbers, strict=True) if number is not None}
+
+
+def parameter_key(found: object) -> int:
+    """What a parameter in `groups=` is known by. Raises ValueError for what is no tensor."""
+    if not isinstance(found, torch.Tensor):
+        raise ValueError(f"groups must be a number or lists of parameters: {found!r} is no tensor")
+    return id(found)

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from hvdlite import ops
-from hvdlite.job import runtime
+from hvdlite.gradients.sparse import SparseReduction
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
-from hvdlite.ops import Average, Op, Sum, op_of, sparse_facts
+from hvdlite.ops import Average, Op, op_of
 from hvdlite.torch.tensors import to_array, to_tensor
 
 
@@ -25,7 +24,7 @@ def sparse_allreduce_async(
     operations differ.
     """
     op = op_of(op)
-    require_sum(op)
+    how = SparseReduction(op, process_set, tuple(tensor.shape))
     if tensor.layout is not torch.sparse_coo:
         cure = "call hvd.allreduce" if tensor.layout is torch.strided else "give its .to_sparse_coo()"
         raise ValueError(f"sparse_allreduce_async takes sparse COO tensors, not {tensor.layout} ones: {cure}")
@@ -33,15 +32,13 @@ def sparse_allreduce_async(
     indices, values = coalesced.indices().t().contiguous(), coalesced.values().contiguous()
     call = "sparse_allreduce" if name is None else f"sparse_allreduce {name!r}"
     names = [None if name is None else f"{name}.{part}" for part in ("indices", "values")]
-    facts = sparse_facts(op, tensor.shape)
     with calling(call):
-        handles = [ops.allgather.start(to_array(part), each, process_set, addends=True, facts=facts)
-                   for part, each in zip((indices, values), names, strict=True)]  # fmt: skip
+        gathered = how.start_gather(to_array(indices), to_array(values), names)
 
     def finish() -> torch.Tensor:
-        all_indices, all_values = (to_tensor(handle.wait()) for handle in handles)
+        all_indices, all_values = map(to_tensor, gathered())
         if op is Average:
-            all_values = all_values / runtime.group_of(process_set).size
+            all_values = all_values / how.divisor
         return sparse(all_indices, all_values, tensor)
 
     return finish
@@ -54,11 +51,6 @@ def sparse(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor) -> t
     return found.coalesce() if found.is_cuda else found
 
 
-def require_sum(op: Op) -> None:
-    if op not in (Average, Sum):
-        raise NotImplementedError(f"sparse tensors with op={op.name}: only Average and Sum are possible")
-
-
 def reduce_sparse(p: torch.nn.Parameter, op: Op, process_set: ProcessSet, dense: torch.Tensor | None) -> None:
     """Replace p.grad by the sum (or average) of all ranks' sparse gradients; a rank without one adds nothing. dense:
     what other ranks had dense, reduced, as a sparse tensor, to which they are added.
@@ -66,18 +58,16 @@ def reduce_sparse(p: torch.nn.Parameter, op: Op, process_set: ProcessSet, dense:
     Where no rank has any, p.grad stays as it is. Raises NotImplementedError for operations other than these two.
     """
     indices, values = coordinates(p)
-    require_sum(op)
-    facts = sparse_facts(op, p.shape)
-    all_indices, all_values = (
-        to_tensor(ops.allgather(to_array(part.contiguous()), None, process_set, addends=True, facts=facts))
-        for part in (indices.t(), values)
+    how = SparseReduction(op, process_set, tuple(p.shape))
+    all_indices, all_values = map(
+        to_tensor, how.gather(to_array(indices.t().contiguous()), to_array(values.contiguous()))
     )
     if all_indices.shape[0] == 0 and p.grad is None and dense is None:
         return
     if all_indices.shape[0] == 0:  # torch adds to a gradient without rows by resizing it: in memory of its own only
         all_indices, all_values = all_indices.clone(), all_values.clone()
     if op is Average:
-        all_values /= runtime.group_of(process_set).size
+        all_values /= how.divisor
     found = sparse(all_indices, all_values, p)
     p.grad = found if dense is None else (found + dense).coalesce()  # each row once: see `sparse`
 

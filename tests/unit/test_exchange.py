@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from weakref import finalize
 
-from hvdlite.gradients.exchange import Exchange
-from hvdlite.system.weak_references import Crowd
+from hvdlite.gradients.compression import NoneCompressor
+from hvdlite.gradients.exchange import Contents, Exchange
+from hvdlite.gradients.settings import Settings
+from hvdlite.gradients.terms import Terms
+from hvdlite.gradients.watched import WatchedVariables
 
 
 class Object:
@@ -15,12 +18,13 @@ class Object:
 def test_memory_goes_with_the_last_list_of_variables() -> None:
     """Each is waited for once, however many lists there are and in whatever order they go."""
     exchange, variables = Exchange.__new__(Exchange), [Object() for _ in range(4)]
-    exchange.gpu, exchange.released, exchange.lists = None, False, Crowd()
-    exchange.alike = exchange.reducer = Object()  # type: ignore[assignment]
-    exchange.lists.extend(variables)
+    exchange.contents = Contents(0, (), Settings(Terms(), NoneCompressor), None)
+    exchange.watched = WatchedVariables((), exchange.contents.settings)
+    exchange.watched.alike = exchange.reducer = Object()  # type: ignore[assignment]
+    exchange.watched.lists.extend(variables)
     before = len(finalize._registry)  # type: ignore[attr-defined]
     exchange.end()
     while variables:
-        assert len(finalize._registry) == before + len(variables) and not exchange.released  # type: ignore[attr-defined]
+        assert len(finalize._registry) == before + len(variables) and exchange.reducer  # type: ignore[attr-defined]
         variables.pop()
-    assert len(finalize._registry) == before and exchange.released and not hasattr(exchange, "reducer")  # type: ignore[attr-defined]
+    assert len(finalize._registry) == before and exchange.reducer is None  # type: ignore[attr-defined]

@@ -104,10 +104,10 @@ def check_tensorflow_gradients_lie_on_the_device() -> None:
             for variables in lists:
                 (found,) = run(variables, tf.constant(float(times + hvd.rank())))
                 np.testing.assert_array_equal(found, np.full(variables[0].shape, times + (hvd.size() - 1) / 2))
-    (shared,) = [each for each in gradients._shared.values() if each.alive]
-    assert len(shared.exchanges) == 4 and isinstance(shared.lane.host.gpu, gpu_side.Side)
+    (shared,) = [each for each in gradients.shared.known.values() if each.alive]
+    assert len(shared.exchanges) == 4 and isinstance(shared.working_lane().host.gpu, gpu_side.Side)
     for exchange in shared.exchanges.values():
-        assert exchange.gpu is not None and list(exchange.reducer.arenas) == ["cuda"]
+        assert exchange.contents.gpu is not None and list(exchange.reducer.arenas) == ["cuda"]
         assert exchange.reducer.arenas["cuda"].peers is not None
     assert count("opened") - before == 4 * (hvd.size() - 1)
     assert [entry[0] for entry in cupy.LOG].count("import") - imports >= 2 * 2 * 3 * 2  # a gradient in, a result out

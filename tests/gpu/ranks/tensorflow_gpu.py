@@ -82,7 +82,7 @@ def check_gradients_are_reduced_on_the_gpu() -> None:
         there = [tf.Variable(tf.ones([length])) for length in (1, 1000, 50_000)]
         for variables in (there, [*there, on_host]):
             require_mean_gradients(variables)
-        found = [exchange.gpu is not None for shared in lists._shared.values() if shared.alive
+        found = [exchange.contents.gpu is not None for shared in lists.shared.known.values() if shared.alive
                  for exchange in shared.exchanges.values()]  # fmt: skip
         assert found == [True, True, False, False]
     restart()

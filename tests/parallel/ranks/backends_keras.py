@@ -14,7 +14,7 @@ import numpy as np
 
 import hvdlite
 import hvdlite.keras as hvd
-from hvdlite.gradients import exchange
+from hvdlite.gradients import watched
 from tests.parallel.common import digest, last, require_error, require_same_bits
 from tests.parallel.keras_common import (
     BATCH,
@@ -254,13 +254,13 @@ def check_broadcast_forgotten() -> None:
         return fit(hvd.DistributedOptimizer(OPTIMIZERS["SGD"]()), share(), 3, build)
 
     if on("torch"):
-        exchange.BEGIN = 2
+        watched.BEGIN = 2
         require_error(hvdlite.MismatchError, train, "bias (variable 1)", "broadcast_variables")
 
 
 def check_a_step_in_which_weights_would_be_compared() -> None:
     """Under the callback they are not; and Keras' state on JAX stays as it is."""
-    before, exchange.BEGIN = exchange.BEGIN, 2
+    before, watched.BEGIN = watched.BEGIN, 2
     try:
         optimizer = hvd.DistributedOptimizer(OPTIMIZERS["SGD"]())
         trained = model()
@@ -269,7 +269,7 @@ def check_a_step_in_which_weights_would_be_compared() -> None:
         callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
         trained.fit(x[share()], y[share()], batch_size=3, epochs=2, verbose=0, callbacks=callbacks)
     finally:
-        exchange.BEGIN = before
+        watched.BEGIN = before
     require_same_bits(weights(trained))
 
 

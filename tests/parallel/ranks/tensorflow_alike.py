@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as keras_hvd
-from hvdlite.gradients import exchange, replica_check
+from hvdlite.gradients import replica_check, watched
 from tests.parallel.common import last, logged, require_error, require_same_bits, restart
 from tests.parallel.keras_common import WIDTH, fit, model, share, weights
 
@@ -40,12 +40,12 @@ def refused(call: Callable[[], Any]) -> None:
 @contextmanager
 def begin(rounds: int = 2) -> Iterator[None]:
     """Compare after so many rounds."""
-    before, exchange.BEGIN = exchange.BEGIN, rounds
+    before, watched.BEGIN = watched.BEGIN, rounds
     restart()
     try:
         yield
     finally:
-        exchange.BEGIN = before
+        watched.BEGIN = before
 
 
 def check_fit_without_the_callback() -> None:

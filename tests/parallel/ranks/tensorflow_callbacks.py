@@ -16,7 +16,7 @@ import tensorflow as tf
 import hvdlite.tensorflow
 import hvdlite.tensorflow.keras as hvd
 from hvdlite import HvdliteError, MismatchError
-from hvdlite.gradients.exchange import IN_SETS
+from hvdlite.gradients.registry import registry
 from tests.parallel.common import last, require_error, require_same_bits
 from tests.parallel.keras_common import (
     BATCH,
@@ -605,7 +605,7 @@ def check_weights_that_a_process_set_trains_may_differ() -> None:
     callback.set_model(trained)
     require_error(HvdliteError, lambda: callback.on_epoch_end(0), "kernel (variable 0)")
     if last():
-        IN_SETS.extend(trained.trainable_variables)
+        registry.in_process_sets.extend(trained.trainable_variables)
     callback.on_epoch_end(0)
 
 

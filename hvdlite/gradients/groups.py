@@ -1,0 +1,75 @@
+"""Groups of parameters that travel together: how users give them (`groups=`), and the number of each parameter's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from hvdlite.system.user_warnings import deprecated
+
+MEMBERS = "groups must be a number or lists of {}"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The user's groups. By default there are none, and parameters travel wherever they fit.
+
+    Attributes:
+        count: So many groups of neighbours, about as many parameters in each; None: see `members`.
+        members: The keys of each group's parameters.
+    """
+
+    count: int | None = None
+    members: tuple[tuple[Hashable, ...], ...] = ()
+
+    def numbers(self, keys: Sequence[Hashable]) -> list[int | None]:
+        """The number of each parameter's group; None for a parameter in no group.
+
+        Args:
+            keys: All parameters, by the keys that `parse_groups` was given.
+        """
+        if self.count is not None:
+            return [index * self.count // len(keys) for index in range(len(keys))]
+        known = {key: number for number, group in enumerate(self.members) for key in group}
+        return [known.get(key) for key in keys]
+
+
+def parse_groups(groups: object, key: Callable[[object], Hashable], what: str) -> Groups:
+    """The user's `groups=`.
+
+    Args:
+        groups: None, the number of groups, or lists of parameters.
+        key: Gives what a parameter is known by later. Raises ValueError for what is no parameter.
+        what: 'parameters' or 'variables', for messages.
+
+    Raises:
+        ValueError: The number is below 1, or `groups` is neither a number nor lists of parameters, or a parameter is
+            named twice.
+    """
+    if groups is None:
+        return Groups()
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 1:
+            raise ValueError(f"groups must be at least 1, not {groups}")
+        return Groups(count=groups)
+    several: list[object] = list(groups) if isinstance(groups, Iterable) and is_list(groups) else [groups]
+    members = [list(group) for group in several if isinstance(group, Iterable) and is_list(group)]
+    if len(members) < len(several):
+        raise ValueError(MEMBERS.format(what) + f", not {groups!r}")
+    given = [id(each) for group in members for each in group]
+    if len(set(given)) < len(given):
+        raise ValueError(f"groups names one of the {what} twice")
+    return Groups(members=tuple(tuple(map(key, group)) for group in members))
+
+
+def is_list(found: object) -> bool:
+    """Whether it has members. Tensors and text, which Python can iterate over, do not count."""
+    return isinstance(found, Iterable) and not isinstance(found, str) and not hasattr(found, "shape")
+
+
+def groups_given(groups: object, num_groups: int) -> object:
+    """What the user means by `groups=` and Horovod's older `num_groups=`. Warns about the latter."""
+    if not num_groups:
+        return groups
+    deprecated("num_groups is deprecated: use groups")
+    return num_groups if groups is None else groups
