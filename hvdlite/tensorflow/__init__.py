@@ -32,7 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """These two are loaded when they are asked for: they need hvdlite.keras, which needs this module."""
+    """Import SyncBatchNormalization and elastic at their first use: hvdlite.keras, their base, imports this module."""
     if name == "SyncBatchNormalization":
         return importlib.import_module("hvdlite.keras.sync_batch_norm").SyncBatchNormalization
     if name == "elastic":

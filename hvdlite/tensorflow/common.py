@@ -1,8 +1,9 @@
-"""What TensorFlow's collectives share: names, gradients, shapes.
+"""Names, gradients and shapes of TensorFlow's collectives.
 
-Each collective copies its input once per byte; the result becomes a tensor as it lies. An operation without a name
-gets, in a graph, that of its input (as a node has), and matches the other ranks' of that name whatever the order;
-outside of graphs a number.
+Each collective copies its input once per byte; the result becomes a tensor without a copy.
+
+In a graph, an operation without a name gets a name from its input, as a node does. Ranks match operations of one name
+in any order. In eager mode, an operation without a name gets a number, and ranks match operations by their order.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import tensorflow as tf
@@ -24,22 +24,25 @@ from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Op
 from hvdlite.tensorflow_graph import private_api
-from hvdlite.tensorflow_graph.graph import aligned_copy, call, untouched
+from hvdlite.tensorflow_graph.graph import Shape, aligned_copy, call, untouched
 
-Tensor = Any  # tf.Tensor, or what becomes one
-
-
-_taken: WeakKeyDictionary[Any, Counter[tuple[int | None, str]]] = WeakKeyDictionary()
+_taken: WeakKeyDictionary[tf.Graph, Counter[tuple[int | None, str]]] = WeakKeyDictionary()
 """By graph: how many operations have asked for a name in a process set."""
 GRADIENT, KEY = "HvdliteGradient", "_hvdlite_gradient"
 _keys = itertools.count()
-_gradients: WeakValueDictionary[str, Callable[..., list[Any]]] = WeakValueDictionary()
-"""By key: the gradients of operations in graphs that are still there."""
+_gradients: WeakValueDictionary[str, Callable[..., Sequence[tf.Tensor | None]]] = WeakValueDictionary()
+"""By key: the gradient functions of operations whose graphs still exist."""
 
 
 def require_registered(process_set: ProcessSet | None) -> None:
-    """Raise ValueError, when an operation is made, for a process set that is not registered; TypeError for what is no
-    process set. None stands for all ranks, which need no registration."""
+    """Raise an error unless the process set is registered. None means all ranks, which are always registered.
+
+    Collectives call this function when an operation is made, so that a graph fails before it runs.
+
+    Raises:
+        ValueError: The process set is not registered.
+        TypeError: `process_set` is no process set.
+    """
     if process_set is not None and process_set is not global_process_set:
         runtime.current().groups.find(process_set)
 
@@ -47,15 +50,23 @@ def require_registered(process_set: ProcessSet | None) -> None:
 def named(
     kind: str, tensors: Sequence[tf.Tensor], name: str | None, ignore_name_scope: bool, process_set: ProcessSet | None
 ) -> str | None:
-    """The operation's name on all ranks of its process set: in a graph as a node's, and unique there among that set's
-    operations, since ranks may have others in other sets; None for a number instead.
+    """Return the operation's name, the same on all ranks of its process set; None in eager mode without a name.
 
-    Numbers that Keras gives layers and models are left out: they differ where a rank has built others before.
+    In a graph the name is like a node's, and unique among the operations of the process set. Other sets do not count,
+    since ranks may be members of different sets. The name leaves out the numbers that Keras gives layers and models:
+    they differ if a rank has built other models before.
+
+    Args:
+        kind: The collective: "Allreduce", for example.
+        tensors: The operation's inputs, at least one.
+        name: The user's name.
+        ignore_name_scope: Whether the name leaves out the graph's name scope.
+        process_set: The ranks that take part; None for all.
     """
     if tf.executing_eagerly():
         return name
     graph = tf.compat.v1.get_default_graph()
-    # A tensor from outside of a function is named by a number that differs between ranks.
+    # The name of a tensor from outside the function is a number, which differs between ranks.
     captured = {id(tensor) for tensor in getattr(graph, "internal_captures", ())}
     names = ["captured" if id(tensor) in captured else tensor.name for tensor in tensors]
     ends = dict.fromkeys(unnumbered(end) for end in (names[0], names[-1]))
@@ -69,11 +80,23 @@ def named(
 
 
 def collective(
-    work: Callable[[Sequence[Array]], Sequence[Array]], backward: Callable[..., Sequence[Any]],
-    tensors: Sequence[tf.Tensor], name: str | None, shape_of: Callable[[tf.Tensor], Any] = lambda tensor: tensor.shape,
+    work: Callable[[Sequence[Array]], Sequence[Array]], backward: Callable[..., Sequence[tf.Tensor | None]],
+    tensors: Sequence[tf.Tensor], name: str | None,
+    shape_of: Callable[[tf.Tensor], Shape] = lambda tensor: tensor.shape,
 ) -> list[tf.Tensor]:
-    """What work makes of the tensors as arrays: as many, of the same dtypes, and of shape_of each of them; with the
-    gradients backward(*gradients of the results)."""
+    """Run a collective on the tensors: at once in eager mode, else each time that the graph runs.
+
+    Args:
+        work: The collective, called with the list of the tensors as arrays. Returns as many new arrays of the same
+            dtypes.
+        backward: Called as backward(*gradients of the results). Returns one gradient per tensor.
+        tensors: The inputs.
+        name: The name from `named`.
+        shape_of: Gives the shape of a tensor's result.
+
+    Returns:
+        The results as tensors.
+    """
 
     def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
         dtypes, shapes = [each.dtype for each in inputs], [shape_of(each) for each in inputs]
@@ -83,13 +106,14 @@ def collective(
 
 
 def differentiable(
-    forward: Callable[..., Sequence[tf.Tensor]], backward: Callable[..., Sequence[Any]], tensors: Sequence[tf.Tensor]
+    forward: Callable[..., Sequence[tf.Tensor]], backward: Callable[..., Sequence[tf.Tensor | None]],
+    tensors: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """forward(*tensors), whose gradients are backward(*gradients of the results), one per tensor."""
+    """Return forward(*tensors). The tensors' gradients are backward(*gradients of the results)."""
     forward = untouched(forward)
 
     @untouched
-    def gradients(*grads: Any) -> list[Any]:
+    def gradients(*grads: tf.Tensor | tf.IndexedSlices) -> list[tf.Tensor | None]:
         return list(backward(*(tf.convert_to_tensor(grad) for grad in grads)))
 
     if not tf.executing_eagerly():
@@ -99,17 +123,18 @@ def differentiable(
 
 
 def differentiable_in_graph(
-    results: Sequence[tf.Tensor], gradients: Callable[..., list[Any]], tensors: Sequence[tf.Tensor]
+    results: Sequence[tf.Tensor], gradients: Callable[..., Sequence[tf.Tensor | None]], tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The results, whose gradients for the tensors are gradients(*gradients of the results).
+    """Return the results. The gradients of the tensors are gradients(*gradients of the results).
 
-    As tf.custom_gradient does it, whose registry keeps each graph's gradients, and with them the graph, for ever. Here
-    one gradient is registered for all; its nodes have a key, by which it finds what the graph keeps.
+    This function replaces tf.custom_gradient, whose registry keeps every graph alive until the process ends. Here
+    TensorFlow's registry has one gradient function for all operations. Each operation has a key, and the gradient
+    function finds the operation's own function, which the graph keeps alive, by this key.
     """
     given, count, graph = [*results, *tensors], len(results), tf.compat.v1.get_default_graph()
 
-    def of_all(*grads: Any) -> list[Any]:
-        pairs = zip(results, grads[:count], strict=True)  # where a result is of whole numbers, tf.gradients has None
+    def of_all(*grads: tf.Tensor | None) -> list[tf.Tensor | None]:
+        pairs = zip(results, grads[:count], strict=True)  # tf.gradients gives None for a result of integers
         known = [tf.zeros_like(result) if grad is None else grad for result, grad in pairs]
         return [*[None] * count, *gradients(*known)]
 
@@ -120,14 +145,16 @@ def differentiable_in_graph(
     attributes = private_api.ATTRIBUTE_SCOPE.of(graph)({KEY: attribute})
     with graph.gradient_override_map({"IdentityN": GRADIENT}), attributes:
         outputs = tf.identity_n(given)
-    private_api.RECORD.get()(GRADIENT, outputs, given, of_all)  # for tapes, which know nothing of the override
+    private_api.RECORD.get()(GRADIENT, outputs, given, of_all)  # tapes ignore the override
     return list(outputs[:count])
 
 
 @tf.RegisterGradient(GRADIENT)  # type: ignore[untyped-decorator]
-def gradient_of(operation: tf.Operation, *grads: Any) -> list[Any]:
-    """The gradients of what `differentiable_in_graph` has made. Without an operation tf.saved_model.save looks for what
-    can be run elsewhere, which no collective can."""
+def gradient_of(operation: tf.Operation | None, *grads: tf.Tensor | None) -> Sequence[tf.Tensor | None]:
+    """Return the gradients of an operation that `differentiable_in_graph` has made.
+
+    tf.saved_model.save passes None: it traces gradients for other processes, where no collective can run.
+    """
     if operation is None:
         return list(grads)
     return _gradients[operation.get_attr(KEY).decode()](*grads)
@@ -135,7 +162,14 @@ def gradient_of(operation: tf.Operation, *grads: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class How:
-    """A reduction's arithmetic and ranks, by the names of the core's arguments."""
+    """The arguments of a reduction, by the names of the core's arguments.
+
+    Attributes:
+        op: The operation.
+        prescale: The factor before the operation.
+        postscale: The factor after the operation.
+        process_set: The ranks that take part.
+    """
 
     op: Op
     prescale: float
@@ -144,19 +178,19 @@ class How:
 
 
 def reduced(tensor: tf.Tensor, how: How, name: str | None) -> tf.Tensor:
-    """The all-reduction of a tensor, of this name on all ranks; the gradient is the same reduction of the gradient."""
+    """All-reduce a tensor; its gradient is reduced in the same way. name: equal on all ranks."""
     return all_reduction([tensor], how, lambda arrays: [ops.allreduce_(arrays[0], name=name, **vars(how))], name)[0]
 
 
 def reduced_together(tensors: Sequence[tf.Tensor], how: How, name: str | None) -> list[tf.Tensor]:
-    """The all-reductions of several tensors as one operation; the gradients are reduced alike."""
+    """All-reduce several tensors as one operation; their gradients are reduced in the same way."""
     return all_reduction(tensors, how, lambda arrays: ops.grouped_allreduce_(arrays, name=name, **vars(how)), name)
 
 
 def all_reduction(
     tensors: Sequence[tf.Tensor], how: How, work: Callable[[list[Array]], Sequence[Array]], name: str | None
 ) -> list[tf.Tensor]:
-    """The tensors after work on copies of them; the gradients are reduced together."""
+    """Run an all-reduction on copies of the tensors; the gradients are reduced as one operation."""
 
     def backward(*grads: tf.Tensor) -> list[tf.Tensor]:
         same = [tf.cast(grad, tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True)]
@@ -166,13 +200,13 @@ def all_reduction(
 
 
 def averaged(grad: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
-    """The average of all ranks' gradients."""
+    """Return the average of all ranks' gradients."""
     how = How(ops.Average, 1.0, 1.0, process_set)
     return reduced(grad, how, named("Allreduce", [grad], None, False, process_set))
 
 
-def dense_tensor(value: Any) -> tf.Tensor:
-    """The value as a tensor. Raises TypeError for tensors of several parts."""
+def dense_tensor(value: object) -> tf.Tensor:
+    """Return the value as a tensor. Raises TypeError for a tensor that consists of several tensors."""
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
             f"a tf.{type(value).__name__} cannot be sent: send its parts (flat_values and row_lengths(); indices and "
@@ -182,9 +216,10 @@ def dense_tensor(value: Any) -> tf.Tensor:
 
 
 def rows_unknown(tensor: tf.Tensor) -> tf.TensorShape:
-    """The shape of what has other rows than tensor."""
+    """Return the tensor's shape with an unknown number of rows."""
     return tf.TensorShape([None]).concatenate(tensor.shape[1:])
 
 
 def size_of(process_set: ProcessSet) -> int:
+    """Return the number of ranks in the process set."""
     return runtime.group_of(process_set).size

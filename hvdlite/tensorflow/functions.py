@@ -1,13 +1,14 @@
-"""Starting alike: variables of one rank, given to all."""
+"""Broadcasts of one rank's variables and of Python objects, so that all ranks begin with the same model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from hvdlite.arrays import Array
+from hvdlite.gradients.tensors import Variable
 from hvdlite.gradients.variables import common_name, have_layers_follow, inside, variables_of
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
@@ -19,14 +20,24 @@ from hvdlite.tensorflow_graph.graph import aligned_copy, call, untouched
 
 @untouched
 def broadcast_variables(
-    variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set, inplace: bool = False
-) -> Any:
-    """Overwrite variables with root_rank's. variables: a model or optimizer, or variables of TensorFlow or Keras in a
-    dict or sequence. Waits for all ranks.
+    variables: object, root_rank: int = 0, process_set: ProcessSet = global_process_set, inplace: bool = False
+) -> tf.Operation | None:
+    """Overwrite variables with root_rank's, in place. Waits for all ranks of the process set.
 
-    In a graph: returns the operation that does it, when it is run. inplace: accepted for Horovod's sake; variables
-    are always assigned to. Raises tf.errors.FailedPreconditionError with a diff, on every rank, where the ranks'
-    variables differ.
+    Args:
+        variables: A model, layer, optimizer or module, or variables of TensorFlow or Keras in a dict or sequence.
+        root_rank: The global rank that sends its values.
+        process_set: The ranks that take part.
+        inplace: Accepted for Horovod's sake; the variables are always overwritten.
+
+    Returns:
+        None in eager mode. In a graph, the operation that overwrites the variables when it runs.
+
+    Raises:
+        tf.errors.FailedPreconditionError: On every rank, with a diff, if the ranks' variables differ in name, shape or
+            dtype; before init(). In a graph, when it runs.
+        TypeError: `variables` has no variables.
+        ValueError: A model or layer is not built, or the process set is not registered.
     """
     require_registered(process_set)
     found = variables_of(variables)
@@ -41,8 +52,8 @@ def broadcast_variables(
     return None
 
 
-def received(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[tf.Tensor]:
-    """root_rank's values of these variables, as one operation."""
+def received(variables: Sequence[Variable], root_rank: int, process_set: ProcessSet) -> list[tf.Tensor]:
+    """Return root_rank's values of these variables; one operation broadcasts all of them."""
     names = [common_name(variable) for variable in variables]
 
     def work(*arrays: Array) -> list[Array]:
@@ -55,18 +66,45 @@ def received(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) 
 
 
 def broadcast_(
-    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    variables: Sequence[Variable], root_rank: int, name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Overwrite tf.Variables with root_rank's; returns their new values. name: accepted for Horovod's sake."""
+    """Overwrite variables with root_rank's, in place. Waits for all ranks of the process set.
+
+    Args:
+        variables: tf.Variables or Keras variables.
+        root_rank: The global rank that sends its values.
+        name: Accepted for Horovod's sake.
+        process_set: The ranks that take part.
+
+    Returns:
+        The variables' new values, as tensors.
+
+    Raises:
+        tf.errors.FailedPreconditionError: On every rank, with a diff, if the ranks' variables differ; before init(). In
+            a graph, when it runs.
+        ValueError: The process set is not registered.
+    """
     require_registered(process_set)
     chosen = list(map(inside, variables))
     values = received(chosen, root_rank, process_set)
     return [tf.convert_to_tensor(each.assign(value)) for each, value in zip(chosen, values, strict=True)]
 
 
-def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that overwrites all of a TF1 graph's variables with root_rank's. Raises RuntimeError in eager mode,
-    where there is no list of all variables."""
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
+    """Make the operation that overwrites all variables of the TF1 graph with root_rank's.
+
+    The operation waits for all ranks when it runs.
+
+    Args:
+        root_rank: The global rank that sends its values.
+
+    Returns:
+        The operation.
+
+    Raises:
+        RuntimeError: In eager mode, since TensorFlow keeps no list of all variables there.
+    """
     if tf.executing_eagerly():
         raise RuntimeError(
             "broadcast_global_variables is for TF1 graphs; with TF2 use hvd.broadcast_variables(model, root_rank)"
@@ -75,40 +113,97 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """For MonitoredTrainingSession: after the session is made (or restored), gives every rank root_rank's variables."""
+    """A hook for MonitoredTrainingSession that broadcasts all variables after the session is created or restored.
+
+    Attributes:
+        root_rank: The global rank that sends its values.
+        operation: The broadcast in the graph; None before `begin`.
+    """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
-        """device: accepted for Horovod's sake."""
+        """Make the hook.
+
+        Args:
+            root_rank: The global rank that sends its values.
+            device: Accepted for Horovod's sake.
+        """
         super().__init__()
         self.root_rank = root_rank
-        self.operation: Any = None
+        self.operation: tf.Operation | None = None
 
     def begin(self) -> None:
+        """Add the broadcast to the graph. TensorFlow calls this method before it creates the session."""
         if self.operation is None or self.operation.graph != tf.compat.v1.get_default_graph():
             self.operation = broadcast_global_variables(self.root_rank)
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
+        """Broadcast the variables. Waits for all ranks. TensorFlow calls this method after it creates the session.
+
+        Args:
+            session: The new session.
+            coord: The session's coordinator; unused.
+        """
         session.run(self.operation)
 
 
 def broadcast_object(
-    obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,
+    obj: object = None, root_rank: int = 0, session: object = None, name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """root_rank's object, on every rank. session: accepted for Horovod's sake; none is needed."""
+    """Return root_rank's object on every rank. Waits for all ranks of the process set.
+
+    Args:
+        obj: The object to send; other ranks' objects are ignored.
+        root_rank: The global rank that sends its object.
+        session: Accepted for Horovod's sake.
+        name: The operation's name, equal on all ranks.
+        process_set: The ranks that take part.
+
+    Returns:
+        On the root the object itself, on other ranks an unpickled copy.
+
+    Raises:
+        pickle.PicklingError: On every rank, if the root's object cannot be pickled.
+    """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(
-    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: object, session: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Every rank's object, in rank order, on every rank. session: accepted for Horovod's sake; none is needed."""
+    """Return all ranks' objects on every rank. Waits for all ranks of the process set.
+
+    Args:
+        obj: This rank's object; the ranks' objects may differ in type.
+        session: Accepted for Horovod's sake.
+        name: The operation's name, equal on all ranks.
+        process_set: The ranks that take part.
+
+    Returns:
+        Unpickled copies of all objects, in rank order.
+
+    Raises:
+        pickle.PicklingError: On every rank, if one of the objects cannot be pickled.
+    """
     return objects.allgather_object(obj, name, process_set)
 
 
 def broadcast_object_fn(
-    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """A function that takes an object and returns root_rank's. session: accepted for Horovod's sake."""
+    root_rank: int = 0, session: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[object], Any]:
+    """Make a function that broadcasts an object. The function waits for all ranks; making it does not.
+
+    Args:
+        root_rank: The global rank that sends its object.
+        session: Accepted for Horovod's sake.
+        name: The operation's name, equal on all ranks.
+        process_set: The ranks that take part.
+
+    Returns:
+        A function that takes an object and returns root_rank's, as `broadcast_object` does.
+
+    Raises:
+        ValueError: Before init(), or the process set is not registered.
+    """
     runtime.group_of(process_set)
     return lambda obj: objects.broadcast_object(obj, root_rank, name, process_set)

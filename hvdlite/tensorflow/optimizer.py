@@ -1,7 +1,7 @@
-"""`DistributedOptimizer` for both of TensorFlow's kinds: Keras optimizers, and TF1's, which compute gradients too.
+"""`DistributedOptimizer` for both of TensorFlow's kinds of optimizers: Keras optimizers and TF1 optimizers.
 
-A TF1 optimizer's `compute_gradients` is replaced on the instance, so that `minimize`, and scripts that compute, clip
-and apply, get reduced gradients; slots, savers and isinstance go on working.
+hvdlite replaces a TF1 optimizer's `compute_gradients` on the instance. So `minimize`, and scripts that compute, clip
+and apply gradients, get reduced gradients. Slots, savers and isinstance work as before.
 """
 
 from __future__ import annotations
@@ -45,17 +45,37 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
     replica_check: str | None = None,
 ) -> OptimizerT:
-    """Make the optimizer's gradients those of all ranks. Collective.
+    """Make the optimizer apply gradients reduced over all ranks. Collective.
 
     Args:
-        optimizer: A Keras optimizer, or a `tf.compat.v1.train.Optimizer`: its compute_gradients, and so its minimize,
-            then returns reduced gradients. Methods are replaced on this object.
+        optimizer: A Keras optimizer, or a `tf.compat.v1.train.Optimizer`. Methods are replaced on this object. A TF1
+            optimizer's `compute_gradients`, and so its `minimize`, then waits for all ranks.
+        name: Accepted for Horovod's sake.
         use_locking: Accepted for Horovod's sake.
-
-    The other arguments and the errors are those of `hvdlite.keras.DistributedOptimizer`.
+        device_dense: Accepted for Horovod's sake.
+        device_sparse: Accepted for Horovod's sake.
+        compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel.
+        sparse_as_dense: Whether sparse gradients (embeddings) travel dense.
+        backward_passes_per_step: The number of passes whose gradients are summed on each rank before each reduction.
+        op: Average or Sum.
+        gradient_predivide_factor: Divides gradients before the sum, and multiplies the sum. With Average only.
+        average_aggregated_gradients: Whether gradients are averaged over these passes instead of summed.
+        num_groups: Deprecated: a number for `groups`.
+        groups: A number of groups, or lists of variables that travel together.
+        process_set: The ranks that reduce together.
+        scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
+        replica_check: The reaction to ranks that train with different weights: "error", "warn" or "off". None: the
+            setting HVDLITE_REPLICA_CHECK, else "error".
 
     Returns:
         The same optimizer object.
+
+    Raises:
+        TypeError: `optimizer` is no optimizer, or an argument has a wrong type.
+        ValueError: An argument cannot be right, before init(), or the process set is not registered.
+        RuntimeError: The optimizer is attached already.
+        NotImplementedError: `op` is Adasum.
+        MismatchError: On every rank, with a diff, if the ranks' optimizers or models differ.
     """
     check_name(name)
     frameworks.refuse_legacy(optimizer)
@@ -85,7 +105,7 @@ def DistributedOptimizer(
 
 
 def attach(optimizer: tf.compat.v1.train.Optimizer, settings: Settings, passes: int, average: bool) -> None:
-    """Replace the optimizer's methods on the instance. Raises RuntimeError where it is attached already."""
+    """Replace the optimizer's methods on the instance. Raises RuntimeError if the optimizer is attached already."""
     before: Tf1Attachment | None = vars(optimizer).get("_hvdlite")
     if before is not None:
         before.gradients.require_replaceable()
@@ -100,14 +120,14 @@ def attach(optimizer: tf.compat.v1.train.Optimizer, settings: Settings, passes: 
 
 
 class Tf1Attachment:
-    """What is attached to a TF1 optimizer: compute_gradients returns reduced gradients.
+    """The methods that hvdlite puts on a TF1 optimizer, and their state.
 
     Attributes:
         optimizer: The optimizer.
-        passes: Sums over several passes.
+        passes: The sums over several passes.
         gradients: Reduces lists of gradients.
-        local: Variables whose gradients stay this rank's own.
-        computed: Whether compute_gradients has been called, so that gradients to be applied are reduced ones.
+        local: The variables whose gradients stay this rank's own.
+        computed: Whether `compute_gradients` has been called; if not, `apply_gradients` would get unreduced gradients.
     """
 
     def __init__(self, optimizer: tf.compat.v1.train.Optimizer, settings: Settings, passes: int, average: bool) -> None:
@@ -119,7 +139,7 @@ class Tf1Attachment:
         self.computed = False
 
     def compute_gradients(self, *args: object, **kwargs: object) -> list[tuple[Gradient, Variable]]:
-        """(gradient, variable) pairs, reduced over all ranks: with several passes per step the sums, at the last."""
+        """Return (gradient, variable) pairs, reduced over all ranks. The last of several passes returns the sums."""
         pairs = type(self.optimizer).compute_gradients(self.optimizer, *args, **kwargs)
         self.gradients.require_alive()
         self.computed = True
@@ -128,19 +148,19 @@ class Tf1Attachment:
         return list(zip(grads, variables, strict=True))
 
     def reduced(self, grads: list[Gradient], variables: list[Variable]) -> list[Gradient]:
-        """The gradients reduced over all ranks."""
+        """Return the gradients, reduced over all ranks."""
         return self.gradients.reduce(grads, variables, self.local)
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient, Variable]], *args: object, **kwargs: object
     ) -> tf.Operation | None:
-        """Apply gradients that compute_gradients has returned; nothing between the last passes of two steps."""
+        """Apply gradients that `compute_gradients` returned, after the last pass of a step; else count the pass."""
         self.gradients.require_alive()
         if not self.computed:
             raise RuntimeError(
                 "apply_gradients without compute_gradients: these gradients were not reduced over the ranks. Compute "
-                "them with this optimizer's compute_gradients (or minimize), or with hvd.DistributedGradientTape and "
-                "an optimizer that is not distributed."
+                "gradients with this optimizer's compute_gradients (or minimize). Or use hvd.DistributedGradientTape "
+                "and an optimizer that is not distributed."
             )
         apply, given = type(self.optimizer).apply_gradients.__get__(self.optimizer), (list(grads_and_vars), *args)
         return self.passes.apply_gradients(lambda: apply(*given, **kwargs), self.optimizer, *given, **kwargs)

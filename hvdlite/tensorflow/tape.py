@@ -1,4 +1,7 @@
-"""`DistributedGradientTape`: a tape whose `gradient` gives the gradients of all ranks. Attached, not wrapped."""
+"""`DistributedGradientTape`: a tf.GradientTape that returns gradients reduced over all ranks.
+
+hvdlite replaces methods on the user's tape; there is no wrapper.
+"""
 
 from __future__ import annotations
 
@@ -41,27 +44,40 @@ def DistributedGradientTape(
 ) -> TapeT:
     """Make the tape's `gradient(target, sources)` return gradients reduced over all ranks.
 
-    The tape gains `register_local_source(variable)`, whose gradient stays the rank's own, and
-    `get_local_and_global_gradients`. All tapes with the same arguments share one plan per list of variables, so a new
-    tape per step costs nothing. Copied per gradient byte: 2. For second derivatives take the inner gradients with a
-    plain tape: differentiating the results again raises NotImplementedError.
+    `gradient` takes tf.Variables or Keras variables, one or nested, the same on all ranks, and waits for all ranks. A
+    gradient that no rank has stays None. If the ranks' variables differ, the first call raises MismatchError with a
+    diff on every rank. Each gradient byte is copied twice.
 
-    `gradient` takes tf.Variables or Keras variables, one or nested, the same on all ranks, and waits for all ranks;
-    gradients that no rank has stay None. Its first call is collective, and raises MismatchError with a diff on every
-    rank when the ranks' variables differ.
+    The tape gains two methods. `register_local_source(variable)` keeps the variable's gradient this rank's own.
+    `get_local_and_global_gradients` returns local and reduced gradients apart.
+
+    All tapes with the same arguments share one plan per list of variables, so a new tape per step costs nothing.
+
+    For second derivatives, take the inner gradients with a plain tape. To differentiate the results again raises
+    NotImplementedError.
 
     Args:
         gradtape: A tf.GradientTape. Its methods are replaced on this object.
+        device_dense: Accepted for Horovod's sake.
+        device_sparse: Accepted for Horovod's sake.
+        compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel.
+        sparse_as_dense: Whether sparse gradients (embeddings) travel dense.
+        op: Average or Sum.
+        gradient_predivide_factor: Divides gradients before the sum, and multiplies the sum. With Average only.
+        num_groups: Deprecated: a number for `groups`.
+        groups: A number of groups, or lists of variables that travel together.
+        process_set: The ranks that reduce together.
         scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
-
-    The other arguments are those of `DistributedOptimizer`.
+        replica_check: The reaction to ranks that train with different weights: "error", "warn" or "off". None: the
+            setting HVDLITE_REPLICA_CHECK, else "error".
 
     Returns:
         The same tape.
 
     Raises:
         TypeError: `gradtape` is no tf.GradientTape.
-        ValueError: An argument cannot be right.
+        ValueError: An argument cannot be right, before init(), or the process set is not registered.
+        NotImplementedError: `op` is Adasum.
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(
@@ -84,12 +100,12 @@ def DistributedGradientTape(
 
 
 class TapeAttachment:
-    """What is attached to a tape: its gradients are reduced.
+    """The methods that hvdlite puts on a tape, and their state.
 
     Attributes:
-        tape: The tape, held weakly: the tape holds this, and together they would outlive the step.
-        settings: What the user asked for.
-        local: Variables whose gradients stay this rank's own.
+        tape: A weak reference to the tape. The tape holds this object, and a reference cycle would outlive the step.
+        settings: The user's arguments, checked.
+        local: The variables whose gradients stay this rank's own.
     """
 
     def __init__(self, tape: tf.GradientTape, settings: Settings) -> None:
@@ -101,15 +117,17 @@ class TapeAttachment:
         self, target: object, sources: object, output_gradients: object = None,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE, use_generic_names: bool = False,
     ) -> object:
-        """The gradients of target with respect to sources, reduced over all ranks. Waits for all ranks.
+        """Return the gradients of the target with respect to the sources, reduced over all ranks. Waits for all ranks.
 
         Args:
-            target: As for tf.GradientTape, like the two arguments after `sources`.
+            target: As for tf.GradientTape.gradient.
             sources: Variables, one or nested, the same on all ranks.
-            use_generic_names: Accepted for Horovod's sake; variables are matched by their place among the sources.
+            output_gradients: As for tf.GradientTape.gradient.
+            unconnected_gradients: As for tf.GradientTape.gradient.
+            use_generic_names: Accepted for Horovod's sake; ranks match variables by their place among the sources.
 
         Returns:
-            The gradients, nested as the sources.
+            The gradients, nested like the sources.
 
         Raises:
             TypeError: A source is no variable.
@@ -122,8 +140,8 @@ class TapeAttachment:
         variables, flat = flattened(sources), flattened(grads)
         if not all(map(is_variable, variables)):
             raise TypeError(
-                "hvd.DistributedGradientTape: the sources are to be variables. The gradient of a tensor, which differs "
-                "between ranks, is for a plain tf.GradientTape"
+                "hvd.DistributedGradientTape: every source must be a variable. A tensor differs between ranks: take "
+                "its gradient with a plain tf.GradientTape"
             )
         exchange = shared.get(self.settings, FRAMEWORK, "tape", "DistributedGradientTape")
         reduced = exchange.reduce(flat, variables, self.local)
@@ -135,7 +153,7 @@ class TapeAttachment:
         self, target: object, sources: Sequence[Variable], output_gradients: object = None,
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Variable, Gradient]], list[tuple[Variable, Gradient]]]:
-        """(source, gradient) pairs of the local sources, and of the others."""
+        """Return two lists of (source, gradient) pairs: of the local sources, and of the other sources."""
         grads = flattened(self.gradient(target, sources, output_gradients))
         pairs = list(zip(sources, grads, strict=True))
         local = [pair for pair in pairs if is_one_of(pair[0], self.local)]
@@ -143,7 +161,7 @@ class TapeAttachment:
 
 
 def constant(result: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-    """The reduced gradient, so that differentiating it raises an error instead of giving nothing."""
+    """Return the reduced gradient, made so that differentiating it raises an error instead of giving None."""
     if not isinstance(result, tf.Tensor) or not isinstance(gradient, tf.Tensor):
         return result
 
@@ -157,7 +175,7 @@ def constant(result: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
 
 
 def flattened(structure: object) -> list[tf.Tensor]:
-    """The tensors or variables in a nested structure; sparse ones are not taken apart."""
+    """Return the tensors or variables in a nested structure; a sparse tensor remains one object."""
     return list(tf.nest.flatten(structure, expand_composites=False))
 
 
@@ -177,17 +195,36 @@ def PartialDistributedGradientTape(
     scale_local_gradients: bool = True,
     replica_check: str | None = None,
 ) -> TapeT:
-    """`DistributedGradientTape` for a model of which some layers stay each rank's own.
+    """Make a tape distributed, as `DistributedGradientTape`, for a model with layers that stay each rank's own.
 
     Args:
+        gradtape: A tf.GradientTape. Its methods are replaced on this object.
+        device_dense: Accepted for Horovod's sake.
+        device_sparse: Accepted for Horovod's sake.
+        compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel.
+        sparse_as_dense: Whether sparse gradients (embeddings) travel dense.
+        op: Average or Sum.
+        gradient_predivide_factor: Divides gradients before the sum, and multiplies the sum. With Average only.
+        num_groups: Deprecated: a number for `groups`.
+        groups: A number of groups, or lists of variables that travel together.
+        process_set: The ranks that reduce together.
         local_layers: A Keras layer or several; their weights keep this rank's gradients.
+        scale_local_gradients: Whether gradients of these weights are divided by the number of ranks.
+        replica_check: The reaction to ranks that train with different weights: "error", "warn" or "off". None: the
+            setting HVDLITE_REPLICA_CHECK, else "error".
 
-    The other arguments, the result and the errors are those of `DistributedGradientTape`.
+    Returns:
+        The same tape.
+
+    Raises:
+        TypeError: `gradtape` is no tf.GradientTape.
+        ValueError: An argument cannot be right, before init(), or the process set is not registered.
+        NotImplementedError: `op` is Adasum.
     """
     from hvdlite.keras.optimizer import weights_of
 
     local = weights_of(local_layers)
-    tape: TapeT = DistributedGradientTape(
+    tape = DistributedGradientTape(
         gradtape, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
         sparse_as_dense=sparse_as_dense, op=op, gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups, groups=groups, process_set=process_set, scale_local_gradients=scale_local_gradients,

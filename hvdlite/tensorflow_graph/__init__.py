@@ -1,4 +1,4 @@
-"""How TensorFlow's tensors, graphs and sessions reach the core. `keras/` and `tensorflow/` both use it.
+"""TensorFlow's tensors, graphs and sessions for the core. `keras/` and `tensorflow/` both use this room.
 
-Belongs here: calling Python from a graph, tensors on a GPU, the private TensorFlow API. Not here: public functions.
+Belongs here: calls of Python from a graph, tensors on a GPU, TensorFlow's private names. Not here: public functions.
 """

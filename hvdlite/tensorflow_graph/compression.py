@@ -1,8 +1,6 @@
-"""The compressors for TensorFlow tensors."""
+"""Compressors of TensorFlow tensors."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import tensorflow as tf
 
@@ -11,7 +9,8 @@ from hvdlite.gradients.compression import Compressor, NoneCompressor, caster
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-def is_floating(tensor: Any) -> bool:
+def is_floating(tensor: tf.Tensor) -> bool:
+    """Return whether the tensor's dtype is a floating-point one, so that the compressors cast the tensor."""
     return bool(tensor.dtype.is_floating)
 
 
@@ -20,7 +19,7 @@ BF16Compressor = caster("BF16Compressor", "bfloat16", is_floating, tf.cast)
 
 
 class Compression:
-    """The compressors to choose from."""
+    """The compressors that users choose from, by Horovod's names."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,9 +1,13 @@
-"""TensorFlow as `gradients/` uses it: how its gradients reach the core, and come back.
+"""The functions of `gradients.framework.Framework` for TensorFlow. The Protocol describes each of them.
 
-In a graph, one node per bucket: it copies the bucket's gradients into the arena and sends them, as soon as they are
-computed; the last one also waits for all ranks and hands out the results. Control edges keep the plan's order.
-Copied per gradient byte: 1 byte where the results are borrowed (they lie in the arena until the next round: right for
-an optimizer, which applies them at once), 2 where the user may keep them. Eagerly: 2; on a GPU, there, always 2.
+In a graph, each bucket is one node. As soon as the bucket's gradients are computed, the node copies them into the arena
+and sends them. The last node also waits for all ranks and returns the results. Control edges keep the plan's order.
+
+    Bytes copied per gradient byte
+    graph, borrowed results   1: the results lie in the arena until the next round; an optimizer applies them at once
+    graph, other results      2
+    eager                     2
+    on a GPU                  2, all on the GPU
 """
 
 from __future__ import annotations
@@ -32,10 +36,10 @@ from hvdlite.tensorflow_graph.graph import aligned_copy, in_order, node, tensorf
 
 __all__ = ["Compression", "in_order", "untouched"]
 FRAMEWORK = cast(Framework, sys.modules[__name__])
-"""This module, as `gradients/` uses it."""
+"""This module as an object that `gradients/` can hold."""
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 USERS = "_hvdlite_users"
-"""An attribute of graphs: the operations that use borrowed results."""
+"""The attribute of graphs that holds the operations that use borrowed results."""
 
 
 def use_of(gradient: Gradient) -> Use:
@@ -63,18 +67,18 @@ def divided(gradient: tf.Tensor | tf.IndexedSlices, divisor: int) -> tf.Tensor |
 
 
 def gpu_of(variables: Sequence[Variable]) -> Gpu | None:
-    """The GPU that all of them lie on; None where some lie elsewhere, without CuPy, and in sessions."""
+    """Return the GPU that all the variables are on; None if there is no such GPU, without CuPy, and in sessions."""
     return _gpu.gpu_of([str(inside(variable).device) for variable in variables])
 
 
 def values_of(variables: Sequence[Variable]) -> list[int] | None:
     if in_session(variables):
         return None
-    return [checksum(inside(each).numpy()) for each in variables]  # eagerly, also within a graph's Python node
+    return [checksum(inside(each).numpy()) for each in variables]  # a graph's Python node runs in eager mode, too
 
 
 def in_session(variables: Sequence[Variable]) -> bool:
-    """Whether some are a session's, or no variables at all."""
+    """Return whether a session holds one of the variables, or one of them is no variable."""
     return any(private_api.in_session(inside(variable)) for variable in variables)
 
 
@@ -83,12 +87,15 @@ def traced(gradients: Sequence[tf.Operation]) -> bool:
 
 
 def wait() -> None:
-    """Nothing to wait for: a function's Python nodes have run when it returns."""
+    """Return at once: when a tf.function returns, its Python nodes have run."""
 
 
 @contextlib.contextmanager
 def using() -> Iterator[None]:
-    """Inside, operations that use borrowed results are made: the next round in this graph waits for them."""
+    """Record the operations that the block adds to the graph; they use borrowed results.
+
+    The graph's next round, which overwrites the results, waits for these operations.
+    """
     if tf.executing_eagerly():
         yield
         return
@@ -99,19 +106,22 @@ def using() -> Iterator[None]:
 
 
 def refuse_replicas() -> None:
-    """Those of a strategy of TensorFlow's, which are put together only when each has had a round."""
+    """Raise NotImplementedError inside a tf.distribute strategy of several replicas.
+
+    Each replica would have a round of its own, before TensorFlow adds up the replicas' gradients.
+    """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         raise NotImplementedError(
-            f"hvd.DistributedOptimizer under a tf.distribute strategy of {replicas} replicas: start one process per "
-            "device instead (hvdliterun -np), and no strategy"
+            f"hvd.DistributedOptimizer does not work under a tf.distribute strategy of {replicas} replicas: start one "
+            "process per device instead (hvdliterun -np), without a strategy"
         )
 
 
 def reduce(exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = False) -> list[Gradient]:
-    """The gradients reduced over all ranks, in the same order; None where no rank has any.
+    """Return the gradients reduced over all ranks, in the same order; None where no rank has a gradient.
 
-    borrow: the results are gone when the next round begins; only for use within `using()`.
+    If `borrow`, the next round overwrites the results: use them within `using()` only.
     """
     dense = [densified(gradients[i]) if use is not Use.SPARSE else None for i, use in enumerate(exchange.division.uses)]
     after: Sequence[tf.Operation] = ()
@@ -126,7 +136,7 @@ def reduce(exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = Fal
 
 
 def to_array(exchange: Exchange) -> Callable[[tf.Tensor], Array]:
-    """How gradients that have been computed become arrays where the exchange is."""
+    """Return the function that turns eager gradients into arrays on the exchange's device."""
     gpu = exchange.contents.gpu
     if gpu is None:
         return _gpu.on_host
@@ -135,15 +145,17 @@ def to_array(exchange: Exchange) -> Callable[[tf.Tensor], Array]:
 
 
 def copies(views: Sequence[Array]) -> list[tf.Tensor]:
-    """Results as tensors that outlive the round."""
+    """Return results as tensors that outlive the round."""
     return to_tensors([aligned_copy(view) if is_host(view) else view for view in views])
 
 
 def reduce_in_graph(
     exchange: Exchange, gradients: Sequence[Gradient], borrow: bool
 ) -> tuple[list[Gradient], Sequence[tf.Operation]]:
-    """The nodes of one round, and what to depend on for "they have run". A variable without a gradient on any rank
-    when the exchange was made stays None."""
+    """Make the nodes of one round. Returns their results, and operations that run after all of the nodes.
+
+    If a variable had no gradient on any rank when the exchange was made, its result stays None.
+    """
     after = getattr(tf.compat.v1.get_default_graph(), USERS, [])
     results: list[Gradient] = [None] * len(gradients)
     used = [index for index in exchange.division.dense if exchange.division.uses[index] is Use.DENSE]
@@ -172,7 +184,7 @@ def reduce_in_graph(
 
 
 def compared(exchange: Exchange, due: tf.Tensor) -> tf.Tensor:
-    """What to depend on for "the ranks have been compared, if it was due". A session's variables are read only then."""
+    """Compare the ranks' variables if `due`; only then read a session's variables. Returns a tensor to depend on."""
     present = exchange.watched.present()
 
     def compare() -> tf.Tensor:
@@ -188,7 +200,7 @@ def compared(exchange: Exchange, due: tf.Tensor) -> tf.Tensor:
 
 
 def spec_of(exchange: Exchange, index: int) -> tf.TensorSpec:
-    """A variable's gradient in a graph."""
+    """Return the shape and dtype of a variable's gradient in a graph."""
     spec = exchange.contents.specs[index]
     return tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype))
 
@@ -196,7 +208,16 @@ def spec_of(exchange: Exchange, index: int) -> tf.TensorSpec:
 def visit(
     exchange: Exchange, mine: Sequence[int], wanted: Sequence[int], first: bool, last: bool, borrow: bool
 ) -> Callable[..., list[Array]]:
-    """What one bucket's node does."""
+    """Return the function that one bucket's node calls.
+
+    Args:
+        exchange: The exchange.
+        mine: The indices of the bucket's variables that have a gradient on this rank.
+        wanted: The indices of the variables whose results the node returns.
+        first: Whether the bucket is the round's first.
+        last: Whether the bucket is the round's last.
+        borrow: Whether the results may stay in the arena.
+    """
 
     def call(*arrays: Array) -> list[Array]:
         if first:
@@ -215,12 +236,19 @@ def visit(
 def gather(
     exchange: Exchange, index: int, gradient: Gradient, after: Sequence[tf.Operation]
 ) -> tuple[tf.IndexedSlices, Sequence[tf.Operation]]:
-    """All ranks' rows and values of one sparse gradient, and what to depend on. This rank's may be dense, or None.
+    """Gather all ranks' rows and values of one sparse gradient. This rank's gradient may also be dense, or None.
 
-    after: what must have run before, in a graph.
+    Args:
+        exchange: The exchange.
+        index: The variable's index in the exchange.
+        gradient: This rank's gradient.
+        after: In a graph, operations that run before the gathering.
+
+    Returns:
+        The gathered gradient, and operations that run after the gathering.
     """
     spec = exchange.contents.specs[index]
-    if gradient is None:  # eagerly, a row of number -1 says so: where all ranks do, the result is None, too
+    if gradient is None:  # in eager mode the row -1 means "no gradient"; if all ranks send it, the result is None
         count = int(tf.executing_eagerly())
         rows, values = tf.fill([count], tf.constant(-1, tf.int64)), tf.zeros([count, *spec.shape[1:]], spec.dtype)
     elif isinstance(gradient, tf.IndexedSlices):
@@ -246,7 +274,7 @@ def gather(
 
 
 def accumulate(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> bool | tf.Tensor:
-    """Add to the sums of earlier passes; whether this was the last pass, as a bool or a tensor."""
+    """Add gradients to the sums of earlier passes. Returns whether this was the last pass; in a graph as a tensor."""
     if tf.executing_eagerly():
         return accumulator.add({i: _gpu.on_host(gradient) for i, gradient in gradients.items()})
     indices = list(gradients)
@@ -259,7 +287,7 @@ def accumulate(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> 
 
 
 def accumulated(accumulator: Accumulator, gradients: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-    """The sums; in a graph those of the last pass' variables."""
+    """Return the sums; in a graph only of the variables that have a gradient in the last pass."""
     if tf.executing_eagerly():
         return {i: tf.convert_to_tensor(total) for i, total in accumulator.take().items()}
     indices, like = list(gradients), list(gradients.values())

@@ -1,17 +1,20 @@
 """TensorFlow's tensors on a GPU: as CuPy arrays of the same memory, and results as tensors, without the host.
 
-    TensorFlow    computes x | waits for it |                                          | goes on with y
-    CuPy, lanes                             | read x, communicate, write y | wait for y |
+    TensorFlow    computes x | waits for x |                                          | goes on with y
+    CuPy, lanes                            | read x, communicate, write y | wait for y |
 
-Which stream TensorFlow computes on cannot be known from Python, so nothing can be ordered on the GPU: the host waits,
-for streams and events only. `to_dlpack` returns when TensorFlow's compute stream has come to its end, whatever else was
-issued there meanwhile: so, unlike in torch, buckets hide little behind the rest of backward. What CuPy and lanes do is
-waited for before TensorFlow goes on, which also keeps it from using the memory of x for something else. Results are
-copied into memory of TensorFlow's own: it would let go of ours while its stream still reads it. So only tensors cross
-by DLPack, never arrays.
+Python cannot know on which stream TensorFlow computes, so hvdlite cannot order work on the GPU. Instead the host waits,
+for streams and events only:
 
-Graphs: `tf.py_function` would be put on the host; the node that it makes can run on a GPU, and is put there for dtypes
-that it knows. int32 lies in host memory on TensorFlow's GPUs.
+- Before CuPy reads x, `to_dlpack` waits until TensorFlow's compute stream has finished all work issued so far. So,
+  unlike in PyTorch, buckets overlap little with the rest of backward.
+- Before TensorFlow goes on, the host waits for CuPy and the lanes. So TensorFlow does not reuse the memory of x early.
+
+Results are copied into memory that TensorFlow owns: TensorFlow would free the core's memory while its stream still
+reads the results. So tensors cross by DLPack, and arrays never do.
+
+In a graph, TensorFlow would place `tf.py_function` on the host. The node inside it can run on a GPU for the dtypes in
+DTYPES, so hvdlite places this node there. TensorFlow keeps int32 tensors of a GPU in host memory.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -35,51 +37,58 @@ from hvdlite.tensorflow_graph import private_api
 DTYPES = frozenset((
     tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int64, tf.uint8, tf.bool,
 ))  # fmt: skip
-"""Those that Python nodes take on GPUs."""
+"""The dtypes that Python nodes on a GPU support."""
 NAMES: dict[int, str] = {}
-"""TensorFlow's name for the GPU of a number in CUDA: its own numbers count only those that it may use."""
+"""TensorFlow's name of a GPU, by CUDA's number. TensorFlow's own numbers count only the GPUs that it may use."""
 
 
 @cache
 def available() -> bool:
-    """Whether TensorFlow has a GPU, and CuPy is there; said once where only that is missing."""
+    """Return whether TensorFlow has a GPU and CuPy is installed. If only CuPy is missing, warn once."""
     if not tf.config.list_logical_devices("GPU"):
         return False
     try:
         arrays.cupy()
     except HvdliteError as error:
-        say_once(f"{error}. Until then TensorFlow's tensors pass through host memory")
+        say_once(f"{error}. Without CuPy hvdlite copies TensorFlow's tensors through host memory")
         return False
     return True
 
 
 def is_gpu(device: str) -> bool:
-    """Whether this is TensorFlow's name for a GPU."""
+    """Return whether this is TensorFlow's name of a GPU."""
     return "GPU" in device
 
 
 def on_gpu(tensor: tf.Tensor) -> bool:
-    """Whether an eager tensor's memory is a GPU's that CuPy reaches."""
+    """Return whether an eager tensor lies on a GPU that CuPy reaches."""
     return is_gpu(tensor.backing_device) and available()
 
 
 @dataclass(frozen=True)
 class Export:
-    """A tensor as CuPy takes it. TensorFlow waits for its own stream, and knows of no other."""
+    """A tensor with the methods that CuPy's `from_dlpack` calls.
+
+    Attributes:
+        tensor: The tensor.
+        number: CUDA's number of the GPU.
+    """
 
     tensor: tf.Tensor
     number: int
 
-    def __dlpack__(self, **_: Any) -> Any:
+    def __dlpack__(self, **_: object) -> object:
+        """Return the DLPack capsule. TensorFlow waits for its own stream; it ignores the stream that CuPy names."""
         return tf.experimental.dlpack.to_dlpack(self.tensor)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self.number  # a CUDA GPU
+        """Return DLPack's device type (2 for CUDA) and the GPU's number."""
+        return 2, self.number
 
 
 @cache
 def number_of(device: str) -> int:
-    """CUDA's number for the GPU that TensorFlow calls so: asked of a pointer to its memory."""
+    """Return CUDA's number of the GPU with this TensorFlow name. CUDA knows it from a pointer to the GPU's memory."""
     xp = arrays.cupy()
     with tf.init_scope():
         probe = unwritten((1,), tf.uint8, device)
@@ -89,15 +98,17 @@ def number_of(device: str) -> int:
 
 
 def gpu_of(devices: Sequence[str]) -> Gpu | None:
-    """The one GPU among TensorFlow's names for devices; None where there is another, or graphs run in sessions."""
+    """Return the GPU that all these TensorFlow device names name; None if there is no such GPU, and in sessions."""
     if len(set(devices)) != 1 or not is_gpu(devices[0]) or not tf.compat.v1.executing_eagerly_outside_functions():
         return None
     return Gpu(arrays.cupy(), number_of(devices[0])) if available() else None
 
 
 def array_of(tensor: tf.Tensor) -> Array:
-    """A tensor's memory on its GPU, ready to be read, as a CuPy array that keeps it. It may be overwritten only where
-    nobody else has the tensor."""
+    """Return a tensor's memory on its GPU, ready to be read, as a CuPy array that keeps the memory alive.
+
+    Write to the array only if no other code holds the tensor.
+    """
     xp, number = arrays.cupy(), number_of(tensor.backing_device)
     dtype = np.dtype(tensor.dtype.as_numpy_dtype)
     with xp.cuda.Device(number):
@@ -112,32 +123,34 @@ def array_of(tensor: tf.Tensor) -> Array:
 
 
 def arrays_of(tensors: Sequence[tf.Tensor]) -> list[Array]:
-    """The tensors' memory, each where it lies."""
+    """Return the tensors' memory as arrays, each on its own device."""
     for device in {each.backing_device for each in tensors if on_gpu(each)}:
         wait_for(device)
     return [array_of(each) if on_gpu(each) else on_host(each) for each in tensors]
 
 
 def on_host(tensor: tf.Tensor) -> Array:
-    """The memory of an eager tensor there. (To NumPy a number of bfloat16 gives no array by itself.)"""
+    """Return an eager tensor's values as an array on the host. (NumPy makes no array of a bfloat16 scalar tensor.)"""
     return np.asarray(tensor if tensor.shape.rank else tensor.numpy())
 
 
 def wait_for(device: str) -> None:
-    """Until TensorFlow's compute stream has come to its end. `to_dlpack` waits, too, but keeps other threads, lanes
-    among them, from running Python meanwhile."""
+    """Wait until TensorFlow's compute stream has finished all work issued so far.
+
+    `to_dlpack` waits, too, but holds Python's interpreter lock, so that lanes could not run meanwhile.
+    """
     with tf.device(device):
         tf.raw_ops.SyncDevice()
 
 
 def array_on(gpu: Gpu, tensor: tf.Tensor) -> Array:
-    """The tensor as an array on a GPU; copied there where it lies elsewhere."""
+    """Return the tensor as an array on this GPU; copies a tensor that lies elsewhere."""
     with tf.device(NAMES[gpu.number]):
         return array_of(tensor if on_gpu(tensor) else tf.identity(tensor))
 
 
 def tensors_of(results: Sequence[Array]) -> list[tf.Tensor]:
-    """Copies of arrays on a GPU, in memory of TensorFlow's. Waits until they, and what was issued before, are done."""
+    """Copy arrays on a GPU into new tensors. Waits until the copies, and all work issued before them, are done."""
     copies = [unwritten(each.shape, tf.as_dtype(each.dtype), NAMES[arrays.device_of(each)]) for each in results]
     for each, copy in zip(results, copies, strict=True):
         with arrays.module(each).cuda.Device(arrays.device_of(each)):
@@ -147,9 +160,11 @@ def tensors_of(results: Sequence[Array]) -> list[tf.Tensor]:
     return copies
 
 
-def slices(values: tf.Tensor, rows: tf.Tensor, shape: Any) -> tf.IndexedSlices:
-    """All ranks' values for their rows. Where there is a GPU, which would add those for one row in any order, so that
-    ranks' weights drift apart in their last bits, they are added up here: each row once."""
+def slices(values: tf.Tensor, rows: tf.Tensor, shape: tf.Tensor | None) -> tf.IndexedSlices:
+    """Return all ranks' values and rows as tf.IndexedSlices. If there is a GPU, add up the values of equal rows.
+
+    A GPU would add the values of one row in any order, so that ranks' weights would differ in their last bits.
+    """
     if tf.config.list_physical_devices("GPU"):
         with tf.device("CPU:0"):
             rows, places = tf.unique(rows)
@@ -158,8 +173,8 @@ def slices(values: tf.Tensor, rows: tf.Tensor, shape: Any) -> tf.IndexedSlices:
 
 
 def unwritten(shape: Sequence[int], dtype: tf.DType, device: str) -> tf.Tensor:
-    """A tensor of its own memory: zeros, by the operation, which never gives one that others have, too."""
-    with tf.device("CPU:0"):  # where the operation on a GPU wants the shape
+    """Return a new tensor of zeros. Fill never returns a tensor that other code holds."""
+    with tf.device("CPU:0"):  # Fill on a GPU takes the shape from host memory
         dims = tf.constant(list(shape), tf.int64)
     zero = zero_on(device, dtype)
     with tf.device(device):
@@ -168,12 +183,18 @@ def unwritten(shape: Sequence[int], dtype: tf.DType, device: str) -> tf.Tensor:
 
 @cache
 def zero_on(device: str, dtype: tf.DType) -> tf.Tensor:
+    """Return a scalar zero on this device."""
     with tf.init_scope(), tf.device(device):
         return tf.constant(np.zeros((), dtype.as_numpy_dtype))
 
 
 def device_for(inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> str | None:
-    """Where in a graph a Python node belongs that takes these and gives those: a GPU's name, None for the host."""
+    """Return the GPU, by TensorFlow's name, for a graph's Python node; None for the host.
+
+    Args:
+        inputs: The node's inputs.
+        dtypes: The dtypes of the node's results.
+    """
     crossing = {tf.as_dtype(dtype) for dtype in (*(tensor.dtype for tensor in inputs), *dtypes)}
     if not inputs or not crossing <= DTYPES or not available():
         return None
@@ -187,8 +208,19 @@ def node(
     function: Callable[..., Sequence[Array]], text_of: Callable[[HvdliteError], str], inputs: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType], device: str, name: str | None,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """A node on a GPU that calls function with its inputs as arrays there; the results, and text_of the HvdliteError
-    that it raised, "" for none."""
+    """Make a node on a GPU that calls a Python function.
+
+    Args:
+        function: Called with the inputs as arrays on the GPU; returns new arrays.
+        text_of: Turns the HvdliteError that the function raises into a text.
+        inputs: The node's inputs.
+        dtypes: The dtypes of the results.
+        device: TensorFlow's name of the GPU.
+        name: The node's name.
+
+    Returns:
+        The results, and the text of the function's error ("" for none).
+    """
 
     def called(*tensors: tf.Tensor) -> list[tf.Tensor]:
         try:

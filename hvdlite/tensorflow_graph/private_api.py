@@ -1,13 +1,12 @@
-"""Everything private of TensorFlow that hvdlite uses. See `hvdlite.private_names`.
+"""All private names of TensorFlow that hvdlite uses. See `hvdlite.system.private_names`.
 
-Distributed optimizers and tapes call `require_all` when they are made. Two names serve few users, and are looked up
-where they are used: GPU_NODE with a GPU, SESSION_DATASET in the graphs of TF1 sessions.
+Distributed optimizers and tapes call `require_all` when they are made. Few users need GPU_NODE (a GPU) and
+SESSION_DATASET (graphs of TF1 sessions), so hvdlite looks these two up at their first use.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import tensorflow as tf
 
@@ -17,15 +16,15 @@ SINCE = "2.18"
 
 FUNCTION_GRAPH = PrivateName(
     "tensorflow.python.framework.func_graph", "FuncGraph",
-    "tell the graph of a tf.function, which runs in the program's order, from a TF1 session's, which does not", SINCE,
+    "distinguish the graph of a tf.function, which runs in the program's order, from the graph of a TF1 session", SINCE,
 )  # fmt: skip
 IN_XLA = PrivateName(
     "tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext",
-    "refuse steps that XLA compiles, in which ranks cannot communicate", SINCE,
+    "refuse steps that XLA compiles, since ranks cannot communicate there", SINCE,
 )  # fmt: skip
 RECORD = PrivateName(
     "tensorflow.python.eager.record", "record_operation",
-    "tell tapes the gradients of collectives in graphs", SINCE,
+    "give tapes the gradients of collectives in graphs", SINCE,
 )  # fmt: skip
 RECORDS = PrivateName(
     "tensorflow.python.eager.record", "could_possibly_record",
@@ -39,11 +38,11 @@ GPU_NODE = PrivateName(
 )  # fmt: skip
 SESSION_DATASET = PrivateName(
     "tensorflow.python.data.ops.map_op", "_MapDataset",
-    "run collectives beside the threads of a TF1 session, where they would wait for each other", SINCE,
+    "run collectives outside the threads of a TF1 session, where they would wait for each other", SINCE,
 )  # fmt: skip
 IN_GRAPH_MODE = PrivateName(
     "tensorflow.python.ops.resource_variable_ops", "ResourceVariable._in_graph_mode",
-    "tell variables of a TF1 session, which have values only there, from others", SINCE,
+    "distinguish variables of a TF1 session, which have values only there, from others", SINCE,
 )  # fmt: skip
 
 ALWAYS = (FUNCTION_GRAPH, IN_XLA, RECORD, RECORDS, ATTRIBUTE_SCOPE)
@@ -55,11 +54,12 @@ def require_all() -> None:
     require(ALWAYS)
     with tf.init_scope():
         if tf.executing_eagerly():
-            in_session(tf.Variable(0, trainable=False, name="hvdlite"))  # IN_GRAPH_MODE is set per variable
+            in_session(tf.Variable(0, trainable=False, name="hvdlite"))  # IN_GRAPH_MODE is an attribute of instances
 
 
-def in_session(variable: Any) -> bool:
-    """Whether a variable has its value in a TF1 session. So it is for whatever is no variable."""
-    if not isinstance(variable, tf.Variable) or not hasattr(type(variable), "handle"):  # as TF1's reference variables
+def in_session(variable: object) -> bool:
+    """Return whether a variable has its value in a TF1 session; True also for an object that is no variable."""
+    # TF1's reference variables have no handle.
+    if not isinstance(variable, tf.Variable) or not hasattr(type(variable), "handle"):
         return True
     return bool(IN_GRAPH_MODE.of(variable))

@@ -1,18 +1,17 @@
-"""Nodes of TF1 graphs that wait for other ranks without holding a thread of the session.
+"""Nodes of TF1 graphs that wait for other ranks without occupying a thread of the session.
 
-A session runs independent nodes in any order, a few at a time: with two threads one rank may wait in a and b, the
-other in c and d, for ever. So the node's work is done elsewhere: an iterator over an endless dataset has a thread of
-its own, and asking it for the next element occupies none of the session's.
+A session runs independent nodes in any order, a few at a time. With two threads, one rank may wait in nodes a and b
+while the other rank waits in c and d: a deadlock. So another thread does the node's work. An iterator over an endless
+dataset has its own thread, and a node that asks the iterator for the next element occupies no thread of the session.
 
-    deposit (a Python node: keeps the inputs)  ->  next element (asynchronous: the function, called with them)
+    deposit (a Python node: keeps the inputs)  ->  next element (asynchronous: calls the function with the inputs)
 
-Costs about 1 ms per node, which gradients are spared: their nodes follow one another, so at most one waits.
+One such node costs about 1 ms. Gradients do not pay this cost: control edges order their nodes, so at most one waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,18 +21,21 @@ from hvdlite.tensorflow_graph import private_api
 
 
 def apart(
-    function: Callable[..., Sequence[Any]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], name: str | None
+    function: Callable[..., Sequence[object]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], name: str | None
 ) -> list[tf.Tensor]:
-    """The results of function(*inputs as arrays), called in another thread at each run of the graph."""
+    """Return the results of function(*inputs as arrays). Each run of the graph calls the function in another thread."""
     deposited: list[tuple[Array, ...]] = []
 
-    def deposit(*arrays: Array) -> Any:
-        deposited[:] = [arrays]  # what an earlier run left, because it failed, is forgotten
+    def deposit(*arrays: Array) -> np.int32:
+        deposited[:] = [arrays]  # also drops the inputs of an earlier run that failed
         return np.int32(0)
 
-    def work(_: Any) -> Sequence[Any]:
+    def work(_: Array) -> Sequence[object]:
         if not deposited:
-            raise RuntimeError(f"{name}: two runs of one operation at the same time")
+            raise RuntimeError(
+                f"the operation {name or 'without a name'} runs in two calls of session.run at the same time: run the "
+                "graph in one thread at a time"
+            )
         return function(*deposited.pop())
 
     def element(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -41,16 +43,16 @@ def apart(
 
     do_not_convert = tf.autograph.experimental.do_not_convert
     endless = tf.data.Dataset.from_tensors(0).repeat()
-    # map() itself would call the function in the session's threads again.
+    # Dataset.map would call the function in a thread of the session.
     dataset = private_api.SESSION_DATASET.get()(endless, do_not_convert(element), use_inter_op_parallelism=False)
-    iterator = tf.compat.v1.data.make_one_shot_iterator(dataset.with_options(as_it_is()))
+    iterator = tf.compat.v1.data.make_one_shot_iterator(dataset.with_options(no_optimizations()))
     ready = tf.numpy_function(do_not_convert(deposit), list(inputs), tf.int32, name=name)
     with tf.control_dependencies([ready]):
         return list(iterator.get_next())
 
 
-def as_it_is() -> tf.data.Options:
-    """Options for a dataset that nothing is to be computed ahead of."""
+def no_optimizations() -> tf.data.Options:
+    """Return options that keep TensorFlow from optimizing a dataset, and so from computing elements ahead of time."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False

@@ -1,5 +1,7 @@
-"""The TensorFlow adapter's decisions about GPUs, with TensorFlow's answers made up. That tensors cross is tested on ranks:
-tests/gpu/tensorflow_device.py."""
+"""The TensorFlow adapter's decisions about GPUs, with stand-ins for TensorFlow's answers.
+
+The transfer of tensors is tested on ranks: tests/gpu/tensorflow_device.py.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def forget() -> None:
 
 
 def test_without_cupy_tensors_pass_through_the_host(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """Said once, with the cure."""
+    """One warning names the cure."""
     monkeypatch.setitem(sys.modules, "cupy", None)
     on_a_gpu = SimpleNamespace(backing_device=GPU)
     with caplog.at_level(logging.WARNING, "hvdlite"):
@@ -58,7 +60,7 @@ def test_without_a_gpu_nobody_asks_for_cupy(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_a_gpus_number_is_the_one_that_its_memory_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorFlow's first GPU is CUDA's sixth, where it may use no others."""
+    """TensorFlow's first GPU is CUDA's sixth if TensorFlow may not use the others."""
     monkeypatch.setattr(cupy.runtime, "pointerGetAttributes", lambda address: SimpleNamespace(device=5))
     monkeypatch.setattr(gpu, "unwritten", lambda shape, dtype, device: tf.zeros(shape, dtype))
     found = gpu.gpu_of([GPU, GPU])
@@ -87,7 +89,7 @@ def test_where_a_node_belongs(dtypes: Any, devices: Any, expected: str | None) -
 
 @pytest.mark.parametrize("dtype", sorted(gpu.DTYPES, key=str), ids=str)
 def test_a_tensor_and_its_array_are_one_memory(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same bits under the same dtype; and what TensorFlow is given is a copy."""
+    """Tensor and array have the same bits and dtype; TensorFlow receives a copy of an array."""
     monkeypatch.setattr(gpu, "number_of", lambda device: 0)
     gpu.NAMES[0] = tf.zeros([]).backing_device
     given = tf.cast(tf.constant([[0, 1, 5], [0, 7, 2]]), dtype)

@@ -1,5 +1,7 @@
-"""Horovod's names for Keras on TensorFlow: `import hvdlite.tensorflow.keras as hvd`. The same as `hvdlite.keras`, but
-for the callbacks that Horovod has for TensorFlow alone."""
+"""Horovod's names for Keras on TensorFlow: `import hvdlite.tensorflow.keras as hvd`.
+
+The names are those of `hvdlite.keras`; only the module `callbacks` differs.
+"""
 
 from importlib import import_module
 

@@ -1,8 +1,6 @@
-"""The callbacks under Horovod's other name for them, where one takes its arguments in another order."""
+"""Horovod's `horovod.tensorflow.keras.callbacks`: `BestModelCheckpoint` has its arguments in another order."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from hvdlite.keras import callbacks
 from hvdlite.keras.callbacks import (
@@ -22,7 +20,7 @@ __all__ = [
 
 
 class BestModelCheckpoint(callbacks.BestModelCheckpoint):
-    """A ModelCheckpoint that keeps the best model only. Its `filepath` may be set later, before training."""
+    """A ModelCheckpoint that keeps the best model only. A script may set `filepath` later, before training."""
 
     def __init__(
         self,
@@ -30,9 +28,19 @@ class BestModelCheckpoint(callbacks.BestModelCheckpoint):
         verbose: int = 0,
         save_weights_only: bool = False,
         mode: str = "auto",
-        save_freq: Any = "epoch",
+        save_freq: str | int = "epoch",
         filepath: str | None = None,
     ) -> None:
+        """Make the callback.
+
+        Args:
+            monitor: The metric that decides.
+            verbose: 1 to print a line when a model is saved, else 0.
+            save_weights_only: Whether to save weights instead of the whole model.
+            mode: "min", "max" or "auto": whether a smaller metric is better.
+            save_freq: "epoch", or a number of batches.
+            filepath: The file to write. None: the script sets the attribute `filepath` before training.
+        """
         super().__init__(
             monitor=monitor, verbose=verbose, mode=mode, save_freq=save_freq, save_weights_only=save_weights_only,
             filepath=filepath,

@@ -1,4 +1,4 @@
-"""Elastic states and callbacks under Horovod's other name for them."""
+"""Horovod's `horovod.tensorflow.keras.elastic`: the names of `hvdlite.keras.elastic`."""
 
 from hvdlite.keras import elastic
 from hvdlite.keras.elastic import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Ranks that would train different models without a word: an error from the second step on, later a warning."""
+"""Comparisons of the ranks' weights: different models are an error from the second step on, later a warning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ v1 = tf.compat.v1
 
 
 def own_model() -> Any:
-    """Other weights on each rank."""
+    """Return a model with different weights on each rank."""
     trained = model()
     keras.utils.set_random_seed(hvd.rank())
     for variable in trained.trainable_variables:
@@ -29,7 +29,7 @@ def own_model() -> Any:
 
 
 def refused(call: Callable[[], Any]) -> None:
-    """The call fails on every rank, and says what to do; or does not, on a rank that is alone."""
+    """Require that the call fails on every rank and names the cure; with one rank it succeeds."""
     if hvd.size() == 1:
         call()
         return
@@ -39,7 +39,7 @@ def refused(call: Callable[[], Any]) -> None:
 
 @contextmanager
 def begin(rounds: int = 2) -> Iterator[None]:
-    """Compare after so many rounds."""
+    """Have the first comparison come after this number of rounds."""
     before, watched.BEGIN = watched.BEGIN, rounds
     restart()
     try:
@@ -56,7 +56,7 @@ def check_fit_without_the_callback() -> None:
 
 
 def check_a_fit_with_the_callback_cares_for_itself_alone() -> None:
-    """Another model's loop is looked at, before it and behind it."""
+    """A fit with the callback does not stop comparisons of another model's loop, before or after it."""
     with begin():
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
         callback = keras_hvd.callbacks.BroadcastGlobalVariablesCallback(0)
@@ -72,11 +72,11 @@ def check_a_fit_with_the_callback_cares_for_itself_alone() -> None:
     failing = keras.callbacks.LambdaCallback(on_train_batch_begin=fail)
     with begin():
         require_error(KeyError, lambda: trained.fit(*rows, verbose=0, callbacks=[callback, failing]), "of a user's own")
-        train(own_model(), False, "never")  # while that fit's callback has not heard that it is over
+        train(own_model(), False, "never")  # fit has not called the failed callback's on_train_end
 
 
 def check_tape() -> None:
-    """A loop that never broadcasts, one that does before, and one that does after the first step."""
+    """A loop that never broadcasts fails. A loop that broadcasts before or after the first step trains."""
     for compiled in (False, True):
         for when in ("never", "before", "after the first"):
             with begin():
@@ -103,7 +103,7 @@ def train(trained: Any, compiled: bool, when: str) -> None:
 
 
 def check_two_models_with_the_same_names() -> None:
-    """They share an exchange, and are not compared: no rank does so alone, though one traces a step again."""
+    """Two models that share an exchange are not compared on any rank, even if one rank traces the step again."""
     with begin():
         twins = [own_model(), own_model()]
         steps = [stepper(twin) for twin in twins]
@@ -122,7 +122,7 @@ def check_two_models_with_the_same_names() -> None:
 
 
 def check_several_rounds_before_the_broadcast() -> None:
-    """As a critic's, in the first batch; and under the callback any number."""
+    """The broadcast may follow several rounds of the first batch; under the callback, any number."""
     hvd.shutdown()
     hvd.init()
     trained = own_model()
@@ -157,7 +157,7 @@ def stepper(trained: Any, rate: Callable[[], float] = lambda: 0.01) -> Callable[
 
 
 def check_later() -> None:
-    """A rank whose learning rate changes is told of by rank 0, once, and training goes on."""
+    """If one rank's learning rate changes, rank 0 warns once, and training continues."""
     with begin():
         later()
 
@@ -178,7 +178,7 @@ def later() -> None:
 
 
 def check_when_the_job_ends() -> None:
-    """What came apart after the last comparison, and before the first."""
+    """A difference that appears after the last comparison, or before the first, is a warning at shutdown."""
     for different in (True, False):
         restart()
         trained = model()
@@ -194,7 +194,7 @@ def check_when_the_job_ends() -> None:
 
 
 def train_v1(rounds: int, graph: Any = None, **arguments: Any) -> int:
-    """A TF1 script in which each rank begins with its own weights. Returns how many steps it got."""
+    """Run a TF1 script in which each rank begins with different weights. Returns the number of finished steps."""
     made = 0
     with tf.Graph().as_default() if graph is None else graph, v1.Session() as session:
         w = v1.get_variable("w", initializer=np.full(3, float(hvd.rank()), np.float32), use_resource=graph is None)
@@ -209,7 +209,7 @@ def train_v1(rounds: int, graph: Any = None, **arguments: Any) -> int:
 
 
 def refused_in_session(call: Callable[[], Any]) -> None:
-    """The call fails on every rank, and says what to do; or does not, on a rank that is alone."""
+    """Require that the call fails on every rank and names the cure; with one rank it succeeds."""
     if hvd.size() == 1:
         call()
         return
@@ -218,7 +218,7 @@ def refused_in_session(call: Callable[[], Any]) -> None:
 
 
 def check_sessions() -> None:
-    """At the hundredth step, for both kinds of variables, and where several passes make a step."""
+    """The hundredth step compares, for both kinds of variables, and with several passes per step."""
     restart()
     assert train_v1(99) == 99
     refused_in_session(lambda: train_v1(150))
@@ -235,7 +235,7 @@ def check_sessions() -> None:
 
 
 def check_sessions_whose_hook_comes_too_early() -> None:
-    """A hook after it restores each rank's own weights."""
+    """A hook that runs after the broadcast restores different weights on each rank."""
 
     class Restore(v1.train.SessionRunHook):
         def begin(self) -> None:
@@ -259,7 +259,7 @@ def check_sessions_whose_hook_comes_too_early() -> None:
 
 
 def check_warned_instead() -> None:
-    """Tapes and fit, by an argument or a setting."""
+    """`replica_check`, as an argument or a setting, turns the error of a tape or a fit into a warning."""
     with begin():
         trained = own_model()
         with logged() as told:

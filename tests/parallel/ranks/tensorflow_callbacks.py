@@ -1,4 +1,4 @@
-"""Horovod's callbacks under fit, saving and loading, and the proof that ranks train together."""
+"""Horovod's callbacks in fit, saving and loading, and the proof that ranks train together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIZES = (2,)
 
 
 def random_model() -> Any:
-    """Other weights on each rank."""
+    """Return a model with different weights on each rank."""
     built = model()
     for variable in built.trainable_variables:
         variable.assign(variable + hvd.rank())
@@ -53,7 +53,7 @@ def train(trained: Any, callbacks: list[Any], optimizer: Any = None, epochs: int
 
 
 def check_broadcast_at_the_beginning() -> None:
-    """Ranks that start apart train as rank 0 would alone: not even the first step differs."""
+    """Ranks that start with different weights train like rank 0 alone, from the first step on."""
     expected = alone(lambda: weights(fit(keras.optimizers.SGD(0.05, momentum=0.9))))
     trained = random_model()
     train(trained, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
@@ -61,7 +61,7 @@ def check_broadcast_at_the_beginning() -> None:
 
 
 def check_what_a_callback_restores_afterwards() -> None:
-    """On one rank, when training begins; and between two fits with one list of callbacks."""
+    """One rank's callback restores weights when training begins; weights also change between two fits."""
     class Restore(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
             for variable in self.model.trainable_variables:
@@ -79,7 +79,7 @@ def check_what_a_callback_restores_afterwards() -> None:
 
 
 def check_attaching_after_a_fit() -> None:
-    """Keras keeps the step that it has compiled, which knows nothing of it."""
+    """hvdlite replaces the training step that Keras compiled before the optimizer was distributed."""
     trained = model()
     train(trained, [], keras.optimizers.SGD(0.05))
     hvd.DistributedOptimizer(trained.optimizer)
@@ -90,7 +90,7 @@ def check_attaching_after_a_fit() -> None:
 
 
 def check_a_train_step_with_variables_of_its_own() -> None:
-    """The optimizer is built by it, not before."""
+    """The user's train_step builds the optimizer, with a variable that the model does not know."""
     class Scaled(keras.Sequential):
         def train_step(self, batch: Any) -> dict[str, Any]:
             x, y = batch
@@ -117,7 +117,7 @@ def check_ranks_with_other_numbers_of_steps() -> None:
 
 
 def check_a_rank_that_stops_early() -> None:
-    """By a metric of its own; with an averaged one all stop."""
+    """A metric of one rank that stops this rank is an error; with an averaged metric all ranks stop."""
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = logs["mine"] > 0.4
@@ -136,13 +136,13 @@ def check_a_rank_that_stops_early() -> None:
 
 
 def check_a_rank_that_ends_an_epoch_early() -> None:
-    """As TerminateOnNaN makes it, or with fewer batches of a generator, after which all can train together."""
+    """A rank ends an epoch early (TerminateOnNaN, a shorter generator): an error, after which all ranks can train."""
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.model.stop_training = batch == 2 and last()
 
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
-    trained, ours = model(), MismatchError if last() else tf.errors.OpError  # a step under way tells it in words of its own
+    trained, ours = model(), MismatchError if last() else tf.errors.OpError  # TensorFlow reports an error inside a step
     end = f"rank {hvd.size() - 1} came to the end of epoch 1, while rank 0 went on"
     require_error(ours, lambda: train(trained, [*callbacks, Stop()]), end, "stop_training", "take(n)")
     x, y = data()
@@ -153,7 +153,7 @@ def check_a_rank_that_ends_an_epoch_early() -> None:
 
 
 def check_weights_that_drift_apart_are_found_out() -> None:
-    """A learning rate of its own on one rank."""
+    """One rank trains with a different learning rate."""
     class Faster(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if epoch == 1 and last():
@@ -164,7 +164,7 @@ def check_weights_that_drift_apart_are_found_out() -> None:
 
 
 def check_accumulation_by_hand_is_not_training_alone() -> None:
-    """Two optimizers, neither the model's, that step at every second batch."""
+    """An optimizer that is not the model's own steps at every second batch."""
     class Slow(keras.Sequential):
         def train_step(self, batch: Any) -> dict[str, Any]:
             x, y = batch
@@ -202,7 +202,7 @@ def check_local_variables_are_kept() -> None:
 
 
 def check_a_layer_that_one_rank_alone_has() -> None:
-    """What ranks share has other numbers behind it."""
+    """After the layer of one rank, the shared variables have other indices."""
     dense = keras.layers.Dense
     shared, own = [dense(WIDTH, name="first"), dense(2, name="second")], dense(WIDTH, name="own")
     trained = keras.Sequential([keras.layers.Input((WIDTH,)), *([own] if hvd.rank() == 0 else []), *shared])
@@ -216,7 +216,7 @@ def check_a_layer_that_one_rank_alone_has() -> None:
 
 
 def check_training_alone_is_found_out() -> None:
-    """An optimizer that is not distributed; and one whose apply is passed by."""
+    """The optimizer is not distributed, or train_step bypasses its apply."""
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     require_error(RuntimeError, lambda: train(model(), [callback], keras.optimizers.SGD(0.1)), "trains alone", "DistributedOptimizer")
 
@@ -236,7 +236,7 @@ def check_training_alone_is_found_out() -> None:
 
 
 def check_an_optimizer_around_another() -> None:
-    """That goes past the inner one's apply: either may be distributed, but only the outer one works."""
+    """An optimizer calls another one, but not its apply: only the outer optimizer can be distributed."""
     class Around(keras.optimizers.Optimizer):  # type: ignore[misc]
         def __init__(self, inner: Any) -> None:
             super().__init__(learning_rate=0.05)
@@ -268,8 +268,7 @@ def check_layers_follow_what_is_broadcast() -> None:
 
 
 def check_a_loop_with_a_list_of_callbacks() -> None:
-    """Which tells them neither of epochs nor of steps; and in a strategy's scope, as scripts have it that come from
-    there."""
+    """A CallbackList reports neither epochs nor steps. Scripts may also train in a strategy's scope."""
     mine = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
     trained = random_model()
     trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
@@ -288,7 +287,7 @@ def check_a_loop_with_a_list_of_callbacks() -> None:
 
 
 def check_hooks_of_batches_are_horovods() -> None:
-    """Subclasses of users', and loops of their own, know on_batch_begin and on_batch_end."""
+    """Users' subclasses and loops call on_batch_begin and on_batch_end."""
     told: list[str] = []
 
     class Mine(hvd.callbacks.BroadcastGlobalVariablesCallback):
@@ -314,7 +313,7 @@ def check_hooks_of_batches_are_horovods() -> None:
 
 
 def check_xla_is_settled() -> None:
-    """jit_compile=True, as 'auto' becomes on machines with GPUs: trained without."""
+    """With jit_compile=True ('auto' on machines with GPUs) the model trains without XLA."""
     expected = alone(lambda: weights(fit(keras.optimizers.SGD(0.05, momentum=0.9))))
     trained = model()
     train(trained, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)], jit_compile=True)
@@ -359,7 +358,7 @@ def check_metrics_weighted_by_samples() -> None:
 
 
 class Rates(keras.callbacks.Callback):
-    """What the learning rate was in each batch."""
+    """Records the learning rate of each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,7 +369,7 @@ class Rates(keras.callbacks.Callback):
 
 
 def check_warm_up() -> None:
-    """From initial_lr / size in equal steps to initial_lr after two epochs."""
+    """The rate rises from initial_lr / size in equal steps to initial_lr after two epochs."""
     rates, size = Rates(), hvd.size()
     warm = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1, warmup_epochs=2)
     history = train(model(), [warm, rates], epochs=3).history
@@ -380,7 +379,7 @@ def check_warm_up() -> None:
 
 
 def check_warm_up_ends_at_the_rate() -> None:
-    """Also where several steps are one to callbacks, and within an epoch."""
+    """So it does when callbacks see several steps as one, and within an epoch."""
     for epochs, compiled in ((1, {"steps_per_execution": STEPS}), (1.5, {}), (0.5, {})):
         warm = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1, warmup_epochs=epochs)
         history = train(model(), [warm], epochs=3, **compiled).history
@@ -423,7 +422,7 @@ def check_momentum_is_corrected() -> None:
 
 
 def check_save_and_load() -> None:
-    """Saved while distributed: loads without hvdlite, and with it goes on training, its state restored."""
+    """A model saved while distributed loads without hvdlite; with hvdlite it trains on with the restored state."""
     trained = model()
     train(trained, [], hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
     with tempfile.TemporaryDirectory() as folder:
@@ -444,7 +443,7 @@ def check_save_and_load() -> None:
 
 
 def check_load_a_model_with_an_optimizer_of_ones_own() -> None:
-    """Horovod's scripts give a function that makes a distributed one, which Keras 3 refuses."""
+    """Horovod's scripts pass a function that returns a distributed optimizer; Keras 3 refuses it."""
 
     class Mine(keras.optimizers.Adam):
         pass
@@ -473,11 +472,11 @@ def check_best_model_checkpoint() -> None:
         train(trained, [checkpoint], epochs=3)
         losses = [trained.evaluate(*data(), verbose=0)[0]]
         losses.append(keras.models.load_model(checkpoint.filepath).evaluate(*data(), verbose=0)[0])
-        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)  # the last was the best
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)  # the last model was the best
 
 
 def check_local_embedding() -> None:
-    """Its sparse gradient is divided, in fit and with a tape."""
+    """The sparse gradient of a local embedding is divided, in fit and with a tape."""
     embedding = keras.layers.Embedding(3, 2, embeddings_initializer="zeros")
     trained = keras.Sequential([keras.layers.Input((1,)), embedding, keras.layers.Flatten()])
     optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=[embedding])
@@ -512,7 +511,7 @@ def check_wrong_arguments() -> None:
 
 
 def check_local_layers() -> None:
-    """Their gradients stay the rank's own; those of the others are averaged."""
+    """Gradients of local layers stay the rank's own; gradients of other layers are averaged."""
     for scale in (True, False):
         trained = model()
         head = trained.layers[-1]
@@ -540,7 +539,7 @@ def check_values() -> None:
 
 
 class Pair(keras.Model):  # type: ignore[misc]
-    """Two networks with an optimizer each, as a GAN has them; never `built` itself."""
+    """Two networks with an optimizer each, like a GAN; the model itself is never `built`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -574,8 +573,8 @@ def pair(first: Any, second: Any, rows: Any = None, batch: int = BATCH, begin: A
 
 
 def check_a_model_with_two_optimizers() -> None:
-    """Its networks train as one process would train them, from the first step; one optimizer that is not distributed is
-    found out; state restored on rank 0 only is given to all."""
+    """The two networks train like one process from the first step. An optimizer that is not distributed is an
+    error. State restored on rank 0 alone reaches all ranks."""
     def momentum() -> Any:
         return keras.optimizers.SGD(0.05, momentum=0.9)
 
@@ -598,7 +597,7 @@ def check_a_model_with_two_optimizers() -> None:
 
 
 def check_weights_that_a_process_set_trains_may_differ() -> None:
-    """Only its members know of it."""
+    """Only the members of the set have the optimizer."""
     trained = random_model()
     trained.compile("sgd", "mse")
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
@@ -610,7 +609,7 @@ def check_weights_that_a_process_set_trains_may_differ() -> None:
 
 
 def check_backups_on_one_rank_are_refused_with_the_cure() -> None:
-    """BackupAndRestore begins where that rank stopped; with a folder for each rank, all do."""
+    """BackupAndRestore resumes where one rank stopped; with one folder per rank, all ranks resume."""
 
     class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of Keras models, optimizers in loops of one's own, and TensorFlow's variables."""
+"""Checkpoints of Keras models, of optimizers in users' own loops, and of TensorFlow's variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_fit() -> None:
 
 
 def check_a_loop_with_a_tape() -> None:
-    """An optimizer that has not stepped yet gets its state; variables in a dict or a module do, too."""
+    """An optimizer without a step gets its state; so do variables in a dict or a module."""
     class Part(tf.Module):
         def __init__(self, value: float) -> None:
             super().__init__()

@@ -40,7 +40,7 @@ MODES = (eager, traced, session)
 
 
 def require(build: Build, values: Sequence[Any], expected: Sequence[Any], modes: Sequence[Any] = MODES) -> None:
-    """build(*values) gives exactly these values, with their dtypes and shapes, in each mode."""
+    """Require that build(*values) returns these values, with their dtypes and shapes, in each mode."""
     for mode in modes:
         results = mode(build, *values)
         assert len(results) == len(expected)
@@ -54,7 +54,7 @@ def ranks() -> np.ndarray:
 
 
 def check_averages_that_the_dtype_holds() -> None:
-    """In every mode and collective, whatever the sum of all ranks' numbers."""
+    """Every mode and collective averages correctly, even if the dtype cannot hold the sum."""
     for dtype, value in (
         ("float16", 40000), ("int8", 100), ("uint8", 200), ("int16", -(2**15)), ("int32", 2**31 - 1), ("int64", 2**62 + 1),
         ("uint64", 2**64 - 1),
@@ -120,7 +120,7 @@ def check_broadcast() -> None:
 
 def check_alltoall() -> None:
     size, rank = hvd.size(), hvd.rank()
-    splits = np.arange(size, dtype=np.int32)  # rank r gets r rows of each
+    splits = np.arange(size, dtype=np.int32)  # rank r gets r rows of each rank
     rows = np.repeat(ranks(), ranks()) + 10.0 * rank
     expected = np.repeat(10.0 * ranks() + rank, rank)
     require(lambda x, s: hvd.alltoall(x, s), [rows, splits], [expected, np.full(size, rank, np.int32)])
@@ -128,7 +128,7 @@ def check_alltoall() -> None:
 
 
 def check_reducescatter() -> None:
-    rows = hvd.size() + 1  # the first rank gets two
+    rows = hvd.size() + 1  # the first rank gets two rows
     chosen = slice(0, 2) if hvd.rank() == 0 else slice(hvd.rank() + 1, hvd.rank() + 2)
     total = everyones(rows).sum(0)[chosen]
     require(lambda x: [hvd.reducescatter(x, op=hvd.Sum)], [mine(rows)], [total])
@@ -136,7 +136,7 @@ def check_reducescatter() -> None:
 
 
 def gradients_of(function: Callable[[Any], Any]) -> Build:
-    """Builds function(x)'s gradient, of each rank's own weighted sum: element i of rank r weighs (r + 1)(i + 1)."""
+    """Build the gradient of function(x) for each rank's weighted sum: element i of rank r weighs (r + 1)(i + 1)."""
 
     def build(x: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -151,7 +151,7 @@ def gradients_of(function: Callable[[Any], Any]) -> Build:
 
 
 def check_gradients() -> None:
-    """Those of the average over ranks of the local losses."""
+    """Gradients are those of the average over ranks of the local losses."""
     size, rank, places = hvd.size(), hvd.rank(), np.arange(3, dtype=np.float32) + 1
     of_all = (ranks() + 1.0).sum()
     require(gradients_of(lambda x: hvd.allreduce(x, op=hvd.Sum)), [mine()], [np.float32(of_all) * places])
@@ -168,7 +168,7 @@ def check_gradients() -> None:
 
 
 def check_gradients_in_tf1() -> None:
-    """tf.gradients has none for results of whole numbers."""
+    """tf.gradients has no gradient for results of integers."""
     with tf.Graph().as_default(), v1.Session() as session:
         x, n = tf.ones([hvd.size(), 2]), tf.ones([2], tf.int32)
         received = hvd.alltoall(x) * float(hvd.rank() + 1)
@@ -179,7 +179,7 @@ def check_gradients_in_tf1() -> None:
 
 
 def check_results_are_the_users() -> None:
-    """A result does not change when the next operation runs, nor does the argument."""
+    """The next operation changes neither an earlier result nor the argument."""
     x = tf.constant(mine(1000))
     first = hvd.allreduce(x, op=hvd.Sum, name="again")
     before = np.array(first)
@@ -205,7 +205,7 @@ def check_indexed_slices() -> None:
     with unittest.mock.patch.object(tf.config, "list_physical_devices", lambda kind: [f"a {kind}"]):
         require(build, [values, np.array([0, hvd.rank() + 1])], sums)
         slices = hvd.allreduce(tf.IndexedSlices(tf.constant(values), tf.constant([0, hvd.rank() + 1])), op=hvd.Sum)
-        np.testing.assert_array_equal(np.sort(slices.indices), np.arange(hvd.size() + 1))  # each once
+        np.testing.assert_array_equal(np.sort(slices.indices), np.arange(hvd.size() + 1))  # each row once
     slices = tf.IndexedSlices(tf.constant(values), tf.constant([0, 1]), tf.constant([5, 2]))
     for wrong in ({"op": hvd.Min}, {"prescale_factor": 2.0}):
         try:
@@ -216,7 +216,8 @@ def check_indexed_slices() -> None:
 
 
 def check_indexed_slices_that_differ() -> None:
-    """Shapes, also known when the graph runs only, and operations; a shape that one rank does not know is none."""
+    """Ranks with other dense shapes or operations fail, also if a shape is known only when the graph runs. One rank may
+    have an unknown shape."""
     def total(rows: Any, op: hvd.Op = hvd.Sum) -> Any:
         shape = None if rows is None else tf.stack([rows, 2])
         return hvd.allreduce(tf.IndexedSlices(tf.ones((1, 2)), [2], shape), op=op, name="slices")
@@ -224,7 +225,7 @@ def check_indexed_slices_that_differ() -> None:
     compiled = tf.function(total)
     for call in (total, compiled):
         found = call(None if last() else tf.constant(3))
-        assert set(np.asarray(found.indices).tolist()) == {2}  # once, where there is a GPU
+        assert set(np.asarray(found.indices).tolist()) == {2}  # with a GPU each row occurs once
         np.testing.assert_array_equal(tf.reduce_sum(found.values, axis=0), [hvd.size()] * 2)
         for different in (lambda c=call: c(tf.constant(4 if last() else 3)),
                           lambda c=call: c(3, hvd.Average if last() else hvd.Sum)):
@@ -237,7 +238,7 @@ def check_indexed_slices_that_differ() -> None:
 
 
 def check_compression() -> None:
-    """float16 carries these whole numbers exactly, and not 1/3."""
+    """float16 carries these integers exactly, but not 1/3."""
     third = np.full(3, 1 / 3, np.float32)
     for compression, dtype in ((hvd.Compression.fp16, np.float16), (hvd.Compression.bf16, tf.bfloat16.as_numpy_dtype)):
         require(lambda x, c=compression: [hvd.allreduce(x, compression=c, op=hvd.Sum)], [mine()], [everyones().sum(0)])
@@ -251,9 +252,9 @@ def check_facts_at_run_time() -> None:
 
 
 def check_session_order_does_not_matter() -> None:
-    """A session runs independent operations in any order, in few threads; they are matched by name."""
+    """A session runs independent operations in any order in few threads; ranks match them by name."""
     def build(x: Any) -> Any:
-        order = range(8) if hvd.rank() % 2 else reversed(range(8))  # each rank's graph is another
+        order = range(8) if hvd.rank() % 2 else reversed(range(8))  # ranks build different graphs
         results = {i: hvd.allreduce(x * i, op=hvd.Sum, name=f"number.{i}") for i in order}
         return [results[i] for i in range(8)]
 
@@ -290,7 +291,7 @@ def check_objects() -> None:
 
 
 def check_tensors_from_outside_of_a_function() -> None:
-    """have names that tell how many tensors this process has made: no part of the operation's name."""
+    """The name of such a tensor is a number that differs between ranks, and is no part of the operation's name."""
     for _ in range(hvd.rank()):
         tf.constant(0.0)
     x = tf.constant(mine())
@@ -298,7 +299,7 @@ def check_tensors_from_outside_of_a_function() -> None:
 
 
 def check_neutral_front() -> None:
-    """hvd.allreduce of a tf.Tensor is one; of a Keras variable, too."""
+    """hvd.allreduce of a tf.Tensor returns a tf.Tensor; of a Keras variable, a Keras variable."""
     import keras
 
     total = neutral.allreduce(tf.constant(mine()), op=hvd.Sum)
@@ -326,7 +327,7 @@ def check_torch_beside_tensorflow() -> None:
 
 
 def require_failure(kind: type[Exception], mode: Any, build: Build, values: Sequence[Any], *words: str) -> None:
-    """The call raises this class in this mode, with these words, and an all-reduce afterwards works."""
+    """Require that the call raises this class with these words in this mode, and that a later all-reduce works."""
     try:
         mode(build, *values)
     except kind as error:
@@ -376,7 +377,7 @@ def check_bad_arguments() -> None:
 
 
 def check_strings_are_refused() -> None:
-    """With one sentence, by all collectives, and before anything moves."""
+    """All collectives refuse strings with one sentence, before anything moves."""
     text, several = tf.constant(["a"] * hvd.size()), [tf.constant(["a"])]
     calls = [hvd.allreduce, hvd_keras.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, partial(hvd.broadcast, root_rank=0)]
     grouped = [hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter]

@@ -1,4 +1,4 @@
-"""Elastic states of TensorFlow and Keras, and training that an error interrupts: what was traced goes on."""
+"""Elastic states of TensorFlow and Keras, and training through an error: traced functions work afterwards."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ v1 = tf.compat.v1
 
 
 def batch() -> tuple[np.ndarray, np.ndarray]:
-    """This rank's."""
+    """Return this rank's batch."""
     generator = np.random.default_rng(hvd.rank())
     return generator.normal(size=(8, WIDTH)).astype("f4"), generator.normal(size=(8, 2)).astype("f4")
 
 
 def compiled(**how: Any) -> Any:
-    """The same on all ranks."""
+    """Return a compiled model, the same on all ranks."""
     trained = model()
     optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
     trained.compile(optimizer, loss="mse", jit_compile=False, **how)
@@ -36,7 +36,7 @@ def compiled(**how: Any) -> Any:
 
 
 class FailOnce(keras.callbacks.Callback):
-    """Raises in the given epoch, the first time that it comes: on every rank, or on the last while others train."""
+    """Raises an error once, in the given epoch: on every rank, or on the last rank while others train."""
 
     def __init__(self, epoch: int, everywhere: bool, failed: list[int], state: Any) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class FailOnce(keras.callbacks.Callback):
 
 
 def check_fit_through_an_error_is_fit_without_one() -> None:
-    """To the bit, weights and momentum; on the ranks that wait in a step, TensorFlow tells the error as its own."""
+    """Weights and momentum agree to the bit. On ranks that wait in a step, TensorFlow reports the error as its own."""
     x, y = batch()
     plain = compiled()
     plain.fit(x, y, batch_size=4, epochs=5, shuffle=False, verbose=0)
@@ -68,7 +68,7 @@ def check_fit_through_an_error_is_fit_without_one() -> None:
         assert failed and (state.epoch, state.batch) == (5, 0)
         found = [value.numpy() for value in state.variables()]
         expected = [value.numpy() for value in (*plain.weights, *plain.optimizer.variables)]
-        close = 1e-6 if eagerly else 0  # which computes in another order
+        close = 1e-6 if eagerly else 0  # eager mode computes in another order
         assert all((abs(a - b) <= close).all() for a, b in zip(found, expected, strict=True))
         require_same_bits(found)
 
@@ -88,7 +88,7 @@ def check_passes_before_a_restart_or_a_restore_do_not_count() -> None:
 
 
 def check_a_traced_tape_goes_on() -> None:
-    """A tf.function with collectives and a tape, traced before the error and used after it."""
+    """A tf.function with collectives and a tape is traced before the error and used after it."""
     weight = tf.Variable([1.0, 2.0])
 
     @tf.function
@@ -104,7 +104,7 @@ def check_a_traced_tape_goes_on() -> None:
 
 
 def six_steps_with_an_error(state: Any, step: Callable[[], Any]) -> None:
-    """Once, on the last rank, while the others are in the fifth; back to the second."""
+    """Train six steps. In the fifth step the last rank fails once, and all ranks return to the second."""
     failed: list[int] = []
 
     @hvd.elastic.run
@@ -124,7 +124,7 @@ def six_steps_with_an_error(state: Any, step: Callable[[], Any]) -> None:
 
 
 def require_six_steps(weight: np.ndarray) -> None:
-    """From [1, 2], each of which takes a fifth of the ranks' average number off."""
+    """Require the result of six steps from [1, 2]: each step subtracts 0.2 times the ranks' average number."""
     mean = (hvd.size() - 1) / 2
     expected = np.array([1.0, 2.0]) * (1 - 0.2 * mean) ** 6
     assert np.abs(weight - expected).max() < 1e-5
@@ -132,7 +132,7 @@ def require_six_steps(weight: np.ndarray) -> None:
 
 
 def check_a_session_goes_on() -> None:
-    """A TF1 optimizer's step, of which only the operation is kept."""
+    """The script keeps only the operation of a TF1 optimizer's step."""
     with tf.Graph().as_default(), v1.Session() as session:
         weight = v1.get_variable("w", initializer=np.array([1.0, 2.0], np.float32))
         loss = tf.reduce_sum(v1.placeholder_with_default(float(hvd.rank()), ()) * weight**2)
@@ -144,7 +144,7 @@ def check_a_session_goes_on() -> None:
 
 
 def check_a_set_of_one_goes_on() -> None:
-    """Several passes per step of an optimizer that has nothing to reduce."""
+    """An optimizer without anything to reduce, with several passes per step."""
     if hvd.size() == 1:
         return
     process_set = hvd.ProcessSet([0])
@@ -158,7 +158,7 @@ def check_a_set_of_one_goes_on() -> None:
 
     @hvd_keras.elastic.run
     def train(state: Any) -> None:
-        """Three passes with an error behind the first, which does not count then."""
+        """Run three passes, with an error after the first pass, which then does not count."""
         for _ in range(1 if not failed else 2):
             optimizer.apply([tf.ones(1)], [weight])
         if not failed:
@@ -170,13 +170,13 @@ def check_a_set_of_one_goes_on() -> None:
     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
     hvd.remove_process_set(process_set)
     del os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"]
-    start_anew()  # without it, on all ranks
+    start_anew()  # all ranks, without the optimizer
     hvd.shutdown()
     hvd.init()
 
 
 def check_other_errors_of_tensorflow_pass() -> None:
-    """Also when a graph has told an error of ours before, which the function has caught."""
+    """So they do after a graph has raised an error of hvdlite that the function caught."""
 
     @tf.function
     def fail() -> tf.Tensor:
@@ -197,7 +197,7 @@ def check_other_errors_of_tensorflow_pass() -> None:
 
 
 def check_a_mismatch_in_a_graph_is_survived() -> None:
-    """All ranks get TensorFlow's error, and go back."""
+    """All ranks get TensorFlow's error, and return to the last commit."""
     lengths = iter([4 if last() else 3, 3])
 
     @hvd.elastic.run
@@ -224,7 +224,7 @@ def check_tensorflow_state_in_a_session() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         variable = v1.get_variable("w", initializer=np.full(3, 5.0 + hvd.rank(), np.float32))
         session.run(v1.global_variables_initializer())
-        state = hvd.elastic.TensorFlowState(step=hvd.rank())  # of the session that it is made in
+        state = hvd.elastic.TensorFlowState(step=hvd.rank())  # takes the surrounding session
         variable.load(np.zeros(3), session)
         state.restore()
         assert (session.run(variable) == 5 + hvd.rank()).all()
@@ -233,7 +233,7 @@ def check_tensorflow_state_in_a_session() -> None:
 
 
 def check_keras_state() -> None:
-    """Weights, momentum and step count; the optimizer is built if it is not yet."""
+    """The state has weights, momentum and step count; it builds an optimizer that is not built."""
     trained = compiled()
     state = hvd.elastic.TensorFlowKerasState(trained, epoch=hvd.rank())
     kept = [value.numpy() for value in state.variables()]
@@ -249,7 +249,7 @@ def check_keras_state() -> None:
 
 
 def check_a_layer_that_comes_after_the_commit() -> None:
-    """It stays as it is; the others go back, and the optimizer's state, which is no longer where it was in the list."""
+    """The new layer stays as it is. Other weights and the optimizer's state return, though their indices changed."""
     trained = compiled()
     state = hvd.elastic.TensorFlowKerasState(trained)
     kept = [(variable, variable.numpy()) for variable in state.variables()]
@@ -263,7 +263,7 @@ def check_a_layer_that_comes_after_the_commit() -> None:
 
 
 def check_callbacks_commit() -> None:
-    """Every second batch and at the ends of epochs."""
+    """They commit after every second batch and at the end of each epoch."""
     commits: list[tuple[int, int]] = []
 
     class Noting(hvd_keras.elastic.ObjectState):

@@ -1,4 +1,4 @@
-"""Memory that ranks share goes with the models whose gradients lay there, also where Keras keeps their graphs."""
+"""The ranks' shared memory is freed with the model whose gradients lie there, even if Keras keeps the graphs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reduced(variables: list[tf.Variable]) -> float:
 
 
 def check_tapes_of_models_that_are_no_more() -> None:
-    """Each with other shapes. Two live on, and are reduced as before."""
+    """Each model has other shapes. Two models live on and are reduced as before."""
     lasting = [[tf.Variable(tf.fill((50, width), 3.0))] for width in (7, 8)]
     before = most = mappings()
     for width in range(100, 100 + 5 * MANY):
@@ -41,9 +41,9 @@ def check_tapes_of_models_that_are_no_more() -> None:
         assert [reduced(one) for one in lasting] == [3.0 * (hvd.size() + 1)] * 2
         del model
         gc.collect()
-        hvd.broadcast_object(0)  # nobody makes the next list before all have let go of this one
+        hvd.broadcast_object(0)  # no rank makes the next list before all ranks have freed this one
         most = max(most, mappings())
-    assert most - before <= hvd.size() * (MANY + 4), (before, most)  # some for lanes
+    assert most - before <= hvd.size() * (MANY + 4), (before, most)  # lanes need some mappings
 
 
 def check_keras_optimizers_that_are_no_more() -> None:
@@ -63,7 +63,7 @@ def check_keras_optimizers_that_are_no_more() -> None:
 
 
 def check_an_optimizer_attached_anew() -> None:
-    """Keras keeps the graphs of before; one that would run is an error."""
+    """Keras keeps the earlier graphs; to run one of them is an error."""
     model = keras.Sequential([keras.layers.Input((30,)), keras.layers.Dense(40), keras.layers.Dense(1)])
     optimizer, data, found = keras.optimizers.SGD(0.01), np.ones((8, 30), np.float32), []
 
@@ -84,7 +84,7 @@ def check_an_optimizer_attached_anew() -> None:
 
 
 def check_graphs_that_are_no_more() -> None:
-    """Of functions with collectives, also where these are differentiated, once or by a tape around a distributed one."""
+    """Graphs with collectives are freed, also if the collectives are differentiated once or by nested tapes."""
     def trace(weight: tf.Variable) -> Any:
         @tf.function  # type: ignore[untyped-decorator]
         def step(x: tf.Tensor) -> tf.Tensor:
@@ -104,7 +104,7 @@ def check_graphs_that_are_no_more() -> None:
 
 
 def check_a_graph_that_outlives_its_optimizer() -> None:
-    """Goes on while its variables live."""
+    """The graph works as long as its variables exist."""
     weight = tf.Variable(tf.ones(3))
 
     def traced() -> tuple[tf.types.experimental.ConcreteFunction, list[keras.Variable]]:

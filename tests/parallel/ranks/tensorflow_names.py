@@ -1,4 +1,4 @@
-"""Horovod's names for TensorFlow and Keras: each there, with its arguments in their order and with their defaults; and the
+"""Horovod's names for TensorFlow and Keras: each exists, with Horovod's order of arguments and defaults. Also the
 classes of errors."""
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ rocm_built shutdown size split_list stop_timeline"""
 
 
 def require_signatures(module: Any, wanted: dict[str, str]) -> None:
-    """Arguments of our own may follow Horovod's."""
+    """Arguments of hvdlite alone may follow Horovod's."""
     symbols = {id(hvd.global_process_set): "G", id(hvd.Compression.none): "none", id(hvd.Average): "Average"}
     for name, expected in wanted.items():
         found = []
@@ -112,7 +112,7 @@ def check_names() -> None:
 
 
 def check_objects_as_positional_arguments() -> None:
-    """The third argument is a session, which nothing needs."""
+    """The third argument is a session, which hvdlite ignores."""
     for mode in (lambda f: f(), with_session):
         assert mode(lambda *s: hvd.broadcast_object({"rank": hvd.rank()}, 1, *s, name="a")) == {"rank": 1}
         assert mode(lambda *s: hvd.allgather_object(hvd.rank(), *s, name="b")) == list(range(hvd.size()))
@@ -149,7 +149,7 @@ def check_reducescatter_of_other_operations_is_aborted() -> None:
 
 
 def check_autograph_reads_what_functions_ask_ranks_for() -> None:
-    """It rewrites what a `tf.function` calls, and warns of what it cannot rewrite."""
+    """AutoGraph rewrites the functions that a `tf.function` calls, and warns if it cannot rewrite one."""
     for function in (runtime.known, hvd.rank, hvd.size, hvd.local_rank, hvd.local_size):
         tf.autograph.to_graph(function)
 

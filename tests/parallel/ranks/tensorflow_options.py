@@ -1,4 +1,4 @@
-"""Keras optimizers' options and DistributedOptimizer's arguments: each trains as one process does."""
+"""Options of Keras optimizers and arguments of DistributedOptimizer: each trains like one process."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def check_fit_eagerly_and_many_steps_at_once() -> None:
 
 
 def check_options_see_averaged_gradients() -> None:
-    """Clipping, EMA, weight decay; Keras' own accumulation."""
+    """Clipping, EMA, weight decay, and Keras' own accumulation."""
     for options in ({"global_clipnorm": 0.1, "use_ema": True, "ema_overwrite_frequency": 4, "weight_decay": 0.1},
                     {"clipnorm": 0.05, "gradient_accumulation_steps": 2}):
         both(lambda options=options: keras.optimizers.SGD(0.05, momentum=0.9, **options))
 
 
 class Optimistic(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """Keeps the last step's gradient."""
+    """An optimizer that keeps the last step's gradient."""
 
     def build(self, variables: list[Any]) -> None:
         if not self.built:
@@ -96,7 +96,7 @@ def check_arguments() -> None:
 
 
 class Scaled:
-    """A compressor of one's own: whole numbers of 1/1024."""
+    """A user's compressor: integers that count units of 1/1024."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, None]:
@@ -108,7 +108,7 @@ class Scaled:
 
 
 def check_compressors() -> None:
-    """One rank's gradient is there on the others, in the variable's dtype; what nobody has is None."""
+    """A gradient of one rank reaches the others in the variable's dtype; a gradient that no rank has is None."""
     rank, p = hvd.rank(), hvd.size()
 
     def step(compression: Any, variables: list[tf.Variable]) -> Any:
@@ -128,7 +128,7 @@ def check_compressors() -> None:
 
 
 def check_several_passes_per_step() -> None:
-    """Two passes with half a batch each are one with the whole; each counts as an iteration."""
+    """Two passes with half a batch each equal one pass with the whole batch; each pass is one iteration."""
     if BATCH // hvd.size() % 2:
         return
     for eagerly in (False, True):
@@ -140,7 +140,7 @@ def check_several_passes_per_step() -> None:
 
 
 def check_passes_and_what_else_counts_iterations() -> None:
-    """Keras' own accumulation, and averages of weights, go by iterations."""
+    """Keras' own accumulation, and its averages of weights, count iterations."""
     for options in ({"use_ema": True}, {"gradient_accumulation_steps": 2}):
         for optimizer in (keras.optimizers.SGD(0.1, **options),
                           keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1, **options))):  # fmt: skip
@@ -149,7 +149,8 @@ def check_passes_and_what_else_counts_iterations() -> None:
 
 
 def check_passes_in_which_some_have_no_gradient() -> None:
-    """The sums of all passes count, whoever had a gradient in the last. A graph, which cannot follow, says so."""
+    """Sums of all passes count, whichever variables have a gradient in the last pass. A graph cannot follow, and raises an
+    error."""
     a, b, one = keras.Variable([0.0]), keras.Variable([0.0]), tf.ones(1)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
     for second, expected in ((None, (-2, -1)), (one, (-4, -3)), (None, (-6, -4))):
@@ -170,7 +171,7 @@ def check_passes_in_which_some_have_no_gradient() -> None:
 
 
 def check_numbers_of_bfloat16() -> None:
-    """A weight without dimensions, which NumPy cannot ask TensorFlow for: by one pass, by two, and by a tape."""
+    """A scalar weight, which NumPy cannot read from a TensorFlow tensor: in one pass, in two, and with a tape."""
     mean = (hvd.size() - 1) / 2
     gradient = tf.constant(float(hvd.rank()), tf.bfloat16)
     for passes in (1, 2):
@@ -192,7 +193,7 @@ def embedding() -> Any:
 
 
 def check_replicas_are_refused() -> None:
-    """Of a strategy of TensorFlow's: their rounds would be taken for one another's."""
+    """Replicas of a TensorFlow strategy would mix up their rounds."""
     optimizer, weight = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), keras.Variable([1.0])
     strategy = unittest.mock.Mock(num_replicas_in_sync=2)
     with unittest.mock.patch.object(tf.distribute, "get_strategy", lambda: strategy):
@@ -207,7 +208,7 @@ def check_keras_2_is_told() -> None:
 
 
 def check_one_mistake_is_one_kind_of_error() -> None:
-    """Whichever of the ways is taken: TensorFlow's, Keras', or the tape."""
+    """The error is the same from TensorFlow's optimizers, Keras' optimizers and the tape."""
     ways = {
         "TF1": lambda **given: hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), **given),
         "Keras": lambda **given: hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), **given),
@@ -253,7 +254,7 @@ def check_sparse_gradients() -> None:
 
 
 def check_mixed_precision() -> None:
-    """A LossScaleOptimizer, given or put around by compile(): all ranks skip a step together."""
+    """With a LossScaleOptimizer, the user's or one that compile() adds, all ranks skip a step together."""
     def build() -> Any:
         keras.config.set_dtype_policy("mixed_float16")
         try:
@@ -264,11 +265,11 @@ def check_mixed_precision() -> None:
     def scaled() -> Any:
         return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=16.0)
 
-    both(scaled, build, tolerance=0.02)  # float16 products: 5e-4 each, a few dozen of them
+    both(scaled, build, tolerance=0.02)  # a few dozen float16 products with errors of 5e-4
     x, y = data()
     x, y = x[share()].copy(), y[share()]
     if last():
-        x[0] = np.inf  # on one rank, in the first step
+        x[0] = np.inf  # only one rank, in the first step
     for optimizer in (scaled(), keras.optimizers.SGD(0.05)):
         trained = build()
         trained.compile(hvd.DistributedOptimizer(optimizer), "mse")
@@ -290,7 +291,7 @@ def check_the_optimizer_remains_itself() -> None:
 
 
 def check_an_optimizers_state_is_broadcast() -> None:
-    """given as the optimizer itself, or beside its model, by every front."""
+    """The argument is the optimizer, or the optimizer and its model, in every front."""
     for broadcast in (hvd.broadcast_variables, hvd_keras.broadcast_variables, hvdlite.broadcast_variables):
         for wrapped in (lambda optimizer: optimizer, keras.optimizers.LossScaleOptimizer):
             for given in (lambda trained, optimizer: optimizer, lambda trained, optimizer: [trained, optimizer]):
@@ -309,8 +310,8 @@ def check_names_that_keras_invents_do_not_matter() -> None:
 
 
 def check_a_model_that_one_rank_loaded() -> None:
-    """A file's model has other names than one that was built. Weights and the optimizer's state come from rank 0; a
-    batch norm over all ranks, too, is the same layer."""
+    """A loaded model has other names than a built one. Weights and the optimizer's state come from rank 0. A batch norm over
+    all ranks counts as the same layer."""
     def build() -> Any:
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(4), hvd.SyncBatchNormalization(), keras.layers.Dense(2)]
@@ -334,7 +335,7 @@ def check_a_model_that_one_rank_loaded() -> None:
 
 
 def check_layers_of_layers_that_one_rank_loaded() -> None:
-    """Without a callback. The file's names lack all that is around a layer; one has sparse gradients."""
+    """Without a callback. The file's names lack the enclosing layers; one layer has sparse gradients."""
     def build() -> Any:
         keras.utils.set_random_seed(hvd.rank())
         layers = keras.layers
@@ -360,7 +361,7 @@ def check_layers_of_layers_that_one_rank_loaded() -> None:
 
 
 def check_a_model_that_one_rank_alone_has_built() -> None:
-    """Keras says of a model of one's own that it is built, where build() could not make its layers' weights."""
+    """Keras reports a user's model as built, though build() could not create the weights of its layers."""
     class Mine(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -381,12 +382,12 @@ def check_a_model_that_one_rank_alone_has_built() -> None:
 
 
 def check_xla_is_refused() -> None:
-    """without the callback that settles it: an error before the first step."""
+    """Without the callback that turns XLA off, the first step raises an error."""
     if hvd.size() > 1:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
         require_error(RuntimeError, lambda: fit(optimizer, share(), BATCH // hvd.size(), jit_compile=True), "jit_compile=False")
 
 
 def check_batch_norm_over_all_ranks() -> None:
-    """trains as one process with the whole batch does; and each rank as the others, where batches differ in size."""
+    """The layer trains like one process with the whole batch; ranks agree, also with batches of different sizes."""
     require_one_big_batch_norm(hvd)

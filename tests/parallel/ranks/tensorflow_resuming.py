@@ -1,4 +1,4 @@
-"""Fit that goes on behind errors, also the second one: which epochs, batches and learning rates come again."""
+"""Fit after one error and after a second: the epochs, batches and learning rates that follow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCHES = 10
 
 
 class FailAt(keras.callbacks.Callback):
-    """Raises before each of these (epoch, batch within it), the first time that it comes."""
+    """Raises an error once before each of these (epoch, batch within the epoch)."""
 
     def __init__(self, places: list[tuple[int, int]], state: Any, left_out: int = 0) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class FailAt(keras.callbacks.Callback):
 
 
 def counting() -> tuple[Any, Any]:
-    """A model whose weights count how often each of ten batches was trained on, and its state."""
+    """Return a model whose weights count the trainings of each of ten batches, and its state."""
     model = keras.Sequential([
         keras.Input((BATCHES,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])  # fmt: skip
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), lambda wanted, found: wanted - found)
@@ -41,7 +41,7 @@ def fit(model: Any, callbacks: list[Any], left_out: int = 0, **epochs: int) -> N
 
 
 def check_both_ways_to_resume_count_epochs() -> None:
-    """With initial_epoch a schedule goes on, too."""
+    """With initial_epoch a schedule continues, too."""
     for first in (True, False):
         model, state = counting()
         places, rates = [(1, 4), (3, 0)], []
@@ -61,7 +61,7 @@ def check_both_ways_to_resume_count_epochs() -> None:
 
 
 def check_an_epoch_that_fails_twice_leaves_no_batch_out() -> None:
-    """Nor is one done again, as the docstring of UpdateBatchStateCallback has it."""
+    """No batch is trained twice either, if the script follows the docstring of UpdateBatchStateCallback."""
     model, state = counting()
     places = [(0, 4), (0, 7), (1, 0)]
 

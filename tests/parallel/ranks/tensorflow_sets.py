@@ -1,4 +1,4 @@
-"""TensorFlow among some ranks only, and ranks that have come to the end of their data."""
+"""TensorFlow among some of the ranks, and ranks without any data left."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_collectives_in_a_set() -> None:
 
 
 def check_one_function_in_a_set_and_among_all() -> None:
-    """Members call more in it than others do: those of all still match, named by the user or by their tensor."""
+    """Members call more operations than other ranks. All ranks' operations still match, by name or by tensor."""
     odd = hvd.ProcessSet([0, 2])
     restart(process_sets=[odd])
     try:
@@ -56,7 +56,7 @@ def check_one_function_in_a_set_and_among_all() -> None:
             where = [*its, {}]
             sums = [hvd.allreduce(x, op=hvd.Sum, **each) for each in where]
             rows = [hvd.allgather(x, name="rows", **each) for each in where]
-            largest = hvd.grouped_allreduce([x, x], op=hvd.Max, process_set=None)[1]  # None: all
+            largest = hvd.grouped_allreduce([x, x], op=hvd.Max, process_set=None)[1]  # None means all ranks
             return [sums[-1], rows[-1], largest, *sums[:-1], *rows[:-1]]
 
         x = tf.constant([hvd.rank() + 1.0])
@@ -71,7 +71,7 @@ def check_one_function_in_a_set_and_among_all() -> None:
 
 
 def check_training_in_a_set() -> None:
-    """Members average among themselves; others train alone."""
+    """Members average among themselves; other ranks train alone."""
     odd = hvd.ProcessSet([0, 2])
     restart(process_sets=[odd])
     try:
@@ -90,7 +90,7 @@ def check_training_in_a_set() -> None:
 
 
 def check_fit_in_a_set_under_the_callback() -> None:
-    """A rank that is no member trains alone, as it is meant to."""
+    """A rank outside the set trains alone, as intended."""
     odd = hvd.ProcessSet([0, 2])
     restart(process_sets=[odd])
     try:
@@ -106,7 +106,7 @@ def check_fit_in_a_set_under_the_callback() -> None:
 
 
 def check_gradients_of_other_kinds_in_a_set() -> None:
-    """Of embeddings, of local variables, of collectives: divided by the number of members."""
+    """Gradients of embeddings, local variables and collectives are divided by the number of members."""
     odd = hvd.ProcessSet([0, 2])
     restart(process_sets=[odd])
     try:
@@ -132,7 +132,7 @@ def check_gradients_of_other_kinds_in_a_set() -> None:
 
 
 def check_a_removed_set() -> None:
-    """Errors name the set and the cure, in eager mode and in graphs made before; then the cure works."""
+    """In eager mode and in earlier graphs, errors name the set and the cure; then the cure works."""
     s = hvd.ProcessSet([0, 2])
     restart(process_sets="dynamic")
     hvd.add_process_set(s)
@@ -172,7 +172,7 @@ def check_a_removed_set() -> None:
 
 
 def check_a_set_that_is_not_registered() -> None:
-    """A ValueError when the operation is made: eagerly, where tf.function traces it, and in a TF1 graph."""
+    """Making the operation raises ValueError: in eager mode, when tf.function traces it, and in a TF1 graph."""
     no = {"process_set": hvd.ProcessSet([0, 2])}
     sgd = keras.optimizers.SGD()
     v1, kind = tf.compat.v1.train.GradientDescentOptimizer, hvd.LocalGradientAggregationHelper
@@ -230,7 +230,7 @@ def check_join_with_sparse_tensors() -> None:
 
 
 def check_join_with_sparse_gradients() -> None:
-    """Rank r looks up row r in each of its r + 1 steps, which move that row; those that have ended add no rows."""
+    """Rank r looks up row r in its r + 1 steps, and the steps move this row. Ranks that have joined add no rows."""
     rank, table = hvd.rank(), tf.Variable(np.zeros((3, 2), np.float32))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     variable = keras.Variable(np.zeros((3, 2), np.float32))
@@ -257,7 +257,7 @@ def check_join_with_sparse_gradients() -> None:
 
 
 def check_join() -> None:
-    """Rank r trains r + 1 steps: those that have ended count as zeros."""
+    """Rank r trains r + 1 steps; ranks that have joined count as zeros."""
     variable = keras.Variable(np.zeros(2, np.float32))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     step = tf.function(lambda: optimizer.apply([tf.ones(2)], [variable]))

@@ -53,7 +53,7 @@ def check_custom_train_step_and_loops() -> None:
 
 
 def train_with_tape(optimizer: Any, rows: Any, compiled: bool, distribute: bool, **arguments: Any) -> Any:
-    """A custom loop; with distribute, over a DistributedGradientTape."""
+    """Train in a custom loop; if `distribute`, with a DistributedGradientTape."""
     trained = model()
     x, y = data()
     optimizer.build(trained.trainable_variables)
@@ -81,7 +81,7 @@ def check_tape() -> None:
 
 
 def check_tape_details() -> None:
-    """Nested sources, None, local sources, several gradients of one persistent tape, in each mode."""
+    """Nested sources, None, local sources, and several gradients of one persistent tape, in each mode."""
     a, b, unused = tf.Variable(2.0), tf.Variable([3.0, 4.0]), tf.Variable(1.0)
     rank, mean = hvd.rank(), (hvd.size() - 1) / 2
 
@@ -117,11 +117,11 @@ def check_a_tapes_sources_are_variables() -> None:
 
     if hvd.size() > 1:
         for mode in (gradient, tf.function(gradient)):
-            require_error(TypeError, mode, "are to be variables", "plain tf.GradientTape")
+            require_error(TypeError, mode, "must be a variable", "plain tf.GradientTape")
 
 
 def check_second_derivatives() -> None:
-    """With a plain tape inside they are right; through a distributed tape's results they are an error, not nothing."""
+    """With an inner plain tape they are right. Through results of a distributed tape they are an error, not None."""
     weight = tf.Variable([1.0, 2.0])
 
     def penalty(inside: Any) -> tf.Tensor:
@@ -140,7 +140,7 @@ def check_second_derivatives() -> None:
 
 
 def check_partial_tape() -> None:
-    """The weights of local layers keep this rank's gradients, divided by the number of ranks unless asked not to."""
+    """Local layers keep this rank's gradients, divided by the number of ranks by default."""
     rank, size = hvd.rank(), hvd.size()
     trained = model()
     head, variables = trained.layers[-1], trained.trainable_variables
@@ -157,7 +157,7 @@ def check_partial_tape() -> None:
 
 
 def check_a_gradient_that_one_rank_lacks() -> None:
-    """counts as zeros."""
+    """The missing gradient counts as zeros."""
     w, v = tf.Variable([1.0, 2.0]), tf.Variable([1.0])
 
     def gradients() -> Any:
@@ -166,19 +166,19 @@ def check_a_gradient_that_one_rank_lacks() -> None:
         return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, [w, v])
 
     traced = tf.function(gradients)
-    for mode in (gradients, gradients, traced, traced):  # the second time results lie where zeros did
+    for mode in (gradients, gradients, traced, traced):  # the second run's results lie in memory that held zeros
         of_w, of_v = mode()
         np.testing.assert_array_equal(of_w, [hvd.size()] * 2)
         np.testing.assert_array_equal(of_v, [1.0])
 
 
 def train_v1(make: Callable[[], Any], rows: Any, distribute: bool, **arguments: Any) -> list[np.ndarray]:
-    """The script of every TF1 tutorial."""
+    """Train with the script of TF1 tutorials."""
     x, y = data()
     with tf.Graph().as_default():
         v1.set_random_seed(1 + hvd.rank() * distribute)
         xs, ys = v1.placeholder(tf.float32, [None, WIDTH]), v1.placeholder(tf.float32, [None, 2])
-        # Ranks start apart: the hook makes them equal to rank 0, whose values are the ones trained alone.
+        # Ranks start with different values. The hook broadcasts rank 0's, with which one process trains alone.
         start = np.random.default_rng(hvd.rank() if distribute else 0)
         w = v1.get_variable("w", initializer=start.integers(-3, 3, (WIDTH, 2)).astype(np.float32) / 8)
         b = v1.get_variable("b", initializer=np.full(2, float(hvd.rank() * distribute), np.float32))
@@ -189,7 +189,7 @@ def train_v1(make: Callable[[], Any], rows: Any, distribute: bool, **arguments: 
         hooks = [hvd.BroadcastGlobalVariablesHook(0)] if distribute else []
         train_op = optimizer.minimize(loss, global_step=v1.train.get_or_create_global_step())
         config = v1.ConfigProto()
-        gpus = len(tf.config.list_physical_devices("GPU"))  # of which ranks may share one
+        gpus = len(tf.config.list_physical_devices("GPU"))  # ranks may share a GPU
         config.gpu_options.visible_device_list = str(hvd.local_rank() % gpus if gpus else hvd.local_rank())
         with v1.train.MonitoredTrainingSession(hooks=hooks, config=config) as session:
             for one in zip(np.split(x[rows], STEPS), np.split(y[rows], STEPS), strict=True):
@@ -206,7 +206,7 @@ def check_v1() -> None:
 
 
 def check_v1_reference_variables() -> None:
-    """As `disable_v2_behavior()` makes them; one has no gradient."""
+    """With the variables of `disable_v2_behavior()`; one of them has no gradient."""
     with tf.Graph().as_default():
         used, unused = (v1.get_variable(name, initializer=[1.0, 2.0], use_resource=False) for name in ("used", "unused"))
         optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
@@ -220,7 +220,7 @@ def check_v1_reference_variables() -> None:
 
 
 def check_v1_counts_every_pass() -> None:
-    """In global_step, by which hooks stop and rates decay; steps follow every second pass."""
+    """global_step, used by hooks and decaying rates, counts every pass; every second pass is a step."""
     for given in ("by name", "second"):
         with tf.Graph().as_default(), v1.Session() as session:
             w, global_step = v1.get_variable("w", initializer=1.0), v1.train.get_or_create_global_step()
@@ -238,7 +238,7 @@ def check_v1_counts_every_pass() -> None:
 
 
 def check_v1_with_its_shapes() -> None:
-    """`disable_v2_behavior()`, with which old scripts begin, gives shapes `Dimension`s for numbers."""
+    """After `disable_v2_behavior()`, as in old scripts, shapes consist of `Dimension`s instead of ints."""
     def train(rows: Any, distribute: bool) -> list[np.ndarray]:
         v1.disable_v2_tensorshape()
         try:
@@ -255,7 +255,7 @@ def check_aggregation_helper() -> None:
 
 
 def require_aggregation(mode: Callable[[Any], Any]) -> None:
-    """Rank r has the gradients r, r + 1, r + 2, r + 3, averaged in pairs; a local variable's are its own."""
+    """Rank r has the gradients r, r + 1, r + 2, r + 3, averaged in pairs; a local variable keeps this rank's."""
     p, r = hvd.size(), hvd.rank()
     pair = everyones, own = [keras.Variable(np.zeros(1, np.float32)) for _ in range(2)]
     helper = hvd.LocalGradientAggregationHelper(2, lambda grads, _: hvd.grouped_allreduce(grads), False, True)
@@ -277,7 +277,7 @@ def require_aggregation(mode: Callable[[Any], Any]) -> None:
 
 
 def check_v1_passes_and_guard() -> None:
-    """Two passes with the same batch each, averaged: every other step moves."""
+    """Two passes with the same batch are averaged, so every other pass changes the weights."""
     with tf.Graph().as_default():
         w = v1.get_variable("w", initializer=np.zeros(2, np.float32))
         optimizer = hvd.DistributedOptimizer(
@@ -297,7 +297,7 @@ def check_v1_passes_and_guard() -> None:
 
 
 def check_two_optimizers_in_one_session() -> None:
-    """Their nodes run in any order, on each rank its own."""
+    """Each rank runs the two optimizers' nodes in another order."""
     with tf.Graph().as_default():
         ws = [v1.get_variable(f"w{i}", initializer=np.zeros(2, np.float32)) for i in range(2)]
         ops = [
@@ -313,7 +313,7 @@ def check_two_optimizers_in_one_session() -> None:
 
 
 def check_another_model_on_one_rank() -> None:
-    """Every rank gets the difference, before any gradient moves, and the job goes on."""
+    """Every rank gets the difference before any gradient moves, and the job can go on."""
     if hvd.size() == 1:
         return
     width = 5 if last() else 4
@@ -334,7 +334,7 @@ def check_another_model_on_one_rank() -> None:
         lambda: hvd.broadcast_variables(build(), 0),
     ]
     for number, call in enumerate(calls):
-        kind = tf.errors.FailedPreconditionError if number == 3 else MismatchError  # as of any collective's
+        kind = tf.errors.FailedPreconditionError if number == 3 else MismatchError  # like the errors of collectives
         text = require_error(kind, call, "parameters differ", f"+++ rank {hvd.size() - 1}", "[4, ", "[5, ")
         assert len(set(hvd.allgather_object(text))) == 1
         np.testing.assert_array_equal(hvd.allreduce(tf.ones(2), op=hvd.Sum), np.full(2, hvd.size()))
