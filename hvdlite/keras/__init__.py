@@ -1,4 +1,8 @@
-"""Horovod's names for Keras 3, on every backend: `import hvdlite.keras as hvd`."""
+"""Horovod's names for Keras 3, on every backend: `import hvdlite.keras as hvd`.
+
+In this room belong Keras' optimizers, callbacks and layers, and its backends PyTorch and JAX. Not here: TensorFlow's
+tensors and graphs (`tensorflow_graph/`), and the reduction of lists of gradients (`gradients/`).
+"""
 
 from hvdlite.api import names
 from hvdlite.api.names import *  # noqa: F403

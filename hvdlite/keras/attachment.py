@@ -1,13 +1,13 @@
-"""Attaching to a Keras optimizer: its `apply` is replaced on the instance, nothing is wrapped.
+"""Attaching to a Keras optimizer: `attach` replaces `apply` on the instance, and wraps nothing.
 
     fit, train_on_batch, custom train_step, GradientTape loops
-        -> optimizer.apply_gradients -> optimizer.apply          (stateless_apply, too, comes through here)
-               gradients are reduced over all ranks, then the optimizer's own apply goes on: clipping, weight decay,
-               EMA and gradient accumulation see reduced gradients
+        -> optimizer.apply_gradients -> optimizer.apply          (stateless_apply calls apply, too)
+               the attachment reduces gradients over all ranks, then calls the class's own apply: clipping, weight
+               decay, EMA and gradient accumulation see reduced gradients
 
-The optimizer stays the same object: compile, isinstance, saving and its class go on working, and a saved model holds
-the plain optimizer. Keras 3 never calls the hooks that Horovod used, and trained unsynchronized without a word. So
-that this cannot happen here, the optimizer's update step refuses gradients that have not come through `apply`.
+The optimizer stays the same object: compile, isinstance and saving work as before, and a saved model holds the plain
+optimizer. Horovod replaced methods that Keras 3 never calls, so ranks trained alone, and no error said so. To exclude
+this, the optimizer's update step refuses gradients that have not come through `apply`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import keras
 from keras.optimizers import Optimizer
@@ -23,22 +24,24 @@ from hvdlite.gradients.accumulator import Accumulator
 from hvdlite.gradients.lists import Gradients, dense, keep_own
 from hvdlite.gradients.settings import Settings
 from hvdlite.gradients.tensors import Gradient, Variable
+from hvdlite.job import runtime
 from hvdlite.keras import private_api
 from hvdlite.keras.backends import framework
 
-Apply = Callable[[list[Gradient], Sequence[Variable] | None], object]
+Apply: TypeAlias = Callable[[list[Gradient], Sequence[Variable] | None], object]
+"""A function that applies gradients: (gradients, variables). Without variables, those of the optimizer."""
 
 
 class KerasAttachment:
-    """What is attached to a Keras optimizer: its gradients are reduced before it applies them.
+    """Reduces the gradients of one Keras optimizer over all ranks before the optimizer applies them.
 
     Attributes:
-        optimizer: The optimizer itself, inside a LossScaleOptimizer.
-        settings: What the user asked for.
+        optimizer: The optimizer; the inner one of a LossScaleOptimizer.
+        settings: The user's settings.
         sums: The gradients of earlier passes.
         framework: The backend.
         gradients: Reduces lists of gradients.
-        local: Variables whose gradients stay this rank's own.
+        local: The variables with gradients that stay this rank's own.
         reduced: Whether the update under way has reduced gradients.
     """
 
@@ -47,7 +50,7 @@ class KerasAttachment:
         self.settings = settings
         self.sums = sums
         self.framework = framework()
-        user = optimizer if keras.backend.backend() == "tensorflow" else None  # there Keras keeps its graphs
+        user = optimizer if keras.backend.backend() == "tensorflow" else None  # TensorFlow keeps Keras' graphs
         title = f"DistributedOptimizer({type(optimizer).__name__})"
         self.gradients = Gradients(settings, self.framework, "optimizer", title, sums, user)
         self.local: list[Variable] = []
@@ -55,23 +58,26 @@ class KerasAttachment:
 
     @property
     def at_work(self) -> bool:
-        """Whether gradients are to be reduced or added up.
+        """Whether the attachment must reduce or accumulate gradients.
 
         Raises:
-            RuntimeError: They are, and cannot be: hvd.shutdown() has been called since, say.
+            RuntimeError: It must, and cannot: the user has called hvd.shutdown() since, say.
             RemovedError: The process set was removed.
         """
         self.gradients.require_alive()
         return self.gradients.alive and (self.gradients.group is not None or self.sums.passes > 1)
 
-    # What the optimizer's methods become
+    # The methods that replace the optimizer's
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
-        """Reduce the gradients over all ranks and apply them."""
+        """Reduce the gradients over all ranks and apply them. Waits for all ranks."""
         self.reduce_and(self.original("apply"), self.optimizer, grads, trainable_variables)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]], **kwargs: object) -> object:
-        """The class's own, which is not Keras': it clips or chooses among reduced gradients, too."""
+        """Reduce the gradients and call the class's own apply_gradients, which may clip or select reduced gradients.
+
+        Replaces the method only where the class has one that is not Keras'. Waits for all ranks.
+        """
         results: list[object] = []
 
         def go_on(grads: Sequence[Gradient], variables: Sequence[Variable] | None) -> None:
@@ -83,28 +89,40 @@ class KerasAttachment:
         return results[0] if results else self.optimizer.iterations
 
     def guarded(self, method: str) -> Callable[..., object]:
-        """The class's own update, for gradients that have been reduced."""
+        """Return the class's update method of this name, which then refuses gradients that were not reduced."""
 
         def update(*args: object, **kwargs: object) -> object:
             if not self.reduced and self.at_work:
                 raise RuntimeError(
-                    f"{type(self.optimizer).__name__} was about to apply gradients that were not reduced over all "
-                    "ranks: this Keras, or another optimizer around this one (then make that one distributed), calls "
-                    "it in a way that hvdlite does not know. Nothing was changed."
+                    f"rank {runtime.rank()}: {type(self.optimizer).__name__} was about to apply gradients that were "
+                    "not reduced over all ranks. No weight has changed. If there is another optimizer around this one, "
+                    "make the outer one distributed instead. If a training step calls the optimizer's private "
+                    "methods, have it call apply() or apply_gradients()"
                 )
             return self.original(method)(*args, **kwargs)
 
         return update
 
     def original(self, method: str) -> Callable[..., object]:
-        """The class's method, looked up anew at each call."""
+        """Return the class's present method of this name, bound to the optimizer."""
         return getattr(type(self.optimizer), method).__get__(self.optimizer)  # type: ignore[no-any-return]
 
     def reduce_and(
         self, apply: Apply, optimizer: Optimizer, grads: Sequence[Gradient],
         trainable_variables: Sequence[Variable] | None,
     ) -> None:
-        """Call apply(gradients, trainable_variables) with reduced gradients, at the last of several passes."""
+        """Reduce gradients and apply them, at the last of several passes. Waits for all ranks.
+
+        Args:
+            apply: Called with the reduced gradients and `trainable_variables`.
+            optimizer: The optimizer that applies: the attached one, or the LossScaleOptimizer around it.
+            grads: This rank's gradients.
+            trainable_variables: Their variables. None: those that the optimizer was built for.
+
+        Raises:
+            ValueError: The numbers of gradients and variables differ.
+            NotImplementedError: Layers train in float8.
+        """
         grads = list(grads)
         if self.reduced or not grads or not self.at_work:
             apply(grads, trainable_variables)
@@ -112,9 +130,15 @@ class KerasAttachment:
         given = None if trainable_variables is None else list(trainable_variables)
         variables = private_api.trainable_variables(optimizer) if given is None else given
         if len(grads) != len(variables):
-            raise ValueError(f"{len(grads)} gradients for {len(variables)} variables: build the optimizer first")
+            raise ValueError(
+                f"{len(grads)} gradients for {len(variables)} variables of {type(optimizer).__name__}: give apply() "
+                "the variables, or build the optimizer with them first (optimizer.build(model.trainable_variables))"
+            )
         if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
-            raise NotImplementedError("layers in float8: what Keras gives as their gradients are no sums over a batch")
+            raise NotImplementedError(
+                "hvd.DistributedOptimizer does not support layers in float8: the values that Keras gives as their "
+                "gradients are new scales, and an average over ranks would be wrong. Train these layers in bfloat16"
+            )
 
         def reduce_all(grads: list[Gradient]) -> None:
             refuse_distribution()
@@ -132,8 +156,8 @@ class KerasAttachment:
         self, then: Callable[[list[Gradient]], None], optimizer: Optimizer, grads: list[Gradient],
         variables: list[Variable],
     ) -> None:
-        """Add the gradients to those of earlier passes; at the last, then(sums). Each pass counts as an iteration."""
-        if not optimizer.built:  # variables cannot be made in one branch of a condition
+        """Accumulate gradients, and call `then` with the sums at the last pass. Each pass counts as an iteration."""
+        if not optimizer.built:  # a branch of a condition cannot make variables
             with keras.name_scope(optimizer.name):
                 optimizer.build(variables)
             optimizer.built = True
@@ -155,7 +179,7 @@ class KerasAttachment:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Inside, gradients are reduced ones."""
+        """Return a context in which the guarded methods accept gradients, because they are reduced."""
         before, self.reduced = self.reduced, True
         try:
             yield
@@ -164,40 +188,52 @@ class KerasAttachment:
 
 
 def innermost(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside a LossScaleOptimizer; else the optimizer itself."""
+    """Return the optimizer inside a LossScaleOptimizer; any other optimizer itself."""
     return innermost(optimizer.inner_optimizer) if scales(optimizer) else optimizer
 
 
 def keeps_nothing(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's gradients may be gone after the step. Keras' own optimizers keep none; others may assign
-    one to a variable, and TensorFlow then gives the variable the gradient's memory."""
+    """Return whether the optimizer needs its gradients during the step only.
+
+    Keras' own optimizers do. Others may assign a gradient to a variable, and TensorFlow then gives the variable the
+    gradient's memory.
+    """
     return type(optimizer).__module__.partition(".")[0] == "keras" and not hasattr(optimizer, "optimizers")
 
 
 def scales(optimizer: Optimizer) -> bool:
-    """Whether it is a LossScaleOptimizer. Other wrappers of optimizers may call the inner one in any way."""
+    """Return whether this is a LossScaleOptimizer: the only wrapper with known calls of the inner optimizer."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def attachment_of(optimizer: Optimizer) -> KerasAttachment | None:
-    """What is attached to the optimizer, or to the one inside it."""
+    """Return the attachment of the optimizer, or of the one inside a LossScaleOptimizer; None if there is none."""
     found: KerasAttachment | None = vars(optimizer).get("_hvdlite")
     return found if found is not None or not scales(optimizer) else attachment_of(optimizer.inner_optimizer)
 
 
 def refuse_distribution() -> None:
-    """Raise NotImplementedError when Keras itself spreads training over several devices of this process."""
+    """Refuse keras.distribution, which trains on several devices of one process.
+
+    Raises:
+        NotImplementedError: A distribution is set.
+    """
     found = keras.distribution.distribution()
     if found is not None:
         raise NotImplementedError(
-            f"hvd.DistributedOptimizer under keras.distribution ({type(found).__name__}): hvdlite trains with one "
-            "process per device. Remove keras.distribution.set_distribution(...) from the script, or undo it with "
-            "keras.distribution.set_distribution(None); then start one process per device (hvdliterun -np)"
+            f"hvd.DistributedOptimizer does not work under keras.distribution ({type(found).__name__}): hvdlite trains "
+            "with one process per device. Remove keras.distribution.set_distribution(...) from the script, or undo it "
+            "with keras.distribution.set_distribution(None); then start one process per device (hvdliterun -np)"
         )
 
 
 def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
-    """Attach to the optimizer (to the one inside a LossScaleOptimizer). Collective.
+    """Attach to an optimizer. Collective.
+
+    Args:
+        optimizer: The optimizer, or a LossScaleOptimizer around it. Its methods are replaced on the instance.
+        settings: The user's settings.
+        sums: Accumulates the gradients of several passes.
 
     Raises:
         RuntimeError: The optimizer is attached already.
@@ -219,7 +255,7 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
     methods |= {name: attachment.guarded(name) for name in private_api.guards(inner)}
     if type(inner).apply_gradients is not keras.optimizers.Optimizer.apply_gradients:
         methods["apply_gradients"] = attachment.apply_gradients
-    # Past __setattr__, with which Keras keeps account of an object's parts.
+    # Not by __setattr__, with which Keras tracks an object's parts.
     inner.__dict__.update(_hvdlite=attachment, **{name: untouched(method) for name, method in methods.items()})
     for each in (inner, optimizer):
         each.__dict__.update(register_local_var=partial(keep_own, attachment.local))

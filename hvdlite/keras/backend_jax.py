@@ -1,72 +1,80 @@
-"""Gradients across the border between Keras on JAX and the core.
+"""Keras on JAX as `gradients/` uses it: how gradients reach the core and come back.
 
-Keras compiles its step with XLA, which calls back to the host, in order, for the reduction: the callback gets all
-gradients at once when the last is computed, so nothing overlaps. Copied per gradient byte: 2, besides what XLA copies.
+Keras compiles its step with XLA. XLA calls back to the host, in order, for the reduction. The callback gets all
+gradients at once, when the last one is computed, so nothing overlaps. Each gradient byte is copied twice here, besides
+XLA's own copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import io_callback
 
+from hvdlite.arrays import Array
 from hvdlite.elastic import retell
 from hvdlite.errors import HvdliteError
 from hvdlite.gradients.accumulator import Accumulator
 from hvdlite.gradients.compression import NoneCompressor, caster
 from hvdlite.gradients.exchange import Exchange, reduce_now
+from hvdlite.gradients.tensors import Variable
 from hvdlite.gradients.use import Use
 from hvdlite.keras import private_api
 from hvdlite.keras.backend_common import divided, in_order, in_session, refuse_replicas, use_of, using
 
 __all__ = ["divided", "in_order", "in_session", "refuse_replicas", "untouched", "use_of", "using"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def untouched(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def untouched(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function itself: JAX traces it, and the reduction becomes a callback."""
     return function
 
 
-def is_floating(tensor: Any) -> bool:
+def is_floating(tensor: jax.Array) -> bool:
     return bool(jax.numpy.issubdtype(tensor.dtype, jax.numpy.floating))
 
 
 class Compression:
-    """The compressors to choose from."""
+    """The compressors for JAX arrays."""
 
     none = NoneCompressor
     fp16 = caster("FP16Compressor", "float16", is_floating, jax.numpy.astype)
     bf16 = caster("BF16Compressor", "bfloat16", is_floating, jax.numpy.astype)
 
 
-def dtype_of(gradient: Any) -> str:
+def dtype_of(gradient: jax.Array) -> str:
     return str(gradient.dtype)
 
 
-def zeros(shape: Sequence[int], dtype: str) -> Any:
+def zeros(shape: Sequence[int], dtype: str) -> jax.Array:
     return jax.numpy.zeros(shape, dtype)
 
 
-def densified(gradient: Any) -> Any:
+def densified(gradient: jax.Array | None) -> jax.Array | None:
+    """Return the gradient itself: Keras on JAX has no sparse gradients."""
     return gradient
 
 
-def gpu_of(variables: Sequence[Any]) -> None:
-    """Gradients pass through the host: XLA's callbacks bring them there."""
+def gpu_of(variables: Sequence[Variable]) -> None:
+    """Return None: XLA's callbacks bring gradients to the host."""
 
 
-def values_of(variables: Sequence[Any]) -> None:
-    """Keras gives variables their values after many steps only."""
+def values_of(variables: Sequence[Variable]) -> None:
+    """Return None: within fit(), Keras on JAX stores values in the variables only after many steps."""
 
 
-def traced(gradients: Sequence[Any]) -> bool:
+def traced(gradients: Sequence[jax.Array | None]) -> bool:
     return any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
 
 
 def wait() -> None:
-    """Steps run asynchronously; this waits for their callbacks. Where one has failed it raises that, once."""
+    """Wait for the callbacks of all steps that have been started. If one has failed, raise its error, once."""
     try:
         jax.effects_barrier()
     except Exception:
@@ -75,41 +83,57 @@ def wait() -> None:
 
 
 def forget_failure() -> None:
-    """On a GPU JAX tells a failure to all callbacks behind it, for good: they wait for each other by tokens."""
+    """Drop the tokens by which JAX orders callbacks: on a GPU, a failure would fail every later callback, too."""
     private_api.RUNTIME_TOKENS.get().clear()
 
 
-def reduce(exchange: Exchange, gradients: Sequence[Any], borrow: bool = False) -> list[Any]:
-    """The gradients reduced over all ranks; None where no rank has any."""
+def reduce(exchange: Exchange, gradients: Sequence[jax.Array | None], borrow: bool = False) -> list[jax.Array | None]:
+    """Reduce gradients over all ranks. Waits for all ranks, now or when the compiled step runs.
+
+    Args:
+        exchange: The exchange of these gradients' variables.
+        gradients: This rank's, in the exchange's order.
+        borrow: Has no effect: results are copies.
+
+    Returns:
+        The reduced gradients, in the same order; None where no rank has any.
+    """
     if not traced(gradients):
         return reduce_now(exchange, gradients, np.asarray, copies)
     given = [index for index, gradient in enumerate(gradients) if gradient is not None]
     used = [index for index in exchange.division.dense if exchange.division.uses[index] is Use.DENSE]
 
-    def call(*arrays: Any) -> list[Any]:
+    def call(*arrays: jax.Array) -> list[Array | None]:
         by_index = dict(zip(given, arrays, strict=True))
         mine = [by_index.get(index) for index in range(len(gradients))]
         try:
             found = reduce_now(exchange, mine, np.asarray, lambda views: [view.copy() for view in views], Use.DENSE)
-        except HvdliteError as error:  # XLA tells it in words of its own
+        except HvdliteError as error:  # XLA raises an error of its own, which quotes this one
             retell(error)
             raise
         return [found[index] for index in used]
 
     shapes = [jax.ShapeDtypeStruct(exchange.contents.specs[i].shape, exchange.contents.specs[i].dtype) for i in used]
     outputs = io_callback(call, shapes, *(gradients[index] for index in given), ordered=True)
-    results: list[Any] = [None] * len(gradients)
+    results: list[jax.Array | None] = [None] * len(gradients)
     for index, output in zip(used, outputs, strict=True):
         results[index] = output
     return results
 
 
-def copies(arrays: Sequence[Any]) -> list[Any]:
+def copies(arrays: Sequence[Array]) -> list[jax.Array]:
     return [jax.numpy.array(array, copy=True) for array in arrays]
 
 
-def accumulate(accumulator: Accumulator, gradients: Mapping[int, Any]) -> bool:
-    """Add to the sums of earlier passes; whether this was the last. Raises NotImplementedError in compiled steps."""
+def accumulate(accumulator: Accumulator, gradients: Mapping[int, jax.Array]) -> bool:
+    """Add gradients to the sums of earlier passes, by index.
+
+    Returns:
+        Whether this was the last pass before a step.
+
+    Raises:
+        NotImplementedError: The step is being compiled.
+    """
     if traced(list(gradients.values())):
         raise NotImplementedError(
             "backward_passes_per_step on JAX: use the optimizer's own gradient_accumulation_steps, which does the same"
@@ -117,7 +141,7 @@ def accumulate(accumulator: Accumulator, gradients: Mapping[int, Any]) -> bool:
     return accumulator.add({i: np.asarray(gradient) for i, gradient in gradients.items()})
 
 
-def accumulated(accumulator: Accumulator, gradients: Mapping[int, Any]) -> dict[int, Any]:
-    """The sums."""
+def accumulated(accumulator: Accumulator, gradients: Mapping[int, jax.Array]) -> dict[int, jax.Array]:
+    """Return the sums of all passes, by index."""
     totals = accumulator.take()
     return dict(zip(totals, copies(list(totals.values())), strict=True))

@@ -1,15 +1,17 @@
-"""Keras' backends, and the modules that serve each: how gradients and values reach the core and come back."""
+"""The backends of Keras, and the modules that serve each of them."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import Any, cast
+from types import ModuleType
+from typing import cast
 
 import keras
 import numpy as np
 
 from hvdlite.gradients.framework import Framework
+from hvdlite.gradients.tensors import Tensor
 
 MODULES = {
     "tensorflow": "hvdlite.tensorflow_graph.framework",
@@ -20,7 +22,11 @@ COLLECTIVES = {"tensorflow": "hvdlite.tensorflow", "torch": "hvdlite.torch", "ja
 
 
 def name() -> str:
-    """The backend that Keras runs on. Raises NotImplementedError for one that hvdlite does not serve."""
+    """Return the name of Keras' backend.
+
+    Raises:
+        NotImplementedError: hvdlite does not serve this backend.
+    """
     found = str(keras.backend.backend())
     if found not in MODULES:
         raise NotImplementedError(
@@ -30,29 +36,33 @@ def name() -> str:
 
 
 def framework() -> Framework:
-    """The backend as `gradients/` uses it."""
+    """Return the backend as `gradients/` uses it."""
     return cast(Framework, importlib.import_module(MODULES[name()]))
 
 
 def settle() -> None:
-    """Wait until the steps that have been started are over. What they raise has been raised before, and is ignored."""
+    """Wait until all steps that have been started are over. Ignores their errors, which Keras has raised before."""
     with contextlib.suppress(Exception):
         framework().wait()
 
 
-def collectives() -> Any:
-    """The module with the backend's collectives."""
+def collectives() -> ModuleType:
+    """Return the module with the backend's collectives."""
     return importlib.import_module(COLLECTIVES[name()])
 
 
-def to_given(tensor: Any) -> Any:
-    """A tensor of the backend as `collectives()` take it: an array where they are NumPy's. Raises NotImplementedError
-    inside what JAX compiles."""
+def to_given(tensor: Tensor) -> Tensor:
+    """Return a tensor of the backend as the functions of `collectives()` take it: on JAX a NumPy array.
+
+    Raises:
+        NotImplementedError: JAX is compiling the call.
+    """
     if name() != "jax":
         return tensor
     if isinstance(tensor, importlib.import_module("jax").core.Tracer):
         raise NotImplementedError(
-            "hvdlite's collectives on JAX take values, not those of a step that JAX compiles: call them outside of it "
-            "(in a callback, say). The gradients that DistributedOptimizer reduces are no such call"
+            "hvdlite's collectives on JAX take values, not the tracers of a function that JAX compiles: call the "
+            "collective outside of it (in a callback, say). DistributedOptimizer needs no such call: it reduces "
+            "gradients inside compiled steps"
         )
     return np.asarray(tensor)

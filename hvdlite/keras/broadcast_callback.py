@@ -9,43 +9,44 @@ from keras import Model
 
 from hvdlite.gradients.tensors import Variable
 from hvdlite.keras.common_variables import CommonVariables
-from hvdlite.keras.consistency_callback import CALLER, ConsistencyCallback, Logs
+from hvdlite.keras.consistency_callback import CALLER, ConsistencyCallback
 from hvdlite.keras.functions import give
+from hvdlite.keras.logs import Logs
 from hvdlite.keras.training_step import compile_now
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives every rank the weights of `root_rank` in each fit(), and makes sure that all ranks train together.
+    """Gives every rank the weights of `root_rank` in each fit(), and checks that all ranks train together.
 
-    The weights are given when training begins. Weights and the optimizer's state are given again after the first
-    batch, when all of them exist and other callbacks have restored what they restore. The checks are those of
-    `ConsistencyCallback`, which this one brings along. Where Keras would compile the step with XLA on TensorFlow,
-    which cannot exchange gradients, it is compiled without.
+    Give the callback to every rank. Each of its methods waits for all ranks. It broadcasts the weights when training
+    begins. It broadcasts weights and the optimizer's state again after the first batch, when all variables exist and
+    other callbacks have restored theirs. It also runs the checks of `ConsistencyCallback`. On TensorFlow, XLA cannot
+    exchange gradients: if Keras would compile the step with XLA, this callback has it compiled without.
 
     Attributes:
-        root_rank: The rank that gives its weights.
-        variables: The model's variables that are to be the same on all ranks.
+        root_rank: The global rank that sends its weights.
+        variables: The model's variables that must be equal on all ranks.
         consistency: The checks.
         started: Whether the first batch of this fit() is over.
 
     Raises, in fit() and on every rank:
-        HvdliteError: Numbers of epochs or steps differ; or a rank ends an epoch before others (TerminateOnNaN), or
-            stops after one (EarlyStopping), so that others would wait for ever; or trainable weights differ after an
-            epoch (with the optimizer's replica_check="warn" that is a warning, with "off" nothing).
+        HvdliteError: Numbers of epochs or steps differ; a rank ends an epoch before others (TerminateOnNaN); a rank
+            stops after an epoch and others do not (EarlyStopping); or trainable weights differ after an epoch. With
+            the optimizer's replica_check="warn", different weights are a warning; with "off", they are ignored.
         RuntimeError: A step has changed weights without reducing gradients over the ranks.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: object = None) -> None:
         """
         Args:
-            root_rank: The rank that gives its weights.
+            root_rank: The global rank that sends its weights.
             device: Accepted for Horovod's sake.
-            local_variables: A variable or several that keep this rank's values.
+            local_variables: A variable, layer, list or dict of variables that keep this rank's values.
 
         Raises:
-            ValueError: `root_rank` is no rank in any job, or `local_variables` are no variables.
+            ValueError: `root_rank` cannot be a rank, or `local_variables` has no variables.
         """
         super().__init__()
         if not hasattr(root_rank, "__index__") or root_rank < 0:
@@ -58,7 +59,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self.register_local_var(local_variables)
 
     def register_local_var(self, var: object) -> None:
-        """Keep this rank's own value of a variable, or of several.
+        """Keep this rank's values of a variable, or of several.
+
+        Args:
+            var: A variable, layer, list or dict of variables.
 
         Raises:
             ValueError: `var` has no variables.
@@ -98,14 +102,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     @calling(CALLER)
     def all_have_weights(self) -> bool:
-        """Whether the weights can be given before the first batch. Waits for all ranks."""
-        weights = len(self.model.weights)  # of layers that have been built, also where the model says that it has not
-        said = allgather_object((self.model.built, weights))
-        return all(built and number for built, number in said) or len({number for _, number in said}) == 1
+        """Return whether the ranks can broadcast weights before the first batch. Waits for all ranks."""
+        weights = len(self.model.weights)  # a model that is not built may have layers that are
+        everyones = allgather_object((self.model.built, weights))
+        return all(built and number for built, number in everyones) or len({number for _, number in everyones}) == 1
 
     @calling(CALLER)
     def broadcast(self, variables: Iterable[Variable]) -> None:
-        """Give all ranks root_rank's values of the variables that are to be the same. Waits for all ranks."""
+        """Overwrite the variables that must be equal on all ranks with root_rank's values. Waits for all ranks."""
         changed = give(self.variables.among(variables), self.root_rank)
         if changed is not None and any(allgather_object(changed)):
             compile_now(self.model)

@@ -1,4 +1,4 @@
-"""The variables of a model that are to be the same on all ranks, and a checksum of each."""
+"""The variables of a model that must be equal on all ranks, and their checksums."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hvdlite.keras.attachment import KerasAttachment, attachment_of
 
 
 class CommonVariables:
-    """A model's variables without those that stay a rank's own.
+    """A model's variables, except local ones: these keep each rank's own values.
 
     Attributes:
-        given: The model in training, which may lack its present values on JAX; None before there is one.
-        local: The variables that keep this rank's values.
+        given: The model in training, None before set_model(). On JAX, within fit(), its variables may hold old values.
+        local: The local variables.
     """
 
     def __init__(self) -> None:
@@ -29,31 +29,35 @@ class CommonVariables:
         self.local: list[Variable] = []
 
     def follow(self, model: Model) -> None:
-        """Look at this model from now on."""
+        """Use this model from now on."""
         self.given = model
 
     @property
     def model(self) -> Model:
-        """The model with its present values."""
+        """The model; its variables hold their present values."""
         return private_api.up_to_date(self.given)
 
     def keep_own(self, variable: object) -> None:
-        """Keep this rank's own value of a variable, or of several. Raises ValueError for what is no variable."""
+        """Make a variable, or several, local.
+
+        Raises:
+            ValueError: `variable` has no variables.
+        """
         keep_own(self.local, variable)
 
     def among(self, variables: Iterable[Variable]) -> list[Variable]:
-        """Those of these variables that are to be the same on all ranks."""
+        """Return the given variables that are not local."""
         return [variable for variable in variables if not is_one_of(variable, self.local)]
 
     def trained(self) -> list[Variable]:
-        """The trainable weights that are to be the same on all ranks."""
+        """Return the trainable weights that are not local."""
         return self.among(self.model.trainable_variables)
 
     def checksums(self, without: Sequence[Variable] = ()) -> dict[int, int]:
-        """A checksum of each trained weight, by number. Reads all of them, from a GPU as well.
+        """Return a checksum of each trained weight, by its index in `trained()`. Copies weights on a GPU to the host.
 
         Args:
-            without: Variables that may differ between ranks, and are left out.
+            without: Variables to leave out, because they may differ between ranks.
         """
         return {
             number: checksum(keras.ops.convert_to_numpy(variable))
@@ -62,17 +66,17 @@ class CommonVariables:
         }
 
     def optimizers(self) -> list[Optimizer]:
-        """The model's optimizer, and those that a training step of its own has."""
+        """Return the optimizers that the model has, in `optimizer` or in other attributes, for a step of its own."""
         several = [members(each) for each in vars(self.model).values()]
         own = [each for values in several for each in values if isinstance(each, keras.optimizers.Optimizer)]
         return list({id(each): each for each in (self.model.optimizer, *own) if each is not None}.values())
 
     @property
     def attachment(self) -> KerasAttachment | None:
-        """What is attached to the model's optimizer."""
+        """The attachment of the model's optimizer; None if there is none."""
         return None if self.model.optimizer is None else attachment_of(self.model.optimizer)
 
 
 def members(found: object) -> Iterable[object]:
-    """What is in a dict, list or tuple; else the object itself."""
+    """Return the members of a dict, list or tuple; for any other object, the object alone."""
     return found.values() if isinstance(found, dict) else found if isinstance(found, (list, tuple)) else (found,)

@@ -1,8 +1,6 @@
-"""A callback that makes sure that all ranks train one model together. `BroadcastGlobalVariablesCallback` brings it."""
+"""A callback that checks that all ranks train one model together. `BroadcastGlobalVariablesCallback` runs it."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import keras
 from keras import Model
@@ -14,27 +12,28 @@ from hvdlite.job import runtime
 from hvdlite.keras.agreement import agree_on_length, go_on_together
 from hvdlite.keras.backends import framework, settle
 from hvdlite.keras.common_variables import CommonVariables
+from hvdlite.keras.logs import Logs
 from hvdlite.keras.reduction_check import ReductionCheck
 from hvdlite.keras.training_step import with_attachment, without_xla
 from hvdlite.keras.weight_comparison import WeightComparison
 from hvdlite.lanes.calls import calling
 
-Logs = Mapping[str, float]
 CALLER = "hvd.callbacks.BroadcastGlobalVariablesCallback"
-"""The callback in messages: users know only the one that brings this one."""
+"""The name of the callback in messages: users do not know `ConsistencyCallback`."""
 
 
 class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Compares what ranks do, and what they have, while fit() trains. Every method waits for all ranks.
+    """Compares the ranks' progress and weights while fit() trains. Every method waits for all ranks.
 
     Attributes:
-        variables: The model's variables that are to be the same on all ranks.
+        variables: The model's variables that must be equal on all ranks.
         reductions: Detects steps that reduce no gradients.
         comparison: Compares weights after each epoch.
 
     Raises, in fit() and on every rank:
-        HvdliteError: Numbers of epochs or steps differ; or a rank ends an epoch before others (TerminateOnNaN), or
-            stops after one (EarlyStopping); or weights differ after an epoch (see `replica_check=`).
+        HvdliteError: Numbers of epochs or steps differ; a rank ends an epoch before others (TerminateOnNaN); a rank
+            stops after an epoch and others do not (EarlyStopping); or weights differ after an epoch (see
+            `replica_check=`).
         RuntimeError: A step has changed weights, and has reduced no gradients.
     """
 
@@ -58,8 +57,8 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @calling(CALLER)
     def begin(self) -> None:
-        """Training begins: agree on its length."""
-        settle()  # steps of an earlier fit
+        """Agree on the length of the training that begins. Waits for all ranks."""
+        settle()  # an earlier fit() may have left steps
         registry.comparers.append(self)
         self.reductions.begin()
         agree_on_length(self.params)
@@ -87,7 +86,10 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         go_on_together("stops")
 
     def cares_for(self, variable: Variable) -> bool:
-        """Whether the variable is one of the model's. Asked within a step, for which Keras on JAX has taken variables'
-        values out: reading `variables.model` would put them back."""
+        """Return whether the variable is one of the model's.
+
+        Does not read `variables.model`: within a step, Keras on JAX has taken values out of variables, and that
+        property would put them back.
+        """
         given = self.variables.given
         return given is not None and is_one_of(variable, given.weights)

@@ -1,7 +1,7 @@
-"""Starting alike, and collectives on values: numbers, arrays, tensors of the backend, Keras variables.
+"""Broadcasts of variables, and collectives on values: numbers, arrays, tensors of the backend, Keras variables.
 
-Each waits for all ranks, and raises on all of them where their arguments differ: MismatchError, on TensorFlow
-tf.errors.FailedPreconditionError.
+Each function waits for all ranks. If the ranks' arguments differ, it raises MismatchError on all of them; on
+TensorFlow, tf.errors.FailedPreconditionError. Results are `Any`: which class a tensor has depends on KERAS_BACKEND.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from hvdlite.gradients.compression import NoneCompressor, compressor
+from hvdlite.gradients.tensors import Tensor
 from hvdlite.gradients.variables import common_name, have_layers_follow, variables_of
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
@@ -22,18 +23,28 @@ from hvdlite.ops.variables import broadcast_arrays
 
 
 def broadcast_variables(
-    variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set, inplace: bool = False
+    variables: object, root_rank: int = 0, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> None:
-    """Overwrite the weights of a model, an optimizer's state, or variables in a dict or sequence with root_rank's.
+    """Overwrite variables with root_rank's values, in place. Waits for all ranks.
 
-    inplace: accepted for Horovod's sake; variables are always assigned to. Waits for all ranks. What layers keep beside
-    variables (a vocabulary) stays.
+    State that layers keep outside of variables (a vocabulary) stays.
+
+    Args:
+        variables: A model, an optimizer, or variables in a dict or sequence; the same on every rank.
+        root_rank: The global rank that sends its values.
+        process_set: The ranks that take part.
+        inplace: Accepted for Horovod's sake; the variables are always overwritten.
+
+    Raises:
+        MismatchError: The ranks' variables differ, with a diff; on every rank.
+        ValueError: A model or layer has not been built, or `root_rank` is not in the process set.
+        TypeError: `variables` has no variables.
     """
     give(variables, root_rank, process_set)
 
 
-def give(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> bool | None:
-    """`broadcast_variables`. Returns what `have_layers_follow` does."""
+def give(variables: object, root_rank: int, process_set: ProcessSet = global_process_set) -> bool | None:
+    """Do what `broadcast_variables` does, and return the result of `have_layers_follow`."""
     chosen = variables_of(variables)
     values = [np.array(keras.ops.convert_to_numpy(variable), order="C") for variable in chosen]
     broadcast_arrays(values, [common_name(variable) for variable in chosen], root_rank, process_set)
@@ -44,74 +55,159 @@ def give(variables: Any, root_rank: int, process_set: ProcessSet = global_proces
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Raises RuntimeError: Keras 3 has no list of all variables."""
+    """Refuse: Keras 3 has no list of all variables.
+
+    Args:
+        root_rank: Accepted for Horovod's sake.
+
+    Raises:
+        RuntimeError: Always; the text names the functions to use instead.
+    """
     raise RuntimeError(
         "Keras 3 keeps no list of all variables: use hvd.broadcast_variables(model, root_rank), or "
         "hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) with model.fit"
     )
 
 
-def collective(kind: str, value: Any, compression: Any = None, **arguments: Any) -> Any:
-    """The backend's collective of this kind on a value; the result as what value is."""
-    compression = NoneCompressor if compression is None else compressor(compression)
-    small, context = compression.compress(keras.ops.convert_to_tensor(value))
+def collective(kind: str, value: object, compression: object = None, **arguments: object) -> Any:
+    """Run the backend's collective of this name on a value, and return the result as `as_given` does."""
+    chosen = NoneCompressor if compression is None else compressor(compression)
+    small, context = chosen.compress(keras.ops.convert_to_tensor(value))
     result = keras.ops.convert_to_tensor(getattr(collectives(), kind)(to_given(small), **arguments))
-    return as_given(compression.decompress(result, context), value)
+    return as_given(chosen.decompress(result, context), value)
 
 
-def grouped(kind: str, values: Sequence[Any], **arguments: Any) -> list[Any]:
-    """The same for several values as one operation."""
+def grouped(kind: str, values: Sequence[object], **arguments: object) -> list[Any]:
+    """Run the backend's grouped collective of this name on several values, as one operation."""
     tensors = [to_given(keras.ops.convert_to_tensor(value)) for value in values]
     results = getattr(collectives(), kind)(tensors, **arguments)
     return [as_given(result, value) for result, value in zip(results, values, strict=True)]
 
 
-def as_given(result: Any, value: Any) -> Any:
-    """The result as what value is: a Keras variable for one, else a tensor of the backend."""
+def as_given(result: Tensor, value: object) -> Any:
+    """Return the result as a Keras variable if `value` is one, else as a tensor of the backend."""
     if isinstance(value, keras.Variable):
         return keras.Variable(result, dtype=value.dtype, trainable=value.trainable)
     return keras.ops.convert_to_tensor(result)
 
 
 def allreduce(
-    value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, op: Op | int | None = None, compression: Any = None,
+    value: object, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, op: Op | int | None = None, compression: object = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The reduction of all ranks' values (Average by default), of the same shape and dtype. An average of integers is
-    exact, truncated toward zero; of float16 it does not overflow. A Sum overflows as NumPy's: integers wrap around. Of
-    booleans Sum is the logical or. compression: `Compression.none`, `.fp16` or `.bf16`. Waits for all ranks. Raises
-    MismatchError on all where they differ, on TensorFlow tf.errors.FailedPreconditionError."""
+    """Reduce all ranks' values. Waits for all ranks.
+
+    An average of integers is exact, truncated toward zero; one of float16 does not overflow. A Sum overflows as
+    NumPy's: integers wrap around. Of booleans, Sum is the logical or.
+
+    Args:
+        value: A number, array, tensor of the backend or Keras variable; of the same shape and dtype on every rank.
+        name: The operation's name, equal on all ranks.
+        average: Deprecated: True for op=Average, False for op=Sum.
+        prescale_factor: Multiplies the value before the reduction.
+        postscale_factor: Multiplies the result.
+        op: Average, Sum, Min, Max, Product or Adasum. None: Average.
+        compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which the value travels. None: its own.
+        process_set: The ranks that take part.
+
+    Returns:
+        The reduction, of the same shape and dtype: a new Keras variable if `value` is one, else a new tensor.
+
+    Raises:
+        MismatchError: The ranks' arguments differ; on every rank. On TensorFlow, tf.errors.FailedPreconditionError.
+        NotImplementedError: On JAX, the call is inside a function that JAX compiles.
+    """
     return collective(
         "allreduce", value, compression, op=resolve_op(op, average), name=name, prescale_factor=prescale_factor,
         postscale_factor=postscale_factor, process_set=process_set,
     )  # fmt: skip
 
 
-def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """All ranks' values concatenated in rank order along the first dimension, which may differ. Waits for all ranks."""
+def allgather(value: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Concatenate all ranks' values. Waits for all ranks.
+
+    Args:
+        value: As for `allreduce`, of at least one dimension; the first dimension may differ between ranks.
+        name: The operation's name, equal on all ranks.
+        process_set: The ranks that take part.
+
+    Returns:
+        The values in rank order, concatenated along the first dimension; a new variable or tensor, as of `allreduce`.
+
+    Raises:
+        MismatchError: dtypes or other dimensions differ; on every rank. On TensorFlow,
+            tf.errors.FailedPreconditionError.
+        NotImplementedError: As for `allreduce`.
+    """
     return collective("allgather", value, name=name, process_set=process_set)
 
 
 def broadcast(
-    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    value: object, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """root_rank's value on every rank, each of which gives one of the same shape and dtype. Waits for all ranks."""
+    """Give every rank root_rank's value. Waits for all ranks.
+
+    Args:
+        value: As for `allreduce`; of the same shape and dtype on every rank.
+        root_rank: The global rank that sends its value.
+        name: The operation's name, equal on all ranks.
+        process_set: The ranks that take part.
+
+    Returns:
+        root_rank's value; a new variable or tensor, as of `allreduce`.
+
+    Raises:
+        MismatchError: The ranks' arguments differ; on every rank. On TensorFlow, tf.errors.FailedPreconditionError.
+        NotImplementedError: As for `allreduce`.
+    """
     return collective("broadcast", value, root_rank=root_rank, name=name, process_set=process_set)
 
 
 def reducescatter(
-    value: Any, name: str | None = None, op: Op | int = Average, process_set: ProcessSet = global_process_set
+    value: object, name: str | None = None, op: Op | int = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """This rank's rows of the reduction of all ranks' values, dealt out as evenly as possible. Waits for all ranks."""
+    """Reduce all ranks' values and deal out the rows. Waits for all ranks.
+
+    Args:
+        value: As for `allreduce`, of at least one dimension; of the same shape and dtype on every rank.
+        name: The operation's name, equal on all ranks.
+        op: Average or Sum.
+        process_set: The ranks that take part.
+
+    Returns:
+        This rank's rows of the reduction; the first ranks get one more if the rows do not divide evenly. A new
+        variable or tensor, as of `allreduce`.
+
+    Raises:
+        MismatchError: The ranks' arguments differ; on every rank. On TensorFlow, tf.errors.FailedPreconditionError.
+        NotImplementedError: As for `allreduce`.
+    """
     return collective("reducescatter", value, name=name, op=op, process_set=process_set)
 
 
 def alltoall(
-    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    value: object, splits: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The rows that all ranks sent here, in rank order: splits[r] of each go to rank r, without splits equal parts;
-    with splits also how many each sent. Waits for all ranks. Raises ValueError for splits that do not fit."""
+    """Send the first splits[0] rows to rank 0, the next splits[1] rows to rank 1, and so on. Waits for all ranks.
+
+    Args:
+        value: As for `allreduce`, of at least one dimension; the first dimension may differ between ranks.
+        splits: One whole number per rank of the process set, a sum of at most the number of rows. None: each rank gets
+            equally many rows.
+        name: The operation's name, equal on all ranks.
+        process_set: The ranks that take part.
+
+    Returns:
+        The rows that all ranks sent to this one, in rank order; a new variable or tensor, as of `allreduce`. With
+        `splits`, a pair: these rows, and a tensor of the number of rows from each rank.
+
+    Raises:
+        ValueError: `splits` do not fit the rows or the ranks. On TensorFlow, tf.errors.InvalidArgumentError.
+        MismatchError: dtypes or other dimensions differ; on every rank. On TensorFlow,
+            tf.errors.FailedPreconditionError.
+        NotImplementedError: As for `allreduce`.
+    """
     tensor = to_given(keras.ops.convert_to_tensor(value))
     result = collectives().alltoall(tensor, splits=splits, name=name, process_set=process_set)
     if splits is None:
@@ -120,10 +216,27 @@ def alltoall(
 
 
 def grouped_allreduce(
-    values: Sequence[Any], name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
+    values: Sequence[object], name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, op: Op | int | None = None, process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """`allreduce` of several values, as many on every rank, as one operation."""
+    """Reduce several values as one operation. Waits for all ranks.
+
+    Args:
+        values: Values as for `allreduce`; the same number of them on every rank.
+        name: The operation's name, equal on all ranks.
+        average: Deprecated: True for op=Average, False for op=Sum.
+        prescale_factor: Multiplies each value before the reduction.
+        postscale_factor: Multiplies the results.
+        op: Average, Sum, Min, Max, Product or Adasum. None: Average.
+        process_set: The ranks that take part.
+
+    Returns:
+        The reductions in the same order; new variables or tensors, as of `allreduce`.
+
+    Raises:
+        MismatchError: The ranks' arguments differ; on every rank. On TensorFlow, tf.errors.FailedPreconditionError.
+        NotImplementedError: As for `allreduce`.
+    """
     return grouped(
         "grouped_allreduce", values, op=resolve_op(op, average), name=name, prescale_factor=prescale_factor,
         postscale_factor=postscale_factor, process_set=process_set,
@@ -131,15 +244,42 @@ def grouped_allreduce(
 
 
 def grouped_allgather(
-    values: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+    values: Sequence[object], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """`allgather` of several values, as many on every rank, as one operation."""
+    """Concatenate several values of all ranks as one operation. Waits for all ranks.
+
+    Args:
+        values: Values as for `allgather`; the same number of them on every rank.
+        name: The operation's name, equal on all ranks.
+        process_set: The ranks that take part.
+
+    Returns:
+        For each value the result of `allgather`, in the same order.
+
+    Raises:
+        MismatchError: As for `allgather`.
+        NotImplementedError: As for `allreduce`.
+    """
     return grouped("grouped_allgather", values, name=name, process_set=process_set)
 
 
 def grouped_reducescatter(
-    values: Sequence[Any], name: str | None = None, op: Op | int = Average,
+    values: Sequence[object], name: str | None = None, op: Op | int = Average,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """`reducescatter` of several values, as many on every rank, as one operation."""
+    """Reduce several values and deal out the rows of each, as one operation. Waits for all ranks.
+
+    Args:
+        values: Values as for `reducescatter`; the same number of them on every rank.
+        name: The operation's name, equal on all ranks.
+        op: Average or Sum.
+        process_set: The ranks that take part.
+
+    Returns:
+        For each value the result of `reducescatter`, in the same order.
+
+    Raises:
+        MismatchError: The ranks' arguments differ; on every rank. On TensorFlow, tf.errors.FailedPreconditionError.
+        NotImplementedError: As for `allreduce`.
+    """
     return grouped("grouped_reducescatter", values, name=name, op=op, process_set=process_set)

@@ -1,10 +1,10 @@
-"""Loading models so that they go on training on all ranks."""
+"""Loading of saved models, with a distributed optimizer."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 
@@ -13,17 +13,30 @@ from hvdlite.lanes.calls import calling
 
 
 def load_model(
-    filepath: Any,
+    filepath: str | os.PathLike[str],
     custom_optimizers: Sequence[type] | None = None,
-    custom_objects: Mapping[str, Any] | None = None,
-    compression: Any = None,
+    custom_objects: Mapping[str, object] | None = None,
+    compression: object = None,
     legacy_opts: bool = False,
-) -> Any:
-    """`keras.models.load_model`, and the model's optimizer comes back distributed, its state restored.
+) -> keras.Model:
+    """Load a model by `keras.models.load_model`, and make its optimizer distributed. Collective.
 
-    A model saved while its optimizer was distributed holds the plain optimizer: it loads with or without hvdlite.
-    custom_optimizers: optimizer classes of your own. compression: as for DistributedOptimizer. Collective. Raises
-    ValueError for legacy_opts, since Keras 3 has no legacy optimizers.
+    A saved model holds the plain optimizer and its state, also if the optimizer was distributed. So plain Keras can
+    load the file, too. Every rank reads the file.
+
+    Args:
+        filepath: A file that `model.save` has written.
+        custom_optimizers: The user's own optimizer classes that the file names.
+        custom_objects: Other classes and functions that the file names, by name.
+        compression: As for `DistributedOptimizer`.
+        legacy_opts: Must be False: Keras 3 has no legacy optimizers.
+
+    Returns:
+        The model. A model that was saved without an optimizer has none.
+
+    Raises:
+        ValueError: `legacy_opts` is true, or Keras cannot load the file.
+        MismatchError: The ranks' optimizers differ; on every rank.
     """
     if legacy_opts:
         raise ValueError("Keras 3 has no legacy optimizers: legacy_opts must be False")

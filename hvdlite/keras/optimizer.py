@@ -39,41 +39,45 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
     replica_check: str | None = None,
 ) -> OptimizerT:
-    """Make every apply() use the gradients of all ranks. Collective.
+    """Make every apply() of an optimizer use the gradients of all ranks. Collective.
 
-    Attach before or after compile(), but before the first fit(): a step that Keras has compiled stays as it is, until
-    compile() is called again or a fit() has hvd.callbacks.BroadcastGlobalVariablesCallback.
+    Call this before or after compile(), but before the first fit(). A training step that Keras has compiled before
+    stays as it is until the next compile(), or until a fit() with hvd.callbacks.BroadcastGlobalVariablesCallback.
 
-    Whatever applies gradients (fit, train_on_batch, a custom train_step, a GradientTape loop) then applies the ranks'
-    average. Clipping, weight decay, EMA and loss scaling see averaged gradients. The optimizer gains
-    `register_local_var(variable)`: that variable's gradient stays the rank's own. Each apply() waits for all ranks. In
-    a job of one rank nothing changes.
+    fit, train_on_batch, a custom train_step and a GradientTape loop then apply the ranks' average. Clipping, weight
+    decay, EMA and loss scaling see averaged gradients. Each apply() waits for all ranks. In a job of one rank nothing
+    changes.
+
+    The optimizer gains the method `register_local_var(variable)`: the gradient of that variable stays the rank's own.
 
     Args:
         optimizer: A Keras optimizer, the same on every rank. Its methods are replaced on this object.
-        name: Accepted for Horovod's sake, as `device_dense` and `device_sparse` are.
-        compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel.
+        name: Accepted for Horovod's sake.
+        device_dense: Accepted for Horovod's sake.
+        device_sparse: Accepted for Horovod's sake.
+        compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel. None: their own.
         sparse_as_dense: Whether sparse gradients (embeddings) travel dense.
-        gradient_predivide_factor: Gradients are divided by it before the sum, and multiplied by it after. With
-            Average only.
+        gradient_predivide_factor: Divides gradients before the sum, and multiplies the sum. With Average only.
         op: Average or Sum.
-        backward_passes_per_step: Gradients are summed on each rank over that many apply(), and reduced and applied at
-            the last. The others only count iterations, which rules out use_ema and gradient_accumulation_steps.
+        backward_passes_per_step: Each rank sums gradients over this many apply(); the last one reduces and applies
+            them. Each pass counts as an iteration, so use_ema and gradient_accumulation_steps are refused.
         average_aggregated_gradients: Whether gradients are averaged over these passes instead of summed.
         num_groups: Deprecated: a number for `groups`.
-        groups: A number of groups, or lists of variables that are to travel together.
+        groups: A number of groups, or lists of variables that travel together.
         process_set: The ranks that reduce together.
         scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
-        replica_check: What happens when ranks train with different weights: "error", "warn", or "off", which never
-            compares them. By default what HVDLITE_REPLICA_CHECK says, else "error".
+        replica_check: The reaction to ranks that train with different weights: "error", "warn", or "off", which never
+            compares them. None: the setting HVDLITE_REPLICA_CHECK, else "error".
 
     Returns:
         The same optimizer object.
 
     Raises:
-        ValueError: An argument cannot be right; TypeError for one of a wrong type.
+        ValueError: An argument cannot be right.
+        TypeError: An argument has a wrong type.
         RuntimeError: The optimizer is attached already.
-        MismatchError: On every rank, with a diff, when optimizers or models differ, before any gradient moves.
+        HvdliteError: This version of Keras, or of its backend, lacks a private name that hvdlite uses.
+        MismatchError: Optimizers or models differ, with a diff; on every rank, before any gradient travels.
         NotImplementedError: `op` is Adasum, or `keras.distribution` is in use.
     """
     op = op_of(op)
@@ -84,8 +88,8 @@ def DistributedOptimizer(
             f"DistributedOptimizer takes a Keras optimizer first, not a {type(optimizer).__name__}: "
             "DistributedOptimizer(optimizer)"
         )
-    if op not in (Average, Sum, Adasum):  # Adasum is refused as everywhere
-        raise ValueError("op must be hvd.Average or hvd.Sum")
+    if op not in (Average, Sum, Adasum):  # settings_of refuses Adasum
+        raise ValueError(f"DistributedOptimizer: op={op.name} must be hvd.Average or hvd.Sum")
     sums = Accumulator(backward_passes_per_step, average_aggregated_gradients)
     if sums.passes > 1:
         require_no_other_count(innermost(optimizer))
@@ -101,12 +105,16 @@ def DistributedOptimizer(
 
 
 def require_no_other_count(optimizer: Optimizer) -> None:
-    """Raise ValueError when Keras would take passes for steps: each pass counts as an iteration."""
+    """Refuse options that count iterations: with several passes per step, each pass is an iteration.
+
+    Raises:
+        ValueError: The optimizer has use_ema or gradient_accumulation_steps.
+    """
     if optimizer.use_ema or (optimizer.gradient_accumulation_steps or 1) > 1:
         raise ValueError(
-            "backward_passes_per_step counts each pass as an iteration, so that Keras' use_ema would begin with zeros "
-            "and its gradient_accumulation_steps at the wrong ones: use gradient_accumulation_steps alone, which "
-            "accumulates as well"
+            "backward_passes_per_step counts each pass as an iteration, so Keras' use_ema would begin with zeros, and "
+            "its gradient_accumulation_steps would apply gradients at wrong passes: use gradient_accumulation_steps "
+            "alone, which accumulates gradients, too"
         )
 
 
@@ -127,12 +135,35 @@ def PartialDistributedOptimizer(
     scale_local_gradients: bool = True,
     replica_check: str | None = None,
 ) -> OptimizerT:
-    """`DistributedOptimizer` for a model of which some layers stay each rank's own.
+    """Make an optimizer distributed, except for the weights of some layers. Collective.
 
     Args:
-        local_layers: A Keras layer or several; their weights keep this rank's gradients.
+        optimizer: A Keras optimizer, the same on every rank. Its methods are replaced on this object.
+        name: Accepted for Horovod's sake.
+        device_dense: Accepted for Horovod's sake.
+        device_sparse: Accepted for Horovod's sake.
+        compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel. None: their own.
+        sparse_as_dense: Whether sparse gradients (embeddings) travel dense.
+        gradient_predivide_factor: Divides gradients before the sum, and multiplies the sum. With Average only.
+        op: Average or Sum.
+        backward_passes_per_step: The number of apply() per reduction, as for `DistributedOptimizer`.
+        average_aggregated_gradients: Whether gradients are averaged over these passes instead of summed.
+        groups: A number of groups, or lists of variables that travel together.
+        process_set: The ranks that reduce together.
+        local_layers: A Keras layer or several, built: the gradients of their weights stay this rank's own.
+        scale_local_gradients: Whether gradients of local layers are divided by the number of ranks.
+        replica_check: "error", "warn" or "off", as for `DistributedOptimizer`.
 
-    The other arguments, the result and the errors are those of `DistributedOptimizer`.
+    Returns:
+        The same optimizer object.
+
+    Raises:
+        ValueError: `local_layers` are no layers, or have no weights yet; or another argument cannot be right.
+        TypeError: As `DistributedOptimizer`, like the following errors.
+        RuntimeError: The optimizer is attached already.
+        HvdliteError: This version of Keras, or of its backend, lacks a private name that hvdlite uses.
+        MismatchError: Optimizers or models differ, with a diff; on every rank, before any gradient travels.
+        NotImplementedError: `op` is Adasum, or `keras.distribution` is in use.
     """
     local = weights_of(local_layers)
     optimizer = DistributedOptimizer(
@@ -147,10 +178,14 @@ def PartialDistributedOptimizer(
 
 
 def weights_of(layers: object) -> list[Variable]:
-    """The trainable weights of a layer or several. Raises ValueError for what is no layer, or has not been built."""
+    """Return the trainable weights of a layer, or of several.
+
+    Raises:
+        ValueError: `layers` contains another object, or a layer that has not been built.
+    """
     chosen: list[keras.Layer] = list(layers) if isinstance(layers, Iterable) else [] if layers is None else [layers]
     if not all(isinstance(layer, keras.Layer) for layer in chosen):
-        raise ValueError("local_layers takes Keras layers")
+        raise ValueError(f"local_layers={layers!r} must be a Keras layer or a list of Keras layers")
     if unbuilt := [layer.name for layer in chosen if not layer.built]:
         raise ValueError(f"local_layers: no weights yet in {', '.join(unbuilt)}: build the model (or call it) first")
     return [variable for layer in chosen for variable in layer.trainable_weights]

@@ -1,8 +1,8 @@
-"""Everything private of Keras, and of JAX under Keras, that hvdlite uses. See `hvdlite.system.private_names`.
+"""The private names of Keras, and of JAX under Keras, that hvdlite uses. See `hvdlite.system.private_names`.
 
-`DistributedOptimizer` calls `require_all`. What rests on GUARDED is the promise that no step trains a rank alone in
-silence: an attached optimizer refuses gradients that have not been reduced over the ranks. Every step of Keras' has to
-come through these methods, so `require_all` does not only look for their names: it has a small optimizer take a step.
+`DistributedOptimizer` calls `require_all`. GUARDED are the methods of an attached optimizer that refuse gradients that
+were not reduced over the ranks: so no rank trains alone without an error. Every training step of Keras must call these
+methods. Therefore `require_all` does not only look for their names: it has a small optimizer take a step.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ GUARD = "refuse a training step whose gradients were not reduced over the ranks"
 APPLY_GRADIENTS = PrivateName("keras", "optimizers.Optimizer._backend_apply_gradients", GUARD, SINCE)
 UPDATE_STEP = PrivateName("keras", "optimizers.Optimizer._backend_update_step", GUARD, SINCE)
 PARALLEL_UPDATE_STEP = PrivateName("keras", "optimizers.Optimizer._parallel_update_step", GUARD, SINCE)
-"""Of the built-in optimizers on PyTorch alone, where UPDATE_STEP calls it."""
+"""A method of the built-in optimizers on PyTorch only, where UPDATE_STEP calls it."""
 GUARDED = (APPLY_GRADIENTS, UPDATE_STEP)
-"""The first decays weights, the second moves them; `apply` calls the first, which calls the second."""
+"""`apply` calls the first, which decays weights and calls the second, which updates them."""
 TRAINABLE_VARIABLES = PrivateName(
     "keras", "optimizers.Optimizer._trainable_variables",
     "find the variables of gradients that are applied without them, as on JAX", SINCE,
@@ -47,7 +47,11 @@ RUNTIME_TOKENS = PrivateName(
 
 
 def require_all(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raise HvdliteError when Keras, or the backend, lacks what an attached optimizer rests on."""
+    """Check that Keras and the backend have the private names that an attached optimizer needs.
+
+    Raises:
+        HvdliteError: A name is missing, or a training step does not call GUARDED.
+    """
     for name in GUARDED:
         name.of(type(optimizer))
     backend = keras.backend.backend()
@@ -59,15 +63,18 @@ def require_all(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def guards(optimizer: keras.optimizers.Optimizer) -> list[str]:
-    """The methods that update variables, to be guarded: all that this optimizer has."""
+    """Return the names of this optimizer's methods that update variables: the attachment guards them."""
     names = (*(name.attribute for name in (*GUARDED, PARALLEL_UPDATE_STEP)), "update_step")
     return [name for name in names if hasattr(type(optimizer), name)]
 
 
 @cache
 def require_guarded_step() -> None:
-    """Raise HvdliteError unless a step of Keras' comes through GUARDED. Once per process:
-    the step takes 0.04 s, on JAX 0.3 s."""
+    """Take a step with a small optimizer, and check that Keras calls GUARDED. Takes 0.04 s, on JAX 0.3 s, once.
+
+    Raises:
+        HvdliteError: Keras does not call one of them.
+    """
     reached: list[PrivateName] = []
 
     def noting(name: PrivateName, method: Callable[..., object]) -> Callable[..., object]:
@@ -89,7 +96,7 @@ def require_guarded_step() -> None:
 
 
 def outside_of_graphs() -> contextlib.AbstractContextManager[object]:
-    """Where operations run at once, though TensorFlow may be tracing a function."""
+    """Return a context in which operations run at once, also while TensorFlow traces a function."""
     if keras.backend.backend() != "tensorflow":
         return contextlib.nullcontext()
     scope: contextlib.AbstractContextManager[object] = importlib.import_module("tensorflow").init_scope()
@@ -97,19 +104,19 @@ def outside_of_graphs() -> contextlib.AbstractContextManager[object]:
 
 
 def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[Variable]:
-    """The variables that the optimizer was built for."""
+    """Return the variables that the optimizer was built for."""
     return list(TRAINABLE_VARIABLES.of(optimizer))
 
 
 def momentum_buffers(optimizer: keras.optimizers.Optimizer) -> list[Variable | None]:
-    """The momentum of a built SGD or RMSprop, by variable; None where a variable has none."""
+    """Return the momentum of an SGD or RMSprop, by variable; None for a variable without. Empty before build()."""
     if not optimizer.built:
         return []
     return list(optimizer.momentums if hasattr(optimizer, "momentums") else MOMENTUMS.of(optimizer))
 
 
 def up_to_date(model: keras.Model) -> keras.Model:
-    """The model with its present values, which Keras on JAX keeps elsewhere within fit()."""
+    """Return the model, with present values in its variables. On JAX, fit() keeps them outside of variables."""
     if keras.backend.backend() == "jax" and hasattr(model, STATE_SYNC.attribute):
         STATE_SYNC.of(model)()
     return model

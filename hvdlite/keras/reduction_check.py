@@ -1,4 +1,4 @@
-"""Detects training steps that reduce no gradients: each rank would train alone, and no operation would fail."""
+"""A check for training steps that reduce no gradients: each rank would train alone, and no operation would fail."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hvdlite.keras.common_variables import CommonVariables
 
 
 class ReductionCheck:
-    """Looks after each step, until one has reduced gradients, whether weights change without a reduction.
+    """Looks after each step whether weights have changed without a reduction, until one step has reduced gradients.
 
     Attributes:
-        variables: The model's.
-        passed: Whether a step has reduced gradients, or none need be reduced.
+        variables: The model's variables.
+        passed: Whether a step has reduced gradients, or this rank need not reduce any.
         count: The reductions since training began.
-        first: The exchange that the first step began with, among all ranks; None before a step has passed.
-        before: Checksums of the weights before the first step; None while the model has none.
+        first: The exchange with which the first step began, among all ranks; None before a step has passed.
+        before: Checksums of the weights before the first step; None while the model is not built.
     """
 
     def __init__(self, variables: CommonVariables) -> None:
@@ -31,19 +31,19 @@ class ReductionCheck:
         self.before: dict[int, int] | None = None
 
     def begin(self) -> None:
-        """Training begins."""
+        """Start over: training begins."""
         self.passed = runtime.size() == 1
         self.count = registry.count_reductions()
         self.first = None
         self.before = None
 
     def note_weights(self) -> None:
-        """Remember the weights with which the steps begin."""
+        """Keep checksums of the weights before the first step."""
         if not self.passed and self.variables.model.built:
             self.before = self.variables.checksums()
 
     def look(self) -> None:
-        """A step has ended.
+        """Check the step that has ended.
 
         Raises:
             RuntimeError: The steps so far have changed weights, and have reduced no gradients.
@@ -57,17 +57,17 @@ class ReductionCheck:
             self.passed = True
             self.first = self.count.first
         elif groups and all(group is None or group.size == 1 for group in groups):
-            self.passed = True  # of a process set that this rank is no member of, or alone in
+            self.passed = True  # no attached optimizer has other ranks to reduce with
         elif self.before is None:
             self.before = self.variables.checksums()
         elif self.before != self.variables.checksums():
             raise RuntimeError(
-                "a training step has not reduced any gradients over the ranks: each rank trains alone. Compile the "
-                "model with optimizer=hvd.DistributedOptimizer(optimizer), or use DistributedGradientTape of "
-                "hvdlite.tensorflow."
+                f"rank {runtime.rank()}: a training step has changed weights, and has reduced no gradients over the "
+                "ranks: each rank trains alone. Compile the model with "
+                "optimizer=hvd.DistributedOptimizer(optimizer), or use DistributedGradientTape of hvdlite.tensorflow"
             )
 
     def first_exchange(self) -> Exchange | None:
-        """The exchange that steps begin with, if it still exists."""
+        """Return the exchange with which steps begin; None if there is none, or it no longer exists."""
         found = None if self.first is None else self.first()
         return found if isinstance(found, Exchange) else None

@@ -1,4 +1,4 @@
-"""Has Keras compile a model's training step so that ranks can communicate in it."""
+"""How Keras compiles a model's training step: ranks must be able to communicate in it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from hvdlite.job import runtime
 from hvdlite.keras.attachment import KerasAttachment
 
 STEP_OF = "_hvdlite_step"
-"""An attribute of models: the attachment that the training step was compiled with."""
+"""An attribute of models: the attachment of the optimizer when Keras compiled the training step."""
 
 
 def without_xla(model: keras.Model) -> None:
-    """Have the step compiled without XLA on TensorFlow, where XLA cannot call Python. JAX calls back from XLA."""
+    """On TensorFlow, have Keras compile the step without XLA: there, XLA cannot call Python. On JAX it can."""
     if keras.backend.backend() == "tensorflow" and getattr(model, "jit_compile", False):
         model.jit_compile = False
-        compile_anew(model)
+        compile_later(model)
         if runtime.rank() == 0:
-            print("hvdlite: the training step is compiled without XLA, in which ranks cannot communicate")
+            print("hvdlite: Keras compiles the training step without XLA, because ranks cannot communicate in XLA")
 
 
 def with_attachment(model: keras.Model, attachment: KerasAttachment | None) -> None:
-    """Have a step compiled anew that was compiled before the optimizer was attached."""
+    """Have Keras compile the step again if the optimizer had another attachment, or none, when Keras compiled it."""
     if model.__dict__.get(STEP_OF) is not attachment:
-        compile_anew(model)
-        model.__dict__[STEP_OF] = attachment  # past __setattr__, with which Keras keeps account of parts
+        compile_later(model)
+        model.__dict__[STEP_OF] = attachment  # not by __setattr__, with which Keras tracks a model's parts
 
 
-def compile_anew(model: keras.Model) -> None:
-    """Forget the compiled step: fit() compiles another when it begins."""
+def compile_later(model: keras.Model) -> None:
+    """Drop the compiled step: fit() compiles another when it begins."""
     model.train_function = None
 
 
 def compile_now(model: keras.Model) -> None:
-    """Compile everything anew within fit(), which had the step compiled before training began."""
+    """Compile the step again within fit(), and have evaluate() and predict() compile theirs again."""
     model.make_train_function(force=True)
     model.test_function = None
     model.predict_function = None

@@ -1,7 +1,7 @@
-"""Training alone and together: what the checks of Keras on each backend share.
+"""Training on one process and on all ranks: helpers for the checks of Keras on each backend.
 
-The data are small whole numbers and the ranks' batches equal, so that N ranks with batches of B and one process with
-batches of N * B differ by the order of float32 sums only.
+The data are small whole numbers, and the ranks' batches have equal sizes. So N ranks with batches of B rows and one
+process with batches of N * B rows differ only by the order of float32 sums.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 import hvdlite as hvd
 from tests.parallel.common import require_error, require_same_bits
 
-STEPS, BATCH, WIDTH = 6, 12, 6  # 12 rows can be shared by 1, 2, 3 and 4 ranks
+STEPS, BATCH, WIDTH = 6, 12, 6  # 1, 2, 3 and 4 divide 12 rows
 CLOSE = 1e-5  # relative to weights of about 1: some 100 roundings of 6e-8
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "SGD": lambda: keras.optimizers.SGD(0.05),
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-    "Adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-3),  # the default divides roundings by roundings
+    "Adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-3),  # with the default epsilon, rounding errors are divided by rounding errors
 }
 
 
@@ -33,14 +33,14 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def share() -> np.ndarray:
-    """The numbers of this rank's rows: its part of each batch."""
+    """Return the indices of this rank's rows: an equal part of each batch."""
     part = BATCH // hvd.size()
     start = np.arange(STEPS)[:, None] * BATCH + hvd.rank() * part
     return (start + np.arange(part)).reshape(-1)
 
 
 def model() -> Any:
-    """The same weights on every rank and at each call."""
+    """Return a model with the same weights on every rank and at each call."""
     keras.utils.set_random_seed(1)
     return keras.Sequential(
         [keras.layers.Input((WIDTH,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(2)]
@@ -52,7 +52,7 @@ def weights(trained: Any) -> list[np.ndarray]:
 
 
 def alone(train: Callable[[], Any]) -> Any:
-    """What train() returns on rank 0, which runs it alone; on every rank."""
+    """Run train() on rank 0 only, and return its result on every rank."""
     return hvd.broadcast_object(train() if hvd.rank() == 0 else None, 0)
 
 
@@ -72,7 +72,7 @@ def fit(optimizer: Any, rows: Any = slice(None), batch: int = BATCH, build: Any 
 
 def both(make: Callable[[], Any], build: Any = model, tolerance: float = CLOSE, batch: int | None = None,
          compiled: dict[str, Any] | None = None, **arguments: Any) -> Any:
-    """Fit alone with whole batches and together with shares: equal weights. Returns the model trained together."""
+    """Fit on one process with whole batches, and on all ranks with shares: weights are equal. Return the ranks' model."""
     expected = alone(lambda: weights(fit(make(), build=build, **(compiled or {}))))
     optimizer = make()
     assert hvd.DistributedOptimizer(optimizer, **arguments) is optimizer
@@ -82,8 +82,8 @@ def both(make: Callable[[], Any], build: Any = model, tolerance: float = CLOSE, 
 
 
 def require_one_big_batch_norm(module: Any) -> None:
-    """module.SyncBatchNormalization trains as one process with the whole batch does; and each rank as the others, where
-    batches differ in size."""
+    """module.SyncBatchNormalization trains as one process does with the whole batch, also if the ranks' batches differ in
+    size."""
     def build(norm: Any) -> Any:
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(8), norm(), keras.layers.Dense(2)]
@@ -104,8 +104,8 @@ def require_one_big_batch_norm(module: Any) -> None:
 
 
 def require_resuming(module: Any) -> None:
-    """A model in whose file rank 0 alone looks goes on bit for bit, within `fit` too; what cannot be written or does
-    not fit is an error on every rank."""
+    """Training resumes bit for bit from a file that only rank 0 can read, also within `fit`. A failed write, and a state
+    that does not fit the file, are errors on every rank."""
     def build(seed: int, kind: str) -> Any:
         keras.utils.set_random_seed(seed)
         layers = [keras.layers.Normalization(), keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.5)]
@@ -128,7 +128,7 @@ def require_resuming(module: Any) -> None:
             fit_on(run, 0, 2, module.callbacks.BroadcastGlobalVariablesCallback(0), keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: module.save(path, rng=True, model=run, epoch=epoch + 1)))  # noqa: B023  # fmt: skip
             wanted = fit_on(run, 2, 4)
-            if keras.backend.backend() == "torch":  # whose first fit draws numbers to try the model
+            if keras.backend.backend() == "torch":  # the first fit on PyTorch draws random numbers to try the model
                 fit_on(again, 0, 1)
             assert module.load(path, rng=True, missing_ok=True, model=again, epoch=0) == {"epoch": 2}
             found = fit_on(again, 2, 4)
@@ -146,8 +146,8 @@ def require_resuming(module: Any) -> None:
 
 
 def require_layers_that_follow(module: Any) -> None:
-    """Normalization layers compute with what rank 0 alone has adapted: from the first step on; in a step that was
-    compiled with something else; and after a broadcast of a list of variables."""
+    """Normalization layers compute with statistics that only rank 0 has adapted: from the first step on, in a step that
+    was compiled with other statistics, and after a broadcast of a list of variables."""
     x, y = data()
 
     def build() -> Any:

@@ -1,4 +1,4 @@
-"""Keras on its backends: the checks of `ranks/backends_keras` and `ranks/backends_guards`, with two ranks each."""
+"""Keras on its backends: runs the checks of `ranks/backends_keras` and `ranks/backends_guards` on two ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.parallel import jobs
 
 BACKENDS = {"backends_keras": ("torch", "jax"), "backends_guards": ("tensorflow", "torch", "jax")}
-"""By module; the other checks on TensorFlow are in `ranks/tensorflow_*`."""
+"""The backends of each module. `ranks/tensorflow_*` has the other checks on TensorFlow."""
 CASES = [
     pytest.param(module, backend, check, id=f"{module}-{backend}-{check}")
     for module, backends in BACKENDS.items() for backend in backends for check in jobs.checks(module)

@@ -1,5 +1,5 @@
-"""What keeps ranks from training alone in silence: on each of Keras' backends, and on other versions of Keras.
-`test_keras_backends` runs this."""
+"""Checks that no rank trains alone without an error: on each of Keras' backends, and on other versions of Keras.
+`test_keras_backends` runs them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdlite.keras import private_api
 from tests.parallel.common import require_error
 from tests.parallel.keras_common import BATCH, OPTIMIZERS, both, data, model, share, weights
 
-SIZES = ()  # not by itself: the backend is chosen before Keras is imported
+SIZES = ()  # test_keras_backends runs this module: KERAS_BACKEND must be set before Keras is imported
 BUILT_IN = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam",
             "RMSprop", "SGD")  # fmt: skip
 REFUSED = "not reduced over all ranks"
@@ -28,7 +28,7 @@ def on(backend: str) -> bool:
 
 @contextlib.contextmanager
 def without(name: str, kind: type) -> Iterator[None]:
-    """A class that has lost a method."""
+    """Return a context in which a class lacks a method."""
     owners = [each for each in kind.__mro__ if name in vars(each)]
     before = [vars(each)[name] for each in owners]
     for each in owners:
@@ -50,7 +50,7 @@ def check_options_see_averaged_gradients() -> None:
 
 
 def check_a_fit_that_passes_by_what_reduces_is_refused() -> None:
-    """As with a Keras that no longer calls `apply` of the instance."""
+    """A step that does not call the instance's `apply` is an error, as on a Keras that no longer calls it."""
     trained = model()
     optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"]())
     del optimizer.__dict__["apply"]
@@ -59,13 +59,13 @@ def check_a_fit_that_passes_by_what_reduces_is_refused() -> None:
     x, y = data()
     fit = lambda: trained.fit(x[share()], y[share()], batch_size=BATCH // hvd.size(), verbose=0)  # noqa: E731
     require_error(RuntimeError, fit, REFUSED, "SGD")
-    if not on("jax"):  # where the variables' values are in the step's hands
+    if not on("jax"):  # on JAX, the failed step holds the variables' values
         for a, b in zip(before, weights(trained), strict=True):
             np.testing.assert_array_equal(a, b)
 
 
 def check_no_built_in_optimizer_passes_the_guard_by() -> None:
-    """Each has a way of its own on PyTorch."""
+    """Every built-in optimizer calls a guarded method. On PyTorch, each has its own update."""
     for kind in (getattr(keras.optimizers, name) for name in BUILT_IN if hasattr(keras.optimizers, name)):
         variable = keras.Variable(np.ones((2, 2), "float32"))
         optimizer = kind(0.1)
@@ -96,7 +96,7 @@ def check_a_stateless_step_without_reduction_is_refused() -> None:
 
 
 def check_a_keras_without_the_guarded_method_is_refused() -> None:
-    """At once, when attaching."""
+    """The error comes at once, from DistributedOptimizer."""
     for name in private_api.GUARDED:
         with without(name.attribute, type(keras.optimizers.SGD())):
             text = require_error(hvdlite.HvdliteError, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD()),
@@ -118,7 +118,7 @@ def check_a_keras_that_does_not_call_the_guarded_method_is_refused() -> None:
 
 
 def check_a_distribution_of_keras_is_refused() -> None:
-    """Before attaching and after it."""
+    """The error comes from DistributedOptimizer, or from apply() if the distribution is set later."""
     distribution: Any = object()
     if on("jax"):
         distribution = keras.distribution.DataParallel(devices=["cpu:0"])
@@ -136,7 +136,7 @@ def check_a_distribution_of_keras_is_refused() -> None:
 
 
 def scaled_steps() -> list[np.ndarray]:
-    """All that a LossScaleOptimizer of this rank alone, which is not distributed, makes of gradients, some infinite."""
+    """Return weights and state after a fit() on this rank, with a plain LossScaleOptimizer and an infinite gradient."""
     trained = model()
     optimizer = keras.optimizers.LossScaleOptimizer(OPTIMIZERS["momentum"](), initial_scale=4.0, dynamic_growth_steps=2)
     trained.compile(optimizer, "mse")
@@ -147,7 +147,7 @@ def scaled_steps() -> list[np.ndarray]:
 
 
 def check_a_scaler_that_is_not_distributed_is_as_before() -> None:
-    """Bit for bit, while one that is distributed has Keras' class changed; shutdown() changes it back."""
+    """A plain scaler trains bit for bit as before while hvdlite has changed Keras' class; shutdown() restores the class."""
     scaler, names = keras.optimizers.LossScaleOptimizer, ("apply", "stateless_apply")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     ours, found = [vars(scaler)[name] for name in names], scaled_steps()
@@ -158,6 +158,6 @@ def check_a_scaler_that_is_not_distributed_is_as_before() -> None:
     for a, b in zip(found, expected, strict=True):
         assert a.tobytes() == b.tobytes()
     hvd.init()
-    assert all(vars(scaler)[name] not in plain for name in names)  # what was attached may be renewed
+    assert all(vars(scaler)[name] not in plain for name in names)  # an attached optimizer may still exist
     assert not set(ours) & set(plain)
     del optimizer

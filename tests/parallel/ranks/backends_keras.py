@@ -1,4 +1,4 @@
-"""Keras on PyTorch and on JAX trains as one process does. `test_keras_backends` runs this with each."""
+"""Checks that Keras on PyTorch and on JAX trains as one process does. `test_keras_backends` runs them on both."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tests.parallel.keras_common import (
 )
 
 with contextlib.suppress(ImportError):
-    import tensorflow as tf  # noqa: F401  (where it is, Keras imports it in its first fit(): from a cold disk a minute)
+    import tensorflow as tf  # noqa: F401  (Keras imports it in its first fit(), which takes a minute from a cold disk)
 
-SIZES = ()  # not by itself: the backend is chosen before Keras is imported
+SIZES = ()  # test_keras_backends runs this module: KERAS_BACKEND must be set before Keras is imported
 
 
 def on(backend: str) -> bool:
@@ -44,7 +44,7 @@ def on(backend: str) -> bool:
 
 
 def spoil_tokens() -> None:
-    """As JAX leaves them on a GPU, where a callback's failure is told to all that wait for it."""
+    """Make JAX's tokens fail, as on a GPU: there, a failed callback fails every later callback."""
     from jax._src.dispatch import runtime_tokens
 
     token = unittest.mock.Mock()
@@ -73,7 +73,7 @@ def scaled() -> Any:
 
 
 def check_compiled_by_torch() -> None:
-    """The gradients are reduced beside the compiled code. (Dynamo alone: inductor would compile C++ for half a minute.)"""
+    """hvdlite reduces gradients outside of the compiled code. (Dynamo only: inductor would compile C++ for 30 s.)"""
     if not on("torch"):
         return
     import torch
@@ -97,7 +97,7 @@ def check_several_passes_per_step() -> None:
 
 
 def check_passes_of_a_number() -> None:
-    """A weight without dimensions."""
+    """Several passes work for a weight without dimensions."""
     mean, gradient = (hvd.size() - 1) / 2, keras.ops.convert_to_tensor(float(hvd.rank()))
     for average, applied in ((False, 2 * mean), (True, mean)):
         options = {"backward_passes_per_step": 2, "average_aggregated_gradients": average}
@@ -134,7 +134,7 @@ def check_mixed_precision_skips_together() -> None:
 
 
 def check_callbacks() -> None:
-    """Ranks that start apart train as rank 0 would alone; what is not distributed is found out."""
+    """Ranks with different first weights train as rank 0 does alone; an optimizer that is not distributed is an error."""
     expected = alone(lambda: weights(fit(keras.optimizers.SGD(0.05, momentum=0.9))))
     trained = model()
     for variable in trained.trainable_variables:
@@ -167,19 +167,19 @@ def check_a_rank_that_ends_an_epoch_early() -> None:
 
     trained, callbacks = model(), [hvd.callbacks.BroadcastGlobalVariablesCallback(0), Stop()]
     trained.compile(hvd.DistributedOptimizer(OPTIMIZERS["SGD"]()), "mse")
-    kind = Exception if on("jax") else hvdlite.MismatchError  # XLA's own, where a compiled step is under way
+    kind = Exception if on("jax") else hvdlite.MismatchError  # an error of XLA, if a compiled step runs
     require_error(kind, lambda: trained.fit(*data(), batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks),
                   f"rank {hvd.size() - 1} came to the end of epoch 1", "stop_training")  # fmt: skip
     if on("jax"):
         spoil_tokens()
-    another = model()  # on JAX the first one's weights went with the step
+    another = model()  # on JAX, the failed step has deleted the first model's weights
     another.compile(hvd.DistributedOptimizer(OPTIMIZERS["SGD"]()), "mse")
     another.fit(*data(), batch_size=BATCH, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     require_same_bits(weights(another))
 
 
 def check_stateless_apply() -> None:
-    """JAX loops of one's own: the state goes in and out."""
+    """A user's own loop on JAX passes the state to each step and gets it back."""
     if on("torch"):
         return
     import jax
@@ -244,7 +244,7 @@ def check_another_model_on_one_rank() -> None:
 
 
 def check_broadcast_forgotten() -> None:
-    """On PyTorch an error in the second step. (On JAX variables cannot be read during an epoch.)"""
+    """On PyTorch, different weights are an error in the second step. (On JAX, an epoch hides variables' values.)"""
     def build() -> Any:
         trained = model()
         trained.layers[0].bias.assign_add(np.full(8, float(last())))
@@ -259,7 +259,7 @@ def check_broadcast_forgotten() -> None:
 
 
 def check_a_step_in_which_weights_would_be_compared() -> None:
-    """Under the callback they are not; and Keras' state on JAX stays as it is."""
+    """With the callback, steps compare no weights, and Keras' state on JAX stays unchanged."""
     before, watched.BEGIN = watched.BEGIN, 2
     try:
         optimizer = hvd.DistributedOptimizer(OPTIMIZERS["SGD"]())
@@ -274,7 +274,7 @@ def check_a_step_in_which_weights_would_be_compared() -> None:
 
 
 def check_local_layers() -> None:
-    """Their gradients remain each rank's; all the others' are reduced."""
+    """The gradients of local layers stay each rank's own; all other gradients are reduced."""
     trained = model()
     optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), local_layers=trained.layers[-1])
     trained.compile(optimizer, "mse")
@@ -286,7 +286,7 @@ def check_local_layers() -> None:
 
 
 def check_fit_goes_on_after_an_error() -> None:
-    """On one rank, while the others are in a step, which XLA has compiled on JAX: all go back to the last commit."""
+    """One rank fails while the others are in a step, which XLA has compiled on JAX: all return to the last commit."""
     trained, failed = model(), []
     x, y = data()
     trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
@@ -314,7 +314,6 @@ def check_fit_goes_on_after_an_error() -> None:
 
 
 def check_batch_norm_over_all_ranks() -> None:
-    """trains as one process with the whole batch does; and each rank as the others, where batches differ in size."""
     if on("jax"):
         require_error(NotImplementedError, hvd.SyncBatchNormalization, "JAX")
         return
