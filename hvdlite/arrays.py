@@ -1,7 +1,7 @@
-"""Arrays without knowing which: NumPy or CuPy, found from the array itself.
+"""Arrays of NumPy or CuPy, handled by the same code.
 
-The core does its arithmetic through `module(array)` and orders it through marks (`gpu_streams`), so that one code path
-serves both. Nothing here imports CuPy: an array that is not NumPy's brings its own module along.
+`module(array)` returns NumPy or CuPy, and the core computes with the functions of that module. `gpu_streams` puts the
+work in order. CuPy is imported only when the first array on a GPU appears.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import ml_dtypes
 import numpy as np
@@ -22,12 +22,37 @@ from hvdlite.errors import HvdliteError
 DType: TypeAlias = "np.dtype[np.generic]"
 
 
-class Array(Protocol):
-    """What the core asks of an array. `numpy.ndarray` and `cupy.ndarray` both satisfy it.
+class Flags(Protocol):
+    """An array's flags."""
 
-    Methods with many forms are properties here, so that each form of NumPy's fits. Only arrays on the host
-    have `ctypes` and `__array__`, and their `data` is a memoryview. On a GPU `data` has a pointer (`data.ptr`), and
-    `device` a number. Code that uses these asks `is_host` before.
+    @property
+    def owndata(self) -> bool: ...
+    @property
+    def c_contiguous(self) -> bool: ...
+    @property
+    def writeable(self) -> bool: ...
+
+
+class Ctypes(Protocol):
+    """A host array's `ctypes`. data: the array's address."""
+
+    @property
+    def data(self) -> int: ...
+
+
+class Device(Protocol):
+    """A GPU array's `device`. id: the GPU's number."""
+
+    @property
+    def id(self) -> int: ...
+
+
+class Array(Protocol):
+    """The methods and attributes of arrays that the core uses. `numpy.ndarray` and `cupy.ndarray` both have them.
+
+    Methods that NumPy overloads are properties here, so that each of NumPy's signatures fits. Only arrays on the host
+    have `ctypes` and `__array__`; their `data` is a memoryview. On a GPU, `data.ptr` is an address and `device.id` a
+    number. Code that uses these calls `is_host` first.
     """
 
     @property
@@ -43,7 +68,7 @@ class Array(Protocol):
     @property
     def nbytes(self) -> int: ...
     @property
-    def flags(self) -> Any: ...
+    def flags(self) -> Flags: ...
     @property
     def data(self) -> Any: ...
     @property
@@ -59,25 +84,36 @@ class Array(Protocol):
     @property
     def tolist(self) -> Callable[..., Any]: ...
     @property
-    def ctypes(self) -> Any: ...
+    def sum(self) -> Callable[..., Array]: ...
     @property
-    def device(self) -> Any: ...
+    def item(self) -> Callable[..., float]: ...
+    @property
+    def ctypes(self) -> Ctypes: ...
+    @property
+    def device(self) -> object: ...
     def __array__(self) -> np.ndarray[tuple[int, ...], DType]: ...
     def __len__(self) -> int: ...
-    def __getitem__(self, key: Any, /) -> Any: ...
-    def __setitem__(self, key: Any, value: Any, /) -> None: ...
-    def __and__(self, other: Any, /) -> Any: ...
-    def __add__(self, other: Any, /) -> Any: ...
-    def __mul__(self, other: Any, /) -> Any: ...
-    def __floordiv__(self, other: Any, /) -> Any: ...
-    def __truediv__(self, other: Any, /) -> Any: ...
-    def __lt__(self, other: Any, /) -> Any: ...
-    def __ge__(self, other: Any, /) -> Any: ...
+    @property
+    def __getitem__(self) -> Callable[..., Any]: ...
+    @property
+    def __setitem__(self) -> Callable[..., None]: ...
+    @property
+    def __and__(self) -> Callable[..., Array]: ...
+    @property
+    def __add__(self) -> Callable[..., Array]: ...
+    @property
+    def __sub__(self) -> Callable[..., Array]: ...
+    @property
+    def __mul__(self) -> Callable[..., Array]: ...
+    @property
+    def __floordiv__(self) -> Callable[..., Array]: ...
+    @property
+    def __truediv__(self) -> Callable[..., Array]: ...
 
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
-LINE = 64  # bytes of a cache line: what is written across two of them, or in one by two cores, takes longer
-LONG = 256 * 1024  # bytes; of shorter arrays it is not worth asking where they lie (1 us)
+LINE = 64  # bytes of a cache line; a write across two lines, or by two cores into one, takes longer
+LONG = 256 * 1024  # bytes; to align shorter arrays gains less than reading their address costs (1 us)
 
 
 def module(array: Array) -> ModuleType:
@@ -86,32 +122,33 @@ def module(array: Array) -> ModuleType:
 
 
 def cupy() -> ModuleType:
-    """CuPy, imported. Raises HvdliteError where it is missing."""
+    """Import CuPy. Raises HvdliteError if it cannot be imported."""
     try:
         return importlib.import_module("cupy")
     except ImportError as error:
         raise HvdliteError(
-            f"tensors on a GPU need CuPy, which cannot be imported ({error}): pip install cupy-cuda12x, or "
-            "cupy-cuda13x, whichever your CUDA is"
+            f"tensors on a GPU need CuPy, which cannot be imported ({error}): pip install cupy-cuda12x for CUDA 12, or "
+            "cupy-cuda13x for CUDA 13"
         ) from error
 
 
-def nccl_of(xp: ModuleType) -> Any:
-    """CuPy's module for NCCL, which it imports only when asked; its `available` says whether there is a library."""
+def nccl_of(xp: ModuleType) -> ModuleType:
+    """CuPy's module for NCCL, imported. Its `available` says whether the NCCL library was found."""
     return importlib.import_module(f"{xp.__name__}.cuda.nccl")
 
 
 def is_host(array: Array) -> bool:
+    """Whether the array lies in host memory."""
     return isinstance(array, np.ndarray)
 
 
 def per_line(like: Array) -> int:
-    """How many elements of like's dtype a cache line has."""
+    """The number of elements of like's dtype in a cache line."""
     return max(LINE // int(like.itemsize), 1)
 
 
 def on_boundary(nbytes: int, boundary: int = LINE) -> Array:
-    """Bytes on the host, of any contents, whose address is a multiple of `boundary`."""
+    """Bytes on the host that begin at a multiple of `boundary`. Their contents are undefined."""
     memory = np.empty(nbytes + boundary, np.uint8)
     start = -memory.ctypes.data % boundary
     return memory[start : start + nbytes]
@@ -128,7 +165,7 @@ def split_rows(array: Array, rows: Sequence[int]) -> list[Array]:
 
 
 def overlapping(arrays: Sequence[Array]) -> tuple[int, int] | None:
-    """The places of two of these contiguous arrays that share memory; None where each has its own."""
+    """The indices of two of these contiguous arrays that share memory; None if no two of them do."""
     if len({*map(id, arrays)}) == len(arrays) and all(is_host(array) and array.flags.owndata for array in arrays):
         return None  # an address takes 1 us
     starts = {index: array.ctypes.data if is_host(array) else array.data.ptr
@@ -141,16 +178,17 @@ def overlapping(arrays: Sequence[Array]) -> tuple[int, int] | None:
 
 @cache
 def dtype_name(dtype: DType) -> str:
-    """'float32', 'bfloat16', ...; all fields of a structure. Cached: NumPy computes it anew each time, in 5 us."""
+    """A dtype's name: 'float32', 'bfloat16', ...; for a structure all fields. Cached: NumPy takes 5 us for it."""
     return str(dtype.name if dtype.fields is None else dtype)
 
 
 def is_small_float(dtype: DType) -> bool:
-    """float16 or bfloat16 (a floating type too, although NumPy files it under 'V')."""
+    """Whether the dtype is float16 or bfloat16. (NumPy's kind of bfloat16 is 'V', not 'f'.)"""
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
 def is_float(dtype: DType) -> bool:
+    """Whether the dtype is a floating-point type of any size."""
     return dtype.kind == "f" or is_small_float(dtype)
 
 
@@ -161,6 +199,6 @@ def accumulator(dtype: DType) -> DType:
 
 def device_of(array: Array) -> int:
     """The number of the GPU that a device array lies on."""
-    return int(array.device.id)
+    return cast("Device", array.device).id
 
 

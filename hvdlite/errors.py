@@ -1,13 +1,12 @@
 """The exceptions that users see.
 
-A fault between ranks is an `HvdliteError`, a `RuntimeError` as Horovod's `HorovodInternalError` was. A fault of one
-caller alone is a plain `ValueError`. Each message says which rank, which tensor, what each side said, and what to do.
+A fault between ranks is an `HvdliteError`, which is a `RuntimeError` like Horovod's `HorovodInternalError`. A fault of
+one caller alone is a plain `ValueError`. Each message names the rank, the tensor, what each rank passed, and the cure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 IN_A_CHILD = (
     "hvdlite cannot communicate in a process that a rank has started (a DataLoader's worker?): MPI cannot be used "
@@ -25,13 +24,13 @@ class MismatchError(HvdliteError):
 
 
 class VoidError(HvdliteError):
-    """Another rank's backward failed after some of its gradients had left: no rank has results of this backward."""
+    """Another rank's backward failed after it had sent some gradients: no rank has results of this backward."""
 
 
 class ScalarError(HvdliteError, IndexError, ValueError):
-    """A gather was given a tensor without dimensions. If all ranks did so, all raise this; else it is a mismatch.
+    """All ranks gave a gather a tensor without dimensions. (If only some ranks do, all raise MismatchError.)
 
-    It has the base classes of Horovod's errors: an IndexError in torch's `hvd.allgather`, a HorovodInternalError
+    Its base classes are those of Horovod's errors: IndexError in torch's `hvd.allgather`, HorovodInternalError
     elsewhere.
     """
 
@@ -55,13 +54,14 @@ class RemovedError(ShutdownError, ValueError):
         )
         self.ranks = ranks
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[RemovedError], tuple[Sequence[int]]]:
         return RemovedError, (self.ranks,)
 
 
 class StallError(HvdliteError):
-    """Ranks waited longer than HVDLITE_STALL_SHUTDOWN_TIME_SECONDS, or wait for each other forever. Communication is
-    over.
+    """Ranks waited longer than HVDLITE_STALL_SHUTDOWN_TIME_SECONDS, or wait for each other forever.
+
+    This process can no longer communicate.
     """
 
 
@@ -80,7 +80,8 @@ class NotInitializedError(HvdliteError, ValueError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts have come or gone: `elastic.run` starts communication anew. skip_sync: all states are equal already."""
+    """The job's hosts have changed: `elastic.run` starts communication again. skip_sync: all states are equal already.
+    """
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the job's hosts have changed")
@@ -90,25 +91,26 @@ class HostsUpdatedInterrupt(RuntimeError):
 HorovodInternalError = HvdliteError
 
 ON_ALL = (HvdliteError, NotImplementedError)
-"""Errors that an operation raises on all ranks: before any rank has sent, or after all ranks have received."""
+"""Errors that an operation raises on all ranks, before any rank has sent or after all ranks have received."""
 
 
 def broken_by(error: BaseException, operation: str) -> HvdliteError | None:
     """The error for all later operations on a lane after one raised `error`; None if the lane stays usable.
 
-    An error that is not raised on all ranks (no memory, an MPI error) may have stopped this rank alone in the middle.
+    An error of this rank alone (no memory, an MPI error) may have stopped the operation after some messages.
     """
     if isinstance(error, ON_ALL):
         return None
     return HvdliteError(
         f"an earlier operation, {operation}, failed in the middle on this rank ({type(error).__name__}: {error}), and "
-        "nobody knows what the others have sent: this process can no longer communicate"
+        "the other ranks may have sent messages that this rank has not received. This process can no longer "
+        "communicate: restart the job"
     )
 
 
 def in_the_middle(operation: str) -> HvdliteError:
     """The error for a call from a signal handler or destructor that interrupts another call of the same thread."""
     return HvdliteError(
-        f"{operation} was called by a signal's handler or a destructor, in the middle of another call, which cannot go "
-        "on before it returns. Set a flag there, and act on it between steps."
+        f"{operation} was called from a signal handler or a destructor, in the middle of another call of its "
+        "thread. Each call would wait for the other. Set a flag in the handler, and act on it between steps."
     )

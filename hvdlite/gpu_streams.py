@@ -1,10 +1,12 @@
 """Order between the work of GPU streams and of threads.
 
-A *mark* is a point in the work of streams: on a GPU, where a call returns before its work is done, an event; on the
-host nothing. All waiting for a GPU is here, and is for events and streams, never for the whole device.
+On a GPU a call returns before its work is done. A *mark* is a point in the work of streams: CUDA events on a GPU,
+nothing on the host. All code that waits for a GPU is in this module. It waits for events and streams, never for the
+whole device.
 
-A tensor does not say on which stream it was computed, and torch and CuPy each have a current one. A mark follows all of
-them (`FOLLOWED`). Usually they are one; to wait for one too many costs time, never a sum.
+A tensor does not record the stream that computes it, and torch and CuPy each have a current stream. So a mark follows
+all current streams (`FOLLOWED`), which usually are the same one. A superfluous wait costs time, and never changes a
+result.
 """
 
 from __future__ import annotations
@@ -13,30 +15,46 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, TypeVar, TypeVarTuple
+
+import numpy as np
 
 from hvdlite.arrays import Array, device_of, is_host, module
 from hvdlite.errors import HvdliteError
 
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 FOLLOWED: list[Callable[[int], int]] = []
-"""What gives frameworks' streams: from the GPU's number the CUDA stream on which the framework now issues the calling
-thread's work, as an address."""
+"""One function for each framework. It takes a GPU's number and returns the address of the CUDA stream on which the
+framework now issues the calling thread's work.
+"""
 
 
 def callers_streams(xp: ModuleType, device: int) -> list[int]:
-    """The CUDA streams on which the calling thread now issues work: CuPy's and each framework's, usually one."""
+    """The CUDA streams on which the calling thread now issues work: CuPy's and each framework's, each once."""
     streams = [int(xp.cuda.get_current_stream().ptr), *(stream_of(device) for stream_of in FOLLOWED)]
     return list(dict.fromkeys(streams))
 
+
 RELIEF: list[Callable[[], None]] = []
-"""What gives back GPU memory that a framework keeps for later."""
+"""Functions that free the GPU memory that a framework keeps for later use."""
+
+
+class Event(Protocol):
+    """The attributes of a CUDA event that hvdlite uses."""
+
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def done(self) -> bool: ...
+    def synchronize(self) -> None: ...
 
 
 class Mark:
-    """A point in the work of GPU streams. On the host there is nothing to wait for: no events."""
+    """A point in the work of GPU streams. A mark on the host has no events, and waiting for it returns at once."""
 
     def __init__(
-        self, xp: Any = None, device: int = 0, streams: Sequence[int] = (), events: Sequence[Any] = ()
+        self, xp: ModuleType = np, device: int = 0, streams: Sequence[int] = (), events: Sequence[Event] = ()
     ) -> None:
         self.xp, self.device, self.streams, self.events = xp, device, streams, events
 
@@ -46,13 +64,15 @@ class Mark:
             event.synchronize()
 
     def adopt(self) -> None:
-        """Make its GPU the calling thread's, for good: CUDA gives a thread that has chosen none the first GPU of the
-        host, and a context there, which takes half a gigabyte."""
+        """Make the mark's GPU the calling thread's, permanently.
+
+        A thread that has chosen no GPU gets the host's first one, where its context takes half a gigabyte.
+        """
         if self.events:
             self.xp.cuda.Device(self.device).use()
 
     def precede(self) -> None:
-        """What the calling thread issues from now on runs after the work before the mark; the thread goes on."""
+        """Make the calling thread's later GPU work run after the work before the mark. Returns at once."""
         if self.events:
             with self.xp.cuda.Device(self.device):
                 for stream in callers_streams(self.xp, self.device):
@@ -64,13 +84,14 @@ class Mark:
         """Whether `wait` would return at once."""
         return all(event.done for event in self.events)
 
+
 NOTHING_PENDING = Mark()
 
 
 def mark(array: Array) -> Mark:
-    """A mark behind all that the calling thread has issued so far on the array's GPU.
+    """A mark after all work that the calling thread has issued on the array's GPU.
 
-    Raises HvdliteError while a CUDA graph is captured: what it replays, no other rank would know of.
+    Raises HvdliteError while a CUDA graph is captured: other ranks would not take part when the graph is replayed.
     """
     if is_host(array):
         return NOTHING_PENDING
@@ -79,14 +100,14 @@ def mark(array: Array) -> Mark:
         streams = callers_streams(xp, device)
         if any(xp.cuda.runtime.streamIsCapturing(stream) for stream in streams):
             raise HvdliteError(
-                "a collective was called while a CUDA graph is being captured: a graph replays GPU work alone, and the "
-                "other ranks would not take part. Communicate outside torch.cuda.graph and make_graphed_callables"
+                "a collective was called while a CUDA graph is being captured: a graph replays GPU work of one rank, "
+                "and other ranks would not take part. Communicate outside torch.cuda.graph and make_graphed_callables"
             )
         return Mark(xp, device, streams, [recorded(xp, stream, sleep=True) for stream in streams])
 
 
 def issued(array: Array) -> Mark:
-    """A mark behind what the calling thread has issued on CuPy's current stream alone: in a lane's work, the lane's."""
+    """A mark after the work issued on CuPy's current stream alone. In a lane's work that is the lane's stream."""
     if is_host(array):
         return NOTHING_PENDING
     xp = module(array)
@@ -94,16 +115,16 @@ def issued(array: Array) -> Mark:
     return Mark(xp, device_of(array), [stream], [recorded(xp, stream)])
 
 
-def recorded(xp: ModuleType, stream: int, sleep: bool = False) -> Any:
-    """An event behind the work issued so far on a stream of the current GPU. sleep: a thread that waits for it leaves
-    its core to others."""
-    event = xp.cuda.Event(block=sleep, disable_timing=True)
+def recorded(xp: ModuleType, stream: int, sleep: bool = False) -> Event:
+    """An event after the work issued on a stream of the current GPU. sleep: a waiting thread sleeps, and does not spin.
+    """
+    event: Event = xp.cuda.Event(block=sleep, disable_timing=True)
     xp.cuda.runtime.eventRecord(event.ptr, stream)
     return event
 
 
 def on_host(array: Array) -> Array:
-    """The array, or a host copy of one on a GPU, behind all that the calling thread has issued there."""
+    """The array, if it lies on the host; else a host copy, made after the work that the calling thread has issued."""
     if is_host(array):
         return array
     mark(array).wait()
@@ -113,28 +134,29 @@ def on_host(array: Array) -> Array:
 
 
 GPUS_IN_MESSAGES: list[tuple[ModuleType, int]] = []
+"""The array module and number of the GPU whose memory MPI is given pointers to; empty if there is none."""
 
 WITHOUT_GPU: set[int] = set()
-"""Threads inside of `in_mpi` that went in before any GPU was in messages."""
+"""Threads that entered `in_mpi` before GPUS_IN_MESSAGES had an entry."""
 
-PAUSE = 0.005  # seconds; longer than a look at other ranks, which calls MPI outside of `in_mpi`
+PAUSE = 0.005  # seconds; longer than a test for other ranks' messages, which calls MPI outside `in_mpi`
 
 
 def send_from(xp: ModuleType, device: int) -> None:
-    """MPI is given pointers to this GPU's memory from now on. Waits for threads that went into MPI before they knew."""
+    """Announce that MPI gets pointers to this GPU's memory from now on. Waits for threads that entered MPI before."""
     first = not GPUS_IN_MESSAGES
     if first:
         GPUS_IN_MESSAGES.append((xp, device))
-    WITHOUT_GPU.discard(threading.get_ident())  # else two threads in here would wait for each other
+    WITHOUT_GPU.discard(threading.get_ident())  # else two threads in this function would wait for each other
     while WITHOUT_GPU:
         time.sleep(0.001)
     time.sleep(PAUSE if first else 0.0)
 
 
-def in_mpi(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result; it may spend long in MPI."""
+def in_mpi(function: Callable[[*Ts], R], *arguments: *Ts) -> R:
+    """Call a function that may spend long in MPI, and return its result."""
     me = threading.get_ident()
-    WITHOUT_GPU.add(me)  # before it looks whether there is one: of this and `send_from` one sees the other
+    WITHOUT_GPU.add(me)  # before reading GPUS_IN_MESSAGES: so either this thread or `send_from` sees the other
     try:
         if GPUS_IN_MESSAGES:
             adopt_gpu()
@@ -145,14 +167,17 @@ def in_mpi(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def adopt_gpu() -> None:
-    """Called by each thread that is about to call MPI: whichever thread does may find itself copying GPU memory for a
-    message of another, which fails where the thread has no CUDA context (Open MPI then aborts the job)."""
+    """Give the calling thread a CUDA context, if messages use a GPU. Each thread calls this before it calls MPI.
+
+    A thread inside MPI may copy GPU memory for another thread's message. Without a context the copy fails, and Open MPI
+    aborts the job.
+    """
     for xp, device in GPUS_IN_MESSAGES:
         if not xp.cuda.driver.ctxGetCurrent():
             xp.cuda.Device(device).use()
 
 
 def finish(array: Array) -> None:
-    """Wait for the calling thread's current stream: MPI, which ignores streams, may touch the array then."""
+    """Wait for the calling thread's current stream, because MPI ignores streams. Then MPI may use the array."""
     if not is_host(array):
         module(array).cuda.get_current_stream().synchronize()

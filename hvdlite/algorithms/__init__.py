@@ -2,7 +2,10 @@
 
 An algorithm is a function `(transport, buffer, scratch, reduction) -> None`. It works in place on a flat contiguous
 buffer of any length, with any number of ranks. `shared` and `hierarchical` take the buffers of all ranks of the host
-instead. `prepared` binds these arguments and returns a function to call many times.
+instead. `prepared` and `prepared_in_arena` bind these arguments and return a function to call many times.
+
+Belongs here: the arithmetic of reductions, and which rank sends what to which. Not here: how bytes travel
+(`transports/`), and agreement between ranks (`lanes/`).
 """
 
 from __future__ import annotations
@@ -23,27 +26,28 @@ from hvdlite.memory.arena import Arena
 from hvdlite.memory.workspace import Workspace
 from hvdlite.transports import Transport
 
-__all__ = ["MESSAGES", "Place", "allreduce", "choose", "prepared", "to_lend"]
+__all__ = ["MESSAGES", "Place", "allreduce", "choose", "prepared", "prepared_in_arena", "to_lend"]
 
 Prepare: TypeAlias = Callable[[Transport, Array, Array, Reduction], Callable[[], None]]
+"""Binds an algorithm's arguments and returns a function to call many times."""
 
 
-def as_it_is(algorithm: Callable[[Transport, Array, Array, Reduction], None]) -> Prepare:
-    """Wrap an algorithm that has nothing to prepare."""
+def bound(algorithm: Callable[[Transport, Array, Array, Reduction], None]) -> Prepare:
+    """A `Prepare` of an algorithm that prepares nothing: it only binds the arguments."""
     return lambda *arguments: partial(algorithm, *arguments)
 
 
 MESSAGES: dict[str, Prepare] = {
     "ring": ring.prepared,
     "direct": direct.prepared,  # replaces the ring for 16-bit floats
-    "halving_doubling": as_it_is(halving_doubling),
-    "doubling": as_it_is(doubling),
-    "native": as_it_is(native),
-    "nccl": as_it_is(native),  # on a GPU the transport's own all-reduce is NCCL's
-    "adasum": as_it_is(adasum),
+    "halving_doubling": bound(halving_doubling),
+    "doubling": bound(doubling),
+    "native": bound(native),
+    "nccl": bound(native),  # on a GPU the transport's own all-reduce is NCCL's
+    "adasum": bound(adasum),
 }
-MOST_KINDS = 64  # of pieces with a prepared reduction, per lane
-WHOLE_SCRATCH = frozenset(("halving_doubling", "doubling", "adasum"))  # the others need one rank's part
+MOST_KINDS = 64  # prepared reductions that a lane keeps for its staging arena, one for each kind of piece
+WHOLE_SCRATCH = frozenset(("halving_doubling", "doubling", "adasum"))  # need scratch for n elements; others for n/p
 
 
 def allreduce(transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction) -> None:
@@ -52,10 +56,26 @@ def allreduce(transport: Transport, workspace: Workspace, place: Place, buffer: 
 
 
 def prepared(
-    transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction,
-    peers: Sequence[Array] | None = None, lent: Mapping[int, Array] = shared.NOTHING_LENT,
+    transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction
 ) -> Callable[[], None]:
     """A function that does `allreduce` with this buffer, for many calls.
+
+    Args:
+        transport: The ranks that take part.
+        workspace: Scratch memory and arenas of the lane.
+        place: The facts that the choice depends on.
+        buffer: Flat and contiguous, reduced in place.
+        reduction: The operation and its scaling.
+    """
+    run = without_memory(transport, workspace, place, buffer, reduction, in_arena=False)
+    return run or partial(staged, transport, workspace, place, buffer, reduction)
+
+
+def prepared_in_arena(
+    transport: Transport, workspace: Workspace, place: Place, buffers: Sequence[Array], reduction: Reduction,
+    lent: Mapping[int, Array] = shared.NOTHING_LENT,
+) -> Callable[[], None]:
+    """A function that does `allreduce` with a buffer in an arena, for many calls.
 
     Every rank has finished writing its buffer when the function is called, because the roll call before it is a
     barrier.
@@ -64,21 +84,25 @@ def prepared(
         transport: The ranks that take part.
         workspace: Scratch memory and arenas of the lane.
         place: The facts that the choice depends on.
-        buffer: Flat and contiguous, reduced in place.
+        buffers: The flat buffers of all ranks of this host, in rank order, reduced in place.
         reduction: The operation and its scaling.
-        peers: The buffers of all ranks of this host in rank order, if they lie in an arena; `buffer` is one of them.
         lent: Addends of this rank that lie elsewhere, by their start in the part `to_lend`.
     """
+    buffer = buffers[workspace.levels(transport, place.hosts).local.rank]
+    run = without_memory(transport, workspace, place, buffer, reduction, in_arena=True)
+    return run or in_memory(transport, workspace, place, buffers, reduction, lent)
+
+
+def without_memory(
+    transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction, in_arena: bool
+) -> Callable[[], None] | None:
+    """A function that reduces the buffer without shared memory; None if it should be reduced in shared memory."""
     if integers := wide.of_integers(reduction, buffer.dtype, transport.size):
         return partial(wide.reduce, integers, buffer, partial(allreduce, transport, workspace, place))
     if transport.size == 1:
         return partial(alone, buffer, reduction)
-    name = chosen(place, buffer, reduction, peers is not None)
-    if name in MESSAGES:
-        return by_messages(name, transport, workspace, buffer, reduction)
-    if peers is None:
-        return partial(staged, transport, workspace, place, buffer, reduction)
-    return in_memory(transport, workspace, place, peers, reduction, lent)
+    name = chosen(place, buffer, reduction, in_arena)
+    return by_messages(name, transport, workspace, buffer, reduction) if name in MESSAGES else None
 
 
 def chosen(place: Place, buffer: Array, reduction: Reduction, in_arena: bool) -> str:
@@ -91,9 +115,9 @@ def chosen(place: Place, buffer: Array, reduction: Reduction, in_arena: bool) ->
 
 
 def to_lend(transport: Transport, place: Place, buffer: Array, reduction: Reduction) -> tuple[int, int]:
-    """The begin and end of the part of a buffer that only this rank reads.
+    """The begin and end of the part of a buffer that only this rank reads. Its addends may lie outside the arena.
 
-    Its addends may lie outside the arena. The part is empty unless the algorithm is the two-shot, on the host.
+    The part is empty unless the algorithm is the two-shot on the host.
     """
     if transport.size == 1 or not is_host(buffer) or chosen(place, buffer, reduction, True) != "shared":
         return 0, 0
@@ -103,7 +127,7 @@ def to_lend(transport: Transport, place: Place, buffer: Array, reduction: Reduct
 
 
 def alone(buffer: Array, reduction: Reduction) -> None:
-    """The reduction over one rank."""
+    """Scale the buffer, in a job of one rank."""
     if reduction.scales and is_small_float(buffer.dtype):
         wide.reduce(wide.Cast(reduction), buffer, lambda array, how: None)
         return
@@ -137,7 +161,7 @@ def in_memory(
     transport: Transport, workspace: Workspace, place: Place, peers: Sequence[Array], reduction: Reduction,
     lent: Mapping[int, Array],
 ) -> Callable[[], None]:
-    """The two-shot on one host. On several hosts the hierarchical algorithm, with a suitable one between hosts."""
+    """A function that reduces in shared memory: the two-shot on one host, else the hierarchical algorithm."""
     if place.one_host:
         return shared.prepared(transport, peers, reduction, lent)
 
@@ -148,9 +172,9 @@ def in_memory(
 
 
 def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction) -> None:
-    """Reduce a buffer outside the arena, piece by piece in the lane's staging arena.
+    """Reduce a buffer outside shared memory, piece by piece in the lane's staging arena.
 
-    If the staging arena is not shared, which all ranks know, use messages.
+    If the staging arena is not shared, reduce by messages. All ranks know whether it is.
     """
     arena = workspace.staging(transport, place.hosts)
     if arena.peers is None:
@@ -165,8 +189,9 @@ def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Arr
 def on_stage(
     transport: Transport, workspace: Workspace, place: Place, stage: Arena, piece: Array, reduction: Reduction
 ) -> Callable[[Array], None]:
-    """A function that reduces pieces of this kind in the staging arena. It is kept, because preparing it takes about 7
-    us.
+    """A function that reduces pieces of this kind in the staging arena.
+
+    The workspace keeps the function, because preparing it takes about 7 us.
     """
     kind = piece.nbytes, piece.dtype, reduction
     if kind not in workspace.staged:

@@ -2,8 +2,8 @@
 
     a, b  ->  (1 - a.b / 2|a|^2) a  +  (1 - a.b / 2|b|^2) b
 
-Price: log2(p) steps; each rank sends n log2(p) elements. Orthogonal gradients are added, equal ones are averaged. Ranks
-pair up at distance 1, 2, 4, ... and combine their results.
+Orthogonal gradients are added, and equal ones are averaged. Ranks pair up at distance 1, 2, 4, ... and combine their
+results. Price: log2(p) steps; each rank sends n log2(p) elements.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from hvdlite.arrays import Array, is_float
 from hvdlite.errors import HvdliteError
 from hvdlite.transports import Transport
 
-TINY = float(np.sqrt(np.finfo(np.float64).tiny))  # a smaller squared norm counts as zero
+TINY = float(np.sqrt(np.finfo(np.float64).tiny))  # smaller squared norms count as zero
 
 
 def adasum(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> None:
-    """Recursive doubling with the rule above. Log2(p) steps; each rank sends n log2(p) elements.
+    """Reduce by recursive doubling with the rule above. log2(p) steps; each rank sends n log2(p) elements.
 
-    The rule is symmetric to the last bit, so that partners, and in the end all ranks, have the same bits. Products and
-    norms are computed in float64.
+    The rule is symmetric to the last bit. So partners have the same bits after each step, and all ranks at the end.
+    Products and norms are computed in float64.
 
     Args:
         transport: A power of two of ranks.
         buffer: One tensor of any length n, flat and contiguous, changed in place.
         scratch: Flat, same dtype, at least n elements.
-        reduction: Its scaling.
+        reduction: The scaling.
 
     Raises:
-        HvdliteError: The dtype is not a float.
+        HvdliteError: The dtype is not a floating-point type.
     """
     if not is_float(buffer.dtype):
-        raise HvdliteError(f"op=Adasum is for floating-point tensors, not {buffer.dtype}")
+        raise HvdliteError(f"op=Adasum is for floating-point tensors, not {buffer.dtype}: use op=Sum, or cast first")
     assert transport.size & (transport.size - 1) == 0
     reduction.prescale(buffer)
     incoming, distance = scratch[: buffer.size], 1
@@ -47,7 +47,7 @@ def adasum(transport: Transport, buffer: Array, scratch: Array, reduction: Reduc
 
 
 def combine(a: Array, b: Array) -> None:
-    """Apply the rule, into a. 16-bit floats are computed in float32."""
+    """Write the rule's result for a and b into a. 16-bit floats are computed in float32."""
     dot, norm_a, norm_b = products(a, b)
     share_a = 1.0 if norm_a < TINY else 1.0 - dot / (2.0 * norm_a)
     share_b = 1.0 if norm_b < TINY else 1.0 - dot / (2.0 * norm_b)
@@ -62,11 +62,11 @@ def combine(a: Array, b: Array) -> None:
 def products(a: Array, b: Array) -> tuple[float, float, float]:
     """a.b, a.a and b.b in float64.
 
-    NumPy's sums, because the order of BLAS's depends on the CPU and the number of threads, which differ between hosts.
+    With NumPy's sums. The order of BLAS's sums depends on the CPU and its threads, which may differ between hosts.
     """
     found = [0.0, 0.0, 0.0]
     for each, other in in_cache(a, b):
         x, y = widened(each).astype(np.float64, copy=False), widened(other).astype(np.float64, copy=False)
         for place, factors in enumerate(((x, y), (x, x), (y, y))):
-            found[place] += float((factors[0] * factors[1]).sum())
+            found[place] += (factors[0] * factors[1]).sum().item()
     return found[0], found[1], found[2]

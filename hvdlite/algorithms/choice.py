@@ -1,26 +1,26 @@
-"""Which algorithm: a pure function of facts that all ranks share, so that all choose alike.
+"""The choice of an algorithm: a pure function of facts that all ranks share, so that all ranks choose the same.
 
-The model (Hockney's): an all-reduce of S bytes over p ranks, L on each of h hosts, costs its steps times a latency a,
-plus the bytes that a host's network card sends over its bandwidth B, plus passes of the host's L buffers through its
-memory, L S / M each:
+The model is Hockney's, for an all-reduce of S bytes over p ranks, L on each of h hosts. Its time is the sum of three:
+the number of steps times the latency a; the bytes that a host's network card sends, divided by its bandwidth B; and the
+number of passes over the host's L buffers in memory, each taking L S / M.
 
                         steps       bytes per card     passes
     ring                2(p-1)      2S (p-1)/p         6           each message is copied in, copied out, added
-    halving-doubling    2 log2(p)   2S (h-1)/h         6(L-1)/L    near ranks first: what is far is short by then
+    halving-doubling    2 log2(p)   2S (h-1)/h         6(L-1)/L    near ranks first: far messages are short
     doubling            log2(p)     S L log2(h)        3 log2(L)
     shared two-shot     1           0                  2
     hierarchical        1 + those   2S (h-1)/h         2           `between` a d-th of S over h hosts, d at once
 
-So within a host memory is always shared, and between hosts the hierarchical sends the least in the fewest steps.
-Between its drivers halving-doubling has a ring's bytes in fewer steps, but far exchanges, which meet in the middle of
-a large network; a ring's stay between neighbours. It is taken once its steps are long beside their latency: a = 12 us
-(of which Python is 10) and B = 12 GB/s make 4aB some 512 KiB. Where h is no power of two, halving-doubling sends
-everything twice more, and ends at aB.
+So ranks of one host always share memory. Between hosts the hierarchical algorithm sends the fewest bytes in the fewest
+steps. Its drivers use halving-doubling or a ring. Halving-doubling sends a ring's bytes in fewer steps, but between
+distant hosts, whose messages share links of a large network; a ring sends only between neighbours. So a ring is chosen
+once each of its messages is longer than 4aB. With a = 12 us (Python takes 10 of them) and B = 12 GB/s that is about
+512 KiB. If h is no power of two, halving-doubling sends two buffers more, and the limit is aB.
 
-16-bit floats are added in float32, and only a ring sends them as they are (see `direct`); halving-doubling sends
-float32. It is taken where its fewer steps save more than its 2S more bytes cost: below aB (p - 1 - log2(p)).
+16-bit floats are added in float32. Only a ring sends them in 16 bits (see `direct`), and halving-doubling sends
+float32, 2S bytes more. Halving-doubling is chosen if its fewer steps save more time: below aB (p - 1 - log2(p)).
 
-`python -m hvdlite.bench model` prints and plots all this for 8 to 4096 ranks.
+`python -m hvdlite.bench model` prints and plots this model for 8 to 4096 ranks.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from dataclasses import dataclass
 from hvdlite.arrays import DType, is_small_float
 from hvdlite.memory.workspace import MOST_STAGED_BYTES
 
-TINY_BYTES, SMALL_BYTES = 2 * 1024, 8 * 1024  # on one host; below these the number of steps counts, not the bytes
-STEP_BYTES, FOLDED_STEP_BYTES = 512 * 1024, 128 * 1024  # over a network; a ring's messages must be as long
+TINY_BYTES, SMALL_BYTES = 2 * 1024, 8 * 1024
+"""On one host, arrays up to these sizes use `doubling` and `halving_doubling`: for them the number of steps counts."""
+STEP_BYTES, FOLDED_STEP_BYTES = 512 * 1024, 128 * 1024
+"""Over a network, the shortest messages for which a ring is chosen: for powers of two of ranks, and other numbers."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The facts that the choice depends on, besides the message. All ranks of a lane agree on them.
+    """The facts about a lane's ranks that the choice depends on. They are equal on all these ranks.
 
     Attributes:
         size: The number of ranks.
-        shares_memory: Whether some host has several ranks, and they can look into each other's buffers.
+        shares_memory: Whether some host has several ranks, and these can share memory.
         forced: The algorithm that the user has set, or "auto".
         hosts: The ranks on each host; empty if all are on one.
         on_gpu: Whether the arrays lie on GPUs, where copies into an arena cost little.
@@ -58,6 +60,7 @@ class Place:
 
     @property
     def one_host(self) -> bool:
+        """Whether all ranks are on one host."""
         return len(self.hosts) < 2
 
     @property
@@ -67,10 +70,10 @@ class Place:
 
 
 def choose(place: Place, nbytes: int, dtype: DType, in_arena: bool) -> str:
-    """The algorithm for one all-reduce of nbytes, by name.
+    """The name of the algorithm for one all-reduce.
 
-    Outside an arena the two-shot pays for copies in and out. Over a network that is always worth it. On one host it is
-    not worth it for arrays above MOST_STAGED_BYTES (MEASURED.md, "Details").
+    Arrays outside an arena must be copied to the staging arena and back. Between hosts that always saves time. On one
+    host it costs time for arrays above MOST_STAGED_BYTES (MEASURED.md, "Details").
 
     Args:
         place: The facts about the ranks.
@@ -87,7 +90,7 @@ def choose(place: Place, nbytes: int, dtype: DType, in_arena: bool) -> str:
     if place.forced == "native" and not adds_as_we_do(dtype):
         return "ring"
     if place.forced == "nccl" and (dtype.kind in "bc" or (dtype.kind in "iu" and dtype.itemsize == 2)):
-        return "ring"  # for what NCCL cannot add
+        return "ring"  # NCCL cannot add these dtypes
     if place.forced in ("shared", "hierarchical"):
         return together if can_share else "ring"
     if place.forced != "auto":
@@ -113,7 +116,7 @@ def adds_as_we_do(dtype: DType) -> bool:
 
 
 def across(ranks: int, nbytes: int, dtype: DType) -> str:
-    """The algorithm by messages between hosts, one rank on each."""
+    """The name of the algorithm between hosts, by messages of one rank on each."""
     if nbytes <= TINY_BYTES:
         return "doubling"
     if is_small_float(dtype):

@@ -1,9 +1,10 @@
-"""Direct: as many bytes and steps as a ring, but for 16-bit floats, because it sends inputs instead of partial sums.
+"""Direct all-reduce: the ring's replacement for 16-bit floats. It sends inputs instead of partial sums.
 
     step s of reduce-scatter, rank r:  send part r+s of mine -> r+s,  receive part r of rank r-s, add it in float32
 
-Price: 2(p-1) steps; each rank sends 2n(p-1)/p elements, and talks to every other rank. In a ring a partial sum would be
-rounded to 16 bits at each of p-1 ranks. Here one rank adds up one part of all arrays and rounds it once.
+In a ring each of p-1 ranks would round a partial sum to 16 bits. Here one rank adds up one part of all arrays in
+float32, and rounds the sum once. Price: 2(p-1) steps; each rank sends 2n(p-1)/p elements, as in a ring, but to all
+ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hvdlite.transports import Transport
 def prepared_reduce_scatter(
     transport: Transport, pieces: Sequence[Array], scratch: Array, reduction: Reduction
 ) -> Callable[[], None]:
-    """A function that leaves the scaled reduction of all ranks' pieces r in rank r's piece r. For many calls.
+    """A function, for many calls, that puts the scaled reduction of all ranks' pieces r into rank r's piece r.
 
     Price: p-1 steps; each rank sends n(p-1)/p elements.
 
@@ -51,9 +52,9 @@ def prepared_reduce_scatter(
 
 
 def prepared(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> Callable[[], None]:
-    """The all-reduce of this buffer, for many calls. 2(p-1) steps; each rank sends 2n(p-1)/p elements.
+    """A function that all-reduces this buffer, for many calls. 2(p-1) steps; each rank sends 2n(p-1)/p elements.
 
-    One rank finishes each element's sum and the others copy it: all have the same bits.
+    One rank finishes each element's sum, and the others copy it: all have the same bits.
 
     Args:
         transport: The ranks that take part.

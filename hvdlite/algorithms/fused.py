@@ -1,4 +1,4 @@
-"""Fused sums on a GPU: one kernel reads every addend once, adds, scales, rounds once, and writes every result once.
+"""Fused sums on a GPU: one kernel reads each addend once, adds, scales, rounds once, and writes each result once.
 
     y0 = y1 = narrow((wide(y0) + wide(y1)) * s0);       two-shot of 2 ranks, in place in both ranks' memory
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from hvdlite.arrays import Array, accumulator, bfloat16, is_float, is_host, module
 
-MOST = 16  # addends; a kernel can have some dozens of arguments
+MOST = 16  # addends; the number of a kernel's arguments is limited
 Scaling = tuple[tuple[str, float], ...]
 """The scaling of a sum, in order: ("*", factor) or ("/", divisor)."""
 
@@ -41,15 +41,15 @@ __device__ unsigned short narrow(float x) {
 
 
 def possible(blocks: Sequence[Array], operation: str) -> bool:
-    """Whether `add_up` can take these blocks."""
+    """Whether `add_up` can add these blocks."""
     first = blocks[0]
     return not is_host(first) and operation == "sum" and is_float(first.dtype) and len(blocks) <= MOST
 
 
 def add_up(blocks: Sequence[Array], targets: int, before: float = 1.0, scaling: Scaling = ()) -> None:
-    """Write the scaled sum of blocks * before, in order, into the first `targets` blocks.
+    """Write the scaled sum of blocks * before into the first `targets` blocks, with one kernel on the current stream.
 
-    One kernel on the current stream. blocks: flat float arrays on a GPU, equally long.
+    blocks: equally long flat float arrays on a GPU, added in this order.
     """
     xp, kind = module(blocks[0]), str(blocks[0].dtype.name)
     run = kernel(xp.ElementwiseKernel, kind, len(blocks), targets, before != 1.0, "".join(sign for sign, _ in scaling))
@@ -62,7 +62,8 @@ def add_up(blocks: Sequence[Array], targets: int, before: float = 1.0, scaling: 
 
 @cache
 def kernel(elementwise: Any, kind: str, count: int, targets: int, before: bool, signs: str) -> Any:
-    """The kernel for `count` addends. Its text means the same in C++ and in Python."""
+    """The kernel for `count` addends. Its text is valid in C++ and in Python, so that tests can run it without a GPU.
+    """
     addends = [f"wide(y{i})" if i < targets else f"wide(x{i})" for i in range(count)]
     total = " + ".join(f"{addend} * before" if before else addend for addend in addends)
     for index, sign in enumerate(signs):

@@ -1,9 +1,9 @@
-"""Grouped: all-reduces of several arrays as one operation. Short arrays of one dtype are copied together.
+"""Grouped all-reduce: several arrays in one operation. Short arrays of one dtype are copied into one buffer.
 
     [a] [bb] [c]  ->  [abbc]  ->  one all-reduce  ->  [a] [bb] [c]
 
-Price: a copy in and out instead of an all-reduce for each array, which costs about 15 us on one host and 100 us over a
-network before any byte moves (MEASURED.md, "Details").
+Price: a copy in and out for each array. Without grouping, each array costs an all-reduce, which takes at least 15 us on
+one host and 100 us over a network (MEASURED.md, "Details").
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ SHORT_BYTES = 128 * 1024
 def allreduce_all(
     transport: Transport, workspace: Workspace, place: Place, arrays: Sequence[Array], reduction: Reduction
 ) -> None:
-    """Reduce all of these arrays in place over the transport's ranks.
+    """Reduce several arrays in place over the transport's ranks. Adasum is not element-wise, so it takes one at a time.
 
-    Adasum, which is not element-wise, takes them one by one. arrays: contiguous, none twice; dtypes and sizes are equal
-    on all ranks.
+    arrays: contiguous and all different. Their dtypes and sizes are equal on all ranks.
     """
     flat = [array.reshape(-1) for array in arrays]
     apart = reduction.operation == "adasum" or transport.size == 1
@@ -46,7 +45,7 @@ def allreduce_all(
 
 
 def batches(arrays: Sequence[Array], limit: int) -> list[list[int]]:
-    """The indices of the arrays that travel together, at most `limit` bytes. Only dtypes and sizes decide the order."""
+    """The indices of the arrays in each batch of at most `limit` bytes. They depend on dtypes and sizes alone."""
     found: list[list[int]] = []
     filling: dict[Any, tuple[list[int], int]] = {}  # by dtype: the batch with room, and its bytes
     for index, array in enumerate(arrays):

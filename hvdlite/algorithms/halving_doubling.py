@@ -3,9 +3,9 @@
     4 ranks:   0-1  2-3   exchange halves (distance 2^k: rank XOR 2^k), keep and add one half
                0-2  1-3   exchange quarters ...; then back the same way, gathering
 
-Price: 2 log2(p) steps; each rank sends 2n(p-1)/p elements. `doubling` sends whole buffers: half the steps, for the
-shortest messages. If p is no power of two, the first 2(p - 2^k) ranks fold in pairs: the even rank gives its buffer to
-the odd one, which takes part for both.
+Price: 2 log2(p) steps; each rank sends 2n(p-1)/p elements. `doubling` sends whole buffers in half the steps, which is
+faster for the shortest messages. If p is no power of two, the first 2(p - 2^k) ranks fold in pairs: the even rank sends
+its buffer to the odd one, which takes part for both.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Core = Callable[[Transport, Array, Array, Reduction, int, Sequence[int]], None]
 
 
 def halving_doubling(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> None:
-    """Recursive halving-doubling all-reduce (Thakur, Rabenseifner & Gropp 2005).
+    """All-reduce by recursive halving and doubling (Thakur, Rabenseifner & Gropp 2005).
 
-    Price: 2 log2(p) steps; each rank sends 2n(p-1)/p elements. If p is no power of two, folded ranks take 2 more steps
-    and send 2n more. One rank finishes and scales each element's sum: all have the same bits.
+    Price: 2 log2(p) steps; each rank sends 2n(p-1)/p elements. If p is no power of two, a folded pair takes 2 more
+    steps and sends 2n more elements. One rank finishes and scales each element's sum: all have the same bits.
 
     Args:
         transport: The ranks that take part.
@@ -36,7 +36,8 @@ def halving_doubling(transport: Transport, buffer: Array, scratch: Array, reduct
 
 
 def doubling(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> None:
-    """Recursive doubling all-reduce. Log2(p) steps; each rank sends n log2(p) elements. Folds like `halving_doubling`.
+    """All-reduce by recursive doubling. log2(p) steps; each rank sends n log2(p) elements. Folds like
+    `halving_doubling`.
 
     Partners add the same two operands in the same order, the lower rank's first: all have the same bits. The arguments
     are those of `halving_doubling`.
@@ -68,7 +69,7 @@ def fold(transport: Transport, buffer: Array, scratch: Array, reduction: Reducti
 def exchange_all(
     transport: Transport, buffer: Array, scratch: Array, reduction: Reduction, place: int, members: Sequence[int]
 ) -> None:
-    """Exchange everything with the partner at distance 1, 2, 4, ..., and add."""
+    """Exchange whole buffers with the partner at distance 1, 2, 4, ..., and add."""
     incoming, distance = scratch[: buffer.size], 1
     while distance < len(members):
         partner = members[place ^ distance]

@@ -5,8 +5,8 @@
                                               3.  each writes its part into all its host's buffers
 
 Price: each host sends 2S(h-1)/h bytes for S bytes and h hosts, the least possible. A flat ring over p ranks sends
-2S(p-1)/p through the same network card. Every driver sends a part, which keeps all queues of the card busy. Rejected:
-one leader per host, since one core would feed the network while the others wait.
+2S(p-1)/p through the same network card. All drivers send at once, which keeps all queues of the card busy. Rejected:
+one leader per host, since one core would feed the network while the other ranks wait.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Between = Callable[[Transport, Array, Reduction], Callable[[], None]]
 
 
 def of_levels(reduction: Reduction, like: Array, fullest: int) -> tuple[Reduction, Reduction]:
-    """The arithmetic within each host, and between hosts.
+    """The reduction within each host, and the one between hosts.
 
-    Within a host, sums of 16-bit floats are rounded to 16 bits, which might overflow. So each host divides by the
-    number of ranks of the `fullest` host.
+    Within a host, sums of 16-bit floats are rounded to 16 bits, and might overflow. So each host divides its sum by
+    `fullest`, the largest number of ranks on one host.
     """
     if not is_small_float(like.dtype) or reduction.operation != "sum":
         return replace(reduction, after=1.0, divisor=1), replace(reduction, before=1.0)
@@ -44,19 +44,19 @@ def of_levels(reduction: Reduction, like: Array, fullest: int) -> tuple[Reductio
 def prepared(
     levels: Levels, buffers: Sequence[Array], reduction: Reduction, between: Between
 ) -> Callable[[], None]:
-    """The hierarchical all-reduce of these buffers, for many calls.
+    """A function that does the hierarchical all-reduce of these buffers, for many calls.
 
-    It is a reduce-scatter in shared memory, `between` drivers on a d-th of the buffer each, and an all-gather in
-    memory. Price: each host sends 2S(h-1)/h bytes (S bytes, h hosts, d drivers per host), in the steps of `between` at
-    h ranks, and 1 local barrier. Each element's sum is computed once and copied: the same bits on all ranks. 16-bit
-    floats cross the network as 16 bits: each host's result is rounded, and the final one once more.
+    It is a reduce-scatter in shared memory, an all-reduce between hosts, and an all-gather in shared memory. Price:
+    with d drivers on each of h hosts, each host sends 2S(h-1)/h bytes for S bytes, S/d at each driver. The steps are
+    those of `between` at h ranks, and 1 local barrier. Each element's sum is computed once and copied: the same bits on
+    all ranks. 16-bit floats cross the network as 16 bits: each host's result is rounded, and the final one again.
 
     Args:
-        levels: The ranks of this host, and its drivers.
+        levels: The ranks of this host, and the drivers of this rank's column.
         buffers: This host's flat buffers in local rank order, changed in place. Every rank of the job has finished
-            writing its own buffer before any rank calls.
+            writing its own buffer before any rank calls the function.
         reduction: The operation and its scaling.
-        between: The all-reduce among hosts.
+        between: Prepares the all-reduce between hosts.
     """
     barrier = levels.local.barrier  # as in the two-shot: no rank reads before all have written
     if levels.cross is None:

@@ -1,4 +1,4 @@
-"""Data moved without arithmetic, by messages, for any dtype: broadcast, all-gather, all-to-all, gather, scatter.
+"""Operations that move data without arithmetic, by messages, for any dtype.
 
     operation    steps                          elements sent per rank
     broadcast    ceil(log2 h) + ceil(log2 L)    up to n log2(p)          h hosts, L ranks on each
@@ -18,7 +18,7 @@ from hvdlite.transports import Transport
 
 
 def broadcast(transport: Transport, buffer: Array, root: int, hosts: Sequence[Sequence[int]] = ()) -> None:
-    """Broadcast along trees: among hosts, one rank of each, and then within each host. Data enter a host once.
+    """Broadcast along trees: first between hosts, to one rank of each, then within each host. Data enter a host once.
 
         4 ranks on each of 2 hosts, root 0:   0 -> 4;   0 -> 1, 4 -> 5;   0 -> 2, 1 -> 3, 4 -> 6, 5 -> 7
 
@@ -26,7 +26,7 @@ def broadcast(transport: Transport, buffer: Array, root: int, hosts: Sequence[Se
 
     Args:
         transport: The ranks that take part.
-        buffer: Contiguous, equally large on all ranks. The root's is read, the others are overwritten.
+        buffer: Contiguous, equally large on all ranks. The root's is read, and the others are overwritten.
         root: A rank of the transport.
         hosts: The ranks on each host; empty if all are on one.
     """
@@ -39,7 +39,8 @@ def broadcast(transport: Transport, buffer: Array, root: int, hosts: Sequence[Se
 
 
 def pass_on(transport: Transport, buffer: Array, members: Sequence[int], root: int) -> None:
-    """Binomial tree: in round k the members that have the data pass it 2^k places on. ceil(log2 n) rounds."""
+    """Broadcast along a binomial tree: in round k the members with data send them 2^k places on. ceil(log2 n) rounds.
+    """
     size, mine = len(members), members.index(transport.rank)
     place, distance = (mine - members.index(root)) % size, 1  # places count from the root
     while distance < size:
@@ -52,16 +53,16 @@ def pass_on(transport: Transport, buffer: Array, members: Sequence[int], root: i
 
 
 def allgather(transport: Transport, pieces: Sequence[Array]) -> None:
-    """Ring all-gather of pieces of any lengths: p-1 steps, and each rank passes on the piece that it received last.
+    """Gather pieces of any lengths along a ring: p-1 steps, and each rank passes on the piece that it received last.
 
-    pieces: one contiguous array per rank, each equally long on all ranks. This rank's own is filled, the others are
-    overwritten.
+    pieces: one contiguous array per rank, each equally long on all ranks. This rank's own piece is read, and the others
+    are overwritten.
     """
     prepared_allgather(transport, pieces, first=0)()
 
 
 def prepared_allgather(transport: Transport, pieces: Sequence[Array], first: int) -> Callable[[], None]:
-    """A function that does `allgather` with these pieces, for many calls. Piece rank + `first` is the filled one."""
+    """A function that does `allgather` with these pieces, for many calls. It reads this rank's piece rank + `first`."""
     rank, size = transport.rank, transport.size
     order = [pieces[(rank + first - step) % size] for step in range(size)]
     exchanges = [
@@ -77,10 +78,10 @@ def prepared_allgather(transport: Transport, pieces: Sequence[Array], first: int
 
 
 def alltoall(transport: Transport, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
-    """Each rank sends one piece to each rank. p-1 steps; in step s to the rank s places on.
+    """Send one piece to each rank. p-1 steps; in step s to the rank s places on. This rank's own piece is copied.
 
     outgoing, incoming: one contiguous array per rank. Rank a's outgoing[b] is as long as rank b's incoming[a], and may
-    be empty. This rank's own piece is copied.
+    be empty.
     """
     rank, size = transport.rank, transport.size
     incoming[rank][...] = outgoing[rank]
@@ -90,9 +91,7 @@ def alltoall(transport: Transport, outgoing: Sequence[Array], incoming: Sequence
 
 
 def gather(transport: Transport, mine: Array, pieces: Sequence[Array]) -> None:
-    """Receive a piece, a contiguous array, from each other rank. p-1 messages. mine: this rank's piece, which is
-    copied.
-    """
+    """Receive a piece from each other rank, and copy this rank's piece `mine`. p-1 messages. pieces: contiguous."""
     for source, piece in enumerate(pieces):
         if source == transport.rank:
             piece[...] = mine
@@ -101,7 +100,7 @@ def gather(transport: Transport, mine: Array, pieces: Sequence[Array]) -> None:
 
 
 def scatter(transport: Transport, pieces: Sequence[Array]) -> None:
-    """Send each other rank its piece, a contiguous array. p-1 messages."""
+    """Send each other rank its piece. p-1 messages. pieces: contiguous."""
     for dest, piece in enumerate(pieces):
         if dest != transport.rank:
             transport.send(piece, dest)

@@ -1,10 +1,10 @@
-"""Exchange and combine in chunks: while one chunk is added, the next one is under way.
+"""Exchanges and additions in chunks: while one chunk is added, the next one is under way.
 
     messages   | 0 | 1 | 2 | 3 |            chunk k arrives in slot k % 3 of scratch; its message starts when the add of
     adds           | 0 | 1 | 2 | 3 |        chunk k-3 is done, which read that slot
 
-On a GPU the lane's stream adds, and MPI knows nothing of streams. A mark after each add tells when its chunk may be
-sent and its slot overwritten. The lane passes messages on while the GPU adds, and never waits for the whole stream. On
+On a GPU the lane's stream adds, and MPI ignores streams. After the mark that follows each add, its chunk may be sent
+and its slot overwritten. So the lane sends and receives while the GPU adds, and never waits for the whole stream. On
 the host marks do nothing, and chunks are added while they are in the cache.
 """
 
@@ -24,13 +24,13 @@ WHOLE, CHUNK, GPU_CHUNK = 4 << 20, 1 << 20, 64 << 20
 """Bytes. Arrays longer than WHOLE travel in chunks (MEASURED.md, "Details"). On a GPU each chunk costs about 0.1 ms,
 since kernels wait for each other.
 """
-SLOTS = 3  # one arrives, one is waited for next, and one is being added
+SLOTS = 3  # one arrives, the next one is requested, and one is being added
 
 
 class Step(NamedTuple):
     """Send `outgoing` to `dest`, and combine `mine` with the array that `source` sends.
 
-    Both are flat and as long as their counterparts on the other rank. For 16-bit floats `mine` is float32.
+    Both arrays are flat and as long as their counterparts on the other rank. For 16-bit floats `mine` is float32.
     """
 
     outgoing: Array
@@ -39,15 +39,13 @@ class Step(NamedTuple):
     source: int
 
 
-
 def prepared_steps(
     transport: Transport, steps: Sequence[Step], scratch: Array, reduction: Reduction
 ) -> Callable[[], None]:
     """A function that runs the steps in order, for many calls. 1 message each way per step and chunk.
 
-    Each step sends `outgoing` to `dest`, receives from `source`, and combines that with `mine` in place. A step may
-    send the array that the step just before it combined, but no earlier one. On a GPU, scratch and results may be used
-    at each call once the current stream has come to its present end.
+    A step may send the array that the previous step combined, but no array of an earlier step. On a GPU, each call
+    begins and ends in the order of the current stream.
 
     Args:
         transport: The ranks that take part.
@@ -78,8 +76,8 @@ def prepared_steps(
 def exchange_chunks(
     transport: Transport, chunks: Sequence[Step], slots: Sequence[Array], combine: Combiner
 ) -> None:
-    """Run the picture above. slots: parts of scratch, each as long as the longest chunk that arrives in it."""
-    added = [issued(slots[0])] * len(slots)  # by slot: a mark after its last reader
+    """Exchange and add as in the module's picture. slots: parts of scratch, each as long as the longest chunk."""
+    added = [issued(slots[0])] * len(slots)  # for each slot a mark after the add that read it last
     messages: deque[Exchange] = deque()
 
     def arriving(number: int) -> Array:
@@ -100,8 +98,9 @@ def exchange_chunks(
 
 
 def chunk_length(longest: int, like: Array) -> int:
-    """How many elements of like's dtype travel at a time: an equal part of the longest array, in whole cache lines, or
-    all.
+    """The number of elements of like's dtype in a chunk: an equal part of the longest array, in whole cache lines.
+
+    Arrays of up to WHOLE bytes are one chunk.
     """
     nbytes: int = longest * like.itemsize
     if nbytes <= WHOLE:
@@ -111,14 +110,14 @@ def chunk_length(longest: int, like: Array) -> int:
 
 
 def scratch_length(longest: int, like: Array) -> int:
-    """How many elements of scratch are enough."""
+    """The number of elements of scratch that `prepared_steps` needs."""
     return min(longest, SLOTS * chunk_length(longest, like))
 
 
 def in_chunks(steps: Sequence[Step], longest: int, length: int) -> list[Step]:
-    """Each step cut into equally many; the last ones are shorter or empty.
+    """Cut all steps into the same number of chunks. The last chunks of a step may be shorter, or empty.
 
-    So a chunk that is sent was combined as many chunks ago as a step has. That is at least the number of slots.
+    So the chunk that a step sends was combined one step ago, and a step has at least as many chunks as there are slots.
     """
     starts = range(0, longest, length)
     return [

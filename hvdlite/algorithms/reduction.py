@@ -3,10 +3,10 @@
     result = reduce(input * before) * after / divisor
 
 float16 and bfloat16 are added in float32. Averages of integers are exact: the sum is divided by the number of ranks and
-truncated toward zero. (Horovod multiplies by 1/size in double, which turns 49/49 into 0.) If partial sums of integers
-or 16-bit floats pass between ranks, they are wider (`wide`). float32 and float64 are added first and divided once: a
-sum beyond their largest number is infinite. Rejected: to divide first, as DDP does, which rounds every rank's number
-and needs another pass.
+truncated toward zero. (Horovod multiplies by 1/size in double, so 49/49 becomes 0.) Partial sums that travel between
+ranks have a wider dtype, if they are integers or 16-bit floats (`wide`). float32 and float64 are added first and
+divided once, so a sum above the largest number is infinite. Rejected: to divide first, as DDP does, because that rounds
+every rank's number and needs another pass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,14 @@ Combiner: TypeAlias = Callable[[Array, Array], None]
 
 @dataclass(frozen=True)
 class Reduction:
-    """An operation of FUNCTIONS (or "adasum", see there), and its scaling."""
+    """An operation and its scaling.
+
+    Attributes:
+        operation: A key of FUNCTIONS, or "adasum".
+        before: A factor for each rank's input.
+        after: A factor for the result.
+        divisor: The result is divided by it: the number of ranks for an average, else 1.
+    """
 
     operation: str = "sum"
     before: float = 1.0
@@ -41,7 +48,7 @@ class Reduction:
     divisor: int = 1
 
     def __str__(self) -> str:
-        """The name that users know it by."""
+        """The reduction in messages to users, such as "average, prescale 0.5"."""
         named = (("prescale", self.before), ("postscale", self.after))
         factors = [f"{what} {factor:g}" for what, factor in named if factor != 1.0]
         return ", ".join(["average" if self.divisor > 1 else self.operation, *factors])
@@ -57,22 +64,22 @@ class Reduction:
         return Reduction(self.operation)
 
     def function(self, like: Array) -> Any:
-        """The function for arrays of this kind, in like's module. It takes two arrays and `out`."""
+        """The function of like's module that combines two arrays of like's dtype into a third one, `out`."""
         names = BOOLEAN_FUNCTIONS if like.dtype.kind == "b" else FUNCTIONS
         found = getattr(module(like), names[self.operation])
-        if found in (np.minimum, np.maximum):  # they take a third array only by its name
+        if found in (np.minimum, np.maximum):  # these take the third array only as a keyword
             return lambda mine, theirs, out: found(mine, theirs, out=out)
         return found
 
     def combine(self, total: Array, other: Array) -> None:
-        """total = total (op) other, in place. NaN on either side gives NaN.
+        """Set total = total (op) other, in place. NaN in either gives NaN.
 
-        For 16-bit floats total is float32, and other is prescaled first.
+        If other is a 16-bit float, total is float32, and other is prescaled first.
         """
         self.combiner(other)(total, other)
 
     def combiner(self, like: Array) -> Combiner:
-        """`combine` for arrays of this kind."""
+        """A function that does `combine` for arrays of this dtype and module."""
         if not is_small_float(like.dtype):
             function = self.function(like)
             return lambda total, other: combine_all(function, along_lines(total, other))
@@ -88,7 +95,7 @@ class Reduction:
         return combine
 
     def prepared_combine(self, total: Array, other: Array) -> Callable[[], None]:
-        """`combine` of these arrays, for many calls."""
+        """A function that does `combine` with these arrays, for many calls."""
         if is_small_float(other.dtype):
             return partial(self.combiner(other), total, other)
         return partial(combine_all, self.function(total), along_lines(total, other))
@@ -98,7 +105,7 @@ class Reduction:
         self.prescaler(array)(array)
 
     def prescaler(self, like: Array) -> Scaler:
-        """`prescale` for arrays of this kind."""
+        """A function that does `prescale` for arrays of this dtype and module."""
         return scaler(like, self.before, 1)
 
     def postscale(self, array: Array) -> None:
@@ -106,25 +113,26 @@ class Reduction:
         self.postscaler(array)(array)
 
     def postscaler(self, like: Array) -> Scaler:
-        """`postscale` for arrays of this kind."""
+        """A function that does `postscale` for arrays of this dtype and module."""
         return scaler(like, self.after, self.divisor)
 
     def factor(self, like: Array) -> Any:
-        """What an array of this kind is multiplied by, where that is all that `postscale` does; else None."""
+        """The factor of `postscale`, if it only multiplies arrays of this dtype; else None."""
         usual = like.dtype.kind == "f" and not is_small_float(like.dtype)
         steps = factors(like, like.dtype, self.after, self.divisor) if usual else []
         return steps[0][1] if [function for function, _ in steps] == [module(like).multiply] else None
 
 
 def combine_all(function: Any, pairs: Sequence[tuple[Array, Array]]) -> None:
+    """Combine each pair's first array with its second, in place."""
     for mine, theirs in pairs:
         function(mine, theirs, mine)
 
 
 def along_lines(total: Array, other: Array) -> list[tuple[Array, Array]]:
-    """Cut long arrays on the host in two, where total's first whole cache line begins.
+    """Cut long arrays on the host in two, at the begin of total's first whole cache line.
 
-    NumPy writes whole vectors, which would otherwise lie across two lines each (MEASURED.md, "Details").
+    NumPy writes vectors. If the array were not cut, each vector would lie across two lines (MEASURED.md, "Details").
     """
     if is_host(total) and total.nbytes >= LONG and (ahead := -total.ctypes.data % LINE // total.itemsize):
         return [(total[:ahead], other[:ahead]), (total[ahead:], other[ahead:])]
@@ -132,9 +140,9 @@ def along_lines(total: Array, other: Array) -> list[tuple[Array, Array]]:
 
 
 def scaler(like: Array, factor: float, divisor: int) -> Scaler:
-    """A function that does array = array * factor / divisor for like's dtype and module.
+    """A function that sets array = array * factor / divisor, in place, for like's dtype and module.
 
-    Integers are scaled in double (exactly if factor is 1) and truncated.
+    Integers are scaled in float64 and truncated. If factor is 1, their division is exact.
     """
     if factor == 1.0 and divisor == 1:
         return lambda array: None
@@ -153,8 +161,8 @@ def scaler(like: Array, factor: float, divisor: int) -> Scaler:
 
 
 def scaler_of_floats(like: Array, factor: float, divisor: int) -> Scaler:
-    """The same for floats of 32 and 64 bits, and for complex numbers."""
-    parts = like.dtype.kind == "c"  # infinity times a complex number gives a nan; scaling its parts gives none
+    """`scaler` for floats of 32 and 64 bits, and for complex numbers."""
+    parts = like.dtype.kind == "c"  # scale both parts: infinity times a complex number would give NaN
     kind = np.dtype(f"f{like.dtype.itemsize // 2}") if parts else like.dtype
     steps = factors(like, kind, factor, divisor)
 
@@ -167,9 +175,9 @@ def scaler_of_floats(like: Array, factor: float, divisor: int) -> Scaler:
 
 
 def factors(like: Array, kind: DType, factor: float, divisor: int) -> list[tuple[Any, Any]]:
-    """Functions of like's module that scale arrays of this kind one after another, each with its argument.
+    """Functions of like's module that scale an array of dtype `kind` one after another, each with its second argument.
 
-    On the host the argument is an array without dimensions, which NumPy handles faster than a number (MEASURED.md,
+    On the host that argument is an array without dimensions: NumPy is faster with it than with a number (MEASURED.md,
     "Details").
     """
     xp = module(like)
@@ -178,7 +186,7 @@ def factors(like: Array, kind: DType, factor: float, divisor: int) -> list[tuple
 
 
 def widened(array: Array) -> Array:
-    """A new array of the same numbers, in the dtype in which they are added."""
+    """A new array of the same numbers, of the dtype `accumulator`."""
     if array.dtype == np.float16 and is_host(array):
         return half.widened(array)
     return array.astype(accumulator(array.dtype))
@@ -193,9 +201,9 @@ def assign(array: Array, values: Array) -> None:
 
 
 def in_cache(*arrays: Array, step: int = WIDE_ELEMENTS) -> Iterator[tuple[Array, ...]]:
-    """Equally long flat arrays, `step` elements at a time.
+    """Equally long flat arrays, `step` elements at a time. On a GPU they stay whole, since each step costs kernels.
 
-    By default so few that wider copies stay in the cache. On a GPU they stay whole, since each step costs kernels.
+    By default a step is so short that wider copies stay in the cache.
     """
     size = arrays[0].size
     step = step if is_host(arrays[0]) else size
@@ -207,16 +215,17 @@ def scaling(factor: float, divisor: int) -> fused.Scaling:
     """The steps that scale floats of 32 and 64 bits by factor / divisor."""
     if factor == 1.0 and divisor == 1:
         return ()
-    if divisor & (divisor - 1) == 0:  # dividing by a power of two is exact either way, and multiplying faster
+    if divisor & (divisor - 1) == 0:  # to multiply by its inverse is as exact, and faster
         return (("*", factor / divisor),)
     return (*((("*", factor),) if factor != 1.0 else ()), ("/", float(divisor)))
 
 
 def scaled_integers(array: Array, factor: float, divisor: int) -> Any:
+    """array * factor / divisor as a new array, truncated."""
     xp = module(array)
     if factor != 1.0:
         return xp.trunc(array.astype(np.float64) * factor / divisor)
-    whole = np.min_scalar_type(divisor).type(divisor)  # an int would have to fit array's dtype: 128 is no int8
+    whole = np.min_scalar_type(divisor).type(divisor)  # NumPy refuses an int that does not fit: 128 and int8
     quotient = array // whole
-    # Floor division rounds down; what was negative and not divisible goes back up, toward zero.
-    return quotient + ((array < 0) & (quotient * whole != array))
+    # Floor division rounds down. Add 1 to negative quotients with a remainder, to round toward zero.
+    return quotient + (xp.less(array, 0) & (quotient * whole != array))

@@ -1,4 +1,4 @@
-"""Ring all-reduce: each rank talks to its two neighbours only.
+"""Ring all-reduce: each rank exchanges messages with its two neighbours only.
 
     step s of reduce-scatter, rank r:  send part r-s   ->  r+1,   receive part r-s-1, add it to mine
     step s of all-gather,     rank r:  send part r-s+1 ->  r+1,   receive part r-s
@@ -20,33 +20,35 @@ from hvdlite.transports import Transport
 
 
 def bounds(total: int, count: int, unit: int = 1) -> list[int]:
-    """Where `count` parts of nearly equal length begin, and where the last one ends. In whole units; the first parts
-    are longer.
+    """The begins of `count` parts of nearly equal length, and the end of the last one.
+
+    Parts are multiples of `unit`, and the first ones are longer.
     """
     return [bound(total, count, index, unit) for index in range(count + 1)]
 
 
 def bound(total: int, count: int, index: int, unit: int) -> int:
+    """One of `bounds`."""
     length, longer = divmod(-(-total // unit), count)
     return min(total, unit * (index * length + min(index, longer)))
 
 
 def parts(buffer: Array, count: int) -> list[Array]:
-    """The flat buffer in `count` contiguous parts of nearly equal length.
+    """The flat buffer in `count` contiguous parts of nearly equal length, in whole cache lines from its start.
 
-    In whole cache lines from its start. The last parts of a short buffer are empty.
+    The last parts of a short buffer are empty.
     """
     return [buffer[start:stop] for start, stop in pairwise(bounds(buffer.size, count, per_line(buffer)))]
 
 
 def part(buffer: Array, count: int, index: int) -> tuple[int, int]:
-    """Where the part of this index begins and ends, as `parts` cuts them."""
+    """The begin and end of one of `parts`."""
     total, line = buffer.size, per_line(buffer)
     return bound(total, count, index, line), bound(total, count, index + 1, line)
 
 
 def same_part(buffers: Sequence[Array], count: int, index: int) -> list[Array]:
-    """The part of this index of each of these equally long buffers."""
+    """The part with this index of each buffer. The buffers are equally long."""
     start, stop = part(buffers[0], count, index)
     return [buffer[start:stop] for buffer in buffers]
 
@@ -59,7 +61,7 @@ def longest_part(buffer: Array, count: int) -> int:
 def prepared_reduce_scatter(
     transport: Transport, pieces: list[Array], scratch: Array, reduction: Reduction
 ) -> Callable[[], None]:
-    """A function that leaves the reduction of all ranks' pieces r+1 (mod p) in rank r's piece r+1. For many calls.
+    """A function, for many calls, that puts the reduction of all ranks' pieces r+1 (mod p) into rank r's piece r+1.
 
     Price: p-1 steps; each rank sends n(p-1)/p elements.
 
@@ -70,19 +72,20 @@ def prepared_reduce_scatter(
         reduction: The operation.
     """
     rank, size = transport.rank, transport.size
-    ahead, behind = (rank + 1) % size, (rank - 1) % size
+    following, previous = (rank + 1) % size, (rank - 1) % size
     steps = [
-        Step(pieces[(rank - step) % size], ahead, pieces[(rank - step - 1) % size], behind) for step in range(size - 1)
+        Step(pieces[(rank - step) % size], following, pieces[(rank - step - 1) % size], previous)
+        for step in range(size - 1)
     ]
     return prepared_steps(transport, steps, scratch, reduction)
 
 
 def prepared(transport: Transport, buffer: Array, scratch: Array, reduction: Reduction) -> Callable[[], None]:
-    """The ring all-reduce of this buffer, for many calls (Patarasuk & Yuan 2009).
+    """A function that does the ring all-reduce of this buffer, for many calls (Patarasuk & Yuan 2009).
 
-    Price of each call: 2(p-1) steps; each rank sends 2n(p-1)/p elements in 2(p-1) MPI calls. Long parts are sent and
-    added in chunks; the all-gather sends them whole. One rank finishes and scales each element's sum, and the others
-    copy it: all have the same bits. For 16-bit floats use `direct`.
+    Price of each call: 2(p-1) steps; each rank sends 2n(p-1)/p elements in 2(p-1) MPI calls. The reduce-scatter sends
+    and adds long parts in chunks, and the all-gather sends whole parts. One rank finishes and scales each element's
+    sum, and the others copy it: all have the same bits. For 16-bit floats use `direct`.
 
     Args:
         transport: The ranks that take part.

@@ -4,11 +4,11 @@
     rank 1's buffer  [ 0 | 1 | 2 ]     and writes the result into part r of all p buffers.
     rank 2's buffer  [ 0 | 1 | 2 ]
 
-Price: each rank reads and writes every byte once per buffer part: 2pS/M seconds for S bytes, where the host copies M
-bytes per second. That is 2-3 times faster than any algorithm by messages, which copies each message in and out. The
-work goes in blocks that stay in the L2 cache, with little Python between two of them.
+Price: p buffers are read once and written once, which takes 2pS/M seconds for S bytes, if the host copies M bytes per
+second. Algorithms by messages copy each message in and out, and take 2-3 times as long. A rank works in blocks that
+stay in the L2 cache, with little Python between them.
 
-Rejected: one-shot (each rank adds everything, p times the reads); a separate result with two buffers in turn and no
+Rejected: a one-shot (each rank adds all buffers: p times the reads); separate result buffers, used in turn, without the
 second barrier (MEASURED.md, "Details").
 """
 
@@ -25,31 +25,32 @@ from hvdlite.arrays import Array, accumulator, module
 from hvdlite.transports import Transport
 
 AddUp: TypeAlias = Callable[[Sequence[Array], Sequence[Array]], None]
-"""Reduces the addends, in order, with scaling, into each of the targets.
+"""A function of addends and targets: reduces the addends, in order, with scaling, and writes the result to each target.
 
-The targets are the first addends, in any order. On the host they may be other arrays in the addends' places.
+The targets are the first addends, and the first target is one of the first two. On the host they may be other arrays.
 """
 NOTHING_LENT: Mapping[int, Array] = MappingProxyType({})
 BLOCK_BYTES, WHOLE_BYTES = 256 * 1024, 2 << 20
-"""Bytes of a block, whose sum stays in the L2 cache until it is written everywhere. Parts of up to WHOLE_BYTES stay in
-the L3 cache and are one block (MEASURED.md, "Details").
+"""Bytes of a block. A block's sum stays in the L2 cache until all targets are written. Parts of up to WHOLE_BYTES stay
+in the L3 cache and are one block (MEASURED.md, "Details").
 """
 
 
 def prepared(
     transport: Transport, buffers: Sequence[Array], reduction: Reduction, lent: Mapping[int, Array] = NOTHING_LENT
 ) -> Callable[[], None]:
-    """The two-shot of these buffers, for many calls. Each call: 1 step, no bytes sent, 1 barrier.
+    """A function that does the two-shot of these buffers, for many calls. Each call: 1 step, no messages, 1 barrier.
 
-    Sums are taken in rank order, for 16-bit floats in float32 with one rounding: the same bits in all buffers.
+    Each sum is computed once, in rank order, and copied: all buffers have the same bits. 16-bit floats are added in
+    float32 and rounded once.
 
     Args:
         transport: The ranks of this host.
         buffers: All ranks' flat buffers in rank order, equally long, changed in place. Every rank has finished writing
             its own buffer before any rank calls; the roll call guarantees that.
         reduction: The operation and its scaling.
-        lent: Read at each call: this rank's addends that lie elsewhere in host memory, by their start in this rank's
-            part. No other rank reads that part, so they need not be copied.
+        lent: This rank's addends that lie elsewhere in host memory, by their start in this rank's part. No other rank
+            reads that part, so the addends need not be copied. The mapping is read at each call.
     """
     rank = transport.rank
     pieces = same_part(buffers, transport.size, rank)
@@ -70,15 +71,15 @@ def prepared(
 def prepared_at_home(
     transport: Transport, stages: Sequence[Array], reduction: Reduction
 ) -> Callable[[Array], None]:
-    """The two-shot of arrays outside shared memory, as long as these stages in shared memory.
+    """A function that does the two-shot of arrays outside shared memory, which are as long as these shared stages.
 
         rank 0's array  [ 0 | 1 ] -> its stage [   | 1 ]      rank r copies the other parts in, adds part r of its
         rank 1's array  [ 0 | 1 ] -> its stage [ 0 |   ]      array and of the others' stages, writes it there, and
                                                               copies the other parts out again
 
-    Price of each call: 2S(p-1)/p bytes copied for S, and 2 barriers. Call it with any number of arrays; they change in
-    place. The arithmetic is that of `prepared`. After a call a rank may still copy out of its stage: no other rank may
-    write there before the next barrier, and later operations here do not.
+    Price of each call: 2S(p-1)/p bytes copied for S, and 2 barriers. The argument of a call is this rank's array, which
+    changes in place. The arithmetic is that of `prepared`. After a call another rank may still copy from its stage: no
+    rank may write to other ranks' stages before the next barrier, and no operation here does.
     """
     rank, mine = transport.rank, stages[transport.rank]
     pieces = same_part(stages, transport.size, rank)
@@ -105,45 +106,45 @@ def prepared_at_home(
 def add_up_lent(
     pieces: Sequence[Array], rank: int, reduction: Reduction, lent: Mapping[int, Array], add_up: AddUp
 ) -> None:
-    """Add up these pieces, one of each rank. Where this rank's addends are lent, use them."""
+    """Add up these pieces, one of each rank. Use this rank's lent addends instead of its piece, where there are any."""
 
-    def where_they_are(start: int, stop: int | None) -> None:
+    def add_up_not_lent(start: int, stop: int | None) -> None:
         for block in in_blocks([piece[start:stop] for piece in pieces], reduction):
             add_up(block, anothers_first(block, rank))
 
     done = 0
     for start in sorted(lent):
         stop = start + lent[start].size
-        where_they_are(done, start)
+        add_up_not_lent(done, start)
         for addend, *targets in in_blocks([lent[start], *(piece[start:stop] for piece in pieces)], reduction):
             add_up([*targets[:rank], addend, *targets[rank + 1 :]], anothers_first(targets, rank))
         done = stop
-    where_they_are(done, None)
+    add_up_not_lent(done, None)
 
 
 def anothers_first(block: Sequence[Array], rank: int) -> Sequence[Array]:
-    """The same pieces as targets, with another rank's piece first, because that one has just been read.
+    """The same pieces as targets, with another rank's piece first.
 
-    Where cores are far apart, writing a line that another core has had is faster just after reading it (MEASURED.md,
+    If cores are far apart, a core writes another core's cache line faster just after it has read it (MEASURED.md,
     "Details").
     """
     return block if rank else [*block[1:2], block[0], *block[2:]]
 
 
 def in_blocks(pieces: Sequence[Array], reduction: Reduction) -> Iterator[tuple[Array, ...]]:
-    """Equally long flat pieces, BLOCK_BYTES of each at a time. Short ones stay whole, unless they are copied."""
+    """Equally long flat pieces, BLOCK_BYTES of each at a time. Short pieces that are added in place stay whole."""
     first = pieces[0]
     short = first.nbytes <= WHOLE_BYTES and len(pieces) * first.nbytes <= 4 * WHOLE_BYTES and in_place(first, reduction)
     return in_cache(*pieces, step=first.size if short else BLOCK_BYTES // first.itemsize)
 
 
 def in_place(like: Array, reduction: Reduction) -> bool:
-    """Whether arrays like this are added without a wider copy."""
+    """Whether arrays of like's dtype are added without wider copies."""
     return reduction.before == 1.0 and accumulator(like.dtype) == like.dtype
 
 
 def adder(like: Sequence[Array], reduction: Reduction) -> AddUp:
-    """The function that adds up blocks of these pieces."""
+    """A function that adds up blocks of these pieces."""
     first, before = like[0], reduction.before
     if fused.possible(like, reduction.operation):
         scales = scaling(reduction.after, reduction.divisor)
@@ -154,9 +155,10 @@ def adder(like: Sequence[Array], reduction: Reduction) -> AddUp:
 
 
 def adder_in_place(reduction: Reduction, like: Array) -> AddUp:
-    """The sum grows in the first target.
+    """An `AddUp` that sums in the first target.
 
-    If all scaling is one product, each target gets its own product, which NumPy does faster than a product and copies.
+    If the scaling is one product, it is computed for each target, because NumPy multiplies faster than it multiplies
+    once and copies.
     """
     function, scale = reduction.function(like), reduction.postscaler(like)
     multiply, factor = module(like).multiply, reduction.factor(like)
@@ -178,7 +180,7 @@ def adder_in_place(reduction: Reduction, like: Array) -> AddUp:
 
 
 def adder_aside(reduction: Reduction, wide: Array) -> AddUp:
-    """The sum grows in a separate array like `wide`, and is rounded once."""
+    """An `AddUp` that sums in a new array of wide's dtype, and rounds once."""
     prescale, function, postscale = reduction.prescaler(wide), reduction.function(wide), reduction.postscaler(wide)
 
     def widely(addend: Array) -> Array:

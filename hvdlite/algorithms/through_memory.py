@@ -3,9 +3,9 @@
     all-gather       each rank copies its piece in, and the others' pieces out
     reduce-scatter   each rank copies the others' parts in, and adds what the others have copied in for it
 
-Price: each byte is copied in and out, with 2 barriers per piece of staging memory. A message is copied as often, but in
-small parts with a hand-shake for each. Below LEAST_BYTES the barriers cost more than they save. Broadcast and
-all-to-all gain nothing this way and use messages (MEASURED.md, "Details").
+Price: each byte is copied in and out, with 2 barriers for each fill of the staging memory. Messages are copied as
+often, but in small parts with a handshake for each. Below LEAST_BYTES the barriers cost more than the handshakes.
+Broadcast and all-to-all would gain nothing here, and use messages (MEASURED.md, "Details").
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from hvdlite.memory.workspace import MOST_STAGED_BYTES, Workspace
 from hvdlite.transports import Transport
 
 LEAST_BYTES, MOST_SCATTERED_BYTES = 32 * 1024, 4 << 20
-"""Bytes. Longer reduce-scatters are slower than a ring where cores are far apart (MEASURED.md, "Details")."""
+"""The shortest arrays for which this is used, and the longest for reduce-scatter. Longer reduce-scatters are slower
+than a ring if cores are far apart (MEASURED.md, "Details").
+"""
 
 
 def memory_for(
     nbytes: int, transport: Transport, workspace: Workspace, place: Place, most_bytes: int = MOST_STAGED_BYTES
 ) -> Sequence[Array] | None:
-    """Every rank's staging bytes in rank order, if an operation should use them; else None. Collective.
+    """Every rank's staging memory in rank order, if an operation should use it; else None. Collective.
 
     Args:
-        nbytes: The size of the largest array of any rank; equal on all ranks.
+        nbytes: The size of the largest array on any rank; equal on all ranks.
         transport: The ranks that take part.
         workspace: Keeps the staging arena.
-        place: Where the ranks are.
-        most_bytes: Do not use staging for larger arrays.
+        place: The facts about these ranks.
+        most_bytes: The largest size for which the memory is used.
     """
     if not (place.in_memory and place.one_host) or not LEAST_BYTES <= nbytes <= most_bytes:
         return None
@@ -42,9 +44,9 @@ def memory_for(
 
 
 def allgather(transport: Transport, memory: Sequence[Array], pieces: Sequence[Array]) -> None:
-    """Each rank copies its piece in and the others' pieces out, as much at a time as fits. 2 barriers each time.
+    """Gather pieces: each rank copies its piece in, and the others' pieces out. 2 barriers for each fill of the memory.
 
-    pieces: as in `movement`.
+    pieces: as for `movement.allgather`.
     """
     rank, room = transport.rank, memory[0].size
     flat = [as_bytes(piece) for piece in pieces]
@@ -61,15 +63,16 @@ def allgather(transport: Transport, memory: Sequence[Array], pieces: Sequence[Ar
 def reduce_scatter(
     transport: Transport, memory: Sequence[Array], parts: Sequence[Array], result: Array, reduction: Reduction
 ) -> None:
-    """Each rank copies the others' parts in, and adds its own part and those copied in for it, in rank order.
+    """Copy the other ranks' parts in, and add up this rank's part in rank order. 2 barriers for each fill of the
+    memory.
 
-    As much at a time as fits, with 2 barriers each time. Rejected: to copy each part into the memory of the rank that
-    adds it; that is slower where cores are far apart, and that rank may still be copying the last result out of there.
+    Rejected: to copy each part into the memory of the rank that adds it. That is slower if cores are far apart, and
+    that rank may still copy the previous result from its memory.
 
     Args:
         transport: The ranks of this host.
-        memory: Every rank's staging bytes.
-        parts: A flat array for each rank, equally long on all ranks, not changed.
+        memory: Every rank's staging memory.
+        parts: A flat array for each rank, equally long on all ranks; not changed.
         result: As long as this rank's part.
         reduction: The operation and its scaling.
     """

@@ -1,4 +1,4 @@
-"""Reduce to a root along a binomial tree: in each round half of the remaining ranks pass their partial sums on.
+"""Reduction to a root along a binomial tree: in each round half of the remaining ranks send their partial sums.
 
     4 ranks, root 0:   1 -> 0, 3 -> 2;   2 -> 0
 
@@ -14,7 +14,7 @@ from hvdlite.transports import Transport
 
 
 def only_sends(transport: Transport, root: int) -> bool:
-    """Whether this rank receives nothing, so that its buffer is only prescaled."""
+    """Whether this rank receives no message, so that `reduce_to_root` only prescales its buffer."""
     return (transport.rank - root) % transport.size % 2 == 1
 
 
@@ -25,8 +25,8 @@ def reduce_to_root(transport: Transport, buffer: Array, scratch: Array, root: in
 
     Args:
         transport: The ranks that take part.
-        buffer: Flat, contiguous, equally long on all ranks. Afterwards the root's holds the reduction, the others hold
-            partial sums or (`only_sends`) their prescaled input.
+        buffer: Flat, contiguous, equally long on all ranks. Afterwards the root's buffer holds the reduction. The
+            others hold partial sums, or (`only_sends`) their prescaled input.
         scratch: Flat, same dtype, `chunk_length` of n; any length if this rank only sends.
         root: A rank of the transport.
         reduction: The operation and its scaling.

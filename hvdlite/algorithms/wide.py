@@ -1,9 +1,9 @@
-"""Reductions in a wider dtype: an array is widened, its sum is taken and scaled there, and rounded once.
+"""Reductions in a wider dtype: an array is widened, reduced and scaled there, and rounded once.
 
     int8 [100, -7]  ->  int64 [100, -7]  ->  sum over 2 ranks [200, -14]  ->  average, int8 [100, -7]
 
-Price: the wide array travels, of at most MOST_ELEMENTS at a time. Partial sums between ranks neither overflow nor are
-rounded.
+So partial sums that travel between ranks do not overflow, and are not rounded. Price: the messages carry the wider
+dtype, at most MOST_ELEMENTS at a time.
 
     dtype                     is added as
     float16, bfloat16         float32
@@ -27,11 +27,11 @@ MOST_ELEMENTS = 4 << 20
 
 
 class Widening(Protocol):
-    """How arrays of one dtype are reduced in a wider one."""
+    """A way to reduce arrays of one dtype in a wider one."""
 
     @property
     def reduction(self) -> Reduction:
-        """The reduction that the user wants."""
+        """The reduction of the original arrays."""
         ...
 
     def widen(self, array: Array) -> Array:
@@ -45,7 +45,7 @@ class Widening(Protocol):
 
 @dataclass(frozen=True)
 class Cast:
-    """Each number as a number of a wider dtype."""
+    """A widening to one number of a wider dtype."""
 
     reduction: Reduction
 
@@ -63,10 +63,9 @@ class Cast:
 
 @dataclass(frozen=True)
 class Split:
-    """Each number x as (x // p, x % p) for p ranks.
+    """A widening of each number x to the pair (x // p, x % p), for p ranks.
 
-    The sum of p quotients fits the dtype, and so does the sum of p remainders, each less than p. Prescaled numbers must
-    fit, too.
+    The sum of p quotients fits the dtype, and so does the sum of p remainders. Prescaled numbers must fit the dtype.
     """
 
     reduction: Reduction
@@ -85,8 +84,9 @@ class Split:
         quotients, remainders, how = wide[..., 0], wide[..., 1], self.reduction
         whole = array.dtype.type(self.ranks)
         if how.after == 1.0 and how.divisor == self.ranks:
-            quotient = quotients + remainders // whole  # rounded down; negative numbers go back up, toward zero
-            array[...] = quotient + ((quotient < 0) & (remainders % whole != 0))
+            quotient = quotients + remainders // whole  # rounded down; the next line rounds toward zero
+            negative = module(array).less(quotient, 0)
+            array[...] = quotient + (negative & (remainders % whole != 0))
         elif how.after == how.divisor == 1:
             array[...] = quotients * whole + remainders
         else:
@@ -95,8 +95,7 @@ class Split:
 
 
 def of_integers(reduction: Reduction, dtype: DType, ranks: int) -> Widening | None:
-    """How integers are reduced that need scaling; None for other dtypes, and for sums that wrap around as NumPy's do.
-    """
+    """The widening of integers that are scaled; None for other dtypes, and if integers wrap around as in NumPy."""
     if dtype.kind not in "iu" or not reduction.scales or reduction.operation == "adasum":
         return None
     if dtype.itemsize < 8:
@@ -105,12 +104,12 @@ def of_integers(reduction: Reduction, dtype: DType, ranks: int) -> Widening | No
 
 
 def widening(reduction: Reduction, dtype: DType, ranks: int) -> Widening | None:
-    """How arrays of this dtype are reduced if partial results pass between ranks; None: as they are."""
+    """The widening of arrays of this dtype, if partial results travel between ranks; None if they need none."""
     return Cast(reduction) if is_small_float(dtype) else of_integers(reduction, dtype, ranks)
 
 
 def reduce(how: Widening, array: Array, allreduce: Callable[[Array, Reduction], None]) -> None:
-    """Reduce a flat array in place. allreduce: reduces a flat wide array over the ranks, in place."""
+    """Reduce a flat array in place, in a wider dtype. allreduce: reduces a flat wide array over the ranks, in place."""
     for start in range(0, array.size, MOST_ELEMENTS):
         piece = array[start : start + MOST_ELEMENTS]
         wide = how.widen(piece)

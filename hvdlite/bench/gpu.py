@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hvdlite import ops
-from hvdlite.algorithms import allreduce, pipeline, prepared
+from hvdlite.algorithms import allreduce, pipeline, prepared, prepared_in_arena
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import cupy
 from hvdlite.bench.contenders import ITEM, Contender, Trial, start_gloo
@@ -113,7 +113,11 @@ def in_arena(lane: Lane, arena: Arena) -> Callable[[int], Trial]:
 
         def work(at: Workplace) -> None:
             if not once:
-                once.append(prepared(at.transport, at.workspace, at.place, mine, Reduction("sum"), peers))
+                site = at.transport, at.workspace, at.place
+                once.append(
+                    prepared(*site, mine, Reduction("sum")) if peers is None
+                    else prepared_in_arena(*site, peers, Reduction("sum"))
+                )  # fmt: skip
             once[0]()
 
         return on_lane(lane, mine, "ipc", work)

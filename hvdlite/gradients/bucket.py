@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hvdlite.algorithms import allreduce, prepared, to_lend
+from hvdlite.algorithms import allreduce, prepared, prepared_in_arena, to_lend
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
 from hvdlite.gradients.plan import Slot
@@ -38,7 +38,11 @@ class Bucket:
             allreduce(at.transport, at.workspace, at.place, self.buffer, self.how)
             return False
         if self.run is None:
-            self.run = prepared(at.transport, at.workspace, at.place, self.buffer, self.how, self.peers, self.lent)
+            site = at.transport, at.workspace, at.place
+            self.run = (
+                prepared(*site, self.buffer, self.how) if self.peers is None
+                else prepared_in_arena(*site, self.peers, self.how, self.lent)
+            )  # fmt: skip
         self.run()
         return True
 

@@ -161,7 +161,8 @@ def compared(lane: Lane, name: str, mine: Values | None) -> dict[tuple[str, str]
         if at.some_joined or at.equal_counts:
             return {}
         everyone = at.transport.allgather_object(None if mine is None else dict(mine))
-        return {} if None in everyone else apart(everyone, at.members)
+        known = [values for values in everyone if values is not None]
+        return apart(known, at.members) if len(known) == len(everyone) else {}
 
     # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
     signature = Signature("weights", f"{name} bucket 0")

@@ -1,8 +1,8 @@
 """The names of operations in errors, warnings and the stall watch's table, as users know them.
 
-One call of a user may take several operations, whose keys ("gradients 'optimizer.1 bucket 0'") mean nothing to the
-user. So messages name, in this order: the call that the thread is in (`calling`), the operation's optimizer or tape, or
-the function and name that the user gave. Ranks compare keys.
+One call of a user may take several operations. Their keys, by which ranks match them, mean nothing to the user
+("gradients 'optimizer.1 bucket 0'"). So a message names the first of these that exists: the user's call that the thread
+is in (`calling`), the operation's optimizer or tape, the function and the name that the user gave.
 """
 
 from __future__ import annotations
@@ -13,32 +13,36 @@ from contextlib import contextmanager
 
 COLLECTIVE = "It is collective: every rank must call it."
 UNNAMED = "noname."
-"""The names of operations without a name begin so; a number follows."""
+"""The begin of the names of operations that the user gave no name. A number follows."""
 GRADIENTS = "gradients "
-"""The titles of operations within a backward begin so."""
+"""The begin of the titles of operations within a backward."""
 
 
 class Here(threading.local):
-    """Each thread's call, as the user writes it; empty if the call is a single operation."""
+    """The user's call that each thread is in.
+
+    Attributes:
+        call: The call as the user writes it; "" outside calls, and in calls of a single operation.
+    """
 
     call = ""
 
+    @contextmanager
+    def calling(self, call: str) -> Iterator[None]:
+        """Within this context, or in a function decorated with it, this thread's operations belong to `call`.
+
+        If contexts are nested, the outermost call counts.
+        """
+        before = self.call
+        self.call = before or call
+        try:
+            yield
+        finally:
+            self.call = before
+
 
 _here = Here()
-
-
-@contextmanager
-def calling(call: str) -> Iterator[None]:
-    """Within this context, or in a function decorated with it, this thread's operations belong to `call`.
-
-    If contexts are nested, the outermost one counts.
-    """
-    before = _here.call
-    _here.call = before or call
-    try:
-        yield
-    finally:
-        _here.call = before
+calling = _here.calling
 
 
 def current() -> str:
@@ -51,9 +55,9 @@ def title(kind: str, name: str, call: str = "", user: str = "") -> str:
 
     Args:
         kind: The kind of operation.
-        name: The name that ranks match it by.
-        call: The user's call that it belongs to.
-        user: The optimizer or tape that it belongs to.
+        name: The name by which ranks match the operation.
+        call: The user's call that the operation belongs to, or "".
+        user: The optimizer or tape that the operation belongs to, or "".
     """
     if call:
         return call
@@ -73,5 +77,5 @@ def letter(name: str) -> str:
 
 
 def numbered(user: str, number: int) -> str:
-    """The name of an optimizer or tape in messages. number: counted from 1 in the order of attachment."""
+    """The name of an optimizer or tape in messages. number: its place in the order of attachment, from 1."""
     return user if number <= 1 else f"{user} number {number}"

@@ -1,8 +1,9 @@
-"""Common rounds: what the ranks of a lane do after a roll call has found different requests.
+"""Common rounds: the ranks of a lane match their queues, after a roll call has found different requests.
 
-In each round the ranks exchange what each has queued. They run what all have, in rank 0's order. What all have under
-one name but with different facts is an error on all ranks; so is, once no other call can come, one name that stands for
-different kinds of operation. The ranks leave together, when all queues are empty.
+In each round the ranks exchange the signatures of their queued requests. They run the requests that all ranks have, in
+rank 0's order. If requests of one name have different facts, they fail on all ranks. If they are different kinds of
+operation, they fail once no rank can call anything else. All ranks end common rounds together, when all queues are
+empty.
 """
 
 from __future__ import annotations
@@ -15,35 +16,38 @@ from hvdlite.errors import HvdliteError
 from hvdlite.gpu_streams import in_mpi
 from hvdlite.lanes.matching import Verdicts, has_joined, match, refusal
 from hvdlite.lanes.queue import Queue
-from hvdlite.lanes.request import Call, Request, StandIn, visible
+from hvdlite.lanes.request import Call, Request, StandIn, T, visible
 from hvdlite.lanes.workplace import HostWorkplace
 
 SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.01
-CLASH_SECONDS = 10.0  # without a new call one name that stands for different kinds on different ranks is an error
+CLASH_SECONDS = 10.0
+"""A rank without a new call for so long counts as stuck. If all ranks are stuck, different kinds of operation under one
+name are an error.
+"""
 
 
 class Performer(Protocol):
-    """What carries out a verdict: the lane."""
+    """Carries out verdicts. A lane does."""
 
     @property
     def user(self) -> str:
-        """The optimizer or tape that it belongs to, in messages."""
+        """The optimizer or tape that the lane belongs to, in messages."""
         ...
 
     def stuck(self) -> bool:
-        """Whether no other request will be called before one of the waiting ones is done."""
+        """Whether this rank will call no other request before one of the waiting requests is done."""
         ...
 
-    def execute(self, request: Request[Any]) -> None:
-        """Do the work of a request that all ranks have agreed on."""
+    def execute(self, request: Request[T]) -> None:
+        """Do the work of a request that all ranks have called."""
         ...
 
-    def settle(self, request: Request[Any], result: Any = None, error: BaseException | None = None) -> None:
+    def settle(self, request: Request[T], result: T | None = None, error: BaseException | None = None) -> None:
         """Finish a request with a result or an error."""
         ...
 
     def stand_in(self, work: StandIn) -> None:
-        """Take part in an operation that this rank, which has joined, has not called."""
+        """Take part in an operation of other ranks, after this rank has joined."""
         ...
 
 
@@ -60,7 +64,7 @@ class CommonRounds:
         self.queue, self.host, self.lane = queue, host, lane
 
     def run(self) -> None:
-        """Match requests by name until no rank has any left, except for waiting until others join. Collective."""
+        """Match requests by name until no rank has any left, apart from JOIN. Collective; waits for all ranks."""
         nap, since = SHORTEST_NAP, time.monotonic()
         before: list[Request[Any]] = []
         while not self.queue.closed:
@@ -91,7 +95,14 @@ class CommonRounds:
     def carry_out(
         self, verdicts: Verdicts, mine: Sequence[Request[Any]], everyones: Sequence[Call], joined: Sequence[int]
     ) -> None:
-        """Run or fail what has a verdict, errors first. joined: these ranks take part with zeros, if they can."""
+        """Run or fail each request that has a verdict, errors first.
+
+        Args:
+            verdicts: By request key.
+            mine: This rank's requests.
+            everyones: All ranks' requests.
+            joined: The ranks that have joined. They take part with zeros, if the operation allows it.
+        """
         requests = {request.signature.key: request for request in mine}
         calls: dict[str, list[Call]] = {key: [] for key in verdicts}
         for call in everyones:
@@ -112,19 +123,17 @@ class CommonRounds:
             elif key not in errors and (stand_in := calls[key][0].stand_in):  # this rank has joined
                 self.lane.stand_in(stand_in)
 
-    def perform(self, request: Request[Any], calls: Sequence[Call], some_joined: bool) -> None:
-        """Do the work of a request, as all ranks do now."""
-        request.flag = max(call.flag for call in calls)
-        request.equal_counts = not some_joined and len({call.count for call in calls}) == 1
-        self.host.some_joined = some_joined
+    def perform(self, request: Request[T], calls: Sequence[Call], some_joined: bool) -> None:
+        """Do the work of a request that all ranks have called, or can stand in for."""
+        request.agree(max(call.flag for call in calls))
+        self.host.agree(not some_joined and len({call.count for call in calls}) == 1, some_joined)
         self.lane.execute(request)
-        self.host.some_joined = False
 
 
 def refusals(
     calls: dict[str, list[Call]], joined: Sequence[int], errors: dict[str, HvdliteError]
 ) -> dict[str, HvdliteError]:
-    """Errors for the operations in which ranks that have joined cannot take part."""
+    """Errors for the operations without a stand-in for joined ranks. calls: by request key. errors: other errors."""
     return {
         key: refusal(same[0].signature, joined)
         for key, same in calls.items()

@@ -1,25 +1,27 @@
-"""The end of a lane: what a rank brings when all ranks leave, and what later calls get to hear."""
+"""The end of a lane: values that ranks compare when all ranks leave, and the error of later calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from hvdlite.errors import HvdliteError, ShutdownError
 from hvdlite.lanes.request import Handle
 from hvdlite.lanes.signature import digest
 from hvdlite.lanes.workplace import Workplace
 
+K = TypeVar("K")
+V = TypeVar("V")
 LAST_WORDS = "hvdlite has been shut down: call hvd.init() again first."
 
 
 class Farewell:
-    """How one rank leaves one lane.
+    """The state of one rank's leaving of one lane.
 
     Attributes:
-        error: The error of calls after all have left.
-        brought: By name, the values that this rank brings, and who gets all ranks' values where these differ.
-        departure: The handle of the request to leave, once this rank has called it.
+        error: The error of calls after all ranks have left.
+        brought: By name, values of this rank, and a function that gets all ranks' values if these differ.
+        departure: The handle of the request to leave; None before this rank has called it.
         released: Whether the communicator has been released.
     """
 
@@ -29,22 +31,30 @@ class Farewell:
         self.departure: Handle[None] | None = None
         self.released = False
 
-    def bring(self, name: str, values: Mapping[Any, Any], tell: Callable[[Sequence[Any]], None]) -> None:
-        """Compare these values when all ranks leave. tell: gets all ranks' values, if they differ."""
-        self.brought[name] = values, tell
+    def begin(self, departure: Handle[None]) -> None:
+        """This rank has called the request to leave."""
+        self.departure = departure
+
+    def end(self) -> None:
+        """All ranks have left, and the communicator is released."""
+        self.released = True
+
+    def bring(self, name: str, values: Mapping[K, V], report: Callable[[Sequence[Mapping[K, V]]], None]) -> None:
+        """Compare these values when all ranks leave. report: gets all ranks' values, if they differ."""
+        self.brought[name] = values, report
 
     def digest(self) -> int:
-        """A number that is equal on all ranks which bring the same."""
+        """The digest of what this rank brings. It is equal on ranks that bring the same."""
         return digest(str([(name, sorted(values.items())) for name, (values, _) in sorted(self.brought.items())]))
 
     def part(self, at: Workplace) -> None:
-        """The work of the request to leave: hand out what the ranks bring, where it differs.
+        """The work of the request to leave: report the values that differ. Collective.
 
-        A name that some rank lacks is passed over: its optimizer is no more, or the rank ends with an error.
+        A name that some rank does not bring is left out: that rank has deleted its optimizer, or ends with an error.
         """
         if at.transport.size == 1 or at.equal_counts:
             return
         everyone = at.transport.allgather_object({name: values for name, (values, _) in self.brought.items()})
-        for name, (_, tell) in self.brought.items():
+        for name, (_, report) in self.brought.items():
             if all(name in theirs for theirs in everyone):
-                tell([theirs[name] for theirs in everyone])
+                report([theirs[name] for theirs in everyone])

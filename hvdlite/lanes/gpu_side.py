@@ -1,11 +1,11 @@
 """The GPU side of a lane: the workplace for arrays on a GPU.
 
-    caller    issues kernels on its stream | mark |                                         | continues after `ending`
-    lane                                     waits, roll call, adds on a stream of its own, | records `ending`
+    caller    issues kernels on its stream | mark |                                           | continues after `ending`
+    lane                                     waits, calls the roll, adds on the lane's stream | records `ending`
 
-`on_gpu(request, array)` moves a request there. Its work is the same function as on the host. It gets a `Side` with
-`transport`, `workspace` and `place`, which send from the GPU, allocate on it, and know what its ranks share. No thread
-waits for a whole device. Arrays in use are kept until the GPU has passed the work's end.
+`on_gpu(lane, request, array)` moves a request to the GPU. The request's work is the same function as on the host. It
+gets a `Side`: its transport sends from the GPU, and its workspace allocates on it. No thread waits for a whole device.
+Arrays in use are kept until the GPU has passed the end of the work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
 
 from hvdlite.arrays import Array, cupy, device_of, module
 from hvdlite.errors import HvdliteError
@@ -32,9 +31,7 @@ from hvdlite.transports import Transport
 from hvdlite.transports.device import DirectTransport, StagedTransport
 
 GPU_STAGING_BYTES = 64 << 20
-"""Bytes per lane that go through the GPUs' shared memory at a time. Each piece waits for all ranks twice (MEASURED.md,
-"Details").
-"""
+"""The bytes of a lane's staging arena on the GPU. Each piece waits for all ranks twice (MEASURED.md, "Details")."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def gpu_of(array: Array) -> Gpu:
 
 
 def gpu_in_use(host: HostWorkplace) -> Gpu:
-    """The GPU that the lane works on; if there is none yet, the one that CuPy would use."""
+    """The GPU that the lane works on. If the lane has used none, CuPy's current GPU."""
     if isinstance(host.gpu, Side):
         return host.gpu.gpu
     return Gpu(cupy(), int(cupy().cuda.runtime.getDevice()))
@@ -65,11 +62,14 @@ class GpuWorkspace(Workspace):
         self.gpu = gpu
         self.openings: dict[str, tuple[cuda_ipc.Openings, Transport]] = {}
         self.callers: Sequence[int] = ()
-        """The streams of the caller of the request under way: CuPy's, then the frameworks'."""
+
+    def serve(self, callers: Sequence[int]) -> None:
+        """Allocate for this caller from now on. callers: its streams, CuPy's first, then the frameworks'."""
+        self.callers = callers
 
     def new(self, like: Array, shape: Sequence[int]) -> Array:
-        # From the pool of the caller's stream, to which it returns once the caller has dropped it. Only calls from that
-        # stream reuse it, and they write it after the stream's earlier work, such as reading it.
+        # The memory comes from the pool of the caller's stream. It returns there when the caller drops the array. Only
+        # that stream reuses it, after its earlier work, which may still read it.
         streams = self.callers or (0,)
         with self.gpu.xp.cuda.ExternalStream(streams[-1]):
             array: Array = self.gpu.xp.empty(shape, like.dtype)
@@ -98,8 +98,7 @@ class GpuWorkspace(Workspace):
 
 
 class Side:
-    """A lane's workplace on one GPU: its stream, transport, place and workspace. Creating one is collective over the
-    lane.
+    """A lane's workplace on one GPU, with a stream. Creating one is collective over the lane.
 
     Args:
         host: The lane's workplace on the host.
@@ -117,7 +116,7 @@ class Side:
             self.transport = kind(host.transport, gpu.xp)
         if takes_pointers:
             send_from(gpu.xp, gpu.number)
-        self.in_use: deque[tuple[Mark, Any]] = deque()
+        self.in_use: deque[tuple[Mark, object]] = deque()
 
     @property
     def equal_counts(self) -> bool:
@@ -129,11 +128,11 @@ class Side:
 
     @contextmanager
     def working(self) -> Iterator[Side]:
-        """Within this context the calling thread issues work on this GPU, in the lane's stream."""
+        """A context in which the calling thread issues work on this GPU, on the lane's stream."""
         with self.gpu.xp.cuda.Device(self.gpu.number), self.stream:
             yield self
 
-    def end(self, used: Any) -> Mark:
+    def end(self, used: object) -> Mark:
         """A mark after the work issued so far. Keeps `used` until the GPU has passed it."""
         xp = self.gpu.xp
         ending = Mark(xp, self.gpu.number, [self.stream.ptr], [recorded(xp, self.stream.ptr)])
@@ -143,7 +142,7 @@ class Side:
         return ending
 
     def close(self) -> None:
-        """Wait for the lane's stream, and close peers' memory. Collective."""
+        """Wait for the lane's stream, and release peers' memory. Collective."""
         with self.working():
             self.stream.synchronize()
             self.in_use.clear()
@@ -154,46 +153,50 @@ class Side:
 def on_gpu(lane: Lane, request: Request[T], array: Array) -> None:
     """Move the request's work to the array's GPU, after the work that the calling thread has issued there.
 
+    Args:
+        lane: The lane that will run the request.
+        request: A request that has not been queued.
+        array: An array on the GPU.
+
     Raises:
-        HvdliteError: The lane already works on another GPU.
+        HvdliteError: The lane works on another GPU, or a CUDA graph is being captured.
     """
     work, gpu = request.work, gpu_of(array)
     if lane.host.gpu is not None:
         require_same(lane.host, gpu)
-    request.ready = mark(array)
-    callers = request.ready.streams
+    ready = mark(array)
 
     def ordered(at: Workplace) -> T:
         side = side_of(at.host, gpu)
-        side.workspace.callers = callers
+        side.workspace.serve(ready.streams)
         result = None
         with side.working():
             try:
                 result = work(side)
                 return result
             finally:
-                request.handle.ending = side.end((work, result))  # keeps both until the GPU is done
+                request.handle.end_at(side.end((work, result)))  # keeps both until the GPU is done
 
-    request.work = ordered
+    request.move(ready, ordered)
 
 
 def side_of(host: HostWorkplace, gpu: Gpu) -> Side:
-    """The lane's side on this GPU. Runs on the lane's thread; collective at the first call."""
+    """The lane's side on this GPU. Called by the request's work; collective at the first call."""
     if isinstance(threading.current_thread(), LaneThread):
-        gpu.xp.cuda.Device(gpu.number).use()  # permanently: see Mark.adopt
+        gpu.xp.cuda.Device(gpu.number).use()  # permanently, as in Mark.adopt
     if host.gpu is None:
-        host.gpu = Side(host, gpu, takes_pointers(host))
+        host.add_gpu(Side(host, gpu, takes_pointers(host)))
     return require_same(host, gpu)
 
 
 def require_same(host: HostWorkplace, gpu: Gpu) -> Side:
-    """The side on this GPU. Raises HvdliteError if the lane works on another one."""
+    """The side on this GPU. Raises HvdliteError if the lane works on another GPU."""
     side = host.gpu
     assert isinstance(side, Side)
     if side.gpu.number != gpu.number:
         raise HvdliteError(
-            f"a tensor lies on GPU {gpu.number}, but this process communicates from GPU {side.gpu.number}: one "
-            "process, one GPU. Start one process per GPU, and choose it with torch.cuda.set_device(hvd.local_rank())"
+            f"a tensor lies on GPU {gpu.number}, but this process communicates from GPU {side.gpu.number}, and can use "
+            "only one. Start one process per GPU, and choose the GPU with torch.cuda.set_device(hvd.local_rank())"
         )
     return side
 
@@ -205,11 +208,11 @@ def takes_pointers(host: HostWorkplace) -> bool:
     transport, said = host.transport, host.place.cuda_aware
     if transport.size == 1:
         return True
-    asked = transport.rank in [ranks[0] for ranks in host.place.hosts or ((0,),)]  # one rank per host tries
+    asked = transport.rank in [ranks[0] for ranks in host.place.hosts or ((0,),)]  # one rank per host runs the trial
     mine = (cuda_aware(transport.library) if asked else True) if said is None else said
     agreed = all(transport.allgather_object(mine))
     if not agreed and transport.rank == 0 and said is None:
-        say_once(f"{transport.library} does not take pointers to GPU memory: what cannot go through memory that GPUs "
-                 "of a host share passes through host memory, which is slower. The cure is a CUDA-aware MPI (Open MPI "
-                 "built --with-cuda, or over a UCX with CUDA); HVDLITE_CUDA_AWARE=1 if this is wrong")
+        say_once(f"{transport.library} does not take pointers to GPU memory. So data between GPUs that cannot share "
+                 "memory pass through host memory, which is slower. Use a CUDA-aware MPI (Open MPI built --with-cuda, "
+                 "or over a UCX with CUDA). If the MPI is CUDA-aware, set HVDLITE_CUDA_AWARE=1")
     return agreed

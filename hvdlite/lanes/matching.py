@@ -1,6 +1,6 @@
-"""Matching of the ranks' queued requests by name, and the errors for those that differ. Pure functions.
+"""Pure functions that match the ranks' queued requests by name, and explain the differences.
 
-Only used when a roll call found different requests. All ranks compute the same verdicts from the same lists.
+Common rounds use them. All ranks compute the same verdicts from the same lists.
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Container, Sequence
 from itertools import combinations
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
 from hvdlite.lanes.calls import COLLECTIVE, GRADIENTS
 from hvdlite.lanes.signature import END, JOIN, LEAVE, UNEVEN, UNKNOWN, Signature
 
+V = TypeVar("V")
 CHANGES = "add_param_group or requires_grad in torch, trainable in Keras, a tape's sources"
-"""How the parameter list of an attached optimizer or tape changes."""
+"""The user's actions that change the parameter list of an attached optimizer or tape."""
 CURES = {
     "shape": "Every rank must pass the same shape; pad, or use allgather where sizes differ.",
     "dtype": "Every rank must pass the same dtype; cast before the call.",
-    "number": "Every rank must pass as many tensors.",
+    "number": "Every rank must pass the same number of tensors.",
     "operation": "Every rank must ask for the same reduction.",
     "root rank": "Every rank must name the same root_rank.",
     "parameters": "Build the same model on every rank; optimizers attached to it must have the same parameter groups "
@@ -44,24 +45,25 @@ KINDS = {
 }  # fmt: skip
 """Words for the kinds of operation that users do not call by name."""
 LONGEST_DIFF = 20
-"""Lines of a diff that are shown, half of them for each side."""
-
-
+"""The number of lines of a diff that are shown, half of them for each side."""
 Verdicts: TypeAlias = dict[str, HvdliteError | None]
-"""By request key: the error that the request fails with, or None to run it."""
+"""By request key, the error with which the request fails; None to run it."""
 
 
 def match(everyone: Sequence[Sequence[Signature]], members: Sequence[int], stuck: bool = True) -> Verdicts:
-    """Verdicts by request key, in the order in which to run the requests.
+    """Decide which requests run, and which fail.
 
-    A request that some rank lacks gets no verdict: it waits. There are two exceptions: that rank has shut down, or it
-    is stuck in another request of the same name. Ranks that have joined lack nothing, but no rank leaves before they
-    do.
+    A request that some rank lacks gets no verdict, and waits. There are two exceptions: that rank has shut down, or all
+    ranks are stuck and that rank has another kind of request of the same name. A rank that has joined can take part in
+    all requests, but LEAVE waits for it.
 
     Args:
         everyone: Each rank's `visible` queue.
-        members: The ranks, in the same order.
-        stuck: Whether all ranks wait, so that none will call anything meanwhile.
+        members: The global ranks, in the same order.
+        stuck: Whether all ranks wait, so that none will call another request.
+
+    Returns:
+        Verdicts in the order in which the requests run.
     """
     live = [place for place, queue in enumerate(everyone) if not has_joined(queue)]
     known = [{signature.key: signature for signature in queue} for queue in everyone]
@@ -78,7 +80,7 @@ def match(everyone: Sequence[Sequence[Signature]], members: Sequence[int], stuck
 
 
 def verdict(found: Sequence[Signature | None], members: Sequence[int]) -> Verdicts:
-    """The common verdict on each member's request; none if a member lacks it."""
+    """One verdict for all members' requests; none if a member lacks the request."""
     signatures = [signature for signature in found if signature is not None]
     if len(signatures) < len(found):
         return {}
@@ -87,14 +89,14 @@ def verdict(found: Sequence[Signature | None], members: Sequence[int]) -> Verdic
 
 
 def agree(signatures: Sequence[Signature]) -> bool:
-    """Whether the signatures are equal, apart from values that some ranks do not know."""
+    """Whether the signatures are equal, apart from UNKNOWN values."""
     names = {each._replace(facts=tuple((what, None) for what, _ in each.facts), called="") for each in signatures}
     everyones = zip(*(signature.facts for signature in signatures), strict=True) if len(names) == 1 else ()
-    return len(names) == 1 and all(alike(facts[0][0], [value for _, value in facts]) for facts in everyones)
+    return len(names) == 1 and all(same_fact(facts[0][0], [value for _, value in facts]) for facts in everyones)
 
 
-def alike(what: str, values: Sequence[Any]) -> bool:
-    """Whether the known values of a fact are equal. Lists of parameters are compared line by line."""
+def same_fact(what: str, values: Sequence[Any]) -> bool:
+    """Whether the known values of the fact `what` are equal. Lists of parameters are compared line by line."""
     known = {value for value in values if value != UNKNOWN}
     if len(known) <= 1 or what != "parameters" or None in known or len(set(map(len, known))) > 1:
         return len(known) <= 1
@@ -103,7 +105,7 @@ def alike(what: str, values: Sequence[Any]) -> bool:
 
 
 def same_variable(lines: Sequence[str]) -> bool:
-    """Whether these lines name one variable, apart from outer layers.
+    """Whether these lines name the same variable, apart from outer layers.
 
     Keras omits outer layers from names when it loads a model from a file: net/dense/kernel becomes dense/kernel, and
     adam/net_dense_kernel_m becomes adam/dense_kernel_m.
@@ -113,8 +115,9 @@ def same_variable(lines: Sequence[str]) -> bool:
 
 
 def is_end_of(line: str, longest: str) -> bool:
-    """Whether `line` is the end of `longest`: at least a layer's and a weight's name, for an optimizer's state also its
-    kind.
+    """Whether `line` is the end of `longest`.
+
+    The end has at least a layer's name and a weight's name. For an optimizer's state it also has the kind of state.
     """
     outer, slash, rest = line.rpartition("/")
     state = rest.count("_") > 1 and longest.rpartition("/")[0] == outer and longest.endswith(f"_{rest}")
@@ -136,7 +139,7 @@ def has_joined(queue: Sequence[Signature]) -> bool:
 
 
 def forsaken(everyone: Sequence[Sequence[Signature]], members: Sequence[int], settled: Container[str]) -> Verdicts:
-    """Errors for requests that ranks which have shut down will never make."""
+    """Errors for requests that some rank will never call, because it has shut down. settled: keys with a verdict."""
     verdicts: Verdicts = {}
     gone = [(place, {signature.key for signature in queue}) for place, queue in enumerate(everyone) if LEAVE in queue]
     for signature in (signature for queue in everyone for signature in queue):
@@ -148,7 +151,7 @@ def forsaken(everyone: Sequence[Sequence[Signature]], members: Sequence[int], se
 
 
 def forsaking(signature: Signature) -> str:
-    """What ranks did that left an operation to the others, and the cure."""
+    """The end of the error for an operation that ranks have left without calling it, and the cure."""
     if signature.title.startswith(GRADIENTS):
         return f"without this backward(). {UNEVEN}"
     cure = "Each send needs a recv on the other rank." if signature.kind == "message" else COLLECTIVE
@@ -160,25 +163,29 @@ def refusal(signature: Signature, joined: Sequence[int]) -> MismatchError:
     have = "has" if len(joined) == 1 else "have"
     cure = CURES_WHILE_JOINED.get(signature.kind, "Call it before any rank joins, or after all have.")
     return MismatchError(
-        f"{signature.title}: {ranks(joined)} {have} joined (hvd.join()), and only all-reduces can go on without. {cure}"
+        f"{signature.title}: {ranks(joined)} {have} joined (hvd.join()), and joined ranks take part only in "
+        f"all-reduces. {cure}"
     )
 
 
 def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
-    """What each side said, and the cure. signatures: one per member, for one name."""
+    """The error's text for requests of one name that differ: each side's value, and the cure.
+
+    signatures: one for each member.
+    """
     if END in (kinds := {signature.kind for signature in signatures}) and len(kinds) > 1:
         return explain_end(signatures, members)
     facts = [{"kind": s.kind, "round": s.round, **dict(s.facts)} for s in signatures]
-    named = dict.fromkeys(name for fact in facts for name in fact)  # in order; a rank may lack some
-    what = next((name for name in named if not alike(name, [f.get(name) for f in facts])), "arguments")
+    named = dict.fromkeys(name for fact in facts for name in fact)  # in order; a rank may lack some facts
+    what = next((name for name in named if not same_fact(name, [f.get(name) for f in facts])), "arguments")
     values = [f.get(what, "none") for f in facts]
     if what == "parameters":
         said = f"parameters differ:\n{difference(values, members)}\n"
     elif what == "buckets":
-        said = f"tensors travel together in other groups on {ranks(sides(values, members)[0][1])} than elsewhere. "
+        said = f"the groups of tensors (groups=) on {ranks(sides(values, members)[0][1])} differ from the others'. "
     else:
         several = what.partition(" of ")[0].endswith("s")
-        shown = [KINDS.get(value, value) for value in values] if what == "kind" else values
+        shown = [KINDS.get(str(value), value) for value in values] if what == "kind" else values
         said = f"{what} {'differ' if several else 'differs'}: {said_by(shown, members)}. "
     cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
     if what == "kind" and set(values) == {"plan", "gradients"}:
@@ -187,7 +194,7 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
 
 
 def title_of(signatures: Sequence[Signature], members: Sequence[int]) -> str:
-    """The operation's name in messages. If its callers have called it differently, each name with its ranks."""
+    """The operation's name in messages. If users' calls differ between ranks, each call with its ranks."""
     parties = sides([signature.title for signature in signatures], members)
     if len(parties) == 1 or len({signature.kind for signature in signatures}) > 1:
         return signatures[0].title
@@ -195,36 +202,36 @@ def title_of(signatures: Sequence[Signature], members: Sequence[int]) -> str:
 
 
 def explain_end(signatures: Sequence[Signature], members: Sequence[int]) -> str:
-    """The error if some ranks have ended an epoch, and others have begun one more batch."""
+    """The error's text if some ranks have ended an epoch, and others have begun another batch."""
     ended = [member for member, s in zip(members, signatures, strict=True) if s.kind == END]
     others = [member for member in members if member not in ended]
     what = next(signature.round for signature in signatures if signature.kind == END)
     return (
         f"fit(): {ranks(ended)} came to {what}, while {ranks(others)} went on with the next batch. A callback that "
-        "sets model.stop_training within an epoch (TerminateOnNaN) must do so on all ranks after the same batch, and "
-        "all must have as many batches: dataset.take(n), or steps_per_epoch="
+        "sets model.stop_training within an epoch (TerminateOnNaN) must do so on all ranks after the same batch. All "
+        "ranks must have the same number of batches: use dataset.take(n) or steps_per_epoch="
     )
 
 
-def sides(values: Sequence[Any], members: Sequence[int]) -> list[tuple[Any, list[int]]]:
-    """The different values and the ranks that have each, the smallest group first."""
-    groups: dict[Any, list[int]] = {}
+def sides(values: Sequence[V], members: Sequence[int]) -> list[tuple[V, list[int]]]:
+    """Each value with the ranks that have it, the smallest group first."""
+    groups: dict[V, list[int]] = {}
     for rank, value in zip(members, values, strict=True):
         groups.setdefault(value, []).append(rank)
     return sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))
 
 
-def said_by(values: Sequence[Any], members: Sequence[int]) -> str:
-    """'rank 1 has 3, ranks 0, 2 have 4'."""
+def said_by(values: Sequence[object], members: Sequence[int]) -> str:
+    """Each rank's value in words: 'rank 1 has 3, ranks 0, 2 have 4'."""
     parties = sides(values, members)
     return ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in parties)
 
 
 def difference(values: Sequence[Any], members: Sequence[int]) -> str:
-    """The lists of the first two ranks that differ, as a diff. It names the ranks that have the same lists."""
-    first, other = next(pair for pair in combinations(values, 2) if not alike("parameters", pair))
+    """A diff of the parameter lists of the first two ranks that differ. It names all ranks with either list."""
+    first, other = next(pair for pair in combinations(values, 2) if not same_fact("parameters", pair))
 
-    def who(said: Any) -> str:
+    def who(said: object) -> str:
         return ranks([member for member, value in zip(members, values, strict=True) if value == said])
 
     names = who(first), who(other)
@@ -242,7 +249,7 @@ def difference(values: Sequence[Any], members: Sequence[int]) -> str:
 
 
 def ranks(members: Sequence[int]) -> str:
-    """'rank 3', 'ranks 0-2', 'ranks 0, 2'."""
+    """Ranks in words: 'rank 3', 'ranks 0-2', 'ranks 0, 2'."""
     if len(members) == 1:
         return f"rank {members[0]}"
     run = list(members) == list(range(members[0], members[-1] + 1))

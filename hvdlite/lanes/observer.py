@@ -1,38 +1,45 @@
-"""What a lane tells those who look at it from outside.
+"""The interface of observers, which a lane notifies of each request.
 
-Observers note what happens to requests and change nothing. A lane without observers pays for three loops over an empty
-list per request, about 0.1 us.
+An observer records events, such as a timeline, and changes nothing. A lane without observers runs three loops over an
+empty list for each request, which takes about 0.1 us.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from hvdlite.lanes.request import Request
+from hvdlite.lanes.request import Request, T
 
 
 class Seat(NamedTuple):
-    """Where a rank sits on a lane. members: the lane's global ranks. rank: this one's place among them."""
+    """A rank's place on a lane.
+
+    Attributes:
+        members: The lane's global ranks.
+        rank: The index of this rank among them.
+    """
 
     members: Sequence[int]
     rank: int
 
 
 class Observer(Protocol):
-    """Is called in the thread of the event, which waits for it: note and return, and never raise."""
+    """Records a lane's events. The lane calls its methods in the thread of the event. They return soon, and never
+    raise.
+    """
 
-    def queued(self, seat: Seat, request: Request[Any]) -> None:
+    def queued(self, seat: Seat, request: Request[T]) -> None:
         """This rank has called the request."""
         ...
 
-    def agreed(self, seat: Seat, request: Request[Any]) -> None:
+    def agreed(self, seat: Seat, request: Request[T]) -> None:
         """All ranks have called the request, and its work begins."""
         ...
 
-    def done(self, seat: Seat, request: Request[Any]) -> None:
+    def done(self, seat: Seat, request: Request[T]) -> None:
         """The request's handle has its result, or its error (`request.handle.error`).
 
-        `agreed` was not called before where ranks differed or one has left.
+        If ranks differed, or a rank has left, `done` comes without `agreed`.
         """
         ...

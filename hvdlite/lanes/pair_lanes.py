@@ -1,8 +1,8 @@
-"""Messages between two ranks of a process set: each pair has a lane of its own.
+"""Messages between two ranks of a process set, on a separate lane for each pair.
 
-So a message has all that a collective has: a name that both sides match in any order, idle waiting, handles, and an
-error if the other rank has shut down. A rank makes a pair's lane alone, and its peer may not know of it. So a rank that
-shuts down answers calls until all ranks have come.
+So messages work like collectives: both ranks match them by name, in any order; they wait without using a core; they
+have handles; and they fail if the other rank has shut down. A rank makes the lane of a pair alone, and its peer may not
+have made it. So a rank that shuts down answers its peers' calls until all ranks shut down.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Post:
     """The pair lanes of one process set on this rank.
 
     Args:
-        transport: The set's.
+        transport: The set's communicator.
         members: The set's global ranks.
         observers: The observers of all lanes.
-        family: Returns all lanes, including other sets'.
+        family: Returns all lanes of this process, as for `Lane`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Post:
         self.members, self.observers, self.family = members, observers, family
         self.lock = threading.Lock()
         self.lanes: dict[int, Lane] = {}
-        """By the peer's rank in the set."""
+        """This rank's pair lanes, by the peer's rank in the set."""
         self.unnamed: dict[tuple[int, int], count[int]] = {}
 
     def lane(self, peer: int) -> Lane:
@@ -46,26 +46,28 @@ class Post:
             if peer not in self.lanes:
                 pair = PairTransport(self.transport, peer)
                 members = [self.members[place] for place in sorted((peer, self.transport.rank))]
-                name = f"messages of ranks {list(self.members)}"  # observers tell sets apart by it
+                name = f"messages of ranks {list(self.members)}"  # observers know the set by this name
                 self.lanes[peer] = Lane(pair, Place(2, False), members, name, self.observers, self.family)
             return self.lanes[peer]
 
     def name(self, source: int, dest: int, name: str | None) -> str:
-        """The name that both sides give a message. Messages without a name are numbered, each way."""
+        """The name by which both ranks know a message. Messages without a name are numbered in each direction."""
         if name is None:
             with self.lock:
                 name = f"{UNNAMED}{next(self.unnamed.setdefault((source, dest), count(1)))}"
         return f"{name} from rank {self.members[source]} to rank {self.members[dest]}"
 
     def start_leaving(self) -> None:
-        """Tell every peer that has a lane with this rank, or calls it now, that no message follows."""
+        """Begin to leave the lanes with peers, including the lanes that peers alone have made and call on now."""
         for peer in range(self.transport.size):
             known = peer in self.lanes or (peer != self.transport.rank and self.transport.called_by(peer))
             if known and self.lane(peer).closed is None:
                 self.lane(peer).start_leaving()
 
     def leave(self, everyone: Sequence[Sequence[int]]) -> None:
-        """Leave all lanes, including those that only peers have made. everyone: for each rank, the peers of its lanes.
+        """Leave all lanes, including those that only peers have made. Collective over the set; waits for all ranks.
+
+        everyone: for each rank, the peers of its lanes.
         """
         for peer, known in enumerate(everyone):
             if self.transport.rank in known:

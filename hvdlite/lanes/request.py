@@ -1,8 +1,9 @@
-"""One collective operation on its way through a lane: the request, the promise of its result, and who waits for it."""
+"""Requests: collective operations for a lane, with handles that get their results, and the lock for waiting threads."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -14,31 +15,31 @@ from hvdlite.lanes.workplace import Workplace
 
 T = TypeVar("T")
 StandIn: TypeAlias = Callable[[Workplace], None]
-"""What a rank that has joined does instead of an operation's work. Picklable."""
+"""A picklable function that a joined rank runs instead of an operation's work."""
 
 
 class Changed(threading.Condition):
-    """A lane's lock, notified when a result is there.
+    """A lane's lock and condition, notified when a request is done.
 
     Attributes:
-        lock: The lock itself; taking it by this name is quicker.
-        called: The same lock, notified when the lane's thread has something to do. With one condition for both, each
-            result would wake that thread, and synchronous calls would take twice as long.
-        waiting: The threads that wait, and for which handle.
+        lock: The lock itself, which is quicker to take than the condition.
+        called: A second condition of the same lock, notified when the lane's thread has something to do. If there were
+            only one condition, each result would wake that thread, and synchronous calls would take twice as long.
+        waiting: Pairs of a waiting thread and the handle that it waits for.
     """
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Start anew in a forked child, where the threads that held the lock or waited do not exist."""
+        """Make a new lock. A forked child needs one, because the threads that held the old one do not exist there."""
         self.lock = threading.RLock()
         super().__init__(self.lock)
         self.called = threading.Condition(self.lock)
         self.waiting: list[tuple[int, Handle[Any]]] = []
 
     def waiters(self) -> set[int]:
-        """Return the threads that wait for an unfinished handle; not those that are about to wake up."""
+        """The threads that wait for an unfinished handle."""
         return {thread for thread, handle in list(self.waiting) if not handle.done}
 
 
@@ -58,12 +59,12 @@ class Handle(Generic[T]):
         self.ending = NOTHING_PENDING
 
     def wait(self) -> T:
-        """Block until the request is done and return its result.
+        """Block until the request is done, and return its result.
 
-        On a GPU this returns when all work is issued; the caller's streams then run after that work.
+        On a GPU this returns when all work is issued. Later work of the caller's streams runs after that work.
 
         Raises:
-            BaseException: The request's error, again at each call.
+            BaseException: The request's error, at each call.
         """
         if not self.done:
             with self.changed:
@@ -78,7 +79,7 @@ class Handle(Generic[T]):
             raise self.error
         if self.ending is not NOTHING_PENDING:
             self.ending.precede()
-        return self.result  # type: ignore[return-value]  # there once it is done without an error
+        return self.result  # type: ignore[return-value]  # done without an error, so it is there
 
     def finish(self, result: T | None = None, error: BaseException | None = None) -> None:
         """Set the result or the error. The caller holds the lane's lock."""
@@ -86,17 +87,21 @@ class Handle(Generic[T]):
         if self.changed.waiting:
             self.changed.notify_all()
 
+    def end_at(self, ending: Mark) -> None:
+        """Note that the request's work runs on a GPU, and ends at this mark."""
+        self.ending = ending
+
 
 class Identity:
-    """Which operation a request is, and which round of it.
+    """The signature of a request, in its current round.
 
     Attributes:
         first: The signature when the request was made.
-        round: The round now: the first signature's, or that of `turn_to`.
+        round: The current round: the first signature's, or that of the last `turn_to`.
         key: The signature's key.
-        digest: The digest of the signature in this round.
+        digest: The signature's digest in the current round.
         timeless: The digest without the round's numbers.
-        called: The user's call that the operation is a part of; empty where it is one by itself.
+        called: The user's call that the operation is part of; "" if it is a whole call.
     """
 
     def __init__(self, first: Signature) -> None:
@@ -109,31 +114,29 @@ class Identity:
         return self.first._replace(round=self.round)
 
     def title(self, user: str = "") -> str:
-        """The name in messages. user: the optimizer or tape that the lane belongs to."""
+        """The operation's name in messages. user: the optimizer or tape that the lane belongs to."""
         if self.first is LEAVE:
             return "hvd.shutdown()"
         return "hvd.join()" if self.first is JOIN else calls.title(self.first.kind, self.first.name, self.called, user)
 
     def turn_to(self, round: Round) -> None:
-        """Go to a round with other numbers but the same words."""
+        """Change to a round with other numbers and the same words."""
         digest = (self.timeless + round.number) & BITS
-        self.round, self.digest = round, digest  # both, or, where a signal's handler raises, neither
+        self.round, self.digest = round, digest  # in one statement: if a signal handler raises, neither changes
 
 
 class Request(Generic[T]):
-    """One collective operation: the signature to agree on, and the work that follows.
+    """One collective operation: a signature that ranks agree on, and the work that follows.
 
     Attributes:
-        work: Runs on the lane once all ranks have agreed. Its return value becomes the handle's result.
-        ready: Waited for before the roll call, so that no rank's GPU still writes what `work` reads.
-        flag: A small number; after the roll call the largest of all ranks'.
-        count: A number of at most 62 bits, which may differ between ranks.
-        equal_counts: After the roll call: whether all ranks gave the same count. False in a job of one rank.
-        stand_in: Makes what a rank that has joined does instead of `work`. None: impossible while a rank has joined.
-        handle: There once the request is queued.
-        begun: Whether the request is under way, so that other ranks may know of it.
-        queued: When this rank queued it, in seconds of `time.monotonic()`; 0.0 before.
-        agreed: When all ranks had called it and the work began; 0.0 before.
+        identity: The signature, in the current round. work: Runs on the lane once all ranks have called the request.
+        Its return value becomes the handle's result. ready: A mark that the lane waits for before the roll call, so
+        that no rank's GPU still writes what `work` reads. flag: A small number; after the roll call the maximum of all
+        ranks' flags. count: A number of at most 62 bits, which may differ between ranks. stand_in: Makes the function
+        that a joined rank runs instead of `work`. None if joined ranks cannot take part. handle: Gets the result. It
+        exists once the request is queued. begun: Whether the request is under way, so that other ranks may have
+        received its digest. queued: The time at which this rank called it, in seconds of `time.monotonic()`; 0.0
+        before. agreed: The time at which all ranks had called it; 0.0 before.
     """
 
     handle: Handle[T]
@@ -149,9 +152,25 @@ class Request(Generic[T]):
     ) -> None:
         self.identity = Identity(signature)
         self.work, self.ready, self.stand_in = work, ready, stand_in
-        self.flag, self.count, self.equal_counts = flag, count, False
+        self.flag, self.count = flag, count
         self.begun = False
         self.queued, self.agreed = 0.0, 0.0
+
+    def enter(self, handle: Handle[T]) -> None:
+        """Note that this rank calls the request, and that `handle` gets the result."""
+        self.handle, self.queued = handle, time.monotonic()
+
+    def begin(self) -> None:
+        """Note that the request is under way."""
+        self.begun = True
+
+    def agree(self, flag: int) -> None:
+        """Note that all ranks have called the request. flag: the maximum of all ranks' flags."""
+        self.flag, self.agreed = flag, time.monotonic()
+
+    def move(self, ready: Mark, work: Callable[[Workplace], T]) -> None:
+        """Replace the work by one that may begin once the GPU has passed `ready`."""
+        self.ready, self.work = ready, work
 
     @property
     def signature(self) -> Signature:
@@ -170,16 +189,16 @@ class Request(Generic[T]):
         return self.identity.first is signature
 
     def again(self, round: Round, flag: int = 0) -> Request[T]:
-        """Use this object for the same operation in another round: a new one costs some 30 us (MEASURED.md).
+        """Prepare this object for the same operation in another round. A new object takes some 30 us (MEASURED.md).
 
-        Not while it is pending. Nobody else may hold the handle of the previous round.
+        The request must not be pending, and no other code may use the previous round's handle.
         """
         self.identity.turn_to(round)
         self.flag, self.begun, self.agreed = flag, False, 0.0
         return self
 
     def call(self, user: str = "") -> Call:
-        """The request as other ranks see it. user: as for `title`."""
+        """The picklable part of the request, for other ranks. user: as for `title`."""
         plain = self.is_a(LEAVE) or self.is_a(JOIN)
         known = self.signature if plain else self.signature._replace(called=self.title(user))
         return Call(known, self.flag, self.count, self.stand_in() if self.stand_in else None)
@@ -187,7 +206,7 @@ class Request(Generic[T]):
 
 @dataclass(frozen=True)
 class Call:
-    """A request as other ranks see it when a roll call has found different ones. Picklable."""
+    """The picklable part of a request, which ranks exchange in common rounds. Attributes: as those of `Request`."""
 
     signature: Signature
     flag: int
@@ -196,7 +215,7 @@ class Call:
 
 
 def visible(queue: Iterable[Request[Any]]) -> list[Request[Any]]:
-    """The requests that other ranks may see: none after a JOIN, and a JOIN only when no request is before it."""
+    """The requests that other ranks may match: those before the first JOIN, or that JOIN alone if it comes first."""
     found = list(queue)
     place = next((place for place, request in enumerate(found) if request.signature == JOIN), len(found))
     return found[: max(place, 1)]

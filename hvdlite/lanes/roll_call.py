@@ -1,14 +1,14 @@
 """The roll call: before each request the ranks agree, with one tiny all-reduce, that it is the same one everywhere.
 
 The all-reduce is a MAX over five 64-bit integers, `[h, -h, flag, count, -count]`, where h is the digest of the
-request's signature. All digests are equal exactly when max(h) == -max(-h). In the same way all ranks learn whether
-their counts are equal, which need not be so: of an all-gather the count is the number of rows, and where these are
-equal, no message has to carry them. The roll call doubles as the entry barrier of the shared-memory algorithms. Ranks
-that share memory call the roll there, except for a lane's first call (`transports.shared_flags`).
+request's signature. All digests are equal exactly when max(h) == -max(-h). In the same way all ranks find out whether
+their counts are equal. Counts may differ: an all-gather's count is its number of rows, and equal numbers need not be
+exchanged. The roll call is also the entry barrier of the shared-memory algorithms. Ranks that share memory call the
+roll there, except for a lane's first call (`transports.shared_flags`).
 
-The all-reduce is non-blocking and tested in a loop that yields the core, so that a waiting rank takes Ctrl-C and lets
-others compute. Rejected: a coordinator (Horovod), which costs a cycle time per operation and traffic when idle; and no
-agreement at all (DDP), which hangs or adds unlike tensors when ranks differ.
+The all-reduce is non-blocking and tested in a loop that yields the core. So a waiting rank takes Ctrl-C, and other
+processes may compute. Rejected: a coordinator (Horovod), which costs a cycle time per operation and traffic when idle;
+and no agreement at all (DDP): if ranks differ, that hangs or adds different tensors.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from hvdlite.gpu_streams import in_mpi
-from hvdlite.lanes.request import Request
+from hvdlite.lanes.request import Request, T
 from hvdlite.lanes.signature import LEAVE
 from hvdlite.lanes.workplace import HostWorkplace
 from hvdlite.transports import LOOKS, Maximum, Pending
 
 VALUES = 5
-SPIN_SECONDS = 0.002  # a longer wait means that a peer computes: stop burning the core
+SPIN_SECONDS = 0.002  # after a longer wait another rank probably computes: leave the core to it
 SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.001
-IDLE_NAP = 0.01  # for a rank that is waited for over seconds: it writes a checkpoint, say
+IDLE_NAP = 0.01  # the longest nap in a wait of seconds, while another rank writes a checkpoint, for example
 
 
 class RollCall:
@@ -35,10 +34,10 @@ class RollCall:
 
     Attributes:
         host: The lane's workplace.
-        check: Called while waiting; raises when the wait is to be given up.
-        hurry: Tells whether a thread of the user's waits meanwhile, rather than computes.
-        maximum: What makes the all-reduce: messages, or memory that all ranks share.
-        try_memory: Whether to look for such memory after the next call.
+        check: Called while waiting. It raises an error to end the wait.
+        hurry: Returns whether a thread of the user waits, and does not compute.
+        maximum: Does the all-reduce, by messages or in shared memory.
+        try_memory: Whether to change to shared memory after the next call.
     """
 
     def __init__(self, host: HostWorkplace, check: Callable[[], None], hurry: Callable[[], bool]) -> None:
@@ -46,11 +45,11 @@ class RollCall:
         self.maximum: Maximum = host.transport.maximum(VALUES)
         self.try_memory = host.place.in_memory and host.place.one_host
 
-    def agrees(self, request: Request[Any]) -> bool:
-        """Return whether all ranks called with the same request; if so, set its flag and `equal_counts`.
+    def agrees(self, request: Request[T]) -> bool:
+        """Return whether all ranks called with the same request. If so, request and workplace note what was agreed.
 
-        Collective; waits for all ranks. After the first call of a lane whose ranks share memory, unless they leave, the
-        following calls use that memory.
+        Collective; waits for all ranks. If the lane's ranks share memory, its first call prepares that memory for later
+        ones, unless the ranks leave.
         """
         digest, count, maximum = request.identity.digest, request.count, self.maximum
         if not maximum.start((digest, -digest, request.flag, count, -count)):
@@ -58,7 +57,8 @@ class RollCall:
         largest, minus_least, flag, most, minus_fewest = maximum.values
         if largest != -minus_least:
             return False
-        request.flag, request.equal_counts = flag, most == -minus_fewest
+        request.agree(flag)
+        self.host.agree(most == -minus_fewest)
         if self.try_memory and not request.is_a(LEAVE):
             self.try_memory = False
             shared = in_mpi(self.host.workspace.agree_in_memory, self.host.transport, self.host.place.hosts)
@@ -66,21 +66,23 @@ class RollCall:
         return True
 
     def close(self) -> None:
-        """Let go of the memory, while graphs of an earlier backward may keep the lane."""
+        """Drop the shared memory. (Graphs of an earlier backward may keep the lane itself.)"""
         del self.maximum
 
 
 def wait(pending: Pending, check: Callable[[], None], hurry: Callable[[], bool]) -> None:
     """Wait for an agreement.
 
-    While somebody waits for it (`hurry`), spin politely at first, then nap for a twentieth of the time waited.
-    Otherwise nap for a quarter of that time, since each look costs some 40 us of a core that computes. Naps grow to
-    LONGEST_NAP, and in waits of seconds to IDLE_NAP.
+    While a thread of the user waits (`hurry`), yield the core between tests at first, then nap for a twentieth of the
+    time waited. Otherwise nap for a quarter of that time, since each test takes some 40 us from a core that computes.
+    Naps grow to LONGEST_NAP, and in waits of seconds to IDLE_NAP.
 
     Args:
-        check: Called before each nap; raises when the wait is to be given up.
+        pending: The agreement.
+        check: Called before each nap. It raises an error to end the wait.
+        hurry: As for `RollCall`.
     """
-    for _ in range(LOOKS):  # most are over by then
+    for _ in range(LOOKS):  # most agreements are complete by then
         if pending.test():
             return
     began = time.monotonic()

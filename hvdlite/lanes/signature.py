@@ -1,7 +1,7 @@
-"""Signatures: what ranks must agree on before they communicate, and its digest.
+"""Signatures: descriptions of operations that must be equal on all ranks, and their digests.
 
-A `Signature` has kind, name, dtype, shape, operation, factors, root and placement. The roll call compares digests;
-ranks exchange signatures only if digests differ.
+A `Signature` has kind, name, dtype, shape, operation, factors, root and placement. The roll call compares digests.
+Ranks exchange signatures only if digests differ.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 from functools import lru_cache
 from hashlib import blake2b
 from operator import mul
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hvdlite.lanes import calls
 
-if TYPE_CHECKING:
-    pass
-
-Facts: TypeAlias = tuple[tuple[str, Any], ...]
+Facts: TypeAlias = tuple[tuple[str, object], ...]
 """Pairs of a fact's name and its value, in a fixed order."""
 
 UNKNOWN = "unknown"
@@ -26,28 +23,30 @@ BITS = (1 << 62) - 1
 
 
 def digest(text: str) -> int:
-    """62 bits, equal in all processes for equal texts. (Python's hash() differs between processes.)"""
+    """A number of 62 bits, equal in all processes for equal texts. (Python's hash() differs between processes.)"""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") & BITS
 
 
 @lru_cache(maxsize=1024)
 def digest_of_facts(kind: str, facts: Facts) -> int:
-    """The digest of what stays the same call after call. Writing it out takes longest, so it is cached."""
+    """The digest of kind and facts. It is cached, because they often stay the same, and their text takes longest."""
     return digest(f"{kind} {facts}")
 
 
 @lru_cache(maxsize=1024)
 def digest_of_name(name: str, words: str) -> int:
+    """The digest of a name and a round's words, cached."""
     return digest(f"{name}\n{words}")
 
+
 ODD = [digest(f"number {i}") | 1 for i in range(4)]
-"""Factors of a round's numbers, so that different numbers have different sums."""
+"""Factors of a round's numbers. So different numbers give different sums, except by chance."""
 
 
 class Round(NamedTuple):
-    """Which backward a request belongs to: words with a {} for each of up to four numbers.
+    """The backward that a request belongs to, such as "step 5": words with a {} for each of up to four numbers.
 
-    Only the numbers change from round to round, so that digests of the words are cached (MEASURED.md, "Details").
+    Only the numbers change from round to round, so digests of the words can be cached (MEASURED.md, "Details").
     """
 
     words: str
@@ -58,19 +57,19 @@ class Round(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The numbers' part of a digest."""
+        """The part of a digest that depends on the numbers."""
         return sum(map(mul, self.numbers, ODD))
 
 
 class Signature(NamedTuple):
-    """What one rank says about a request.
+    """One rank's description of a request.
 
     Attributes:
-        kind: "allreduce", ...
+        kind: The kind of operation: "allreduce", ...
         name: The tensor's or plan's name.
-        facts: What ranks must agree on.
-        round: Tells apart requests of one name.
-        called: The user's call on this rank, for messages. Ranks need not agree on it.
+        facts: Properties that must be equal on all ranks.
+        round: Distinguishes requests of one name.
+        called: The user's call on this rank, for messages. It may differ between ranks.
     """
 
     kind: str
@@ -80,19 +79,20 @@ class Signature(NamedTuple):
     called: str = ""
 
     def digest(self) -> int:
-        """Equal in all processes for equal signatures. Different signatures collide with a chance of 2^-62."""
+        """A number of 62 bits. Different signatures have the same digest with a chance of 2^-62."""
         words, number = (self.round.words, self.round.number) if isinstance(self.round, Round) else (self.round, 0)
         return (digest_of_facts(self.kind, self.facts) + digest_of_name(self.name, words) + number) & BITS
 
     @property
     def key(self) -> str:
-        """The text by which ranks match it."""
+        """The text by which ranks match the request."""
         return f"{self.kind} '{self.name}'"
 
     @property
     def title(self) -> str:
-        """Its name in messages."""
+        """The request's name in messages."""
         return self.called or calls.title(self.kind, self.name)
+
 
 UNEVEN = (
     "Where ranks have different numbers of batches, call hvd.join() after the loop, or drop the remainder "
@@ -101,10 +101,10 @@ UNEVEN = (
 """The cure if one rank is in a backward and another has left the loop."""
 
 END = "end"
-"""The kind of the request that a rank makes instead of a step's first bucket when it has ended an epoch of fit()."""
-
+"""The kind of the request that a rank calls when it has ended an epoch of fit(), instead of a step's first bucket."""
 LEAVE = Signature("shutdown", "all")
-
+"""The request to leave a lane. It runs when all ranks have called it."""
 JOIN = Signature("join", "all")
-"""Runs when all ranks have joined. Until then a rank with this at the head of its queue takes part in others' requests.
+"""The request of `hvd.join()`. Until all ranks have called it, a rank with it at the head of its queue takes part in
+other ranks' requests.
 """

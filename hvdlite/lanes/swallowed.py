@@ -1,8 +1,9 @@
-"""Notes a ShutdownError that the script has caught and ignored.
+"""A record of the first ShutdownError that the script has caught and ignored.
 
-A script's `except RuntimeError:` around a batch, meant for a GPU without memory, catches ShutdownError, too. The rank
-then ends with exit code 0, though it did not train with the others. So the rank's end reports the error
-(`exits.tell_of_swallowed`). A `hvd.init()` after the error is a recovery, and nothing is reported.
+A script's `except RuntimeError:` around a batch, meant for a GPU that is out of memory, catches ShutdownError, too.
+Then the rank would end with exit code 0, though it has not trained with the others. So this rank reports the error when
+it ends (`hvdlite.job.exits`). If the script calls `hvd.init()` after the error, it has recovered, and nothing is
+reported.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ rank = 0
 """This process' rank in the current or last job."""
 _watching = False
 _first: tuple[int, str] | None = None
-"""The first such error: the process that got it, and its text."""
+"""The process that got the error, and the error's text; None if there is none."""
 
 
 def watch(mine: int) -> None:
-    """Start watching: communication begins, with this process as rank `mine`."""
+    """Start watching, because communication begins. mine: this process' rank."""
     global _watching, rank
     _watching, rank = True, mine
     forget()
 
 
 def forget() -> None:
-    """Drop the noted error: it was harmless."""
+    """Drop the noted error, because the script has recovered from it."""
     global _first
     _first = None
 
 
 def leave() -> None:
-    """Stop watching: this process shuts down itself, so later errors of its threads are no failures."""
+    """Stop watching, because this process shuts down. Later errors of its threads are no failures."""
     global _watching
     _watching = False
 
 
 def raised(error: BaseException) -> None:
-    """Note an error that a caller is about to get.
+    """Note an error that is about to be raised to a caller.
 
-    Errors in daemon threads are not noted, because these may communicate until other ranks end. (Python calls a
-    framework's own threads daemons as well, but these count.)
+    Errors in daemon threads are not noted, because these threads may communicate until other ranks end. Errors in
+    threads that a framework started are noted, although Python marks these threads as daemons.
     """
     global _first
     if not (_watching and isinstance(error, ShutdownError) and error.by_another and _first is None):

@@ -1,8 +1,8 @@
-"""What a request's work sees: the transport, the scratch memory and the facts of the place where it runs.
+"""Workplaces: the argument of a request's work, with transport, scratch memory, and facts about the lane's ranks.
 
-An operation is one function for arrays on the host and on a GPU. The function is given a `Workplace`: the lane's
-`HostWorkplace`, or its counterpart on a GPU (`lanes.gpu_side.Side`), whose transport sends from the GPU and whose
-workspace allocates on it.
+The work is the same function for arrays on the host and on a GPU. Its argument is a `Workplace`: the lane's
+`HostWorkplace`, or the lane's `gpu_side.Side`. A Side's transport sends from the GPU, and its workspace allocates
+there.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from hvdlite.transports import Transport
 
 
 class LaneThread(threading.Thread):
-    """A lane's own thread: it may choose a GPU for good, since no code of the user's runs in it."""
+    """A lane's thread. No code of the user runs in it, so it may choose a GPU permanently."""
 
 
 class Workplace(Protocol):
-    """Where the work of a request runs.
+    """The argument of a request's work.
 
     Attributes:
-        transport: Sends and receives among the ranks of the lane.
-        place: What `choose()` knows about these ranks: hosts, shared memory, forced algorithms.
+        transport: Sends and receives between the ranks of the lane.
+        place: The facts about these ranks for `choose()`: hosts, shared memory, forced algorithms.
         workspace: Scratch memory and arenas, kept from one request to the next.
         members: The global ranks, in the transport's order.
-        equal_counts: Whether all ranks gave the same count with the request under way.
-        some_joined: Whether stand-ins take part for ranks that have joined; these lend no memory.
-        host: The lane's workplace on the host: itself, or the one that a GPU's belongs to.
+        equal_counts: Whether all ranks passed the same count with the request under way.
+        some_joined: Whether joined ranks take part in the request under way. Joined ranks lend no memory.
+        host: The lane's workplace on the host, which may be this one.
     """
 
     @property
@@ -51,10 +51,10 @@ class Workplace(Protocol):
 
 
 class GpuWorkplace(Workplace, Protocol):
-    """A workplace on a GPU, which the host's workplace keeps."""
+    """A workplace on a GPU, which the lane's workplace on the host keeps."""
 
     def close(self) -> None:
-        """Wait for the work that the GPU still does, and release peers' memory. Collective."""
+        """Wait until the GPU has finished its work, and release peers' memory. Collective."""
         ...
 
 
@@ -69,11 +69,19 @@ class HostWorkplace:
     equal_counts: bool = False
     some_joined: bool = False
     gpu: GpuWorkplace | None = None
-    """Its counterpart for arrays on a GPU, made by `lanes.gpu_side` when the first of these comes."""
+    """The lane's workplace on a GPU; None before the first request with an array there."""
 
     @property
     def host(self) -> HostWorkplace:
         return self
+
+    def agree(self, equal_counts: bool, some_joined: bool = False) -> None:
+        """Note what the ranks have agreed on for the next request."""
+        self.equal_counts, self.some_joined = equal_counts, some_joined
+
+    def add_gpu(self, gpu: GpuWorkplace) -> None:
+        """Keep the lane's workplace on a GPU until `close`."""
+        self.gpu = gpu
 
     def close(self) -> None:
         """Release memory and communicator. Collective."""

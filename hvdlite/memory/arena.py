@@ -1,10 +1,12 @@
 """Arenas: memory that all ranks of a host read and write.
 
-Each rank has one anonymous memory file (memfd) per arena, and every rank of the host maps it. Gradients are views of
-it, and a reduction works on the peers' gradients in place. Arrays own the mappings, so that they outlive `shutdown()`
-and a replaced communicator; a view of a freed `MPI.Win` would crash. No file remains if the process dies, and a
-container's small /dev/shm does not limit the size. Peers open the file through /proc/<pid>/fd. A random token in the
-first bytes proves that it is the right file, since another container's process may have the same number.
+Each rank has one anonymous memory file (memfd) per arena, and every rank of the host maps it. Gradients are views of an
+arena, so a reduction can work on the peers' gradients in place. If the process dies, no file remains, and a container's
+small /dev/shm does not limit the size. Arrays own the mappings, which therefore outlive `shutdown()`. Rejected:
+`MPI.Win`, since a view of a freed window would crash.
+
+Peers open the file through /proc/<pid>/fd. A random token in the first bytes proves that it is the right file, since a
+process of another container may have the same number.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -
     file, all ranks get private memory.
 
     Args:
-        transport: All ranks that take part.
+        transport: All ranks of the lane.
         nbytes: The arena's size on each rank.
         share: Whether to share; equal on all ranks.
         local: The ranks of this host.
@@ -76,8 +78,9 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -
     if not all(agreed):
         if transport.rank == 0:
             without = [rank for rank, fine in enumerate(agreed) if not fine]
-            say_once(f"ranks {without} cannot share memory with their peers (no room, another container, too many open "
-                     "files, see `ulimit -n`): all travels as messages instead")
+            say_once(f"ranks {without} cannot share memory with other ranks of their host, so all data travel as "
+                     "messages, which is slower. Causes: no free memory, ranks in different containers, or too many "
+                     "open files (`ulimit -n`)")
         return Arena(np.zeros(nbytes, np.uint8), None)
     peers = tuple(each[HEADER : HEADER + nbytes] for each in found if each is not None)
     return Arena(peers[local.rank], peers)
@@ -85,7 +88,7 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -
 
 @dataclass(frozen=True)
 class Card:
-    """How a peer finds a shared file: the owner's process, its descriptor there, the length, and the token."""
+    """What a peer needs to open a shared file: the owner's process, its descriptor there, the length, and the token."""
 
     process: int
     descriptor: int
@@ -95,17 +98,18 @@ class Card:
 
 @dataclass(frozen=True)
 class SharedFile:
-    """A memory file of this rank: how peers find it, and its bytes."""
+    """A memory file of this rank: the card for its peers, and its bytes."""
+
     card: Card
     memory: Array
 
     @classmethod
     def create(cls, nbytes: int) -> SharedFile | None:
-        """Create an anonymous file and claim its memory; None if there is no room, or no memfd."""
+        """Create an anonymous file and claim its memory; None if there is no room, or the system has no memfd."""
         descriptor = -1
         try:
             descriptor, length = os.memfd_create("hvdlite"), whole_pages(HEADER + nbytes)
-            os.posix_fallocate(descriptor, 0, length)  # claim the memory now: later, a lack of it would be a bus error
+            os.posix_fallocate(descriptor, 0, length)  # claim it now: a lack of memory later would be a bus error
             found = map_file(descriptor, length)
         except (OSError, AttributeError):
             if descriptor >= 0:

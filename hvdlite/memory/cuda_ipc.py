@@ -1,9 +1,9 @@
 """GPU memory that the ranks of one host share through CUDA IPC handles: the counterpart of `memory.arena`.
 
-Each rank allocates its arena with one cudaMalloc, because memory from a pool has no handle of its own, and sends the
+Each rank allocates its arena with one cudaMalloc, because a part of a memory pool has no separate handle. It sends the
 handle to the other ranks of the host over any MPI. A token in the first bytes proves that a peer opened the right
-memory. If one rank is refused (no peer access, other visible devices), all ranks keep private memory. Memory must not
-be freed while a peer has it open: `Openings.close` closes it on all ranks first.
+memory. If CUDA refuses a handle on one rank (no peer access, other visible devices), all ranks keep private memory.
+Memory must not be freed while a peer has it open: `Openings.close` closes it on all ranks first.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hvdlite.transports import Transport
 
 BLOCK = 2 << 20
 """Bytes. The driver puts shorter allocations together in blocks of this size. If Open MPI had opened such a block, CUDA
-at times refused to open an arena in it ("resource already mapped"). An arena that fills its own blocks was never
-refused.
+sometimes refused to open an arena in it ("resource already mapped"). CUDA never refused an arena that fills whole
+blocks.
 """
 
 
 @dataclass(frozen=True)
 class Card:
-    """How a peer opens an arena: its handle, its length in bytes, and the token."""
+    """What a peer needs to open an arena: its handle, its length in bytes, and the token."""
 
     handle: bytes
     nbytes: int
@@ -43,21 +43,21 @@ class Openings:
 
     Attributes:
         xp: The array module (CuPy).
-        addresses: Where it is mapped.
+        addresses: The addresses at which it is mapped.
     """
 
     xp: ModuleType
     addresses: list[int] = field(default_factory=list)
 
     def open(self, card: Card, device: int) -> Array | None:
-        """A peer's arena as bytes; None if it cannot be opened or is another one."""
+        """A peer's arena as bytes; None if it cannot be opened, or its token is wrong."""
         runtime = self.xp.cuda.runtime
         try:
             address = runtime.ipcOpenMemHandle(card.handle)
         except runtime.CUDARuntimeError:
             return None
         self.addresses.append(address)
-        # CuPy is told that the memory is on this GPU, even if it is on another: kernels of this GPU can reach it.
+        # The memory may be on another GPU. CuPy gets this GPU's number, because this GPU's kernels reach the memory.
         memory = self.xp.cuda.UnownedMemory(address, card.nbytes, self, device)
         found = self.xp.ndarray(card.nbytes, np.uint8, self.xp.cuda.MemoryPointer(memory, 0))
         return found if found[:16].get().tobytes() == card.token else None
@@ -80,13 +80,13 @@ def allocate(
     Args:
         openings: Keeps track of the peers' memory.
         device: This rank's GPU.
-        transport: All ranks that take part.
+        transport: All ranks of the lane.
         nbytes: The arena's size on each rank.
         share: Whether to share; equal on all ranks.
         local: The ranks of this host.
 
     Raises:
-        HvdliteError: On every rank, if one has no room.
+        HvdliteError: On every rank, if some rank's GPU has no room.
     """
     own = new(openings.xp, HEADER + nbytes)
     full = [rank for rank, found in enumerate(transport.allgather_object(own is not None)) if not found]
@@ -99,21 +99,21 @@ def allocate(
         return Arena(own[HEADER:], None)
     cards = local.allgather_object(card_of(own))
     found = [
-        own if rank == local.rank else card and openings.open(card, device) for rank, card in enumerate(cards)
+        own if rank == local.rank else openings.open(card, device) if card else None for rank, card in enumerate(cards)
     ]
     agreed = transport.allgather_object(all(each is not None for each in found))
     if not all(agreed):
         openings.close(local)
         if transport.rank == 0:
-            say_once(f"the GPUs of ranks {[rank for rank, fine in enumerate(agreed) if not fine]} cannot look into "
-                     "their peers' memory (CUDA IPC is refused): gradients travel as messages instead")
+            say_once(f"the GPUs of ranks {[rank for rank, fine in enumerate(agreed) if not fine]} cannot read other "
+                     "ranks' memory (CUDA IPC is refused), so gradients travel as messages, which is slower")
         return Arena(own[HEADER:], None)
     peers = tuple(each[HEADER:] for each in found if each is not None)
     return Arena(peers[local.rank], peers)
 
 
 def new(xp: ModuleType, nbytes: int) -> Array | None:
-    """nbytes zeros in blocks of their own; None if there is no room, even after caches are emptied."""
+    """nbytes zeros in separate blocks; None if there is no room, even after caches have been emptied."""
     whole = -(-nbytes // BLOCK) * BLOCK
     try:
         memory = xp.cuda.Memory(whole)
@@ -131,7 +131,7 @@ def new(xp: ModuleType, nbytes: int) -> Array | None:
 
 
 def card_of(own: Array) -> Card | None:
-    """How peers open this memory; None if it cannot be exported. Writes the token."""
+    """Write the token, and return the card for peers; None if the memory has no handle."""
     runtime = module(own).cuda.runtime
     token = secrets.token_bytes(16)
     try:

@@ -3,9 +3,9 @@
     reserved   [ ...... | 2 MiB | 2 MiB | 2 MiB | ... ]     address space of a Python mmap
     the file            [ ----------------------- ]         mapped over it, aligned to huge pages
 
-A processor caches the addresses of pages. With huge pages it needs 512 times fewer, which matters most in virtual
-machines, where each look-up is two. Linux has huge pages for such files since 6.1. What this gains, and its price at
-the start: MEASURED.md, "Details".
+A core caches the addresses of pages. Huge pages need 512 times fewer addresses. That gains most in virtual machines,
+which translate each address twice. Linux has huge pages for such files since 6.1. For the gain, and the cost when a
+file is mapped, see MEASURED.md, "Details".
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 def whole_pages(nbytes: int) -> int:
-    """The length to give a file of this many bytes: the last part becomes a huge page, unless it fills less than 1/32
-    of one.
+    """The length of a file for this many bytes. The last part gets a huge page, unless it fills less than 1/32 of it.
     """
     pages, rest = divmod(nbytes, HUGE_PAGE)
     return (pages + 1) * HUGE_PAGE if pages and rest >= HUGE_PAGE // 32 else nbytes
@@ -45,9 +44,9 @@ def reserved(nbytes: int) -> Array:
 def map_file(descriptor: int, nbytes: int) -> Array:
     """Map the file's bytes, shared, with all pages present. They live as long as an array views them.
 
-    The first touch of a page costs more than the sum it belongs to, so pages are mapped here. The descriptor may be
-    closed: before Python 3.12, a Python mmap of a file would keep another one, and many ranks come near the limit of
-    1024.
+    The first access to an unmapped page costs more than the arithmetic on it, so all pages are mapped here. The caller
+    may close the descriptor. (Before Python 3.12, `mmap.mmap` of a file keeps a second descriptor, and jobs of many
+    ranks come near the limit of 1024.)
 
     Raises:
         OSError: The kernel refused.
@@ -57,5 +56,5 @@ def map_file(descriptor: int, nbytes: int) -> Array:
     if libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != address:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     if nbytes >= HUGE_PAGE:
-        libc.madvise(address, nbytes, MADV_COLLAPSE)  # the kernel gives as many as it can
+        libc.madvise(address, nbytes, MADV_COLLAPSE)  # the kernel uses as many huge pages as it can
     return found

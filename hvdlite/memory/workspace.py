@@ -13,28 +13,30 @@ from hvdlite.transports import Maximum, Transport, two_levels
 from hvdlite.transports.shared_flags import FLAG_BYTES, MOST_RANKS, ORDERED
 from hvdlite.transports.two_levels import Levels
 
-STAGING_BYTES, MOST_STAGED_BYTES = 2 << 20, 8 << 20  # on one host: at a time, and of an array that goes that way
-
+STAGING_BYTES, MOST_STAGED_BYTES = 2 << 20, 8 << 20
+"""On one host: the bytes of the staging arena, and of the longest array that passes through it."""
 NETWORK_STAGING_BYTES = 8 << 20
+"""The bytes of the staging arena on several hosts."""
 
 
 class Workspace:
-    """Scratch memory, staging arena and levels of one lane, for arrays on the host or on one GPU. Made when first
-    needed.
+    """Scratch memory, staging arena and levels of one lane, for arrays on the host or on one GPU.
+
+    Each is made when it is first needed.
     """
 
     def __init__(self) -> None:
         self.buffer: Array | None = None
         self.stage: Arena | None = None
         self.staged: dict[Hashable, Callable[[Array], None]] = {}
-        """By kind of piece: the function that reduces a piece on the stage."""
+        """By kind of piece, a function that reduces such pieces in the staging arena."""
         self.split: Levels | None = None
 
     def scratch(self, like: Array, length: int) -> Array:
         """A flat array of `length` elements, with like's dtype and device. Its contents are undefined."""
         nbytes = length * like.dtype.itemsize
-        # Aligned to cache lines like the array it is added to: adding is faster then. NumPy asks for huge pages from
-        # two of them on; messages arrive faster there (MEASURED.md, "Details").
+        # Additions are faster if scratch and array begin at the same place in a cache line. Messages arrive faster in
+        # huge pages, which NumPy asks for if an array has room for two (MEASURED.md, "Details").
         start = like.ctypes.data % LINE if nbytes >= LONG and is_host(like) else 0
         if self.buffer is None or self.buffer.size < start + nbytes:
             room, boundary = nbytes + LINE, HUGE_PAGE if nbytes >= HUGE_PAGE else LINE
@@ -60,12 +62,13 @@ class Workspace:
     def allocate(
         self, name: str, transport: Transport, nbytes: int, share: bool, hosts: Sequence[Sequence[int]]
     ) -> Arena:
-        """An arena, shared within each host if possible. It replaces the arena of that name. Collective."""
+        """A new arena, shared within each host if possible. It replaces the arena of this name. Collective."""
         return allocate(transport, nbytes, share, self.levels(transport, hosts).local)
 
     def agree_in_memory(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Maximum | None:
-        """A Maximum in memory that all ranks of `transport` share; None if they share none, or messages are faster.
-        Collective.
+        """A Maximum in memory that all ranks of `transport` share. Collective.
+
+        Returns None if the ranks share no memory, or messages are faster.
         """
         if not ORDERED or not 1 < transport.size <= MOST_RANKS:
             return None
@@ -73,13 +76,13 @@ class Workspace:
         return transport.share(flags.peers) if flags.peers else None
 
     def levels(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> Levels:
-        """The ranks of this host, and the drivers across hosts. Collective at the first call."""
+        """The ranks of this host, and the drivers of all hosts. Collective at the first call."""
         if self.split is None:
             self.split = two_levels.split(transport, hosts)
         return self.split
 
     def close(self) -> None:
-        """Release the communicators, and the memory that no one else holds. Collective."""
+        """Release the communicators and the memory. Arrays that other code still uses stay valid. Collective."""
         if self.split is not None:
             self.split.close()
         self.stage = self.buffer = None
@@ -87,8 +90,8 @@ class Workspace:
 
 
 def staging_bytes(hosts: Sequence[Sequence[int]]) -> int:
-    """How many bytes go through staging at a time.
+    """The bytes that pass through the staging arena at a time.
 
-    On one host a piece stays in the cache. Over a network it is long enough to hide the latency.
+    On one host the arena fits the cache. Over a network it is long enough to hide the latency.
     """
     return STAGING_BYTES if len(hosts) < 2 else NETWORK_STAGING_BYTES

@@ -169,6 +169,6 @@ def kind(signature: Signature) -> str:
 
 def facts(signature: Signature) -> dict[str, str]:
     """dtype and shape, where the signature has them."""
-    known = dict(signature.facts)
+    known: dict[str, Any] = dict(signature.facts)
     found = {"dtype": known["dtype"]} if "dtype" in known else {}
     return found | ({"shape": str(list(known["shape"]))} if "shape" in known else {})

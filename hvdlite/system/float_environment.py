@@ -1,8 +1,8 @@
-"""One floating-point environment for all work of a lane, whichever thread runs it.
+"""The same floating-point environment for all work of a lane, in each thread that runs it.
 
-A request runs in its caller's thread or in the lane's thread, on each rank perhaps in another one. Each thread has its
-own floating-point settings: TensorFlow, and torch after `set_flush_denormal`, replace subnormal numbers by zero. Then
-two ranks that compute the same sum would get different bits.
+A request runs in its caller's thread or in the lane's thread, and ranks may differ in that. Each thread has separate
+floating-point settings: threads of TensorFlow, and of torch after `set_flush_denormal`, replace subnormal numbers by
+zero. Without this module, two ranks that compute the same sum could get different bits.
 """
 
 from __future__ import annotations
@@ -12,38 +12,46 @@ import ctypes
 import platform
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Protocol, TypeVar
 
 import numpy as np
 
+A = TypeVar("A")
+R = TypeVar("R")
 ROOM = 256  # bytes; C's fenv_t takes 32 on x86-64, 8 on ARM
 USUAL = ctypes.c_void_p(-1)
-"""glibc's FE_DFL_ENV on MACHINES (elsewhere it is another address): round to nearest, keep subnormal numbers."""
+"""glibc's FE_DFL_ENV on MACHINES: round to nearest, keep subnormal numbers. Other machines have other addresses."""
 MACHINES = ("x86_64", "aarch64")
-SMALLEST, ONE, BIT = 5e-324, 1.0, np.finfo(np.float64).eps.item()  # Python must not fold products of these
+SMALLEST, ONE, BIT = 5e-324, 1.0, np.finfo(np.float64).eps.item()  # variables: Python would fold constants' products
 
 
-def quiet_runner() -> Callable[..., Any]:
-    """Return a function that calls another one in C's default floating-point environment and without NumPy's warnings.
+class Runner(Protocol):
+    """Calls a function with its argument, and returns the function's result."""
 
-    Infinities are neither errors nor warnings, whatever the user's NumPy settings: GradScaler looks for infinities. The
-    caller's settings are restored after the call. Not for two calls at a time. On machines other than MACHINES, or
-    without glibc, the thread's environment stays as it is. Costs: MEASURED.md, "Details".
+    def __call__(self, function: Callable[[A], R], argument: A, /) -> R: ...
+
+
+def quiet_runner() -> Runner:
+    """A function that calls another one in C's default floating-point environment and without NumPy's warnings.
+
+    Infinities cause neither errors nor warnings, whatever the user's NumPy settings are, because GradScaler tests for
+    infinities. The caller's settings are restored after the call. Two calls must not overlap. Without glibc, and on
+    machines other than MACHINES, the thread's environment does not change. For the costs see MEASURED.md, "Details".
     """
     quietly, library = numpys_runner(), libm()
     if library is None:
         return quietly
-    # Rejected: to set it always, which costs about 13 us (MEASURED.md, "Details").
+    # Rejected: to set the environment at each call, which takes about 13 us (MEASURED.md, "Details").
     get, put, room = library.fegetenv, library.fesetenv, ctypes.create_string_buffer(ROOM)
-    callers = ctypes.cast(room, ctypes.c_void_p)  # keeps the room alive
+    callers = ctypes.cast(room, ctypes.c_void_p)  # keeps `room` alive
 
-    def run(function: Callable[..., Any], *arguments: Any) -> Any:
-        if SMALLEST * ONE > 0.0 and ONE + BIT / 2 == ONE == ONE - BIT / 4:  # it is the default already
-            return quietly(function, *arguments)
+    def run(function: Callable[[A], R], argument: A) -> R:
+        if SMALLEST * ONE > 0.0 and ONE + BIT / 2 == ONE == ONE - BIT / 4:  # the environment is the default
+            return quietly(function, argument)
         get(callers)
         put(USUAL)
         try:
-            return quietly(function, *arguments)
+            return quietly(function, argument)
         finally:
             put(callers)
 
@@ -54,7 +62,7 @@ def quiet_runner() -> Callable[..., Any]:
 def libm() -> ctypes.PyDLL | None:
     """glibc's math library, if USUAL is known for this machine.
 
-    PyDLL keeps the GIL: the functions end before releasing it would pay.
+    PyDLL keeps the GIL during calls, which are too short to release it.
     """
     if platform.machine() not in MACHINES:
         return None
@@ -64,13 +72,13 @@ def libm() -> ctypes.PyDLL | None:
         return None
 
 
-def numpys_runner() -> Callable[..., Any]:
-    """The part of `quiet_runner` that silences NumPy. A context costs less than `errstate` (MEASURED.md, "Details")."""
+def numpys_runner() -> Runner:
+    """The part of `quiet_runner` that silences NumPy. A context is faster than `errstate` (MEASURED.md, "Details")."""
     if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # settings belong to threads, not to contexts
 
-        def run(function: Callable[..., Any], *arguments: Any) -> Any:
+        def run(function: Callable[[A], R], argument: A) -> R:
             with np.errstate(all="ignore"):
-                return function(*arguments)
+                return function(argument)
 
         return run
     context = contextvars.Context()

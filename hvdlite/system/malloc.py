@@ -1,7 +1,7 @@
-"""Keep freed memory in the process, for the next step's tensors.
+"""Settings of glibc's malloc that keep freed memory in the process, for the next step's tensors.
 
-By default glibc returns free memory at the heap's end, and each large block, to the kernel. The kernel must then map
-and zero every page again in the next step: up to 10,000 page faults per step (MEASURED.md, "Details"). The price: the
+By default glibc returns large blocks, and free memory at the heap's end, to the kernel. In the next step the kernel
+must map and zero each page again: up to 10,000 page faults per step (MEASURED.md, "Details"). The price is that the
 heap shrinks only if more than KEPT_BYTES are free at its end.
 """
 
@@ -13,7 +13,7 @@ import ctypes
 from hvdlite.config import chose_allocator
 
 KEPT_BYTES = 1 << 30
-LARGE_BYTES = 32 << 20  # tensors of this size go back to the kernel: kept, they would leave gaps that fit no other
+LARGE_BYTES = 32 << 20  # larger tensors go back to the kernel: if kept, they would leave gaps that fit no other tensor
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 

@@ -1,7 +1,7 @@
-"""Names of a framework that it does not promise to keep, each looked up when it is needed and never on import.
+"""Private names of a framework, which its next version may lack. Each is looked up when it is needed, never on import.
 
-An adapter lists all of its private names in one file (`keras/private_api.py`, `tensorflow/private_api.py`). When a
-version of the framework lacks a name, `DistributedOptimizer` raises an error that says so.
+An adapter lists all private names that it uses in one file (`keras/private_api.py`, `tensorflow/private_api.py`). If
+the framework lacks a name, `DistributedOptimizer` raises an error that says so.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from hvdlite.errors import HvdliteError
 
 @dataclass(frozen=True)
 class PrivateName:
-    """One private name: where it is, and what hvdlite uses it for.
+    """One private name, and its use.
 
     Attributes:
         module: The module to import, such as "tensorflow.python.eager.record".
         path: The attribute in that module, such as "Optimizer._backend_update_step".
-        purpose: What hvdlite does with it; ends the sentence "hvdlite uses it to ...".
-        since: The oldest version that hvdlite was tested with. All of them have the name.
+        purpose: The end of the sentence "hvdlite uses it to ...".
+        since: The oldest version of the framework that hvdlite was tested with, which has the name.
     """
 
     module: str
@@ -31,7 +31,7 @@ class PrivateName:
     since: str
 
     def get(self) -> Any:
-        """What the name stands for. Raises HvdliteError when this version of the framework lacks it."""
+        """The object of this name. Raises HvdliteError if this version of the framework lacks the name."""
         try:
             found = importlib.import_module(self.module)
             for part in self.path.split("."):
@@ -40,8 +40,8 @@ class PrivateName:
             raise HvdliteError(self.lacking()) from error
         return found
 
-    def of(self, owner: Any) -> Any:
-        """The attribute of this name of an object. Raises HvdliteError when the object lacks it."""
+    def of(self, owner: object) -> Any:
+        """The attribute of `owner` with this name. Raises HvdliteError if `owner` lacks it."""
         try:
             return getattr(owner, self.attribute)
         except AttributeError as error:
@@ -49,11 +49,11 @@ class PrivateName:
 
     @property
     def attribute(self) -> str:
-        """The last part of the path."""
+        """The last part of `path`."""
         return self.path.rpartition(".")[2]
 
     def lacking(self, how: str = "is missing") -> str:
-        """The error's text. how: what is wrong with the name in this version of the framework."""
+        """The error's text. how: the difference in this version of the framework, such as "is missing"."""
         framework = self.module.partition(".")[0]
         version = getattr(importlib.import_module(framework), "__version__", "of an unknown version")
         return (
@@ -64,6 +64,6 @@ class PrivateName:
 
 
 def require(names: Iterable[PrivateName]) -> None:
-    """Raise HvdliteError when one of the names is missing."""
+    """Raise HvdliteError if one of the names is missing."""
     for name in names:
         name.get()

@@ -1,8 +1,9 @@
-"""Short time slices: a thread that has them runs soon after it wakes, even if all cores compute.
+"""Short time slices: a thread with a short slice runs soon after it wakes, even if all cores compute.
 
-Linux lets a waking thread wait until the running one has used up its slice of 1.4 to 3 ms, unless the waking thread's
-own slice is shorter. Since Linux 6.12 any process may ask for a short slice. On other systems nothing happens. Threads
-inherit the slice from the thread that starts them. What this gains: MEASURED.md, "Between hosts".
+A waking thread usually waits until the running one has used up its slice of 1.4 to 3 ms. If the waking thread's slice
+is shorter, Linux lets it run at once. Since Linux 6.12 any process may ask for a short slice. On other systems this
+module does nothing. Threads inherit the slice from the thread that starts them. For the gain see MEASURED.md, "Between
+hosts".
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import platform
 import sys
 from collections.abc import Callable
 
-SLICE = 100_000  # nanoseconds; the shortest there are
+SLICE = 100_000  # nanoseconds; Linux's minimum
 GET_AND_SET = {"x86_64": (315, 314), "aarch64": (275, 274)}
 """The numbers of sched_getattr and sched_setattr. The C library has no functions for them."""
-ORDINARY = 0  # SCHED_OTHER: in other classes a runtime means something else
+ORDINARY = 0  # SCHED_OTHER; in other classes `runtime` is not a time slice
 
 
 class Attributes(ctypes.Structure):
@@ -27,6 +28,10 @@ class Attributes(ctypes.Structure):
         ("period", ctypes.c_uint64),
     )  # fmt: skip
 
+    def set_slice(self, nanoseconds: int) -> None:
+        """Set the time slice, which is the runtime of an ORDINARY thread."""
+        self.runtime = nanoseconds
+
 
 def promptly(function: Callable[[], None]) -> None:
     """Ask for short slices for this thread, then call the function."""
@@ -35,15 +40,15 @@ def promptly(function: Callable[[], None]) -> None:
 
 
 def ask_for_short_slices() -> None:
-    """Ask for short slices for this thread. Its priority and all else stay as they are."""
+    """Ask for short slices for this thread. Its other scheduling attributes do not change."""
     mine = attributes()
     if mine is not None and mine.policy == ORDINARY:
-        mine.runtime = SLICE
+        mine.set_slice(SLICE)
         ctypes.CDLL(None).syscall(GET_AND_SET[platform.machine()][1], 0, ctypes.byref(mine), 0)
 
 
 def attributes() -> Attributes | None:
-    """How the kernel schedules this thread; None if that is unknown."""
+    """The scheduling attributes of this thread; None if the system does not report them."""
     if sys.platform != "linux" or sys.maxsize < 1 << 32 or platform.machine() not in GET_AND_SET:
         return None
     mine, get = Attributes(), GET_AND_SET[platform.machine()][0]

@@ -1,8 +1,8 @@
-"""Tracebacks of hvdlite's own errors, as they are printed: the user's frames and the last of ours.
+"""Short tracebacks for hvdlite's errors: printed tracebacks show the user's frames and hvdlite's last frame.
 
-The frames between them, ours and those of libraries that call us (torch's autograd, Keras), mean nothing to users. Who
-catches an error, and a debugger, finds its traceback whole: it is short only while it is printed. Rejected: to cut it
-where an error leaves a public function, since that loses the frames for good.
+The frames between, of hvdlite and of libraries that call it (torch's autograd, Keras), mean nothing to users. A
+traceback is short only while it is printed: code that catches an error, and a debugger, find all frames. Rejected: to
+cut the traceback when an error leaves a public function, because then the frames would be lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hvdlite.errors import HvdliteError
 OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PLACES = (OWN, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 LIBRARIES = (*(os.path.join(place, "") for place in PLACES), "<frozen")
-"""How names of files begin that are not the user's."""
+"""The begins of the names of all files that are not the user's."""
 
 
 def show(error: BaseException, hook: Callable[[], object]) -> None:
-    """Have the hook print an uncaught error, short; at the levels INFO and below of hvdlite's log, whole."""
+    """Call the hook, which prints an uncaught error. The traceback is whole if hvdlite logs INFO, else short."""
     if 0 < logging.getLogger("hvdlite").level <= logging.INFO:
         hook()
         return
@@ -37,8 +37,10 @@ def show(error: BaseException, hook: Callable[[], object]) -> None:
 
 @contextmanager
 def short(error: BaseException) -> Iterator[int]:
-    """Inside, the tracebacks of this error, and of those that it comes from, are short, where they are hvdlite's. Gives
-    how many frames are left out."""
+    """A context in which the tracebacks of hvdlite's errors are short: of this error, its causes and contexts.
+
+    Yields the number of frames that are left out.
+    """
     whole = [(each, each.__traceback__) for each in chain(error)]
     left_out = 0
     try:
@@ -54,7 +56,7 @@ def short(error: BaseException) -> Iterator[int]:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that it comes from, each once."""
+    """The error, its causes and contexts, each once."""
     found: dict[int, BaseException] = {}
     waiting = [error]
     while waiting:
@@ -66,13 +68,14 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    """The frames of a traceback, the outermost first."""
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next
 
 
 def to_show(error: BaseException, frames: list[TracebackType]) -> list[TracebackType]:
-    """The user's frames and the last of ours; all, where the error is not hvdlite's, or none is the user's."""
+    """The user's frames and hvdlite's last one. All frames, if the error is not hvdlite's or no frame is the user's."""
     own = [frame for frame in frames if file_of(frame).startswith(os.path.join(OWN, ""))]
     users = [frame for frame in frames if not file_of(frame).startswith(LIBRARIES)]
     ours = own and (isinstance(error, HvdliteError) or own[-1] is frames[-1])

@@ -8,11 +8,11 @@ import warnings
 from functools import cache
 
 OURS = {"hvdlite", "torch", "tensorflow", "keras"}
-"""Packages that are skipped when the user's line is sought: autograd, for example, calls our hooks."""
+"""Packages whose frames are not the user's. (Autograd, for example, calls hvdlite's hooks.)"""
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the nearest caller outside OURS. Python shows a warning once for each line."""
+    """Give a warning that points to the nearest caller outside OURS. Python shows it once for each line."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
         frame, level = frame.f_back, level + 1
@@ -20,11 +20,11 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 def deprecated(text: str) -> None:
-    """Give a DeprecationWarning. Python shows those that point to the user's script."""
+    """Give a DeprecationWarning, as `warn` does. Python shows it if it points to the user's script."""
     warn(text, DeprecationWarning)
 
 
 @cache
 def say_once(message: str) -> None:
-    """Log a warning once, if no line of the user's causes it."""
+    """Log a warning once in this process. For warnings that no line of the user's script causes."""
     logging.getLogger("hvdlite").warning(message)

@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 def weakly(method: Callable[[*ArgumentTs], R]) -> Callable[[*ArgumentTs], R | None]:
-    """A function that calls the bound method while its object lives, and afterwards returns None."""
+    """A function that calls the bound method while its object lives. Afterwards it returns None."""
     reference = WeakMethod(method)
 
     def call_it(*arguments: *ArgumentTs) -> R | None:
@@ -23,31 +23,31 @@ def weakly(method: Callable[[*ArgumentTs], R]) -> Callable[[*ArgumentTs], R | No
 
 
 class Crowd:
-    """A set of living objects, in the order in which they were added. Members need not be hashable."""
+    """A set of weak references to objects, in the order of their addition. Members need not be hashable."""
 
     def __init__(self) -> None:
         self.members: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.many = 8
 
     def disperse(self) -> None:
-        """If there are many members, collect those that only cycles of references keep.
+        """If there are many members, run the garbage collector, which frees those that only reference cycles keep.
 
-        A collection takes a fifth of a second, so the limit grows with the number that live.
+        A collection takes about 0.2 s, so the limit grows with the number of living members.
         """
         if len(self) >= self.many:
             gc.collect()
             self.many = 2 * len(self) + 8
 
-    def append(self, member: Any) -> None:
+    def append(self, member: object) -> None:
         """Add an object, unless it is a member."""
         self.members.setdefault(id(member), member)
 
-    def extend(self, members: Iterable[Any]) -> None:
+    def extend(self, members: Iterable[object]) -> None:
         """Add several objects in order."""
         for member in members:
             self.append(member)
 
-    def remove(self, member: Any) -> None:
+    def remove(self, member: object) -> None:
         """Remove an object, if it is a member."""
         self.members.pop(id(member), None)
 

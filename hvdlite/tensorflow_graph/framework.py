@@ -258,7 +258,7 @@ def gather(
     if tf.executing_eagerly():
         with tensorflow_errors():
             all_rows, all_values = exchange.gather(index, np.asarray(rows), np.asarray(values))
-            given = all_rows >= 0
+            given = np.asarray(all_rows, np.int64) >= 0
             if given.size and not given.any():
                 return None, after
             rows, values = map(tf.convert_to_tensor, (all_rows[given], all_values[given]))

@@ -1,8 +1,9 @@
-"""How ranks reach each other. Algorithms and lanes know the Protocol `Transport`, and nothing of MPI.
+"""Transports: how bytes travel between ranks. Algorithms and lanes use the Protocol `Transport`, and never MPI itself.
 
-A transport is a private communicator: its messages never meet those of another. `mpi` is the real one. In `threads`
-ranks are threads of one process, for unit tests and for a job of one rank. These two are `Communicator`s: process sets
-are made from them. Others stand on one of them: `pair` for two of its ranks, `device` for arrays on GPUs.
+A transport is a private communicator: one transport never receives another's messages. `mpi` sends over MPI. In
+`threads` ranks are threads of one process, for unit tests and for a job of one rank. These two are `Communicator`s:
+process sets are made from them. Other transports use one of these: `pair` for two of its ranks, `device` for arrays on
+GPUs. Not here: which rank sends what (`algorithms/`), and in which order operations run (`lanes/`).
 """
 
 from __future__ import annotations
@@ -10,31 +11,34 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hvdlite.arrays import Array
 from hvdlite.gpu_streams import NOTHING_PENDING, Mark
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
 LOOKS = 4
-"""How often a thread looks when it wakes from a nap while it waits for MPI. An MPI receives one part of a message per
-call, so one look per nap is too few (MEASURED.md, "Details").
+"""How often a thread that waits for MPI tests its request after each nap. An MPI receives one part of a message per
+call, so one test per nap is too few (MEASURED.md, "Details").
 """
-
-
 MAIN = threading.main_thread().ident
 
 
 def in_main() -> bool:
     """Whether this is the thread in which Python runs signal handlers.
 
-    Python runs no handler while that thread is inside MPI. So the main thread polls MPI instead of blocking, and Ctrl-C
-    works even where another rank has left.
+    Python runs no handler while that thread is inside MPI. So the main thread polls MPI and does not block: Ctrl-C
+    works even if another rank has left.
     """
     return threading.get_ident() == MAIN
 
 
 def ask(test: Callable[[], bool]) -> None:
-    """Poll until `test()` is true, and let other processes run in between."""
+    """Poll until `test()` is true. Between polls other processes may run."""
     for _ in range(LOOKS):
         if test():
             return
@@ -46,40 +50,41 @@ class Pending(Protocol):
     """A non-blocking agreement that has begun."""
 
     def test(self) -> bool:
-        """True once complete. Never blocks, and makes progress."""
+        """Whether the agreement is complete. Never blocks, and makes progress."""
         ...
 
 
 class Maximum(Pending, Protocol):
-    """An element-wise MAX all-reduce of some int64s, used again and again. It is a barrier, too."""
+    """An element-wise MAX all-reduce of a few int64s, for many calls. It is also a barrier.
+
+    Attributes:
+        values: Once complete, each element's maximum over all ranks.
+    """
 
     values: Sequence[int]
-    """Once complete, the largest of all ranks."""
 
     def start(self, values: tuple[int, ...]) -> bool:
-        """Begin one; the previous one must be complete. Returns whether this one is complete already."""
+        """Begin an all-reduce of these values, once the previous one is complete. Returns what `test` would."""
         ...
 
 
 class Exchange(Pending, Protocol):
-    """One message out and one in, both under way."""
+    """An outgoing and an incoming message, both under way."""
 
     def wait(self) -> None:
-        """Block until both are done. Exchanges of one pair of ranks are waited for in the order in which they were
-        started.
-        """
+        """Block until both are done. A pair of ranks must wait for its exchanges in the order of their starts."""
         ...
 
 
 class Mail(Protocol):
-    """Small letters (any picklable value) to ranks that do not expect any. No call waits for the other rank."""
+    """Letters (small picklable values) to ranks that do not expect any. `post` and `fetch` wait for no other rank."""
 
-    def post(self, letter: Any, dest: int) -> None:
+    def post(self, letter: object, dest: int) -> None:
         """Send a letter and return at once, even if `dest` never reads it."""
         ...
 
     def fetch(self) -> tuple[int, Any] | None:
-        """A letter that has arrived, with its sender; None if there is none."""
+        """The sender of a letter that has arrived, and the letter; None if there is none."""
         ...
 
     def close(self) -> None:
@@ -88,7 +93,7 @@ class Mail(Protocol):
 
 
 class Transport(Protocol):
-    """Point-to-point messages and a few agreements among `size` ranks. Arrays are contiguous, and no call copies them.
+    """Point-to-point messages and a few agreements among `size` ranks. All arrays are contiguous.
 
     Attributes:
         rank: This rank's number.
@@ -99,7 +104,6 @@ class Transport(Protocol):
     rank: int
     size: int
     library: str
-    """The MPI's name and version; '' without MPI."""
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         """Send one array and receive another at the same time. Blocks until both are done."""
@@ -119,49 +123,59 @@ class Transport(Protocol):
             dest: The rank that gets it.
             receive: The array to fill.
             source: The rank that sends it.
-            after: Wait for this mark first: then `send` is computed and the old contents of `receive` are read. Later
-                work on the same stream is not waited for.
+            after: Wait for this mark first. After the mark `send` is computed, and `receive` may be overwritten.
         """
         ...
 
-    def send(self, array: Array, dest: int) -> None: ...
+    def send(self, array: Array, dest: int) -> None:
+        """Send an array. Blocks until it may be overwritten."""
+        ...
 
-    def receive(self, array: Array, source: int) -> None: ...
+    def receive(self, array: Array, source: int) -> None:
+        """Fill an array, as long as the one sent. Blocks until it has arrived."""
+        ...
 
-    def barrier(self) -> None: ...
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        ...
 
     def maximum(self, count: int) -> Maximum:
         """An agreement on `count` int64s. Sends nothing yet."""
         ...
 
     def share(self, flags: Sequence[Array]) -> Maximum | None:
-        """Agree in memory from now on, in the barrier, too. Collective.
+        """Use shared memory for the barrier, and for the Maximum that this returns. Collective.
 
-        Returns the Maximum that does so; None if messages go through memory anyway. flags: for each rank FLAG_BYTES
-        zeros, which all ranks share.
+        Args:
+            flags: For each rank FLAG_BYTES zeros, which all ranks share.
+
+        Returns:
+            A Maximum of five values; None if messages are as fast.
         """
         ...
 
     def native_allreduce(self, array: Array, op: str) -> None:
-        """The library's own all-reduce, in place, for arrays that `choose` gives it."""
+        """The library's own all-reduce, in place, of a dtype that `choose` allows. op: "sum", "min", ... Collective."""
         ...
 
-    def allgather_object(self, value: Any) -> list[Any]:
-        """Every rank's (small, pickled) value, in rank order."""
+    def allgather_object(self, value: T) -> list[T]:
+        """Every rank's value, small and picklable, in rank order. Collective."""
         ...
 
     def split(self, color: int | None) -> Transport | None:
         """A transport of the ranks with this color, in their order; None for color None. Collective."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the transport. No message may be under way. Collective."""
+        ...
 
 
 class Communicator(Transport, Protocol):
     """A transport from which others are made."""
 
     def mail(self) -> Mail:
-        """Letters among the same ranks, separate from this transport's messages. Collective."""
+        """A Mail among the same ranks, separate from this transport's messages. Collective."""
         ...
 
     def duplicate(self) -> Communicator:
@@ -171,16 +185,18 @@ class Communicator(Transport, Protocol):
     def split(self, color: int | None) -> Communicator | None: ...
 
     def aside(self) -> Communicator:
-        """The same ranks, for point-to-point messages that never meet this transport's. Not collective. It ends with
-        this transport.
+        """A transport of the same ranks for point-to-point messages only, separate from this transport's. Not
+        collective.
+
+        It ends with this transport.
         """
         ...
 
     def called_by(self, peer: int) -> bool:
-        """Whether a message from that rank waits to be received."""
+        """Whether a message from rank `peer` waits to be received."""
         ...
 
-    def ranks_of(self, comm: Any) -> list[int]:
+    def ranks_of(self, comm: MPI.Comm) -> list[int]:
         """The ranks that the members of an mpi4py communicator have here.
 
         Raises:

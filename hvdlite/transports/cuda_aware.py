@@ -1,9 +1,9 @@
-"""Whether the MPI is CUDA-aware: a trial in two processes of their own, which may crash.
+"""A trial that finds out whether the MPI is CUDA-aware, in two separate processes, which may crash.
 
-An MPI that is not CUDA-aware kills a process that gives it a device pointer, and what MPIs report about themselves is
-not reliable. So a job of two processes sends arrays from GPU to GPU and checks what arrives. It is started with the
-launcher of the MPI library that this process has loaded. The user's cache folder keeps the answer for each library,
-driver and MPI settings. Without a launcher the answer is no: slower, but right.
+An MPI that is not CUDA-aware crashes when it gets a device pointer, and what MPIs report about themselves is not
+reliable. So a job of two processes sends arrays from GPU to GPU and checks the result. The launcher of the loaded MPI
+library starts that job. The user's cache folder keeps the answer for each MPI library, driver and MPI settings. If
+there is no launcher, the answer is no, which is always correct, but slower.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("hvdlite")
 
 
 def cuda_aware(library: str) -> bool:
-    """Whether the loaded MPI takes device pointers. library: its version text. Takes seconds the first time."""
+    """Whether the loaded MPI takes device pointers. The first call takes seconds. library: the MPI's version text."""
     return answer(library, loaded_library(), str(cupy().cuda.runtime.driverGetVersion()), *mpi_settings())
 
 
@@ -47,10 +47,11 @@ def answer(*facts: str) -> bool:
 
 
 def trial(library: str) -> bool | None:
-    """Run the trial. None if it tells nothing: no launcher, no GPU memory, or no end."""
+    """Run the trial and return its result. None if it has no result: no launcher, no GPU memory, or a timeout."""
     launcher = launcher_of(loaded_library())
     if launcher is None:
-        log.warning("no mpirun beside the MPI library or on PATH: it cannot be tried out with GPU memory")
+        log.warning("there is no mpirun beside the MPI library or on PATH, so hvdlite cannot find out whether the MPI "
+                    "is CUDA-aware: messages pass through host memory. HVDLITE_CUDA_AWARE=1 if it is")
         return None
     options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in library else []
     job = subprocess.Popen(
@@ -77,18 +78,19 @@ def trial(library: str) -> bool | None:
 
 
 def loaded_library() -> str:
-    """The file of the MPI library in this process; "" if it is unknown."""
+    """The path of the MPI library that this process has loaded; "" if it is unknown."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return next((path for path in (line.split(maxsplit=5)[-1] for line in lines) if is_mpi(path)), "")
 
 
 def is_mpi(path: str) -> bool:
+    """Whether a file in /proc/self/maps is an MPI library."""
     name = Path(path).name
     return path.startswith("/") and name.startswith(("libmpi.so", "libmpich.so", "libmpi_cuda"))
 
 
 def launcher_of(library: str) -> str | None:
-    """mpirun or mpiexec of the same installation, else from PATH."""
+    """The path of mpirun or mpiexec: of the library's installation, else from PATH; None if there is none."""
     folders = [str(folder / "bin") for folder in Path(library).parents] if library else []
     for folder in (*folders, None):
         for name in ("mpirun", "mpiexec"):
@@ -98,7 +100,7 @@ def launcher_of(library: str) -> str | None:
 
 
 def write(file: Path, content: object) -> None:
-    """Write the file as a whole. Without a place to write, the next job runs the trial again."""
+    """Write the file at once. If it cannot be written, the next job runs the trial again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = file.with_suffix(f".{os.getpid()}")

@@ -1,10 +1,10 @@
 """Messages from and to GPU memory, over a transport that knows no streams.
 
-    direct     CUDA-aware MPI: gets device pointers once the lane's stream has computed what is sent
-    staged     other MPIs: pieces pass through page-locked host memory. Several buffers each way let the copy of one
-               piece, the message of the one before, and the copy of the one before that overlap
+    direct     for a CUDA-aware MPI, which gets device pointers once the lane's stream has computed the array
+    staged     for other MPIs: pieces pass through page-locked host memory. Several buffers each way let three things
+               overlap: the copy of piece k to the host, the message of piece k-1, and the copy of k-2 to the GPU
 
-Both pass host arrays to the base transport. Everything here runs on a lane's thread with the lane's stream current
+Both pass host arrays to the base transport. The lane's stream is the current one during all calls
 (`lanes.gpu_side.Side.working`). When a call returns, received data may be used on that stream.
 """
 
@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from hvdlite.arrays import Array, as_bytes, is_host
-from hvdlite.gpu_streams import NOTHING_PENDING, Mark, finish, issued, recorded
-from hvdlite.transports import Exchange, Maximum, Transport
+from hvdlite.gpu_streams import NOTHING_PENDING, Event, Mark, finish, issued, recorded
+from hvdlite.transports import Exchange, Maximum, T, Transport
 from hvdlite.transports.nccl import Nccl
 
 CHUNK = 4 << 20
@@ -29,7 +29,7 @@ CHUNK = 4 << 20
 
 
 class DirectTransport:
-    """A Transport that passes device arrays to `base` as they are. It does not own `base`."""
+    """A Transport that passes device arrays to `base` unchanged. It does not own `base`."""
 
     def __init__(self, base: Transport, xp: ModuleType) -> None:
         self.base, self.xp = base, xp
@@ -49,7 +49,8 @@ class DirectTransport:
         self.base.receive(array, source)
 
     def barrier(self) -> None:
-        """After it, peers may read what this rank's GPU has written to shared memory."""
+        """Wait for all ranks. Afterwards they may read what this rank's GPU has written to shared memory. Collective.
+        """
         self.xp.cuda.get_current_stream().synchronize()
         self.base.barrier()
 
@@ -69,12 +70,12 @@ class DirectTransport:
         return self.base.start_exchange(send, dest, receive, source)
 
     def native_allreduce(self, array: Array, op: str) -> None:
-        """NCCL's all-reduce: some MPIs crash on device memory. The first call is collective beforehand, too."""
+        """All-reduce with NCCL, since some MPIs crash on device memory. The first call makes NCCL's communicator."""
         if self.nccl is None:
             self.nccl = Nccl(self.base, self.xp)
         self.nccl.allreduce(array, op)
 
-    def allgather_object(self, value: Any) -> list[Any]:
+    def allgather_object(self, value: T) -> list[T]:
         return self.base.allgather_object(value)
 
     def like_this(self, base: Transport) -> DirectTransport:
@@ -86,12 +87,12 @@ class DirectTransport:
         return None if part is None else self.like_this(part)
 
     def close(self) -> None:
-        """Close `base` as well: for transports made by `split`."""
+        """Close `base`, too. Only for transports made by `split`."""
         self.release()
         self.base.close()
 
     def release(self) -> None:
-        """Release what was made over `base`. Collective."""
+        """Release NCCL's communicator, and keep `base`. Collective."""
         if self.nccl is not None:
             self.nccl.close()
 
@@ -133,9 +134,10 @@ class StagedTransport(DirectTransport):
 
 
 class StagedExchange:
-    """An exchange in pieces: message k carries piece k out and piece k in. If one side has fewer, the rest go one way.
+    """An exchange in pieces: message k carries piece k out and piece k in.
 
-    The first piece is copied to the host at once, each other one during the message before it.
+    If one array has fewer pieces, the last messages go one way. The first piece is copied to the host at once. Each
+    later piece is copied during the message before it.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class StagedExchange:
             self.fetched.append(self.staging.fetch(self.outgoing[step]))
 
     def test(self) -> NoReturn:
-        raise NotImplementedError("the host takes part in every piece: somebody has to wait")
+        raise NotImplementedError("a staged exchange cannot be tested, since the host copies each piece: call wait()")
 
     def wait(self) -> None:
         for step in range(max(len(self.outgoing), len(self.incoming))):
@@ -180,34 +182,32 @@ def chunks(array: Array) -> list[Array]:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A piece on its way to the host: `nbytes` of `buffer`, valid once the event `copied` has passed."""
+    """A piece that is being copied to the host: `nbytes` of `buffer`, valid once the GPU has passed `copied`."""
 
     buffer: Array
     nbytes: int
-    copied: Any
+    copied: Event
 
     def bytes(self) -> Array:
-        """The copy. Waits for it."""
+        """Wait for the copy, and return it."""
         self.copied.synchronize()
         copied: Array = self.buffer[: self.nbytes]
         return copied
 
 
 class Staging:
-    """Page-locked host buffers: two for arriving pieces, which take turns, and as many for leaving pieces as are in
-    use.
-    """
+    """Page-locked host buffers: two for arriving pieces, used in turn, and as many for leaving pieces as needed."""
 
     def __init__(self, xp: ModuleType) -> None:
         self.xp = xp
         self.free: list[Array] = []
-        """Buffers whose messages have left."""
+        """Buffers of leaving pieces that have been sent."""
         self.into = [self.locked(), self.locked()]
-        self.emptied: list[Any] = [None, None]
-        """By arriving buffer: an event after the copy of its last contents to the GPU."""
+        self.emptied: list[Event | None] = [None, None]
+        """For each buffer of `into` an event after the copy of its last contents to the GPU."""
         self.turn = 0
         self.down = xp.cuda.Stream(non_blocking=True)
-        """The stream for copies to the host: on the lane's stream they would wait for copies to the GPU."""
+        """The stream for copies to the host. On the lane's stream they would wait for copies to the GPU."""
 
     def locked(self) -> Array:
         return np.frombuffer(self.xp.cuda.alloc_pinned_memory(CHUNK), np.uint8, CHUNK)
@@ -218,7 +218,7 @@ class Staging:
             self.xp.cuda.runtime.streamWaitEvent(self.down.ptr, event.ptr)
 
     def fetch(self, piece: Array) -> Fetched:
-        """Start copying a piece to a buffer of its own."""
+        """Start copying a piece to a free buffer."""
         runtime, buffer = self.xp.cuda.runtime, self.free.pop() if self.free else self.locked()
         runtime.memcpyAsync(
             buffer.ctypes.data, piece.data.ptr, piece.nbytes, runtime.memcpyDeviceToHost, self.down.ptr
@@ -226,10 +226,10 @@ class Staging:
         return Fetched(buffer, piece.nbytes, recorded(self.xp, self.down.ptr))
 
     def vacant(self, piece: Array) -> Array:
-        """The buffer for an arriving piece. Waits until its last contents are on the GPU."""
+        """The buffer for an arriving piece. Waits until the buffer's last contents are on the GPU."""
         self.turn = 1 - self.turn
-        if self.emptied[self.turn] is not None:
-            self.emptied[self.turn].synchronize()
+        if (emptied := self.emptied[self.turn]) is not None:
+            emptied.synchronize()
         room: Array = self.into[self.turn][: piece.nbytes]
         return room
 

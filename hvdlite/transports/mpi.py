@@ -1,6 +1,6 @@
 """Messages over MPI through mpi4py.
 
-Everything travels as bytes, so that float16 and bfloat16 work on every MPI; the arithmetic is hvdlite's. Messages above
+All arrays travel as bytes, so float16 and bfloat16 work with every MPI; hvdlite does the arithmetic. Messages above
 1 GiB go in pieces, since counts are C ints in many MPIs.
 """
 
@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from hvdlite.arrays import Array, as_bytes
 from hvdlite.gpu_streams import NOTHING_PENDING, Mark
-from hvdlite.transports import ask, in_main
+from hvdlite.transports import T, ask, in_main
 from hvdlite.transports.mpi_requests import GIVEN_UP, MpiExchange, MpiMaximum, MpiRepeated
 from hvdlite.transports.shared_flags import FLAG_BYTES, SharedMaximum
 
@@ -23,17 +23,17 @@ PIECE = 1 << 30
 TCP_PIECE = 60 * 1024
 """Over TCP long messages go in pieces below the usual eager limit of 64 KiB.
 
-MPI sends a longer message only when its receiver has answered, and the answer waits until the receiver's own data are
-sent: two ranks that exchange megabytes would take turns (MEASURED.md, "Details").
+MPI sends a longer message only when its receiver has answered, and the receiver first sends its own data. So two ranks
+that exchange long messages would send one after the other (MEASURED.md, "Details").
 """
 FABRIC_PIECE = 1 << 20
 FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
-TAG, TAG_ASIDE = 7, 8  # and messages.TAG_MAXIMUM
+TAG, TAG_ASIDE = 7, 8  # and mpi_requests.TAG_MAXIMUM
 NATIVE_OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
 
 
 class MpiTransport:
-    """A Communicator over one of mpi4py's. It owns that communicator, but not after `aside`.
+    """A Communicator over one of mpi4py's. It owns that communicator, unless `aside` made it.
 
     Args:
         comm: The communicator.
@@ -48,7 +48,7 @@ class MpiTransport:
         self.library = library()
         self.maxima: list[MpiMaximum] = []
         self.everyone: MpiMaximum | SharedMaximum | None = None
-        """The barrier: a maximum without values."""
+        """The barrier: a Maximum without values."""
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         if send.nbytes > self.piece or receive.nbytes > self.piece:
@@ -81,7 +81,7 @@ class MpiTransport:
         def exchange() -> None:
             nonlocal called, made
             if made is None:
-                if not called:  # many are called only once
+                if not called:  # many exchanges run only once, and persistent requests take longer to make
                     called = True
                     self.exchange(send, dest, receive, source)
                     return
@@ -99,7 +99,7 @@ class MpiTransport:
             MpiExchange([self.comm.Irecv([piece, MPI.BYTE], source, self.tag)], [], piece).wait()
 
     def pieces(self, array: Array) -> list[Array]:
-        """The array's bytes, message by message; one empty message for an empty array."""
+        """The array's bytes, one array for each message. An empty array is one empty message."""
         flat = as_bytes(array)
         return [flat[start : start + self.piece] for start in range(0, max(flat.size, 1), self.piece)]
 
@@ -122,7 +122,7 @@ class MpiTransport:
         for start in range(0, flat.size, step):
             self.comm.Allreduce(MPI.IN_PLACE, [flat[start : start + step], kind], NATIVE_OPS[op])
 
-    def allgather_object(self, value: Any) -> list[Any]:
+    def allgather_object(self, value: T) -> list[T]:
         return list(self.comm.allgather(value))
 
     def mail(self) -> MpiMail:
@@ -142,10 +142,10 @@ class MpiTransport:
         return bool(self.comm.Iprobe(peer, self.tag))
 
     def ranks_of(self, comm: MPI.Comm) -> list[int]:
-        """The ranks that another communicator's members have here; none for a null communicator.
+        """The ranks here of another communicator's members; an empty list for a null communicator.
 
         Raises:
-            ValueError: Some are not members here.
+            ValueError: Some members have no rank here.
         """
         if comm == MPI.COMM_NULL:
             return []
@@ -154,7 +154,8 @@ class MpiTransport:
         theirs.Free()
         mine.Free()
         if MPI.UNDEFINED in found:
-            raise ValueError("a process set's communicator has members that are not of the job's communicator")
+            raise ValueError("a process set's communicator has members that are not of the job's communicator: pass "
+                             "a communicator of some of the job's ranks")
         return found
 
     def close(self) -> None:
@@ -167,18 +168,18 @@ class MpiTransport:
 
 
 class MpiMail:
-    """A Mail over a communicator of its own.
+    """A Mail over a separate communicator.
 
-    Sends are synchronous: a send is complete when its letter has been read. So `close` knows when no letter is under
-    way: all sent letters are read, on all ranks (Hoefler, Siebert & Lumsdaine 2010, "NBX"). A letter that arrived at a
-    freed communicator could reach the next one with that number.
+    Sends are synchronous: a send is complete when its letter has been read. So when all sends of all ranks are
+    complete, no letter is under way, and `close` may free the communicator (Hoefler, Siebert & Lumsdaine 2010, "NBX").
+    A letter to a freed communicator could reach the next communicator with that number.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm
         self.sent: list[MPI.Request] = []
 
-    def post(self, letter: Any, dest: int) -> None:
+    def post(self, letter: object, dest: int) -> None:
         self.sent.append(self.comm.issend(letter, dest, TAG))
 
     def fetch(self) -> tuple[int, Any] | None:
@@ -198,12 +199,12 @@ class MpiMail:
 
 
 def library() -> str:
-    """The MPI's name and version."""
+    """The MPI library's name and version."""
     return " ".join(MPI.Get_library_version().splitlines()[0].partition(",")[0].strip("\0 ").split())
 
 
 def network_piece(comm: MPI.Comm) -> int:
-    """The longest message between hosts in bytes; short if any host has only TCP. Collective."""
+    """The longest message between hosts, in bytes. It is short if any host has only TCP. Collective."""
     fabric = any(os.path.isdir(folder) and os.listdir(folder) for folder in FABRICS)
     return int(comm.allreduce(FABRIC_PIECE if fabric else TCP_PIECE, MPI.MIN))
 
@@ -217,17 +218,17 @@ def host_leaders(comm: MPI.Comm) -> list[int]:
 
 
 def some_of_the_world(ranks: Any) -> MPI.Comm:
-    """A communicator of these ranks of MPI_COMM_WORLD, in this order. Collective over them alone.
+    """A communicator of these ranks of MPI_COMM_WORLD, in this order. Collective over these ranks alone.
 
     Raises:
-        ValueError: They are no ranks, are repeated, or do not include this process.
+        ValueError: Some number is no rank or occurs twice, or this process' rank is not among them.
     """
     world = MPI.COMM_WORLD
     wanted = list(ranks) if isinstance(ranks, Iterable) else [ranks]
     fine = all(isinstance(rank, int) and 0 <= rank < world.size for rank in wanted)
     if not fine or len(set(wanted)) < len(wanted):
-        raise ValueError(f"init(comm=...) takes an mpi4py communicator or some of the ranks 0-{world.size - 1}, each "
-                         f"once, not {ranks!r}")
+        raise ValueError(f"init(comm=...) takes an mpi4py communicator, or a list of some of the ranks "
+                         f"0-{world.size - 1}, each once, not {ranks!r}")
     if world.rank not in wanted:
         raise ValueError(f"world rank {world.rank} is not in init(comm={wanted}): only the ranks listed may call it")
     everyone = world.Get_group()

@@ -1,4 +1,4 @@
-"""MPI requests: a message in one piece or several, and messages that are sent again and again."""
+"""MPI requests: messages in one or more pieces, messages that are repeated with the same memory, and a maximum."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hvdlite.arrays import Array
 from hvdlite.transports import LOOKS, ask, in_main
 
 SHORTEST_NAP, LONGEST_NAP = 1e-4, 1e-3
-"""Naps while waiting for a long message, in seconds. After each nap a rank looks LOOKS times at the next piece. The
-kernel's buffers keep the wire busy meanwhile, and backward can use the CPU time (MEASURED.md, "Details").
+"""Naps while waiting for a long message, in seconds. After each nap a rank tests the next piece LOOKS times. Meanwhile
+the kernel's buffers keep the network busy, and backward can use the CPU (MEASURED.md, "Details").
 """
 TAG_MAXIMUM = 9
 
-GIVEN_UP: list[Any] = []
-"""Buffers that MPI may still use, though no one waits any more: a signal handler raised an error."""
+GIVEN_UP: list[object] = []
+"""Requests and buffers that MPI still uses after a signal handler raised an error. They are never freed."""
 
 
 class MpiExchange:
-    """One message out and one in, both under way, in pieces. Keeps their buffers alive."""
+    """An outgoing and an incoming message in pieces, both under way. Keeps their buffers alive."""
 
     def __init__(self, incoming: list[MPI.Request], outgoing: list[MPI.Request], *arrays: Array) -> None:
         self.incoming, self.outgoing, self.arrays = incoming, outgoing, arrays
@@ -37,7 +37,7 @@ class MpiExchange:
         return bool(MPI.Request.Testall(self.incoming + self.outgoing))
 
     def wait(self) -> None:
-        """Block until both are done. For long messages, sleep in between."""
+        """Block until both are done. Sleep between tests if a message has several pieces."""
         if len(self.incoming) < 2 and len(self.outgoing) < 2:
             if in_main():
                 ask(self.test)
@@ -49,9 +49,9 @@ class MpiExchange:
 
 
 def finish(pieces: list[MPI.Request]) -> None:
-    """Wait for a long message's pieces, which end in about this order.
+    """Wait for a long message's pieces, which arrive in about this order.
 
-    Looks only at the next piece. Between looks it sleeps half of the time that the rest will take at the pace so far.
+    Test only the next piece. Between tests sleep half of the time that the rest will take at the average pace.
     """
     began = time.monotonic()
     for done, piece in enumerate(pieces):
@@ -61,9 +61,13 @@ def finish(pieces: list[MPI.Request]) -> None:
 
 
 class MpiRepeated:
-    """One message out and one in, with the same memory again and again, as persistent requests.
+    """An outgoing and an incoming message that are repeated with the same memory, as persistent requests.
 
-    mpi4py looks at the arrays once, and MPI at the messages. sent, received: objects with a buffer; kept alive.
+    mpi4py checks the arrays only once, and MPI prepares the messages only once.
+
+    Attributes:
+        sent: An object with a buffer; kept alive.
+        received: An object with a buffer; kept alive.
     """
 
     def __init__(self, comm: MPI.Comm, sent: Any, dest: int, received: Any, source: int, tag: int) -> None:
@@ -72,7 +76,7 @@ class MpiRepeated:
         self.outgoing = comm.Send_init([sent, MPI.BYTE], dest, tag)
 
     def __del__(self, getpid: Callable[[], int] = os.getpid, finalized: Callable[[], bool] = MPI.Is_finalized) -> None:
-        if self.process == getpid() and not finalized():  # at Python's end, modules are gone
+        if self.process == getpid() and not finalized():  # defaults, because Python clears modules when it ends
             self.free()
 
     def start(self) -> None:
@@ -108,8 +112,8 @@ class MpiRepeated:
 class MpiMaximum:
     """A Maximum by dissemination (Hensgen, Finkel & Manber 1988): ceil(log2 p) steps for any p.
 
-    In step k each rank sends what it knows to rank r + 2^k. A value may count twice. Rejected: MPI_Iallreduce, which
-    takes twice as long to start (MEASURED.md, "Details").
+    In step k rank r sends its maximum to rank r + 2^k. (A rank's value may arrive twice, which changes no maximum.)
+    Rejected: MPI_Iallreduce, which takes twice as long to start (MEASURED.md, "Details").
     """
 
     def __init__(self, comm: MPI.Comm, count: int) -> None:
@@ -117,7 +121,7 @@ class MpiMaximum:
         self.values: Sequence[int] = ()
         self.steps: list[MpiRepeated] = []
         self.rest: list[MpiRepeated] = []
-        """The steps not yet done, the last one first. The step under way is among them."""
+        """The steps that are not done, in reverse order. The last of them is under way."""
         rank, size = comm.Get_rank(), comm.Get_size()
         for distance in (1 << k for k in range((size - 1).bit_length())):
             sent, received = bytearray(self.form.size), bytearray(self.form.size)
@@ -134,6 +138,7 @@ class MpiMaximum:
         return not self.rest
 
     def begin(self) -> None:
+        """Start the next step, if there is one."""
         if self.rest:
             step = self.rest[-1]
             self.form.pack_into(step.sent, 0, *self.values)
@@ -147,7 +152,7 @@ class MpiMaximum:
         return not self.rest
 
     def meet(self) -> None:
-        """A barrier, for a maximum without values."""
+        """Wait for all ranks: a barrier, if the maximum has no values."""
         self.start(())
         self.wait()
 

@@ -1,7 +1,7 @@
-"""NCCL's all-reduce through CuPy, on the user's request: one GPU per rank, one communicator per lane.
+"""NCCL's all-reduce through CuPy, if the user chooses it: one GPU per rank, one communicator per lane.
 
-NCCL moves the data; the lane's transport only introduces the ranks to each other. The roll call before each request
-keeps all ranks' calls in one order, which NCCL requires.
+NCCL moves the data. The lane's transport only distributes NCCL's identifier when the communicator is made. NCCL needs
+all ranks' calls in one order, and the roll call before each request guarantees that.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 from collections import defaultdict
 from types import ModuleType
-from typing import Any
 
 from hvdlite.arrays import Array, dtype_name, nccl_of
 from hvdlite.errors import HvdliteError
@@ -19,10 +18,10 @@ OPERATIONS = {"sum": "NCCL_SUM", "min": "NCCL_MIN", "max": "NCCL_MAX", "product"
 
 
 class Nccl:
-    """A NCCL communicator over a transport's ranks, on each rank's current GPU. Creating one is collective.
+    """An NCCL communicator of a transport's ranks, on each rank's current GPU. Creating one is collective.
 
     Raises:
-        HvdliteError: On every rank, if CuPy finds no NCCL or two ranks share a GPU.
+        HvdliteError: On every rank, if CuPy finds no NCCL library or two ranks share a GPU.
     """
 
     def __init__(self, transport: Transport, xp: ModuleType) -> None:
@@ -45,13 +44,13 @@ class Nccl:
         self.communicator.destroy()
 
 
-def check(cards: list[tuple[str, str, Any]]) -> None:
-    """Raise HvdliteError if NCCL cannot work. cards: each rank's host, GPU, and whether it has NCCL."""
+def check(cards: list[tuple[str, str, bool]]) -> None:
+    """Raise HvdliteError if NCCL cannot work. cards: each rank's host and GPU, and whether CuPy finds NCCL there."""
     without = [rank for rank, (*_, available) in enumerate(cards) if not available]
     if without:
         raise HvdliteError(
             f"HVDLITE_GPU_OPERATIONS=nccl: CuPy finds no NCCL library on ranks {without}: pip install nvidia-nccl-cu12 "
-            "(or -cu13), or leave the setting out"
+            "(or -cu13) on these ranks, or remove the setting"
         )
     users = defaultdict(list)
     for rank, (host, gpu, _) in enumerate(cards):
@@ -60,5 +59,5 @@ def check(cards: list[tuple[str, str, Any]]) -> None:
         if len(ranks) > 1:
             raise HvdliteError(
                 f"HVDLITE_GPU_OPERATIONS=nccl needs a GPU for each rank, but ranks {ranks} share GPU {gpu} of {host}: "
-                "choose one per rank with torch.cuda.set_device(hvd.local_rank()), or leave the setting out"
+                "choose one per rank with torch.cuda.set_device(hvd.local_rank()), or remove the setting"
             )

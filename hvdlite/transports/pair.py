@@ -1,23 +1,23 @@
-"""Two ranks of a transport as a transport of their own.
+"""A transport of two ranks, over a transport of more ranks.
 
-Its messages are point-to-point and separate from the parent's (`Transport.aside`). So two ranks can begin at any time.
-To make an MPI communicator for two, one rank would have to wait for the other.
+A rank makes it alone, at any time. Its messages are point-to-point messages of the parent, which `Communicator.aside`
+has made for this. Rejected: an MPI communicator of two, because one rank would have to wait for the other to make it.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from hvdlite.arrays import Array
-from hvdlite.transports import Transport
+from hvdlite.transports import T, Transport
 
 
 class PairMaximum:
-    """A Maximum of two ranks: they exchange their values."""
+    """A Maximum of two ranks, which exchange their values."""
 
     def __init__(self, parent: Transport, peer: int, count: int) -> None:
         self.parent, self.peer = parent, peer
@@ -37,8 +37,9 @@ class PairMaximum:
 
 
 class PairTransport:
-    """A Transport of this rank and `peer` of `parent`, for messages only. The lower rank is rank 0. Does not own the
-    parent.
+    """A Transport of this rank and rank `peer` of `parent`. The lower of the two is rank 0. It does not own `parent`.
+
+    It has `send`, `receive`, `maximum` and `allgather_object`, and no other operations.
     """
 
     size = 2
@@ -48,10 +49,16 @@ class PairTransport:
         self.rank = int(parent.rank > peer)
         self.library = parent.library
 
-    def no_collective(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError("a pair of ranks has messages, and no collectives")
+    def no_collective(self, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError("a pair of ranks has only send, receive, maximum and allgather_object")
 
-    exchange = prepared_exchange = start_exchange = barrier = share = native_allreduce = split = no_collective
+    exchange = no_collective
+    prepared_exchange = no_collective
+    start_exchange = no_collective
+    barrier = no_collective
+    share = no_collective
+    native_allreduce = no_collective
+    split = no_collective
 
     def send(self, array: Array, dest: int) -> None:
         self.parent.send(array, self.peer)
@@ -62,7 +69,7 @@ class PairTransport:
     def maximum(self, count: int) -> PairMaximum:
         return PairMaximum(self.parent, self.peer, count)
 
-    def allgather_object(self, value: Any) -> list[Any]:
+    def allgather_object(self, value: T) -> list[T]:
         mine = np.frombuffer(pickle.dumps(value), np.uint8)
         length = np.empty(1, np.int64)
         self.parent.exchange(np.array([mine.size]), self.peer, length, self.peer)

@@ -1,4 +1,4 @@
-"""Agreements among the ranks of one host in shared memory, without messages.
+"""Agreements and barriers among the ranks of one host, in shared memory instead of messages.
 
 An agreement of two ranks takes a third of the time that messages take (MEASURED.md, "Details").
 """
@@ -9,44 +9,45 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any
 
 from hvdlite.arrays import LINE, Array
 from hvdlite.transports import LOOKS, MAIN, in_main
 
 ORDERED = platform.machine() == "x86_64"
-"""Whether all processors see the writes of one in their order without a fence. On ARM they may not."""
-MOST_RANKS = 32  # each rank looks at all others; messages take log2 p steps
+"""Whether all cores see one core's writes in their order without a fence. On ARM they may not."""
+MOST_RANKS = 32  # each rank reads all others' lines; messages take log2 p steps
 LINES = 2  # per rank, for one maximum
 WORDS = LINE // 8
 FLAG_BYTES = 2 * LINES * LINE
-PATIENCE = 8  # the main thread looks at MPI, which releases the GIL, only after so many looks at a line
+PATIENCE = 8  # the main thread calls MPI, which releases the GIL, only after so many reads of a line
 
 
 class SharedMaximum:
-    """A Maximum of five values. Each rank writes its values into a line, then the call's number, and reads the others'.
+    """A Maximum of five values. Each rank writes its values and then the call's number to its line, and reads all
+    lines.
 
-    Each rank has two lines, used in turn: a late rank may still read the previous call's line. No rank begins the call
-    after next before that rank has come to the next one.
+    Each rank has two lines, used in turn, because a late rank may still read the lines of the previous call. No rank
+    begins call k+2 before every rank has begun call k+1.
 
     Args:
-        lines: Every rank's lines as bytes, in rank order, at first zeros.
+        lines: Every rank's lines as bytes, in rank order; zeros before the first call.
         rank: This rank.
-        look: Called with the rank waited for. It calls MPI, which makes progress, and raises if that rank has failed.
+        look: Calls MPI, so that it makes progress, and raises an error if a rank has failed. Its argument is the rank
+            waited for.
     """
 
-    def __init__(self, lines: Sequence[Array], rank: int, look: Callable[[int], Any]) -> None:
+    def __init__(self, lines: Sequence[Array], rank: int, look: Callable[[int], object]) -> None:
         self.lines, self.look = [line.data.cast("q") for line in lines], look
         self.mine, self.others = self.lines[rank], [other for other in range(len(lines)) if other != rank]
         self.values: Sequence[int] = ()
         self.number = self.looks = 0
         self.rest: list[int] = []
-        """The ranks still waited for, the next one last."""
+        """The ranks whose values have not been read, the next one last."""
 
     def start(self, values: tuple[int, ...]) -> bool:
-        """Publish five values. Returns True if all ranks have published the same already; otherwise call `test`.
+        """Publish five values. Returns True if all ranks have published the same values; otherwise call `test`.
 
-        The look, and words written one by one, save about 20 us when caches are cold (MEASURED.md, "Details").
+        To compare here, and to write words one by one, saves about 20 us if caches are cold (MEASURED.md, "Details").
         """
         number = self.number = self.number + 1
         at, mine = number % LINES * WORDS, self.mine
@@ -74,7 +75,7 @@ class SharedMaximum:
         return True
 
     def meet(self) -> None:
-        """The barrier: a call without values. Waits for all ranks."""
+        """Wait for all ranks: a call without values. Collective."""
         number = self.number = self.number + 1
         at, looks = number % LINES * WORDS, 0
         self.mine[at] = number

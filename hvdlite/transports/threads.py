@@ -1,7 +1,7 @@
-"""Ranks as threads of one process, without MPI.
+"""A transport between threads of one process, without MPI.
 
-Unit tests run all algorithms and lanes here in seconds, with any number of ranks. A job of one rank runs on `alone()`:
-size 1 needs no special case and never touches MPI.
+Unit tests run all algorithms and lanes over it in seconds, with any number of ranks. A job of one rank uses `alone()`,
+and so never calls MPI.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from hvdlite.arrays import Array, as_bytes
 from hvdlite.gpu_streams import NOTHING_PENDING, Mark
+from hvdlite.transports import T
 
-T = TypeVar("T")
 PATIENCE = 60.0  # seconds until a receive without a sender fails: a test must not hang
 
 
 class Board:
-    """Shared by the ranks of one communicator: a mailbox per pair, a barrier, and a table of slots."""
+    """What the ranks of one communicator share: a mailbox for each pair, a barrier, and a slot for each rank."""
 
     def __init__(self, size: int) -> None:
         self.mail: dict[tuple[int, int], queue.SimpleQueue[Array]] = {
@@ -30,11 +30,18 @@ class Board:
         self.slots: list[Any] = [None] * size
         self.maxima: dict[int, list[Sequence[int]]] = {}
         self.lock = threading.Lock()
-        self.beside: Board | None = None
+        self.second: Board | None = None
+
+    def beside(self) -> Board:
+        """A board of the same ranks, for other messages. The first rank that asks makes it."""
+        with self.lock:
+            if self.second is None:
+                self.second = Board(len(self.slots))
+            return self.second
 
 
 class ThreadMaximum:
-    """A Maximum: complete once every rank has put its values on the board."""
+    """A Maximum that is complete once every rank has put its values on the board."""
 
     def __init__(self, transport: ThreadTransport) -> None:
         self.transport = transport
@@ -53,7 +60,7 @@ class ThreadMaximum:
 
 
 class ThreadExchange:
-    """One message out, which is sent already, and one in."""
+    """An outgoing message, which is sent, and an incoming one."""
 
     def __init__(self, mail: queue.SimpleQueue[Array], receive: Array) -> None:
         self.mail, self.receive = mail, receive
@@ -71,7 +78,7 @@ class ThreadExchange:
 
 
 class ThreadTransport:
-    """A Communicator among threads. Sends copy into a mailbox, so they never block."""
+    """A Communicator between threads. A send copies into a mailbox and never blocks."""
 
     library = ""
 
@@ -111,7 +118,7 @@ class ThreadTransport:
         return None
 
     def put_up(self, values: Sequence[int]) -> list[Sequence[int]]:
-        """Publish values. Returns the list of all values of the same turn, which the other ranks' calls complete."""
+        """Publish values. Returns the list of all ranks' values of the same call; other ranks' calls extend it."""
         with self.board.lock:
             given = self.board.maxima.setdefault(self.serial, [])
             given.append(values)
@@ -122,7 +129,7 @@ class ThreadTransport:
     def native_allreduce(self, array: Array, op: str) -> None:
         raise NotImplementedError("threads have no native all-reduce")
 
-    def allgather_object(self, value: Any) -> list[Any]:
+    def allgather_object(self, value: T) -> list[T]:
         self.board.slots[self.rank] = value
         self.barrier()
         values = list(self.board.slots)
@@ -144,15 +151,12 @@ class ThreadTransport:
         return None if color is None else ThreadTransport(boards[members[0]], members.index(self.rank))
 
     def aside(self) -> ThreadTransport:
-        with self.board.lock:
-            if self.board.beside is None:
-                self.board.beside = Board(self.size)
-        return ThreadTransport(self.board.beside, self.rank)
+        return ThreadTransport(self.board.beside(), self.rank)
 
     def called_by(self, peer: int) -> bool:
         return not self.board.mail[peer, self.rank].empty()
 
-    def ranks_of(self, comm: Any) -> list[int]:
+    def ranks_of(self, comm: object) -> list[int]:
         raise ValueError("threads have no MPI communicators")
 
     def close(self) -> None:
@@ -160,12 +164,12 @@ class ThreadTransport:
 
 
 class ThreadMail:
-    """A Mail among threads."""
+    """A Mail between threads."""
 
     def __init__(self, boxes: list[queue.SimpleQueue[tuple[int, Any]]], rank: int) -> None:
         self.boxes, self.rank = boxes, rank
 
-    def post(self, letter: Any, dest: int) -> None:
+    def post(self, letter: object, dest: int) -> None:
         self.boxes[dest].put((self.rank, letter))
 
     def fetch(self) -> tuple[int, Any] | None:
@@ -184,7 +188,7 @@ def alone() -> ThreadTransport:
 
 
 def run_ranks(size: int, function: Callable[[ThreadTransport], T]) -> list[T]:
-    """Run function(transport) on `size` ranks at once. Returns their results in rank order; raises the first error."""
+    """Run function(transport) on `size` threads at once. Returns results in rank order, or raises the first error."""
     board = Board(size)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []

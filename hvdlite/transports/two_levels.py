@@ -1,4 +1,4 @@
-"""The two levels of a job on several hosts: the ranks of one host, and columns of ranks across hosts.
+"""The two levels of a job on several hosts: the ranks of one host, and columns of one rank per host.
 
     host A   0 1 2 3        local: a row; its ranks exchange data in memory
     host B   4 5 6 7        cross: a column of drivers; its ranks exchange data over the network
@@ -19,9 +19,9 @@ class Levels:
 
     Attributes:
         local: The ranks of this host.
-        cross: The drivers in this rank's column, one per host; None if this rank is no driver.
-        drivers: The number of drivers per host: the ranks with the lowest local ranks.
-        fullest: The number of ranks of the host that has most.
+        cross: The drivers in this rank's column, one per host; None if this rank is no driver, and on one host.
+        drivers: The number of drivers on each host, its lowest local ranks; 0 on one host.
+        fullest: The largest number of ranks on one host.
     """
 
     local: Transport
@@ -38,8 +38,7 @@ class Levels:
 
 
 def split(transport: Transport, hosts: Sequence[Sequence[int]]) -> Levels:
-    """Make both levels. Collective. One host needs no levels and makes none. hosts: the transport's ranks on each host.
-    """
+    """Make both levels. Collective. On one host this makes no new transports. hosts: the transport's ranks by host."""
     if len(hosts) < 2:
         return Levels(transport, None, 0, transport.size)
     number = next(number for number, ranks in enumerate(hosts) if transport.rank in ranks)

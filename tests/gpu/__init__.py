@@ -1,1 +1,1 @@
-"""Checks on device arrays, each job on a GPU or on a pretend one."""
+"""Checks of arrays on a GPU. Each job runs on a real GPU or on the pretend one."""

@@ -1,8 +1,8 @@
-"""`python -m tests.gpu [checks|benchmarks]` on a machine with a GPU: all checks, the benchmarks, one table.
+"""`python -m tests.gpu [checks|benchmarks]` runs all checks and benchmarks on a machine with a GPU, and prints a table.
 
-run_on_gpu.sh prepares a bare machine for it. Ends with 1 where a check failed or a benchmark did not end well; a check
-that fails ends its job, and another job runs the rest, a few times. Checks run side by side as far as there are cores,
-for time on such a machine is dear; what is timed, and the races, which want the GPU for themselves, one by one.
+run_on_gpu.sh prepares a bare machine for it. The exit code is 1 if a check or a benchmark failed. A check that fails
+ends its job, and another job runs the remaining checks, at most MOST_JOBS times. Checks run at the same time if there
+are enough cores, because such machines are expensive. Benchmarks and races need the whole GPU, and run one by one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.gpu import jobs
 from tests.parallel.jobs import ROOT, checks, explain
 
 MOST_JOBS = 6
-TOGETHER = max((os.cpu_count() or 1) // 3, 1)  # jobs side by side
-SECONDS, SECONDS_OF_A_JOB = 450, 120  # for all, and for one, less when time runs out
+TOGETHER = max((os.cpu_count() or 1) // 3, 1)  # jobs at the same time
+SECONDS, SECONDS_OF_A_JOB = 450, 120  # limits for all jobs together, and for one job
 TORCH = {"TORCH_TENSORS_ON": "cuda"}
 BENCH = ["-m", "hvdlite.bench", "allreduce", "--device", "cuda"]
 STEPS = ["-m", "hvdlite.bench", "step", "--device", "cuda", "--steps", "15"]
@@ -31,7 +31,7 @@ LONG = ["--min", "256M", "--max", "1G", "--iters", "7", "--algorithms", "ipc,rin
 
 @dataclass(frozen=True)
 class Row:
-    """A job of `size` ranks: checks, or a program's arguments. alone: it is not run beside others."""
+    """A job of `size` ranks: checks, or a program's arguments. alone: no other job runs at the same time."""
 
     name: str
     size: int
@@ -42,7 +42,7 @@ class Row:
 
 
 ON_GPU = {"TENSORFLOW_TENSORS_ON": "gpu", "NVIDIA_TF32_OVERRIDE": "0"}
-TENSORFLOW = (  # where it is installed
+TENSORFLOW = (  # if TensorFlow is installed
     Row("TensorFlow: placement, races", 2, ("gpu/tensorflow_gpu",), extra=ON_GPU),
     Row("TensorFlow: collectives, names, alike", 2,
         ("tensorflow_collectives", "tensorflow_names", "tensorflow_alike"), extra=ON_GPU),
@@ -86,12 +86,12 @@ BENCHMARKS = (
 
 
 def expanded(name: str) -> list[str]:
-    """A module's checks, one by one; a single check as it is."""
+    """The names of a module's checks. The name of a single check stays as it is."""
     return [name] if "." in name else [f"{name}.{check}" for check in checks(name)]
 
 
 def failures(row: Row) -> list[str]:
-    """Run a row's checks; those that failed, and why."""
+    """Run a row's checks. Returns the output of the checks that failed."""
     rest = [check for name in row.checks for check in expanded(name)]
     found = []
     for _ in range(MOST_JOBS):
@@ -114,16 +114,16 @@ def program_failures(row: Row) -> list[str]:
 
 
 def machine() -> str:
-    """The GPU and what drives it."""
+    """The names of the GPUs and their driver's version."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().replace("\n", "; ")
     except (OSError, subprocess.CalledProcessError) as error:
-        return f"no GPU that nvidia-smi tells of ({error})"
+        return f"nvidia-smi reports no GPU ({error})"
 
 
 def outcomes(rows: Sequence[Row]) -> Iterator[tuple[str, list[str]]]:
-    """Run them, and print what failed; of each a line of the table, and what failed."""
+    """Run the rows, and print failures. Yields for each row a line of the table and its failures."""
     start = time.monotonic()
 
     def outcome(row: Row) -> tuple[str, list[str]]:

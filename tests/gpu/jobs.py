@@ -1,4 +1,4 @@
-"""Jobs over a CUDA-aware Open MPI whose prefix HVDLITE_TEST_CUDA_MPI names, on a GPU or on the pretend one."""
+"""Jobs on a real or pretend GPU, over a CUDA-aware Open MPI. HVDLITE_TEST_CUDA_MPI is the prefix of that MPI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 300
 
 @cache
 def pretend_driver() -> str:
-    """The folder of the pretend libcuda.so.1, compiled once."""
+    """The folder of the pretend libcuda.so.1, which is compiled at the first call."""
     folder = tempfile.mkdtemp(prefix="pretend-cuda-")
     subprocess.run(
         ["cc", "-O1", "-shared", "-fPIC", "-o", f"{folder}/libcuda.so.1", str(PRETEND / "cuda.c"), "-lpthread"], check=True
@@ -27,7 +27,7 @@ def pretend_driver() -> str:
 
 
 def environment(pretend: bool, extra: Mapping[str, str]) -> dict[str, str]:
-    """This process' environment, less its own hvdlite and MPI settings, with that MPI first."""
+    """This process' environment without its settings of hvdlite and MPI. The CUDA-aware MPI is first on its paths."""
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("HVDLITE_", "HOROVOD_", "OMPI_", "PMIX_", "PRTE_"))}  # fmt: skip
     driver = [pretend_driver()] if pretend else []
@@ -43,7 +43,7 @@ def environment(pretend: bool, extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_checks(size: int, checks: Sequence[str], pretend: bool, extra: Mapping[str, str] | None = None) -> Result:
-    """Run checks as a job of `size` ranks; those of tests/gpu/ranks are named gpu/MODULE."""
+    """Run checks as a job of `size` ranks. Checks of tests/gpu/ranks have the name gpu/MODULE."""
     return run(size, ["-m", "tests.parallel.runner", *checks], pretend, extra)
 
 

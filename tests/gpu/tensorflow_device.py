@@ -1,4 +1,4 @@
-"""Has the TensorFlow checks of tests/parallel run through everything of ours that is for GPUs, where there is none."""
+"""Runs the TensorFlow checks of tests/parallel on a GPU, or through hvdlite's GPU code on a machine without one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from keras.src.trainers.trainer import Trainer
 
 
 def install(where: str) -> None:
-    """where: 'gpu', where TensorFlow puts its tensors anyway, and Keras would compile steps with XLA, in which ranks
-    cannot communicate, unless it is told not to; or 'pretend': what TensorFlow computes on the CPU is taken for memory
-    of the GPU that CuPy's stand-in knows."""
+    """Choose the device. where: 'gpu' or 'pretend'.
+
+    On a 'gpu', Keras must not compile steps with XLA, because ranks cannot communicate there. With 'pretend', TensorFlow
+    computes on the CPU, and hvdlite handles its tensors as memory of the pretend GPU.
+    """
     if where == "pretend":
         pretend()
     else:

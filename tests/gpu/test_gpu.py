@@ -1,4 +1,4 @@
-"""The checks that need a GPU, where there is one; `python -m tests.gpu` runs them without pytest, and benchmarks too."""
+"""The checks that need a GPU. `python -m tests.gpu` runs these checks without pytest, and also benchmarks."""
 
 from __future__ import annotations
 

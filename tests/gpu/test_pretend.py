@@ -1,6 +1,6 @@
-"""The real device-pointer paths of a CUDA-aware Open MPI, and ours, on a CPU: see tests/pretend.
+"""hvdlite's GPU code and a CUDA-aware Open MPI's, on a machine without a GPU: see tests/pretend.
 
-HVDLITE_TEST_CUDA_MPI names that MPI's prefix; `.ci/run` sets it where there is one.
+HVDLITE_TEST_CUDA_MPI is the prefix of that MPI. `.ci/run` sets it if there is one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_device_arrays(size: int, tmp_path: Path) -> None:
 
 
 def test_an_mpi_without_cuda_support(tmp_path: Path) -> None:
-    """The trial ends with a crash, in processes of its own; the job goes on with staged messages."""
+    """The trial crashes in its own processes, and the job uses staged messages."""
     require(["gpu/pretend_driver.check_the_verdict"], 2, tmp_path, OMPI_MCA_opal_cuda_support="0", WITHOUT_CUDA_SUPPORT="1")
 
 
@@ -43,7 +43,7 @@ def test_refused_ipc_handles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_torch(size: int, tmp_path: Path) -> None:
-    """The torch checks of tests/parallel, their gradients in the pretend driver's memory."""
+    """The torch checks of tests/parallel, with gradients in the pretend driver's memory."""
     checks = [f"torch_{what}" for what in ("gradients", "parameters", "collectives", "dtypes", "batch_norm", "state")]
     way = {"HVDLITE_ALGORITHM": "ring"} if size == 3 else {}
     last = "gpu/pretend_driver.check_torch_gradients_lie_on_the_device"
@@ -52,7 +52,7 @@ def test_torch(size: int, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not importlib.util.find_spec("tensorflow"), reason="NOT RUN: TENSORFLOW ON A GPU. It is not installed")
 def test_tensorflow(tmp_path: Path) -> None:
-    """TensorFlow checks of tests/parallel, their tensors taken for ones on the GPU."""
+    """TensorFlow checks of tests/parallel, with tensors that count as GPU memory."""
     collectives = [f"tensorflow_collectives.check_{name}" for name in (
         "allreduce", "dtypes", "gradients", "mismatch_is_failed_precondition", "reducescatter", "indexed_slices",
     )]  # fmt: skip
@@ -68,7 +68,7 @@ def test_keras_on_torch(tmp_path: Path) -> None:
 
 
 def test_benchmark(tmp_path: Path) -> None:
-    """Every contender on device arrays adds rightly; its times mean nothing here."""
+    """Every contender computes the right sums of device arrays. Its times mean nothing on a pretend GPU."""
     contenders = "ipc,ring,ring_whole,halving_doubling,staged,auto,mpi,mpi_host,copy"
     options = ["--device", "cuda", "--min", "4K", "--max", "64K", "--iters", "1", "--algorithms", contenders]
     arguments = ["-m", "hvdlite.bench", "allreduce", *options, "--json", str(tmp_path / "found.json")]

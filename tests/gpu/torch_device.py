@@ -1,4 +1,4 @@
-"""Has the torch checks of tests/parallel run on a GPU, or, without one, through everything of ours that is for GPUs."""
+"""Runs the torch checks of tests/parallel on a GPU, or through hvdlite's GPU code on a machine without one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import torch
 
 
 def install(where: str) -> None:
-    """where: 'cuda', or 'pretend': torch computes on the CPU, and hvdlite takes its tensors for ones on a GPU."""
+    """Choose the device. where: 'cuda', or 'pretend': torch computes on the CPU, and hvdlite uses its GPU code."""
     if where == "cuda":
         torch.cuda.set_device(0)
         torch.set_default_device("cuda")
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # bounds are float32's
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # the checks' bounds are for float32
         torch.backends.cudnn.deterministic = True
     else:
         pretend()
 
 
 def pretend() -> None:
-    """Buckets lie in the pretend driver's memory and their views are torch's; torch, which knows no pretend streams,
-    waits where a GPU's stream would."""
+    """Put buckets into the pretend driver's memory, with torch tensors as their views.
+
+    torch knows no pretend streams, so `precede` waits.
+    """
     import cupy
 
     from hvdlite.arrays import bfloat16

@@ -1,7 +1,7 @@
-"""A pretend GPU for machines without one: it proves order and reach, not speed, and runs no kernel of CuPy's.
+"""A pretend GPU for machines without one. It checks order and addresses, not speed, and runs none of CuPy's kernels.
 
-`cupy` stands in for CuPy: what is issued to a stream happens only when someone waits for that stream, so a wait that
-is missing reads stale data, every time. `cuda.c` stands in for the driver's library: its device memory faults when
-the host touches it, so a CUDA-aware Open MPI must take the path that it takes on a GPU. With this folder on
-PYTHONPATH, `import cupy` finds the one; with PRETEND_CUDA_DRIVER=1 it uses the other.
+`cupy` replaces CuPy. Work issued to a stream runs only when something waits for that stream. So if a wait is missing,
+the test always reads old data. `cuda.c` replaces the driver's library. Its device memory faults when the host accesses
+it, so a CUDA-aware Open MPI must take the same path as on a GPU. With this folder on PYTHONPATH, `import cupy` finds the
+replacement. With PRETEND_CUDA_DRIVER=1 its memory is that of `cuda.c`.
 """

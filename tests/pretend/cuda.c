@@ -1,9 +1,9 @@
-/* A pretend libcuda.so.1: as much of the driver's interface as a CUDA-aware Open MPI 4.1 uses, and no GPU.
+/* A pretend libcuda.so.1, without a GPU: the part of the driver's interface that a CUDA-aware Open MPI 4.1 uses.
  *
- * An allocation is an anonymous memory file mapped twice: without any permission at its device address, so that a host
- * load or store there faults as it does with a GPU, and readable and writable at its alias, for the copy functions here
- * and for pretend kernels (pretend_alias). An IPC handle names the file as /proc/<pid>/fd/<n>. Copies are done at once;
- * events report twice that they are not ready. PRETEND_CUDA_NO_IPC=1 refuses to open handles.
+ * An allocation is an anonymous memory file that is mapped twice. At its device address it has no permissions, so a host
+ * load or store faults there, as with a GPU. At its alias it is readable and writable, for the copy functions here and
+ * for pretend kernels (pretend_alias). An IPC handle names the file as /proc/<pid>/fd/<n>. Copies are done at once.
+ * Each event reports twice that it is not ready. With PRETEND_CUDA_NO_IPC=1 no handle can be opened.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -22,13 +22,13 @@ enum { ATTRIBUTE_CONTEXT = 1, ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_SYNC_MEMOPS =
        ATTRIBUTE_IS_MANAGED = 8, MEMORY_TYPE_DEVICE = 2 };
 typedef unsigned long long address;
 typedef struct { char bytes[64]; } handle;
-typedef struct { int pid, file; size_t size, number; } origin; /* what a handle holds: never the same for two */
+typedef struct { int pid, file; size_t size, number; } origin; /* the contents of an IPC handle; `number` makes it unique */
 typedef struct region {
     struct region *next;
     char *device, *alias;
     size_t size;
     origin from;
-    int openings; /* 0: our own allocation */
+    int openings; /* 0: an allocation of this process */
 } region;
 
 static region *regions;
@@ -137,7 +137,7 @@ int cuPointerGetAttribute(void *out, int what, address where)
     return code;
 }
 
-int cuPointerGetAttributes(unsigned count, int *what, void **out, address where) /* no error for host pointers */
+int cuPointerGetAttributes(unsigned count, int *what, void **out, address where) /* host pointers are no error */
 {
     pthread_mutex_lock(&lock);
     region *r = region_of(where);
@@ -193,7 +193,7 @@ int cuIpcOpenMemHandle_v2(address *where, handle h, unsigned flags)
     if (getenv("PRETEND_CUDA_NO_IPC")) return NOT_SUPPORTED;
     origin from;
     memcpy(&from, &h, sizeof from);
-    if (from.pid == getpid()) return INVALID_CONTEXT; /* as CUDA: not in the process that made it */
+    if (from.pid == getpid()) return INVALID_CONTEXT; /* as in CUDA, the process that made it cannot open it */
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", from.pid, from.file);
     pthread_mutex_lock(&lock);

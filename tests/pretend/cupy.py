@@ -1,7 +1,7 @@
-"""A stand-in for the parts of CuPy that hvdlite uses, over NumPy. See the package.
+"""A pretend CuPy, over NumPy: the parts that hvdlite uses. See the package.
 
-Streams (in `streams`) are as lazy as they may be: kernels, copies and waits queue up until `synchronize`, on the stream
-itself, on an event behind them, or on a stream that waits for such an event.
+Kernels, copies and waits queue up in their stream (`streams`). They run at a `synchronize` of the stream, of an event
+after them, or of another stream that waits for such an event.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.pretend.streams import (
 
 
 class ndarray:
-    """A device array; `bits` is what kernels see, and nothing else may."""
+    """A device array. Only pretend kernels may use `bits`."""
 
     def __init__(self, shape: Any, dtype: Any = float, memptr: MemoryPointer | None = None, bits: Any = None) -> None:
         kind = np.dtype(dtype)
@@ -50,7 +50,7 @@ class ndarray:
         self.bits = self.mem.bits[:nbytes].view(kind).reshape(shape) if bits is None else bits
 
     def like(self, bits: np.ndarray) -> ndarray:
-        """Another look at the same memory."""
+        """Another array of the same memory."""
         return ndarray(bits.shape, bits.dtype, MemoryPointer(self.mem, 0), bits)
 
     shape = property(lambda self: self.bits.shape)
@@ -98,7 +98,7 @@ class ndarray:
         return self.astype(self.dtype)
 
     def get(self) -> np.ndarray:
-        """A host copy; waits for the current stream."""
+        """A host copy. Waits for the current stream."""
         result = np.empty(self.shape, self.dtype)
         issue(lambda: np.copyto(result, self.bits))
         get_current_stream().synchronize()
@@ -171,8 +171,10 @@ NARROW = {"float16": lambda x: x.astype(np.float16), "uint16": lambda x: x.astyp
 
 
 class ElementwiseKernel:
-    """Runs the text of a kernel, if it is one assignment that Python understands, too, as NumPy's arithmetic; `wide` and
-    `narrow`, which the preamble defines in C++, are casts. What it proves is the order of operations, not the C++."""
+    """Runs a kernel's text as Python, with NumPy's arithmetic. The text must be one assignment that is also valid Python.
+
+    `wide` and `narrow`, which the preamble defines in C++, are casts. So this tests the order of operations, not the C++.
+    """
 
     def __init__(self, inputs: str, outputs: str, operation: str, name: str, preamble: str, options: Any) -> None:
         self.params = [param.split() for param in f"{inputs}, {outputs}".split(", ") if param]
@@ -199,7 +201,7 @@ class ElementwiseKernel:
 
 
 def from_dlpack(exporter: Any) -> ndarray:
-    """The exporter's memory, on the host, taken for a GPU's: at once, as it is now."""
+    """An array of the exporter's memory. It is host memory, and counts as GPU memory. No stream is waited for."""
     assert exporter.__dlpack_device__() == (2, 0)
     bits = np.from_dlpack(OnHost(exporter.__dlpack__(stream=1, max_version=(1, 0))))
     memory = UnownedMemory.__new__(UnownedMemory)
@@ -209,7 +211,7 @@ def from_dlpack(exporter: Any) -> ndarray:
 
 
 class OnHost:
-    """A capsule as NumPy takes it."""
+    """A DLPack exporter on the host, for NumPy."""
 
     def __init__(self, capsule: Any) -> None:
         self.capsule = capsule
@@ -247,7 +249,7 @@ def zeros_like(array: ndarray) -> ndarray:
 # the runtime's own interface
 
 PINNED: list[bytearray] = []
-"""Kept: copies that nobody waited for may still be made when a test is over."""
+"""Page-locked memory, kept for ever: copies may run after a test, if nothing has waited for them."""
 
 
 def alloc_pinned_memory(nbytes: int) -> bytearray:
@@ -314,7 +316,7 @@ def current_context() -> int:
 
 
 class NcclCommunicator:
-    """Ranks are threads; all-reduces float32 sums at once, when all have come."""
+    """A communicator whose ranks are threads. It all-reduces float32 sums at once, when all ranks have called."""
 
     meetings: dict[Any, tuple[threading.Barrier, list[Any]]] = {}  # noqa: RUF012
     open = 0

@@ -1,4 +1,4 @@
-"""Lanes of threads as ranks whose arrays lie on the stand-in for CuPy, and messages that know no streams."""
+"""Lanes whose ranks are threads, with arrays of the pretend CuPy, and messages that ignore streams."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(device, "CHUNK", 256)  # several pieces per message
     for name in ("WHOLE", "CHUNK", "GPU_CHUNK"):
-        monkeypatch.setattr(pipeline, name, 384)  # and several messages per step
+        monkeypatch.setattr(pipeline, name, 384)  # several messages per step
     cupy.LOG.clear()
     yield
 
 
 class Impatient(ThreadTransport):
-    """Like MPI it knows no streams: it sends what memory holds now, and writes what it receives at once."""
+    """A transport that ignores streams, as MPI does: it reads and writes memory at once."""
 
     def send(self, array: Any, dest: int) -> None:
         cupy.LOG.append(("message", array.nbytes, type(array).__module__, self.rank))
@@ -43,7 +43,7 @@ class Impatient(ThreadTransport):
         super().receive(cupy.bits_of(array), source)
 
     def start_exchange(self, send: Any, dest: int, receive: Any, source: int, after: Any = NOTHING_PENDING) -> Any:
-        """What is received may begin to arrive at once: what was there is gone."""
+        """Overwrite `receive` at once, because a message may begin to arrive at once."""
         cupy.bits_of(receive).view(np.uint8)[...] = 0xEE
         return super().start_exchange(send, dest, cupy.bits_of(receive), source, after)
 
@@ -53,7 +53,7 @@ class Impatient(ThreadTransport):
 
 
 def on_lanes(size: int, way: str, aware: bool, function: Callable[[Lane], Any], hosts: Any = ()) -> list[Any]:
-    """function(lane) on `size` ranks at once, each with a stream of its own."""
+    """Run function(lane) on `size` ranks at once, each with its own stream. Returns the results in rank order."""
 
     def rank_main(transport: ThreadTransport) -> Any:
         place = Place(size, way in ("shared", "hierarchical"), forced_on_gpu=way, cuda_aware=aware, hosts=hosts)
@@ -67,7 +67,7 @@ def on_lanes(size: int, way: str, aware: bool, function: Callable[[Lane], Any], 
 
 
 def produced(lane: Lane, length: int, dtype: Any = np.float32) -> Any:
-    """An array that holds i % 7 + rank once its stream has come so far."""
+    """An array that holds i % 7 + rank once its stream has run."""
     array = cupy.empty(length, dtype)
     array[...] = np.arange(length) % 7 + lane.transport.rank
     return array
@@ -88,7 +88,7 @@ def expected(size: int, length: int) -> Any:
 
 
 def in_use() -> int:
-    """The number of allocations, when the GPU has nothing left to do."""
+    """Run all streams to their ends, and return the number of living allocations."""
     for stream in list(cupy.Stream.known.values()):
         stream.run_to(stream.issued)
     gc.collect()

@@ -1,4 +1,4 @@
-"""Device memory of the stand-in for CuPy: ordinary memory, or the pretend driver's with PRETEND_CUDA_DRIVER=1."""
+"""Device memory of the pretend CuPy: ordinary memory, or the pretend driver's with PRETEND_CUDA_DRIVER=1."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def check(code: int) -> None:
 
 
 def bits_at(address: int, nbytes: int, owner: Any) -> np.ndarray:
-    """Device memory as the pretend kernels reach it; a look at it keeps its owner. What the driver does not know is taken
-    to be a framework's, on the host."""
+    """Device memory for the pretend kernels, as an array that keeps `owner` alive.
+
+    An address that the driver does not know is a framework's, on the host.
+    """
     if DRIVER is not None:
         DRIVER.pretend_alias.restype = ctypes.c_void_p
         address = DRIVER.pretend_alias(ctypes.c_uint64(address)) or address
@@ -32,7 +34,7 @@ def bits_at(address: int, nbytes: int, owner: Any) -> np.ndarray:
 
 
 class Allocation:
-    """Lives as long as anything looks into it, work that is still to be done included."""
+    """Device memory. It lives while arrays or waiting work refer to it."""
 
     made = gone = 0
 
@@ -53,7 +55,7 @@ class Allocation:
 
 
 class Memory:
-    """ptr: a device address; bits: the same bytes for pretend kernels."""
+    """Device memory. ptr: its device address; bits: the same bytes for pretend kernels."""
 
     def __init__(self, nbytes: int) -> None:
         allocation = Allocation(max(nbytes, 1))

@@ -1,4 +1,4 @@
-"""Streams and events of the stand-in for CuPy, as lazy as they may be: work queues up until someone waits for it."""
+"""Streams and events of the pretend CuPy. Work queues up until something waits for it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from tests.pretend.memory import DRIVER
 
 LOG: list[tuple[Any, ...]] = []
-"""What was asked for, in order."""
+"""All calls, in order."""
 LOCK = threading.RLock()
 HERE = threading.local()
 NUMBERS = itertools.count(1)
 
 
 class Stream:
-    """Work that waits until someone waits for it."""
+    """A queue of work, which runs when something waits for it."""
 
     known: dict[int, Stream] = {}  # noqa: RUF012
     null: Stream

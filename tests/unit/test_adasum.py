@@ -1,4 +1,4 @@
-"""Adasum's arithmetic: the same bits whatever the machine."""
+"""Adasum's arithmetic has the same bits on all machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every algorithm at 1-9 ranks and odd lengths, on threads: right sums, and the same bits on every rank."""
+"""Every algorithm with 1 to 9 ranks and odd lengths, on threads: right sums, and the same bits on every rank."""
 
 from __future__ import annotations
 
@@ -141,8 +141,10 @@ def test_a_two_shot_prepared_once_runs_many_times(dtype: str, before: float) -> 
 ])  # fmt: skip
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_what_is_lent_is_read_where_it_lies(size: int, dtype: str, operation: str, before: float) -> None:
-    """Some of a rank's own part, in other memory, which is not written: the bits of a sum of what was copied. The next
-    time nothing is lent."""
+    """Lent addends of a rank's own part give the same bits as copied ones, and are not written.
+
+    In the next call nothing is lent.
+    """
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     divisor, length = 1 if dtype == "bool" else size, 1_700_000 if dtype == "float32" else 3000
     arrays = [(np.random.default_rng(rank).uniform(-90, 90, length)).astype(kind) for rank in range(size)]
@@ -256,7 +258,7 @@ def test_one_part_is_found_without_the_others() -> None:
 
 @pytest.mark.parametrize("operation", ["sum", "max"])
 def test_long_arrays_are_combined_wherever_they_lie(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every place of a cache line; what lies before and behind stays as it is."""
+    """At every place of a cache line. The numbers before and after the array do not change."""
     monkeypatch.setattr(reduction, "LONG", 100)
     for ahead in range(17):
         for length in (24, 25, 30, 31, 100):

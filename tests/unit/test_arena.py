@@ -1,4 +1,4 @@
-"""Files of shared memory: only the one that is meant, and no descriptor stays open."""
+"""Files of shared memory: a peer opens only the right file, and no descriptor stays open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An average that its dtype can hold is that average, whatever the sum: every dtype, algorithm, length and layout of hosts."""
+"""An average that fits its dtype is right even if the sum does not fit: for all dtypes, algorithms, lengths and hosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdlite.algorithms import Place, pipeline, prepared, wide
+from hvdlite.algorithms import Place, pipeline, prepared, prepared_in_arena, wide
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
 from hvdlite.lanes.workplace import HostWorkplace
@@ -26,7 +26,7 @@ def lengths(size: int) -> tuple[int, ...]:
 
 
 def reduced(arrays: list[Array], way: str, how: Reduction, hosts: tuple[tuple[int, ...], ...] = ()) -> list[Array]:
-    """Every rank's result. way: what the user forces, or 'in an arena': buffers in memory that a host's ranks share."""
+    """Every rank's result. way: the forced algorithm, or 'in an arena', for buffers that a host's ranks share."""
     in_arena = way == "in an arena"
     place = Place(len(arrays), in_arena or bool(hosts) or way == "shared", "auto" if in_arena else way, hosts)
 
@@ -37,8 +37,11 @@ def reduced(arrays: list[Array], way: str, how: Reduction, hosts: tuple[tuple[in
 
         transport.native_allreduce = native_allreduce  # type: ignore[method-assign]
         workspace, buffer = Workspace(), arrays[transport.rank].copy()
-        peers = workspace.levels(transport, hosts).local.allgather_object(buffer) if in_arena else None
-        run = prepared(transport, workspace, place, buffer, how, peers)
+        if in_arena:
+            buffers = workspace.levels(transport, hosts).local.allgather_object(buffer)
+            run = prepared_in_arena(transport, workspace, place, buffers, how)
+        else:
+            run = prepared(transport, workspace, place, buffer, how)
         for _ in range(2):  # the second time as the first
             buffer[:] = arrays[transport.rank]
             transport.barrier()

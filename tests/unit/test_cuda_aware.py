@@ -1,4 +1,4 @@
-"""What surrounds the trial of an MPI: whose launcher it takes, in which environment, and what it remembers."""
+"""The trial of an MPI: its launcher, its environment, and its cached result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_which_files_are_an_mpi() -> None:
 
 
 def test_the_trial_sees_no_launcher_but_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job started from a rank: what the launcher told this rank is gone, what the user told the MPI is there."""
+    """The environment of a job that a rank starts has the user's MPI settings, and not the launcher's variables."""
     gone = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_FD", "SLURM_PROCID", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess",
             "PRTE_LAUNCHED", "HVDLITE_ALGORITHM"]  # fmt: skip
     kept = ["OMPI_MCA_opal_cuda_support", "UCX_TLS", "CUDA_VISIBLE_DEVICES", "OPAL_PREFIX"]

@@ -1,5 +1,7 @@
-"""Sums in one kernel: the bits of the host's arithmetic. On the stand-in for CuPy, which runs the kernel's own text, and,
-for the C++ around it, with the machine's C compiler."""
+"""Sums in one kernel have the bits of the host's arithmetic.
+
+The pretend CuPy runs the kernel's text, and the machine's C compiler runs the C++ around it.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,7 @@ def test_more_ranks_than_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="NOT RUN: the C++ of bfloat16 kernels. There is no cc")
 def test_bfloat16_in_c_is_ml_dtypes(tmp_path: Path) -> None:
-    """Every bfloat16 widened; narrowed, every float32 with the upper 18 bits of any, and what is beside a tie."""
+    """Widen every bfloat16. Narrow every float32 that its upper 18 bits define, and the neighbours of ties."""
     source = tmp_path / "casts.c"
     source.write_text(f"""
 #include <string.h>

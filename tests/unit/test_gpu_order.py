@@ -1,5 +1,6 @@
-"""What waits for what on a GPU, proved without one: on a stand-in for CuPy whose streams do nothing until someone waits
-for them, and with messages that read and write memory at once, as MPI does. Order only: no speed, no kernel.
+"""The order of work on a GPU, tested without one, on the pretend CuPy (tests/pretend).
+
+Its streams do nothing until something waits for them, and messages read and write memory at once, as MPI does.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def test_hosts_exchange_between_shared_parts(aware: bool) -> None:
 @pytest.mark.parametrize("aware", [True, False], ids=["direct", "staged"])
 @pytest.mark.parametrize("way", WAYS)
 def test_without_our_waiting_sums_are_wrong(way: str, aware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the tests above would see: the lane reads what the producer's stream has not written."""
+    """The tests above can fail: without the wait, the lane reads memory before the producer's stream writes it."""
     monkeypatch.setattr(Mark, "wait", lambda self: None)
     results = on_lanes(2, way, aware, lambda lane: summed(lane, produced(lane, 1000)).get())
     assert not all(np.array_equal(result, expected(2, 1000)) for result in results)
@@ -68,7 +69,7 @@ def test_without_our_waiting_sums_are_wrong(way: str, aware: bool, monkeypatch: 
 
 @pytest.mark.parametrize("way", ["ring", "shared"])
 def test_without_the_wait_before_messages_sums_are_wrong(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lane's own stream has not added what MPI would send, or what a peer would read."""
+    """Without the wait, MPI would send a sum, or a peer would read it, before the lane's stream has added it."""
     monkeypatch.setattr(device, "finish", lambda array: None)
     monkeypatch.setattr(device.DirectTransport, "barrier", lambda self: self.base.barrier())
     results = on_lanes(3, way, True, lambda lane: summed(lane, produced(lane, 1000)).get())
@@ -188,7 +189,7 @@ def test_results_live_until_the_gpu_has_written_them() -> None:
 
 
 def test_new_memory_comes_from_the_callers_pool_behind_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be what the caller has let go of, and its kernels still read."""
+    """The caller may have freed that memory while its kernels still read it."""
     made: list[tuple[int, int]] = []
 
     def rank_main(lane: Lane) -> None:
@@ -216,7 +217,7 @@ def test_a_lanes_thread_takes_its_callers_gpu() -> None:
 
 
 def test_a_lanes_thread_takes_the_gpu_of_work_without_a_mark() -> None:
-    """Plans, and what ranks that have joined lend themselves to."""
+    """Work without a mark: plans, and stand-ins of joined ranks."""
 
     def rank_main(lane: Lane) -> None:
         where = gpu_side.Gpu(cupy, 0)

@@ -1,5 +1,6 @@
-"""Chunks on a GPU: the add of one runs while the messages of the next ones are under way, each once it may. Proved, as
-order only, on a stand-in for CuPy; see tests/pretend.
+"""Chunks on a GPU, tested on the pretend CuPy (tests/pretend).
+
+While a chunk is added, the messages of the next chunks are under way, and each message begins as soon as it may.
 """
 
 from __future__ import annotations
@@ -46,8 +47,7 @@ def scattered(lane: Lane) -> Any:
 
 
 def of_rank(rank: int, stream: int) -> list[tuple[str, Any]]:
-    """What this rank did between "begin" and "end", in order, with events named by what they are behind: the number of
-    adds issued before."""
+    """What this rank did between "begin" and "end", in order. An event's name is the number of adds issued before it."""
     first, last = cupy.LOG.index(("begin", rank)), cupy.LOG.index(("end", rank))
     adds, behind, found = 0, {}, []
     for kind, *facts in cupy.LOG[first:last]:
@@ -67,7 +67,7 @@ def of_rank(rank: int, stream: int) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_message_starts_when_the_add_three_chunks_before_is_done(size: int) -> None:
-    """Not when its stream has come to its end: the add of chunk k-2 is issued and nobody has waited for it."""
+    """The message does not wait for the whole stream: the add of chunk k-2 is issued, and is not waited for."""
     results = on_lanes(size, "ring", True, scattered)
     assert all(right for right, _ in results)
     longest = longest_part(np.empty(LENGTH, np.float32), size)
@@ -110,7 +110,7 @@ def right_sums(size: int, aware: bool, length: int = LENGTH) -> bool:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_without_the_wait_for_the_add_sums_are_wrong(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On 2 ranks a slot is overwritten before it is added; on 3, what is sent is not computed either."""
+    """On 2 ranks a slot is overwritten before it is added. On 3 ranks a chunk is also sent before it is computed."""
     assert right_sums(size, True)
 
     def hasty(self: Any, send: Any, dest: int, receive: Any, source: int, after: Any = None) -> Any:
@@ -122,8 +122,10 @@ def test_without_the_wait_for_the_add_sums_are_wrong(size: int, monkeypatch: pyt
 
 @pytest.mark.parametrize(("what", "length"), [("follow", 576), ("copied", 864), ("emptied", 864)])
 def test_without_the_waits_of_staging_sums_are_wrong(what: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what computed a piece; for its copy to the host; for the copy to the GPU of what lay in the buffer before. With
-    2 or 3 chunks per step, of a piece each: with others, one of these waits would be one for another, too."""
+    """Staging waits for a piece's computation, for its copy to the host, and for the previous copy from its buffer.
+
+    Each step has 2 or 3 chunks of one piece. With other numbers, one of these waits could replace another.
+    """
     monkeypatch.setattr(device, "CHUNK", 384)
     assert right_sums(3, False, length)
     if what == "follow":

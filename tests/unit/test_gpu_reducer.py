@@ -1,4 +1,4 @@
-"""A reducer whose buckets lie on GPUs, their memory, and NCCL: on the stand-in for CuPy, see tests/pretend."""
+"""A reducer with buckets on GPUs, their memory, and NCCL, tested on the pretend CuPy (tests/pretend)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_no_room_on_one_gpu_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyP
 
 
 def test_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for, it adds what it can; a communicator for each lane, which goes with it."""
+    """If the user chooses NCCL, it adds the dtypes that it can. Each lane has a communicator, which ends with the lane."""
     bus = iter(range(100))
     monkeypatch.setattr(cupy.runtime, "deviceGetPCIBusId", lambda number: next(bus))
 

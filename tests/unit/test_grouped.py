@@ -1,4 +1,4 @@
-"""Which arrays of a group travel together."""
+"""The batches of grouped all-reduces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""float16 and float32, converted in whole arrays: NumPy's bits."""
+"""Conversions between float16 and float32 have NumPy's bits."""
 
 from __future__ import annotations
 

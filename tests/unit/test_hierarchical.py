@@ -1,11 +1,11 @@
-"""The two-level all-reduce on pretended hosts (threads): right sums, equal bits, and the bytes that cross between hosts."""
+"""The hierarchical all-reduce on threads as hosts: right sums, equal bits, and the bytes between hosts."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from hvdlite.algorithms import Place, prepared
+from hvdlite.algorithms import Place, prepared, prepared_in_arena
 from hvdlite.algorithms.choice import FOLDED_STEP_BYTES, STEP_BYTES, across, choose
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, bfloat16
@@ -36,13 +36,14 @@ def reduced(layout: tuple[int, ...], order: str, arrays: list[Array], how: Reduc
 
     def main(transport: ThreadTransport) -> Array:
         workspace, buffer = Workspace(), arrays[transport.rank].copy()
-        peers = None
+        assert choose(place, buffer.nbytes, buffer.dtype, in_arena) == "hierarchical"
         if in_arena:
             levels = workspace.levels(transport, place.hosts)
-            peers = levels.local.allgather_object(buffer)
+            run = prepared_in_arena(transport, workspace, place, levels.local.allgather_object(buffer), how)
             transport.barrier()  # the roll call's part
-        assert choose(place, buffer.nbytes, buffer.dtype, in_arena) == "hierarchical"
-        prepared(transport, workspace, place, buffer, how, peers)()
+        else:
+            run = prepared(transport, workspace, place, buffer, how)
+        run()
         return buffer
 
     return run_ranks(sum(layout), main)
@@ -110,7 +111,7 @@ def test_no_more_bytes_leave_a_host_than_must(layout: tuple[int, ...]) -> None:
 
         levels.cross.exchange = counted
         transport.barrier()
-        prepared(transport, workspace, place, buffer, Reduction(), peers)()
+        prepared_in_arena(transport, workspace, place, peers, Reduction())()
 
     run_ranks(sum(layout), main)
     assert all(abs(sum(host) - 2 * 4 * length * (hosts - 1) / hosts) <= 64 for host in sent)

@@ -1,4 +1,4 @@
-"""A file's memory: shared, in huge pages where there are some, and given back with the last view of it."""
+"""A mapped file is shared, lies in huge pages if the kernel has them, and is unmapped with its last view."""
 
 from __future__ import annotations
 

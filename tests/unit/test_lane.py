@@ -265,7 +265,7 @@ def test_whether_counts_are_alike_is_the_same_everywhere(size: int, counts: list
 
 
 def test_the_lane_hurries_while_somebody_waits() -> None:
-    """Naps between roll calls are for a lane that works behind the back of a computing thread."""
+    """A lane naps between tests of a roll call only while the user's thread computes."""
 
     def rank_main(lane: Lane) -> list[bool]:
         seen: list[bool] = []
@@ -339,7 +339,7 @@ def test_what_cannot_be_digested_fails_its_own_call(size: int) -> None:
 
 
 def test_a_call_in_the_middle_of_another_is_refused() -> None:
-    """By a signal's handler, say: neither could go on before the other."""
+    """From a signal handler, for example. Each call would wait for the other."""
 
     def rank_main(lane: Lane) -> None:
         with pytest.raises(HvdliteError, match="in the middle of another call"):
@@ -415,7 +415,7 @@ def test_a_handle_is_done_once_it_has_a_result() -> None:
 def test_what_goes_wrong_while_ranks_agree_fails_all_that_is_pending(
     waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the caller's thread, and in the lane's, which nobody hears: no call waits for ever."""
+    """In the caller's thread, and in the lane's, where no caller sees the error: no call waits for ever."""
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
     def rank_main(lane: Lane) -> None:
@@ -435,7 +435,7 @@ def test_what_goes_wrong_while_ranks_agree_fails_all_that_is_pending(
 
 @pytest.mark.parametrize("method", [Lane.begin, Queue.admit, Turn.lend, Lane.run_here])
 def test_an_exception_of_a_signals_handler_at_any_line(method: Any) -> None:
-    """Of what hands a request over: the call has been made, or has not, and the next one, under the same name, works."""
+    """At each line of these methods: either the call has been made or it has not, and the next call of this name works."""
     first, reached = method.__code__.co_firstlineno, 0
     for line in range(first + 1, first + len(inspect.getsource(method).splitlines())):
         lane = Lane(alone(), Place(1, False))

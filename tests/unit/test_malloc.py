@@ -1,4 +1,4 @@
-"""What of freed tensors stays in the process."""
+"""The freed memory that stays in the process."""
 
 from __future__ import annotations
 

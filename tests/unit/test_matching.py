@@ -1,4 +1,4 @@
-"""Verdicts and their words: pure functions of what every rank has queued."""
+"""Verdicts and their texts: pure functions of all ranks' queues."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_arithmetic_and_groups_differ() -> None:
     text = message(plan(3, 1), plan(1, 1), plan(3, 1))
     assert "rank 1 has sum, postscale 2, ranks 0, 2 have average, postscale 2. Give the same op=" in text
     text = message(plan(3, 1), plan(3, 1), plan(3, 2))
-    assert "in other groups on rank 2 than elsewhere. Give the same groups=" in text
+    assert "the groups of tensors (groups=) on rank 2 differ from the others'. Give the same groups=" in text
 
 
 def test_a_plan_against_a_round() -> None:

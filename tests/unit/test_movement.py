@@ -157,7 +157,7 @@ def test_gathers_through_memory_follow_each_other() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_through_memory_with_less_room_than_there_is_to_move(size: int, dtype: str) -> None:
-    """Step by step: nobody overwrites what another has not read. Sums of small integers, exactly; of odd lengths."""
+    """No rank overwrites memory that another rank has yet to read. Sums of small integers are exact, at odd lengths."""
     arrays = [((np.arange(size * 301) + 7 * rank) % 13).astype(dtype) for rank in range(size)]
     memory = [np.full(size * LINE + 8, 3, np.uint8) for _ in range(size)]
 

@@ -1,4 +1,4 @@
-"""Agreements in shared memory: on one line of events, in which every order can be had."""
+"""Agreements in shared memory, as sequences of steps of all ranks, in every possible order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lane's thread has short time slices where the kernel grants them, and is else as it was; others are left alone."""
+"""A lane's thread gets short time slices if the kernel grants them. Nothing else changes, and no other thread does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed of hvdlite's errors: the user's frames and the last of ours; nothing is lost of what is kept."""
+"""Printed tracebacks of hvdlite's errors show the user's frames and hvdlite's last one. The errors keep all frames."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def functions(error: BaseException) -> list[str]:
 
 
 def raised(kind: type[Exception] = ValueError) -> BaseException:
-    """An error of ours, from some frames inside."""
+    """An error of hvdlite that passes several of its frames."""
     hvd.init()
     try:
         if kind is KeyError:

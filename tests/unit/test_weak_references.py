@@ -1,4 +1,4 @@
-"""Objects and methods that lists come back to without keeping them alive."""
+"""Weak methods and Crowd do not keep their objects alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CuPy arrays through every collective, by messages with device pointers, staged, and through CUDA IPC."""
+"""Every collective with CuPy arrays: by messages with device pointers, by staged messages, and with CUDA IPC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hvdlite.lanes.signature import Round
 from hvdlite.transports import device
 from tests.parallel.common import require_error, require_same_bits, restart
 
-WAYS = [  # by messages with device pointers, by staged ones, in memory that the GPUs share
+WAYS = [  # by messages with device pointers, by staged messages, in memory that the GPUs share
     *({"ALGORITHM": way, "CUDA_AWARE": aware} for way in ("ring", "halving_doubling", "doubling") for aware in "10"),
     {"ALGORITHM": "shared", "CUDA_AWARE": "0"},
 ]
@@ -35,7 +35,7 @@ def kind(name: str) -> np.dtype:
 
 
 def check_sums() -> None:
-    """p ranks that hold i % 7 + r give p (i % 7) + p(p-1)/2, exactly, and the same bits on all."""
+    """Sums of i % 7 + r over p ranks are exactly p (i % 7) + p(p-1)/2, with the same bits on all ranks."""
     p, r = hvd.size(), hvd.rank()
     for way in WAYS:
         restart(**way)
@@ -48,7 +48,7 @@ def check_sums() -> None:
 
 
 def check_peers_reach_each_others_memory() -> None:
-    """Where CUDA IPC is refused all checks pass as well, by messages: so this is asked for by itself."""
+    """The GPUs share memory. (If CUDA refused that, the other checks would pass by messages.)"""
     restart(ALGORITHM="shared", CUDA_AWARE="0")
     hvd.allreduce(cupy.zeros(1000, np.float32), op=hvd.Sum)
     side = runtime.current().everyone.eager.host.gpu
@@ -58,7 +58,7 @@ def check_peers_reach_each_others_memory() -> None:
 
 
 def check_small_arenas_are_shared_too() -> None:
-    """Many, beside messages, which Open MPI opens small pieces of the GPU's memory for."""
+    """Many arenas, at the same time as messages, for which Open MPI opens small pieces of GPU memory."""
     restart(CUDA_AWARE="1")
     everyone = runtime.current().everyone
     lane, here = everyone.new_lane("test", everyone), gpu_side.gpu_of(cupy.zeros(1))
@@ -90,7 +90,7 @@ def check_dtypes_and_operations() -> None:
 
 
 def check_the_bits_are_the_hosts() -> None:
-    """Of floats, with any scaling: kernels add, scale and round as NumPy does."""
+    """Kernels add, scale and round floats as NumPy does, with any scaling."""
     rng = np.random.default_rng(hvd.rank())
     for way in (WAYS[0], WAYS[-1]):
         restart(**way)
@@ -105,7 +105,7 @@ def check_the_bits_are_the_hosts() -> None:
 
 
 def check_movement() -> None:
-    """Broadcast, all-gather, all-to-all, reduce-scatter, with device pointers and staged."""
+    """Broadcast, all-gather, all-to-all and reduce-scatter, with device pointers and with staged messages."""
     p, r = hvd.size(), hvd.rank()
     for aware in "10":
         restart(CUDA_AWARE=aware)
@@ -123,7 +123,7 @@ def check_movement() -> None:
 
 
 def check_asynchronous() -> None:
-    """Many at once, in the order of the program; results are there for the stream that waits."""
+    """Many operations at once, in the program's order. The stream that waits can read the results."""
     restart(CUDA_AWARE="1")
     arrays = [cupy.asarray(np.full(1000, float(i + hvd.rank()))) for i in range(20)]
     handles = [ops.allreduce_.start(array, ops.Sum, f"a{i}") for i, array in enumerate(arrays)]
@@ -134,7 +134,7 @@ def check_asynchronous() -> None:
 
 
 def check_host_and_device_differ() -> None:
-    """One rank's array on the GPU, another's on the host: the same error on all, and the job goes on."""
+    """If one rank's array is on the GPU and another's on the host, all raise the same error, and the job continues."""
     if hvd.size() > 1:
         mine = np.ones(3) if hvd.rank() else cupy.asarray(np.ones(3))
         require_error(hvd.MismatchError, lambda: hvd.allreduce(mine, name="x"), "device")
@@ -142,7 +142,7 @@ def check_host_and_device_differ() -> None:
 
 
 def check_ranks_that_have_joined_take_part() -> None:
-    """With zeros on their GPU, also where they have not used it before."""
+    """Joined ranks take part with zeros on their GPU, even if they have not used it before."""
     p, last = hvd.size(), hvd.size() - 1
     for way in (*WAYS[:2], WAYS[-1]):
         for used in (False, True):
@@ -158,7 +158,7 @@ def check_ranks_that_have_joined_take_part() -> None:
 
 
 def check_rounds_of_a_reducer() -> None:
-    """Buckets on the host and on the GPU in one plan; a new plan replaces the memory of the old one."""
+    """One plan has buckets on the host and on the GPU. A new plan replaces the memory of the old one."""
     p, r = hvd.size(), hvd.rank()
     for way in (*WAYS[:2], WAYS[-1]):
         restart(**way)

@@ -1,4 +1,4 @@
-"""What only the pretend driver can show: which way the bytes went, and that nothing stays open."""
+"""Checks that only the pretend driver allows: the path of the bytes, and that all handles are closed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def summed(length: int = 300_000) -> None:
 
 
 def check_opened_handles_are_closed() -> None:
-    """Five jobs, one after another, share memory; every rank has closed what it opened."""
+    """Five jobs, one after another, share memory. Every rank closes each handle that it opens."""
     opened, closed = count("opened"), count("closed")
     for _ in range(5):
         restart(ALGORITHM="shared", CUDA_AWARE="0")
@@ -39,7 +39,7 @@ def check_opened_handles_are_closed() -> None:
 
 
 def check_the_verdict() -> None:
-    """Asked of the MPI itself, in a job of its own, which crashes where WITHOUT_CUDA_SUPPORT is set; this one lives."""
+    """The trial finds out whether the MPI is CUDA-aware. If WITHOUT_CUDA_SUPPORT is set, it crashes, and this job lives."""
     restart()
     aware = "WITHOUT_CUDA_SUPPORT" not in os.environ
     summed()
@@ -52,7 +52,7 @@ def check_the_verdict() -> None:
 
 
 def check_refused_handles() -> None:
-    """Where handles cannot be opened, the same sums by messages."""
+    """If handles cannot be opened, messages give the same sums."""
     restart(ALGORITHM="shared", CUDA_AWARE="1")
     summed()
     side = runtime.current().everyone.eager.host.gpu
@@ -62,7 +62,7 @@ def check_refused_handles() -> None:
 
 
 def check_torch_gradients_lie_on_the_device() -> None:
-    """What the torch checks before this one ran on, where TORCH_TENSORS_ON says so."""
+    """The torch checks before this one have used device memory (TORCH_TENSORS_ON)."""
     import torch
 
     import hvdlite.torch as hvd
@@ -83,8 +83,10 @@ def check_torch_gradients_lie_on_the_device() -> None:
 
 
 def check_tensorflow_gradients_lie_on_the_device() -> None:
-    """What the TensorFlow checks before this one ran on, where TENSORFLOW_TENSORS_ON says so. Two lists of variables, in
-    turns: each keeps memory of its own, that the peers look into."""
+    """The TensorFlow checks before this one have used device memory (TENSORFLOW_TENSORS_ON).
+
+    Two lists of variables are reduced in turn, and each keeps its shared memory.
+    """
     import tensorflow as tf
 
     import hvdlite.tensorflow as hvd
@@ -115,7 +117,7 @@ def check_tensorflow_gradients_lie_on_the_device() -> None:
 
 
 def check_keras_gradients_lie_on_the_device() -> None:
-    """What the checks of Keras on torch before this one ran on, where TORCH_TENSORS_ON says so."""
+    """The checks of Keras on torch before this one have used device memory (TORCH_TENSORS_ON)."""
     import keras
 
     import hvdlite.keras as hvd

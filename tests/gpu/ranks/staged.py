@@ -1,4 +1,4 @@
-"""With an MPI that does not take device pointers, as the wheels on PyPI: found out without harm, and all works."""
+"""Checks with an MPI that is not CUDA-aware, like the wheels on PyPI. The trial does no harm, and all operations work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvdlite.lanes import gpu_side
 from hvdlite.transports.device import StagedTransport
 from tests.parallel.common import require_same_bits, restart
 
-LENGTHS = (1, 1000, 300_000, 5_000_000)  # the last one in several pieces
+LENGTHS = (1, 1000, 300_000, 5_000_000)  # the last array travels in several pieces
 
 
 def summed(length: int) -> None:
@@ -49,7 +49,7 @@ def check_gpus_share_memory_all_the_same() -> None:
 
 
 def check_training() -> None:
-    """Of a model on the GPU, with buckets in memory that the GPUs share, and in messages."""
+    """Gradients of a model on the GPU, with buckets in memory that the GPUs share, and by messages."""
     for way in ({}, {"ALGORITHM": "ring"}):
         restart(**way)
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What only a GPU can show of TensorFlow's tensors: that they stay there, and that nobody reads or writes them too early."""
+"""Checks of TensorFlow that need a GPU: tensors stay there, and are neither read nor written too early."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_results_lie_where_tensors_do() -> None:
 
 
 def mismatches(step: Callable[[tf.Tensor], tf.Tensor]) -> int:
-    """All-reduce right behind long work, look at the result right behind that, and let go of all memory at once."""
+    """All-reduce right after long work, read the result at once, and free all memory at once."""
     wrong, p = 0, hvd.size()
     for time in range(TIMES):
         found = step(tf.fill([50_000], float(time % 97 + hvd.rank())))
@@ -74,7 +74,8 @@ def check_no_race() -> None:
 
 
 def check_gradients_are_reduced_on_the_gpu() -> None:
-    """Of variables there; those of a list with one on the host pass through the host."""
+    """Gradients of variables on the GPU are reduced there. If one variable of a list is on the host, all pass through it.
+    """
     for way in WAYS:
         restart(**way)
         with tf.device("CPU:0"):

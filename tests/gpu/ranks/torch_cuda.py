@@ -1,4 +1,4 @@
-"""What only a GPU can show: races between streams, mixed placement, AMP, layouts, compiled models, graph capture."""
+"""Checks that need a GPU: races between streams, mixed placement, AMP, layouts, compiled models, graph capture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.parallel.common import require_error, require_same_bits, restart
 
 pipeline.WHOLE = pipeline.GPU_CHUNK = 1 << 14  # rings in several chunks
 CUDA = torch.device("cuda", 0)
-LONG_KERNEL = 300_000  # clock cycles: some 0.2 ms, longer than an all-reduce takes to begin
+LONG_KERNEL = 300_000  # clock cycles: about 0.2 ms, longer than the start of an all-reduce
 TIMES = 2000
 SHARED_BYTES = 64 << 20
 SHARED, RING, STAGED = WAYS = (
@@ -28,7 +28,7 @@ SHARED, RING, STAGED = WAYS = (
 
 
 def mismatches(times: int, cycles: int = LONG_KERNEL) -> int:
-    """All-reduce, right behind a long kernel, what it produces, and look at the result right behind that."""
+    """All-reduce the result of a long kernel right after it was issued, and read the sum at once."""
     x, wrong = torch.zeros(50_000, device=CUDA), torch.zeros((), dtype=torch.int64, device=CUDA)
     p = hvd.size()
     for step in range(times):
@@ -42,7 +42,7 @@ def mismatches(times: int, cycles: int = LONG_KERNEL) -> int:
 def require_no_race(way: dict[str, str]) -> None:
     restart(**way)
     assert mismatches(TIMES) == 0, way
-    with torch.cuda.stream(torch.cuda.Stream()):  # and not only on torch's default stream
+    with torch.cuda.stream(torch.cuda.Stream()):  # not only on torch's default stream
         assert mismatches(TIMES // 10) == 0, way
     restart()
 
@@ -60,18 +60,20 @@ def check_no_race_through_host_memory() -> None:
 
 
 def check_the_race_is_there() -> None:
-    """The same without our waiting (the hook is this patch): a test that finds no race would prove nothing. On a stream
-    of its own, since the MPI's copies may wait for the default one."""
+    """Without hvdlite's waits the check above finds races, which shows that it could find one.
+
+    It uses another stream than the default one, because the MPI's copies may wait for that.
+    """
     if hvd.size() == 1:
         return
     wait = Mark.wait
     for way in WAYS:
         restart(**way)
-        mismatches(3)  # what is made at the first call waits
+        mismatches(3)  # the first call allocates, which waits
         Mark.wait = lambda self: None
         try:
             with torch.cuda.stream(torch.cuda.Stream()):
-                found = mismatches(100, 10 * LONG_KERNEL)  # sure to outlast the way to the first read
+                found = mismatches(100, 10 * LONG_KERNEL)  # kernels that surely run until the first read
         finally:
             Mark.wait = wait
         assert found > 0, way
@@ -87,7 +89,7 @@ def model(device: torch.device = CUDA) -> nn.Module:
 
 
 def batches() -> list[torch.Tensor]:
-    """One for each rank."""
+    """One batch for each rank."""
     return [torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(rank)) for rank in range(hvd.size())]
 
 
@@ -98,7 +100,7 @@ def gradients(net: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
 
 
 def require_mean_gradients(prepare: Callable[[nn.Module], nn.Module] = lambda net: net, attached: Any = None) -> None:
-    """Those of an attached model are the mean of what each rank's batch gives alone, as far as float32 tells."""
+    """Gradients of an attached model are the mean of the gradients of each rank's batch, within float32's precision."""
     alone = model()
     separate = [gradients(alone, batch.to(CUDA)) for batch in batches()]
     expected = [torch.stack(grads).double().mean(0) for grads in zip(*separate, strict=True)]
@@ -127,7 +129,7 @@ def check_compiled() -> None:
 
 
 def check_sync_batch_norm_is_one_big_batch() -> None:
-    """Outputs, gradients and running statistics, of batches of different sizes."""
+    """Outputs, gradients and running statistics are right for batches of different sizes."""
     sizes = [3 + rank for rank in range(hvd.size())]
     generator = torch.Generator().manual_seed(0)
     everything = [torch.randn(n, 5, 4, generator=generator, dtype=torch.float64) * 3 + 50 for n in sizes]
@@ -200,7 +202,7 @@ def check_low_precision() -> None:
 
 
 def check_results_outlive_later_calls() -> None:
-    """Gathered tensors are let go of while kernels still read them; the lane does not use their memory too early."""
+    """Gathered tensors are freed while kernels read them. The lane does not reuse their memory too early."""
     wrong = torch.zeros((), dtype=torch.int64, device=CUDA)
     for step in range(300):
         mine = torch.full((1000 + hvd.rank(),), step, device=CUDA)
@@ -212,7 +214,7 @@ def check_results_outlive_later_calls() -> None:
 
 
 def check_nothing_stays_behind() -> None:
-    """Jobs one after another, whose optimizers share memory with the peers: the GPU has as much room as before."""
+    """After several jobs whose optimizers share memory, the GPU has as much free memory as before."""
 
     def one() -> None:
         restart(ALGORITHM="shared")
@@ -257,7 +259,7 @@ def check_graph_capture_is_refused() -> None:
 
 
 def check_nccl_wants_a_gpu_for_each_rank() -> None:
-    """All of these share one: a clear error on each of them, and the job goes on."""
+    """If ranks share a GPU, NCCL cannot work: each rank raises a clear error, and the job continues."""
     if hvd.size() == 1:
         return
     restart(GPU_OPERATIONS="nccl")
@@ -267,7 +269,7 @@ def check_nccl_wants_a_gpu_for_each_rank() -> None:
 
 
 def check_nccl_among_one() -> None:
-    """What one GPU can show of NCCL: that it takes every dtype and operation that it is given, on the current stream."""
+    """NCCL works with one rank for every dtype and operation that it is used for, on the current stream."""
     xp = cupy()
     alone = runtime.current().world.split(hvd.rank())
     assert alone is not None
@@ -284,7 +286,7 @@ def check_nccl_among_one() -> None:
 
 
 def check_sparse_gradients_leave_the_same_bits() -> None:
-    """A GPU adds what several ranks have for one row in any order, unless it has been added up before."""
+    """Sparse rows of several ranks are added up before they are applied, because a GPU adds duplicates in any order."""
     torch.manual_seed(0)
     net = nn.Embedding(50, 257, sparse=True, device=CUDA)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.3))

@@ -413,7 +413,7 @@ def check_wrong_process_set() -> None:
 def check_numbers_of_tensors_that_differ() -> None:
     if hvd.size() > 1:
         tensors = [np.ones(2)] * (1 if last() else 2)
-        require_mismatch(lambda: hvd.grouped_allreduce(tensors), "number of tensors differs", "as many tensors")
+        require_mismatch(lambda: hvd.grouped_allreduce(tensors), "number of tensors differs", "same number of tensors")
 
 
 def check_barrier() -> None:
