@@ -2,9 +2,8 @@
 
     hvdliterun -np 2 python examples/keras_digits.py
 
-scikit-learn brings the data along (1,797 images of 8 x 8 pixels): nothing is downloaded. KERAS_BACKEND=torch or jax
-chooses another backend. The lines marked with (1) to (6) are all that distinguishes this script from one for a single
-process.
+The data (1,797 images of 8 x 8 pixels) come with scikit-learn: nothing is downloaded. KERAS_BACKEND=torch or jax
+chooses another backend. Only the lines marked (1) to (6) differ from a script for one process.
 """
 
 import argparse
@@ -18,7 +17,7 @@ import hvdlite.keras as hvd
 
 
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """1,437 images to train on and 360 to test with."""
+    """Return 1,437 images to train on and 360 to test with."""
     data = load_digits()
     images, labels = data.images[..., None].astype("float32") / 16, data.target
     order = np.random.default_rng(0).permutation(len(labels))
@@ -44,9 +43,9 @@ def main() -> None:
     options = parser.parse_args()
 
     hvd.init()  # (1)
-    keras.utils.set_random_seed(hvd.rank())  # (2) each drops out others; (5) makes the weights equal
+    keras.utils.set_random_seed(hvd.rank())  # (2) each process has its own dropout; (5) makes the weights equal
     (images, labels), test = digits()
-    each = len(labels) // hvd.size()  # all processes take the same number of steps
+    each = len(labels) // hvd.size()  # all processes must take the same number of steps
     mine = slice(hvd.rank() * each, (hvd.rank() + 1) * each)  # (3)
     optimizer = keras.optimizers.SGD(options.lr * hvd.size(), momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer)  # (4)
@@ -56,7 +55,7 @@ def main() -> None:
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # (5)
         hvd.callbacks.MetricAverageCallback(),
-        # Goyal et al. 2017: the learning rate grows with the number of processes, and starts at that of one.
+        # Goyal et al. 2017: the learning rate grows with the number of processes, after a start at the rate of one.
         hvd.callbacks.LearningRateWarmupCallback(options.lr * hvd.size(), warmup_epochs=2),
     ]
     verbose = 2 if hvd.rank() == 0 else 0  # (6)

@@ -1,9 +1,9 @@
-"""A TensorFlow training loop of one's own, on real handwritten digits and any number of processes.
+"""Train with a custom TensorFlow loop on real handwritten digits, on any number of processes.
 
     hvdliterun -np 2 python examples/tensorflow_tape.py
 
-scikit-learn brings the data along: nothing is downloaded. The lines marked with (1) to (5) are all that distinguishes
-this script from one for a single process.
+The data come with scikit-learn: nothing is downloaded. Only the lines marked (1) to (5) differ from a script for one
+process.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import hvdlite.tensorflow as hvd
 
 
 def digits() -> tuple[tf.data.Dataset, tuple[tf.Tensor, tf.Tensor]]:
-    """1,437 images to train on and 360 to test with."""
+    """Return 1,437 images to train on and 360 to test with."""
     data = load_digits()
     images, labels = (data.images[..., None] / 16).astype("float32"), data.target
     order = np.random.default_rng(0).permutation(len(labels))

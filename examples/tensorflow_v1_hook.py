@@ -1,8 +1,8 @@
-"""The TensorFlow 1 script of Horovod's tutorials, on real handwritten digits: only its import is another.
+"""Train with the TensorFlow 1 script of Horovod's tutorials on real handwritten digits: only its import differs.
 
     hvdliterun -np 2 python examples/tensorflow_v1_hook.py
 
-scikit-learn brings the data along: nothing is downloaded.
+The data come with scikit-learn: nothing is downloaded.
 """
 
 import argparse
@@ -17,7 +17,7 @@ tf.disable_eager_execution()
 
 
 def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """1,437 images to train on and 360 to test with."""
+    """Return 1,437 images to train on and 360 to test with."""
     data = load_digits()
     images, labels = data.data.astype("float32") / 16, data.target
     order = np.random.default_rng(0).permutation(len(labels))
@@ -26,13 +26,13 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def layer(name: str, shape: list[int]) -> tuple[tf.Variable, tf.Variable]:
-    """Weights and biases."""
+    """Weights and biases of one layer."""
     weights = tf.get_variable(f"{name}_w", shape, initializer=tf.glorot_uniform_initializer())
     return weights, tf.get_variable(f"{name}_b", shape[-1:], initializer=tf.zeros_initializer())
 
 
 def network(images: tf.Tensor) -> tf.Tensor:
-    """A convolution and two layers of perceptrons."""
+    """A convolution and two fully connected layers."""
     w1, b1 = layer("convolution", [3, 3, 1, 32])
     w2, b2 = layer("hidden", [4 * 4 * 32, 128])
     w3, b3 = layer("output", [128, 10])

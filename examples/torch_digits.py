@@ -2,8 +2,8 @@
 
     hvdliterun -np 2 python examples/torch_digits.py
 
-scikit-learn brings the data along (1,797 images of 8 x 8 pixels): nothing is downloaded. The lines marked with (1)
-to (5) are all that distinguishes this script from one for a single process.
+The data (1,797 images of 8 x 8 pixels) come with scikit-learn: nothing is downloaded. Only the lines marked (1) to (5)
+differ from a script for one process.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import hvdlite.torch as hvd
 
 
 def digits(device: str) -> tuple[TensorDataset, TensorDataset]:
-    """1,437 images to train on and 360 to test with."""
+    """Return 1,437 images to train on and 360 to test with."""
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32, device=device).unsqueeze(1) / 16
     labels = torch.tensor(data.target, device=device)
@@ -38,13 +38,13 @@ def network() -> nn.Module:
 
 
 def averaged(total: float, count: int) -> float:
-    """The mean over all ranks' samples: ranks may have different numbers of them."""
+    """The mean over all ranks' samples. Ranks may have different numbers of samples."""
     sums = hvd.allreduce(torch.tensor([total, count], dtype=torch.float64), op=hvd.Sum)
     return (sums[0] / sums[1]).item()
 
 
 def accuracy(model: nn.Module, data: TensorDataset) -> float:
-    """On held-out images, every rank testing its share."""
+    """The accuracy on held-out images. Every rank tests its share."""
     images, labels = data[hvd.rank() :: hvd.size()]
     model.eval()
     with torch.no_grad():
@@ -70,7 +70,7 @@ def main() -> None:
     sampler = DistributedSampler(train, hvd.size(), hvd.rank())  # (2)
     loader = DataLoader(train, options.batch_size, sampler=sampler)
     model = network().to(options.device)
-    # Goyal et al. 2017: the learning rate grows with the number of processes, and starts at that of one.
+    # Goyal et al. 2017: the learning rate grows with the number of processes, after a start at the rate of one.
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr * hvd.size(), momentum=0.9)  # (3)
     warmup = options.warmup_epochs * len(loader)
     schedule = torch.optim.lr_scheduler.LambdaLR(

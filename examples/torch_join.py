@@ -1,10 +1,11 @@
-"""Train where every process has data of its own, and a different amount of them.
+"""Train on data of different sizes: every process has its own.
 
     hvdliterun -np 2 python examples/torch_join.py
 
-Each process holds the handwritten digits of its "hospital", and trains on all of them in every epoch: rank 0 has the
-fewest batches. A rank that has no more calls `hvd.join()`: the others go on, averaging with zeros from it, and when all
-have joined everyone takes the weights of the last one. scikit-learn brings the data along: nothing is downloaded.
+Each process holds the handwritten digits of its "hospital", and trains on all of them in every epoch. Rank 0 has the
+fewest batches. A rank without further batches calls `hvd.join()`. The other ranks go on, and average with zeros from
+that rank. When all ranks have joined, they all take the weights of the last one. The data come with scikit-learn:
+nothing is downloaded.
 """
 
 import torch
@@ -39,10 +40,10 @@ def main() -> None:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(batch), target).backward()
             optimizer.step()
-        last = hvd.join()  # waits for the ranks that have more batches, and helps them
+        last = hvd.join()  # waits for the ranks with more batches
         hvd.broadcast_parameters(model.state_dict(), root_rank=last)
         hvd.broadcast_optimizer_state(optimizer, root_rank=last)
-        # The same in one: `with hvd.uneven_inputs(model, optimizer):` around the loop.
+        # A shorter way: `with hvd.uneven_inputs(model, optimizer):` around the loop.
 
     batches = hvd.allgather(torch.tensor([len(loader)])).tolist()
     right = (model(images[test]).argmax(1) == labels[test]).float().mean()

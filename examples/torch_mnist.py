@@ -2,8 +2,8 @@
 
     hvdliterun -np 2 python examples/torch_mnist.py --data ~/mnist
 
---data: a folder with the four idx files, as distributed (train-images-idx3-ubyte, train-labels-idx1-ubyte and the two
-t10k ones; .gz is fine). Nothing is downloaded. torch_digits.py needs no files at all.
+--data is a folder with MNIST's four idx files (train-images-idx3-ubyte, train-labels-idx1-ubyte and the two t10k
+files), also as .gz. Nothing is downloaded. torch_digits.py needs no files at all.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import hvdlite.torch as hvd
 
 
 def read_idx(folder: Path, name: str) -> torch.Tensor:
-    """One idx file: two zero bytes, a type, the number of dimensions, each as a big-endian int, then the bytes."""
+    """Read an idx file: two zero bytes, a type, the number of dimensions, each as a big-endian int, then the bytes."""
     for path, opener in ((folder / name, open), (folder / f"{name}.gz", gzip.open)):
         if path.exists():
             with opener(path, "rb") as file:

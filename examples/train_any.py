@@ -1,10 +1,10 @@
-"""One script, any framework: the lines about distribution are the same for PyTorch and for Keras on any backend.
+"""Train with any framework: the lines about distribution are the same for PyTorch and for Keras on any backend.
 
     hvdliterun -np 2 python examples/train_any.py --framework torch
     hvdliterun -np 2 python examples/train_any.py --framework keras --keras-backend tensorflow     (or torch, or jax)
 
-`import hvdlite as hvd` finds the framework from the objects it is given. scikit-learn brings the data along (1,797
-images of handwritten digits): nothing is downloaded.
+`import hvdlite as hvd` finds the framework from the arguments of each call. The data (1,797 images of handwritten
+digits) come with scikit-learn: nothing is downloaded.
 """
 
 import argparse
@@ -21,12 +21,12 @@ import hvdlite as hvd
 
 @dataclass
 class Task:
-    """What a framework has to say."""
+    """What a framework provides: a model, its training and its predictions."""
 
     model: Any
     optimizer: Any
     step: Callable[[np.ndarray, np.ndarray], float]
-    """Train on a batch; its loss."""
+    """Train on a batch, and return its loss."""
     classify: Callable[[np.ndarray], np.ndarray]
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=32, help="images per process and step")
     options = parser.parse_args()
-    os.environ["KERAS_BACKEND"] = options.keras_backend  # which Keras reads when it is imported
+    os.environ["KERAS_BACKEND"] = options.keras_backend  # Keras reads it when it is imported
     data = load_digits()
     images, labels = data.data.astype("float32") / 16, data.target
     order = np.random.default_rng(0).permutation(len(labels))
@@ -82,7 +82,7 @@ def main() -> None:
 
     each = options.batch_size * hvd.size()
     for epoch in range(options.epochs):
-        shuffled = np.random.default_rng(epoch).permutation(train)  # the same on every process
+        shuffled = np.random.default_rng(epoch).permutation(train)  # the same in every process
         batches = [shuffled[i : i + each] for i in range(0, len(shuffled) - each + 1, each)]
         shares = [batch[hvd.rank() :: hvd.size()] for batch in batches]
         losses = [task.step(images[share], labels[share]) for share in shares]

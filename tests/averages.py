@@ -1,4 +1,4 @@
-"""Numbers whose sum over the ranks overflows their dtype, and what their average is, by Python's arithmetic."""
+"""Numbers with sums that overflow their dtype, and their averages by Python's arithmetic."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ INTEGERS = [np.dtype(kind) for kind in ("int8", "uint8", "int16", "uint16", "int
 
 
 def given(size: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
-    """Numbers of all magnitudes, so near to those of the other ranks that float32 holds their sum exactly; among them the
-    largest of the dtype, the least, and numbers near them."""
+    """Random numbers of all magnitudes, among them the largest of the dtype, the least, and numbers near them.
+
+    Other ranks' numbers are so near that float32 holds the sum exactly.
+    """
     arrays, powers = [], 2.0 ** np.random.default_rng(length).integers(-24, 5, length)
     for rank in range(size):
         rng = np.random.default_rng(1000 * rank + length)
@@ -31,7 +33,7 @@ def given(size: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
 
 
 def average(arrays: list[Array], divisor: int) -> Array:
-    """In Python's integers, truncated toward zero; or in float64, rounded once."""
+    """The average in Python's integers, truncated toward zero; or in float64, rounded once."""
     dtype = arrays[0].dtype
     if dtype.kind not in "iu":
         return (sum(array.astype(np.float64) for array in arrays) / divisor).astype(dtype)  # type: ignore[union-attr]

@@ -1,7 +1,14 @@
 """Benchmarks for users: `hvdliterun -np 2 python -m hvdlite.bench allreduce` (or `step`).
 
-The contenders take turns in one run, so that a slow minute of the machine affects all of them. This package may import
-MPI and torch, since it compares hvdlite with them.
+Belongs here: programs that time hvdlite beside other libraries, and their reports. Not here: tests, and the results,
+which are in README.md and MEASURED.md. The contenders take turns in one run, so that a slow minute of the machine
+affects all of them. This room may import MPI and torch, since it compares hvdlite with them.
+
+    __main__                                    the command line
+    allreduce  collectives  step  keras_step  overlap   one benchmark each; `model` predicts, and measures nothing
+    contenders  gpu  tasks  models  elsewhere   the things to be timed
+    timing  network  schedule                   how to time them
+    report  plot                                tables, JSON, pictures
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ import mpi4py
 
 from hvdlite.job.connect import no_library
 
-mpi4py.rc.initialize, mpi4py.rc.finalize = False, False  # `--help` and the model need none; hvd.init() does it
+mpi4py.rc.initialize, mpi4py.rc.finalize = False, False  # hvd.init() does it; `--help` and the model need no MPI
 try:
     from mpi4py import MPI as MPI
 except (ImportError, RuntimeError) as error:

@@ -1,4 +1,7 @@
-"""`python -m hvdlite.bench allreduce | ops | step | overlap` under hvdliterun with two ranks or more; `model` alone."""
+"""The command line: `python -m hvdlite.bench allreduce | ops | step | overlap | model`.
+
+`model` runs in one process. All other benchmarks run under hvdliterun, with at least two ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 from mpi4py import MPI
 from rich.console import Console
@@ -15,8 +17,8 @@ from rich.progress import Progress
 
 import hvdlite as hvd
 from hvdlite.bench import allreduce, collectives, gpu, plot, report
-from hvdlite.bench.contenders import KEYS, TITLES
-from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS
+from hvdlite.bench.contenders import KEYS, TITLES, contenders
+from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS, pin
 
 MODELS = ("mlp", "cnn", "transformer")  # here as well as in tasks.py, which imports torch
 GPU_MODELS = ("resnet50", "gpt2")
@@ -36,7 +38,7 @@ EXAMPLES = """examples:
 
 
 def nbytes(text: str) -> int:
-    """'4', '64K', '1MiB' in bytes."""
+    """Parse a size: '4', '64K' or '1MiB' to bytes. Raises ArgumentTypeError for another text."""
     number = text.lower().removesuffix("ib").rstrip("kmgb")
     unit = text.lower()[len(number) :].removesuffix("ib") or "b"
     try:
@@ -46,7 +48,7 @@ def nbytes(text: str) -> int:
 
 
 def names(*known: str) -> Callable[[str], list[str]]:
-    """A parser of comma-separated names, each one of these."""
+    """Return a parser of comma-separated names. It raises ArgumentTypeError for a name that is not among these."""
 
     def parse(text: str) -> list[str]:
         found = text.split(",")
@@ -118,7 +120,7 @@ def add_overlap(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def progress(out: Console) -> Iterator[Callable[[int, int, str], None]]:
-    """A function (done, total, text) that draws a bar on rank 0's terminal, and nothing elsewhere."""
+    """A context with a `timing.Progress` that draws a bar on rank 0's terminal. It does nothing elsewhere."""
     if hvd.rank() != 0 or not out.is_terminal:
         yield lambda done, total, text: None
         return
@@ -127,58 +129,76 @@ def progress(out: Console) -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
 
 
-def run_allreduce(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
+@dataclass(frozen=True)
+class Outcome:
+    """The results of one benchmark, ready to be shown.
+
+    Attributes:
+        name: The benchmark's name in the JSON file.
+        show: Prints the results.
+        content: The results for the JSON file.
+        draw: Draws the results: called as draw(path, caption). None: there is no picture.
+    """
+
+    name: str
+    show: Callable[[Console], None]
+    content: report.Json
+    draw: Callable[[str, str], None] | None = None
+
+
+def run_allreduce(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
+    on_gpu, sizes = args.device == "cuda", allreduce.sizes(args.min, args.max, args.step)
     with progress(out) as show:
-        sizes = allreduce.sizes(args.min, args.max, args.step)
-        on_gpu = args.device == "cuda"
-        found = allreduce.sweep(comm, args.algorithms, sizes, args.iters, args.seconds, args.pin, show, on_gpu)
-    finish(
-        args, comm, out, "allreduce", lambda: report.print_sweep(out, found), lambda: report.sweep_json(found),
-        lambda path, line: plot.plot_sweep(path, found, line),
+        field_of = (gpu.contenders if on_gpu else contenders)(args.algorithms, max(sizes), comm)
+        if args.pin:
+            pin(comm)
+        found = allreduce.sweep(comm, field_of, sizes, args.iters, args.seconds, show)
+        if not on_gpu:
+            show(len(sizes), len(sizes), "one scalar")
+            found = replace(found, latency=allreduce.scalar_latency(comm))
+    return Outcome(
+        "allreduce", lambda out: report.print_sweep(out, found), report.sweep_json(found),
+        lambda path, caption: plot.plot_sweep(path, found, caption),
     )  # fmt: skip
 
 
-def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
+def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     if args.framework == "keras":
-        run_keras_step(args, comm, out)
-        return
+        return run_keras_step(args, comm, out)
     from hvdlite.bench import step
 
     with progress(out) as show:
         models = args.models or list(GPU_MODELS if args.device == "cuda" else MODELS)
         found = step.compare(comm, models, args.steps, args.pin, show, args.device)
-    finish(
-        args, comm, out, "step", lambda: report.print_steps(out, found), lambda: report.steps_json(found),
-        lambda path, line: plot.plot_steps(path, found, line),
+    return Outcome(
+        "step", lambda out: report.print_steps(out, found), report.steps_json(found),
+        lambda path, caption: plot.plot_steps(path, found, caption),
     )  # fmt: skip
 
 
-def run_keras_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
+def run_keras_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     from hvdlite.bench import keras_step
 
     with progress(out) as show:
         found = keras_step.compare(comm, args.models or list(KERAS_MODELS), args.steps or 25, args.pin, show)
-    finish(
-        args, comm, out, "keras step", lambda: report.print_keras_steps(out, found),
-        lambda: {"rows": [asdict(row) for row in found]},
-        lambda path, line: out.print("no plot for --framework keras"),
+    return Outcome(
+        "keras step", lambda out: report.print_keras_steps(out, found), {"rows": [asdict(row) for row in found]},
+        lambda path, caption: out.print("no plot for --framework keras"),
     )  # fmt: skip
 
 
-def run_overlap(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
+def run_overlap(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     from hvdlite.bench import overlap
 
     with progress(out) as show:
         found = overlap.compare(comm, args.models or list(MODELS), args.steps, args.backward, show)
-    finish(
-        args, comm, out, "overlap", lambda: report.print_overlap(out, found), lambda: report.overlap_json(found)
-    )
+    return Outcome("overlap", lambda out: report.print_overlap(out, found), report.overlap_json(found))
 
 
-def run_ops(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> None:
+def run_ops(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     with progress(out) as show:
         found = collectives.measure(comm, args.seconds, args.pin, show)
-    finish(args, comm, out, "ops", lambda: report.print_prices(out, found), lambda: report.prices_json(found))
+    return Outcome("ops", lambda out: report.print_prices(out, found), report.prices_json(found))
 
 
 def run_model(args: argparse.Namespace, out: Console) -> None:
@@ -189,28 +209,24 @@ def run_model(args: argparse.Namespace, out: Console) -> None:
 
 
 def picture(args: argparse.Namespace, out: Console, draw: Callable[[str], None]) -> None:
-    """Draw into the file that was asked for, if one was and that is possible."""
+    """Draw a picture if the user asked for one. Without matplotlib, print a message instead."""
     if args.plot and plot.available():
         draw(args.plot)
     elif args.plot:
         out.print('no plot: matplotlib is not installed: pip install matplotlib (the extra "bench")')
 
 
-def finish(
-    args: argparse.Namespace, comm: MPI.Comm, out: Console, name: str, show: Callable[[], None],
-    content: Callable[[], dict[str, Any]], draw: Callable[[str, str], None] | None = None,
-) -> None:  # fmt: skip
-    """On rank 0 show what was found, say where it was measured, and write what was asked for. Collective."""
-    facts = report.machine(comm)
+def finish(args: argparse.Namespace, comm: MPI.Comm, out: Console, outcome: Outcome) -> None:
+    """On rank 0, print the results and the machine's facts, and write the files that the user asked for. Collective."""
+    machine, draw = report.machine(comm), outcome.draw
     if hvd.rank() != 0:
         return
-    show()
-    line = report.machine_line(facts)
-    out.print(line, highlight=False, style="dim")
+    outcome.show(out)
+    out.print(machine.line, highlight=False, style="dim")
     if args.json:
-        report.save_json(args.json, {"benchmark": name, "machine": facts, **content()})
-    if draw:
-        picture(args, out, lambda path: draw(path, line))
+        report.save_json(args.json, {"benchmark": outcome.name, "machine": asdict(machine), **outcome.content})
+    if draw is not None:
+        picture(args, out, lambda path: draw(path, machine.line))
 
 
 def main() -> int:
@@ -231,7 +247,8 @@ def main() -> int:
         return 2
     comm = MPI.COMM_WORLD.Dup()
     runs = {"allreduce": run_allreduce, "step": run_step, "overlap": run_overlap, "ops": run_ops}
-    runs[args.command](args, comm, report.console())
+    out = report.console()
+    finish(args, comm, out, runs[args.command](args, comm, out))
     comm.Free()
     hvd.shutdown()
     return 0

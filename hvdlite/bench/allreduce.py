@@ -1,7 +1,7 @@
 """The all-reduce benchmark: sizes from bytes to hundreds of megabytes, all contenders in turns in one run.
 
-Before each call a rank writes its array, as backward writes gradients. In the two-shot each part is always read by the
-same rank. Without new writes no data would pass between cores, and the arena would seem up to ten times as fast.
+Before each call a rank writes its array, as backward writes gradients. In the two-shot algorithm, one rank always reads
+the same part. Without new writes no data would pass between cores, and the arena would seem up to ten times as fast.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
 
 from hvdlite import ops
 from hvdlite.arrays import is_host, module
-from hvdlite.bench import gpu
-from hvdlite.bench.contenders import ITEM, Contender, Trial, contenders
+from hvdlite.bench.contenders import ITEM, Contender, Trial
 from hvdlite.bench.network import most_sent
-from hvdlite.bench.timing import interleaved, pin, rounds_for
+from hvdlite.bench.timing import Action, Progress, interleaved, rounds_for
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu_streams import on_host
 from hvdlite.job import runtime
@@ -31,8 +30,16 @@ LATENCY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Row:
-    """One size: bytes, float32 elements, turns per contender, the median seconds of each contender by key, the part of
-    the turns in which ranks shared a core, and, on several hosts, the bytes that the busiest host sent per call."""
+    """The results for one size.
+
+    Attributes:
+        nbytes: The size of each rank's array.
+        count: The same in float32 elements.
+        rounds: Turns per contender.
+        seconds: Median seconds of each contender, by key.
+        crowded: As in `timing.Timing`.
+        sent: On several hosts, the bytes that the busiest host sent per call, by contender.
+    """
 
     nbytes: int
     count: int
@@ -42,28 +49,35 @@ class Row:
     sent: dict[str, float] = field(default_factory=dict)
 
     def algbw(self, key: str) -> float:
-        """GB/s as the caller sees it: bytes over time."""
+        """GB/s for the caller: bytes over time."""
         return self.nbytes / self.seconds[key] / 1e9
 
     def busbw(self, key: str, size: int) -> float:
-        """GB/s that each rank's link must carry, nccl-tests' measure: algbw * 2(p-1)/p."""
+        """GB/s on each rank's link, as nccl-tests defines it: algbw * 2(p-1)/p. size: the number of ranks, p."""
         return self.algbw(key) * 2 * (size - 1) / size
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sweep:
-    """What one run of the benchmark found, by `size` ranks on `hosts` hosts. latency: seconds of a synchronous call on
-    one scalar, by function."""
+    """The results of one run.
+
+    Attributes:
+        size: The number of ranks.
+        hosts: The number of hosts.
+        titles: The contenders' titles, by key.
+        rows: The results, by size.
+        latency: Median seconds of a synchronous call on one scalar, by function. Empty on a GPU.
+    """
 
     size: int
     hosts: int
     titles: dict[str, str]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row]
     latency: dict[str, float] = field(default_factory=dict)
 
 
 def sizes(least: int, most: int, step: int) -> list[int]:
-    """Bytes: least, least * step, ... up to most."""
+    """Sizes in bytes: least, least * step, ... up to most."""
     found = [max(least, ITEM.itemsize)]
     while found[-1] * step <= most:
         found.append(found[-1] * step)
@@ -71,29 +85,35 @@ def sizes(least: int, most: int, step: int) -> list[int]:
 
 
 def sweep(
-    comm: MPI.Comm, keys: list[str], nbytes: Sequence[int], rounds: int | None, seconds: float, pinned: bool,
-    progress: Any, on_gpu: bool = False,
+    comm: MPI.Comm, field_of: Sequence[Contender], nbytes: Sequence[int], rounds: int | None, seconds: float,
+    progress: Progress,
 ) -> Sweep:
-    """Run the benchmark. Collective. rounds: per size, or None for as many as fit into `seconds` per size. pinned: each
-    rank on a core of its own. progress: called with (done, total, text). on_gpu: arrays there, and other contenders.
+    """Time all contenders at all sizes. Collective; waits for all ranks.
 
-    Raises HvdliteError where a contender's sum is wrong.
+    Args:
+        comm: All ranks.
+        field_of: The contenders, in the order of the tables.
+        nbytes: The sizes, in bytes.
+        rounds: Turns per contender and size; None: as many as fit into `seconds`.
+        seconds: The time per size.
+        progress: Called before each size.
+
+    Returns:
+        The results, equal on all ranks, without the latency.
+
+    Raises:
+        HvdliteError: A contender's sum is wrong.
     """
-    field_of = (gpu.contenders if on_gpu else contenders)(keys, max(nbytes), comm)
-    if pinned:
-        pin(comm)
-    hosts = len(runtime.current().topology.hosts)
-    result = Sweep(comm.Get_size(), hosts, {contender.key: contender.title for contender in field_of})
+    rows = []
     for done, size in enumerate(nbytes):
         progress(done, len(nbytes), readable(size))
-        result.rows.append(measure(comm, field_of, size, rounds, seconds))
-    progress(len(nbytes), len(nbytes), "one scalar")
-    result.latency = {} if on_gpu else scalar_latency(comm)
-    return result
+        rows.append(measure(comm, field_of, size, rounds, seconds))
+    titles = {contender.key: contender.title for contender in field_of}
+    return Sweep(comm.Get_size(), len(runtime.current().topology.hosts), titles, rows)
 
 
 def measure(comm: MPI.Comm, field_of: Sequence[Contender], nbytes: int, rounds: int | None, seconds: float) -> Row:
-    """One size: verify every contender's sum, then time them in turns."""
+    """Measure one size: verify every contender's sum, then time them in turns. Collective."""
     count = nbytes // ITEM.itemsize
     trials = {c.key: c.prepare(count) for c in field_of if c.most_bytes is None or nbytes <= c.most_bytes}
     for key, trial in trials.items():
@@ -109,14 +129,17 @@ def measure(comm: MPI.Comm, field_of: Sequence[Contender], nbytes: int, rounds: 
 
 
 def backward(trials: Mapping[str, Trial], count: int) -> dict[str, Callable[[], None]]:
-    """What writes each trial's array, if it lies on the host. (On a GPU all ranks' memory may be one GPU's.)"""
-    gradient = np.full(count, 0, ITEM)  # not `zeros`, which may be one page of them over and over
+    """For each trial with an array on the host, a call that writes the array, like backward.
+
+    Arrays on a GPU are not written: all ranks may share one GPU.
+    """
+    gradient = np.full(count, 0, ITEM)  # not `zeros`: all of its pages may be one page in memory
     arrays = {key: trial.array for key, trial in trials.items() if trial.array is not None and is_host(trial.array)}
-    return {key: partial(np.copyto, array, gradient) for key, array in arrays.items()}
+    return {key: partial(np.copyto, cast(np.ndarray, array), gradient) for key, array in arrays.items()}
 
 
 def verify(key: str, trial: Trial, comm: MPI.Comm) -> None:
-    """Reduce i % 7 + rank once: p ranks give p (i % 7) + p(p-1)/2, exactly. Leaves zeros, which stay zeros."""
+    """Check the sum of i % 7 + rank: p ranks give p (i % 7) + p(p-1)/2, exactly. Leaves zeros, with zeros as sums."""
     if trial.array is None:
         return
     xp, size, pattern = module(trial.array), comm.Get_size(), (np.arange(trial.array.size) % 7).astype(ITEM)
@@ -134,12 +157,13 @@ def verify(key: str, trial: Trial, comm: MPI.Comm) -> None:
 
 
 def scalar_latency(comm: MPI.Comm) -> dict[str, float]:
-    """Median seconds of synchronous all-reduces of one float32: NumPy's, torch's, and both once the lane has a thread.
+    """Median seconds of synchronous all-reduces of one float32, by function. Collective.
 
-    A lane's thread starts with the first asynchronous call and stays: the second half shows what it costs the others.
+    A lane's thread starts with the first asynchronous call, and stays. So each function is timed before such a call and
+    after it.
     """
     one = np.ones(1, ITEM)
-    actions: dict[str, Any] = {"hvdlite.ops.allreduce_": lambda: ops.allreduce_(one)}
+    actions: dict[str, Action] = {"hvdlite.ops.allreduce_": lambda: ops.allreduce_(one)}
     try:
         actions |= scalar_torch()
     except ImportError:
@@ -151,7 +175,8 @@ def scalar_latency(comm: MPI.Comm) -> dict[str, float]:
     return first.seconds | {f"{name}, after an asynchronous call": time for name, time in later.seconds.items()}
 
 
-def scalar_torch() -> dict[str, Any]:
+def scalar_torch() -> dict[str, Action]:
+    """All-reduces of a torch tensor with one element. Raises ImportError without torch."""
     import torch
 
     import hvdlite.torch as hvd_torch
@@ -172,5 +197,5 @@ def readable(nbytes: int) -> str:
 
 
 def one_line(title: str) -> str:
-    """A title that breaks in tables, unbroken."""
+    """A contender's title without the line breaks for tables."""
     return title.replace("-\n", "-").replace("_\n", "_").replace("\n", " ")

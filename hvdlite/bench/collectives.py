@@ -1,34 +1,43 @@
-"""The price of every collective at three sizes, beside the bare mpi4py call on the same arrays.
+"""The time of every collective at three sizes, beside the bare mpi4py call on the same arrays.
 
-mpi4py gets buffers for its results. hvdlite allocates a new array unless it works in place, and each call first agrees
-with all ranks that they make the same call. `barrier` is that agreement alone. The last rows show the cost of calls in
-another order.
+mpi4py gets buffers for its results. hvdlite allocates a new array unless it works in place. Before each call all ranks
+agree that they make the same call; `barrier` is that agreement alone. In the last rows, ranks make calls in different
+orders.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
 import hvdlite as hvd
 from hvdlite import ops
-from hvdlite.bench.timing import interleaved, pin, rounds_for
+from hvdlite.arrays import Array
+from hvdlite.bench.timing import Action, Progress, interleaved, pin, rounds_for
 
 SIZES = (4, 4096, 1 << 20)
 CALLS = 10
 ITEM = np.dtype(np.float32)
 IN_FLIGHT = 8
-Pair = tuple[Callable[[], Any], Callable[[], Any]]
+Pair: TypeAlias = tuple[Action, Action]
+"""One collective: hvdlite's call and mpi4py's."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """Median seconds of one call, of hvdlite and of mpi4py. nbytes: of each rank's argument."""
+    """The time of one call.
+
+    Attributes:
+        name: The call.
+        nbytes: The size of each rank's argument.
+        seconds: Median seconds of hvdlite's call.
+        bare: Median seconds of mpi4py's call; None: there is none.
+    """
 
     name: str
     nbytes: int
@@ -40,34 +49,45 @@ class Price:
         return self.seconds / self.bare if self.bare else None
 
 
-@dataclass
+@dataclass(frozen=True)
 class PriceList:
-    prices: list[Price] = field(default_factory=list)
-    crowded: float = 0.0
+    """The times of all calls. crowded: the largest of all timings, as in `timing.Timing`."""
+
+    prices: list[Price]
+    crowded: float
 
 
-def measure(comm: MPI.Comm, seconds: float, pinned: bool, progress: Any) -> PriceList:
-    """Time everything. Collective. seconds: for each pair of contenders. progress: called with (done, total, text)."""
+def measure(comm: MPI.Comm, seconds: float, pinned: bool, progress: Progress) -> PriceList:
+    """Time all collectives. Collective; waits for all ranks.
+
+    Args:
+        comm: All ranks.
+        seconds: The time for each call and size.
+        pinned: Whether each rank gets a core of its own.
+        progress: Called before each call.
+
+    Returns:
+        The times, equal on all ranks.
+    """
     if pinned:
         pin(comm)
-    found = PriceList()
+    prices, crowded = [], 0.0
     names = list(pairs(comm, ITEM.itemsize))
     for done, nbytes in enumerate(SIZES):
         for step, (name, (ours, bare)) in enumerate(pairs(comm, nbytes).items()):
             progress(done * len(names) + step, len(SIZES) * len(names), f"{name}, {nbytes} bytes")
             actions = {"hvdlite": ours, "mpi4py": bare}
             timing = interleaved(actions, comm, rounds_for(actions, comm, seconds, CALLS), CALLS)
-            found.prices.append(Price(name, nbytes, timing.seconds["hvdlite"], timing.seconds["mpi4py"]))
-            found.crowded = max(found.crowded, timing.crowded)
+            prices.append(Price(name, nbytes, timing.seconds["hvdlite"], timing.seconds["mpi4py"]))
+            crowded = max(crowded, timing.crowded)
     actions = {"barrier": hvd.barrier, "MPI": comm.Barrier}
     timing = interleaved(actions, comm, rounds_for(actions, comm, seconds, CALLS), CALLS)
-    found.prices.append(Price("barrier", 0, timing.seconds["barrier"], timing.seconds["MPI"]))
-    found.prices += reordering(comm, seconds)
-    return found
+    prices.append(Price("barrier", 0, timing.seconds["barrier"], timing.seconds["MPI"]))
+    return PriceList([*prices, *reordering(comm, seconds)], crowded)
 
 
 def pairs(comm: MPI.Comm, nbytes: int) -> dict[str, Pair]:
-    """The calls of hvdlite and of mpi4py, by name. At least one element for each rank where an argument is divided."""
+    """The calls of hvdlite and of mpi4py, by name. A divided argument has at least one element for each rank."""
     rank, size = comm.Get_rank(), comm.Get_size()
     whole, out = np.zeros(max(nbytes // ITEM.itemsize, 1), ITEM), np.zeros(max(nbytes // ITEM.itemsize, 1), ITEM)
     divided = np.zeros(max(whole.size // size, 1) * size, ITEM)
@@ -88,15 +108,16 @@ def pairs(comm: MPI.Comm, nbytes: int) -> dict[str, Pair]:
     }  # fmt: skip
 
 
-def message(rank: int, array: Any) -> None:
-    """From rank 0 to rank 1; the others rest."""
+def message(rank: int, array: Array) -> None:
+    """Send from rank 0 to rank 1; other ranks do nothing."""
     if rank == 0:
         hvd.send(array, 1)
     elif rank == 1:
         hvd.recv(0)
 
 
-def bare_message(comm: MPI.Comm, rank: int, array: Any) -> None:
+def bare_message(comm: MPI.Comm, rank: int, array: Array) -> None:
+    """The same with mpi4py."""
     if rank == 0:
         comm.Send(array, 1)
     elif rank == 1:
@@ -104,17 +125,17 @@ def bare_message(comm: MPI.Comm, rank: int, array: Any) -> None:
 
 
 def reordering(comm: MPI.Comm, seconds: float) -> list[Price]:
-    """Eight named all-reduces in flight, submitted alike on all ranks or by each in an order of its own."""
-    alike, own = list(range(IN_FLIGHT)), random.Random(comm.Get_rank())
-    arrays = [np.zeros(1, ITEM) for _ in alike]
+    """Time eight named all-reduces in flight: in one order on all ranks, and in a different order on each rank."""
+    items, own = list(range(IN_FLIGHT)), random.Random(comm.Get_rank())
+    arrays = [np.zeros(1, ITEM) for _ in items]
 
     def submit(order: Sequence[int]) -> None:
         for handle in [ops.allreduce_.start(arrays[i], hvd.Sum, f"item {i}") for i in order]:
             handle.wait()
 
     def shuffled() -> None:
-        submit(own.sample(alike, IN_FLIGHT))
+        submit(own.sample(items, IN_FLIGHT))
 
-    actions = {"ordered": lambda: submit(alike), "shuffled": shuffled}
+    actions: dict[str, Action] = {"ordered": lambda: submit(items), "shuffled": shuffled}
     found = interleaved(actions, comm, rounds_for(actions, comm, seconds, CALLS), CALLS).seconds
     return [Price(f"{IN_FLIGHT} {name}", 4, found[name], None) for name in actions]

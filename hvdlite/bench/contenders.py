@@ -1,8 +1,8 @@
 """The contenders of the all-reduce benchmark: hvdlite's algorithms and others.
 
-A contender is a function of an element count. It returns the array and the call that reduces it in place. hvdlite's
-contenders go through a lane with its roll call, as users' calls do. On several hosts the two-shot is the inner part of
-the hierarchical algorithm, and a plain TCP stream shows what the link can do.
+A contender makes a trial for a number of elements: an array, and a call that reduces the array in place. hvdlite's
+contenders go through a lane with its roll call, like users' calls. On several hosts the two-shot is the inner part of
+the hierarchical algorithm, and a plain TCP stream shows the speed of the link.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -21,7 +21,9 @@ import hvdlite as hvd
 from hvdlite import ops
 from hvdlite.algorithms import prepared
 from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import Array
 from hvdlite.bench.network import Link, least_bytes
+from hvdlite.bench.timing import Action
 from hvdlite.gradients.departure import Departure
 from hvdlite.gradients.plan import Spec
 from hvdlite.gradients.policy import planned
@@ -33,6 +35,9 @@ from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Round, Signature
 from hvdlite.memory import workspace
 from hvdlite.memory.huge_pages import HUGE_PAGE, libc, reserved
+
+if TYPE_CHECKING:
+    import torch
 
 TITLES = {
     "arena": "arena",
@@ -52,26 +57,41 @@ TITLES = {
     "copy": "copy\n(floor)",
 }
 KEYS = ("arena", "tensor", "ring", "halving_doubling", "auto", "mpi", "mpi_huge", "gloo", "memcpy", "link")
-"""Those in host memory."""
+"""The contenders in host memory."""
 ON_ONE_HOST, ON_SEVERAL = ("tensor", "mpi_huge", "memcpy"), ("link",)
 ITEM = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """array: what is reduced, in place (None: nothing is, as in memcpy). call: reduces it once."""
+    """One contender at one size.
 
-    array: Any
-    call: Callable[[], Any]
+    Attributes:
+        array: The array that is reduced in place; None: there is none, as in memcpy.
+        call: Reduces the array once.
+    """
+
+    array: Array | None
+    call: Action
+
+
+Prepare: TypeAlias = Callable[[int], Trial]
+"""Makes the trial for a number of float32 elements."""
 
 
 @dataclass(frozen=True)
 class Contender:
+    """One contender.
+
+    Attributes:
+        key: Its name on the command line.
+        prepare: Makes its trials. Collective for some contenders.
+        most_bytes: The largest size at which it takes part; None: any.
+    """
+
     key: str
-    prepare: Callable[[int], Trial]
-    """From the number of float32 elements to the trial."""
+    prepare: Prepare
     most_bytes: int | None = None
-    """It does not take part above this size."""
 
     @property
     def title(self) -> str:
@@ -79,11 +99,20 @@ class Contender:
 
 
 def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contender]:
-    """The contenders named, for arrays up to most_bytes. Collective. gloo is left out where torch is missing."""
+    """Make the named contenders, for arrays on the host. Collective.
+
+    Args:
+        keys: The contenders' names, of KEYS.
+        most_bytes: The largest size.
+        comm: All ranks.
+
+    Returns:
+        The contenders that can run here: gloo needs torch, some need one host, and some need several.
+    """
     buffer, other = ordinary(most_bytes), ordinary(most_bytes)
     everyone = runtime.current().everyone
     lane = everyone.new_lane("bench", everyone)
-    made: dict[str, Callable[[], Callable[[int], Trial]]] = {
+    made: dict[str, Callable[[], Prepare]] = {
         "arena": lambda: gradients(everyone.new_lane("bench gradients", everyone)),
         "tensor": lambda: forced(lane, buffer, "shared"),
         "ring": lambda: forced(lane, buffer, "ring"),
@@ -100,19 +129,21 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     return [Contender(key, made[key](), workspace.MOST_STAGED_BYTES if key == "tensor" else None) for key in able]
 
 
-def ordinary(nbytes: int, huge_pages: bool = False) -> Any:
-    """Zeros as torch and TensorFlow allocate tensors, in the pages that the kernel gives unasked. NumPy asks for huge
-    ones from 4 MiB on, where the kernel has them: there an MPI, whose ranks copy out of each other's memory page by
-    page, takes 0.6 of the time (1 MiB in 67 us instead of 109)."""
+def ordinary(nbytes: int, huge_pages: bool = False) -> Array:
+    """Allocate zeros in ordinary pages, like tensors of torch and TensorFlow.
+
+    NumPy asks for huge pages from 4 MiB on. An MPI copies other ranks' memory page by page, and takes 0.6 of the time
+    in huge pages (MEASURED.md).
+    """
     memory = reserved(-(-nbytes // HUGE_PAGE) * HUGE_PAGE)
     if huge_pages:
         libc.madvise(memory.ctypes.data, memory.size, mmap.MADV_HUGEPAGE)
     memory[:] = 0  # now the pages are there
-    return memory.view(ITEM)[: nbytes // ITEM.itemsize]
+    return cast(Array, memory.view(ITEM)[: nbytes // ITEM.itemsize])
 
 
-def gradients(lane: Lane) -> Callable[[int], Trial]:
-    """The gradients' path: one gradient, in memory that the peers can reach, and a `Reducer`. Collective each time."""
+def gradients(lane: Lane) -> Prepare:
+    """The way of gradients: one gradient in an arena, reduced by a `Reducer`. Making a trial is collective."""
 
     def prepare(count: int) -> Trial:
         layout, _ = planned([Spec("gradient", (count,), ITEM.name)], runtime.current().config, lane.place)
@@ -129,8 +160,8 @@ def gradients(lane: Lane) -> Callable[[int], Trial]:
     return prepare
 
 
-def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
-    """One algorithm on an ordinary array, decided and asked for once, as for a bucket of gradients."""
+def forced(lane: Lane, buffer: Array, algorithm: str) -> Prepare:
+    """One algorithm on an ordinary array, prepared once, as for a bucket of gradients."""
     place = replace(lane.place, forced=algorithm)
 
     def prepare(count: int) -> Trial:
@@ -148,12 +179,12 @@ def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
 
 
 def in_turn() -> Iterator[Round]:
-    """The names of rounds, as of steps with one backward each."""
+    """Names of rounds, like those of steps with one backward each."""
     return (Round("step {}, backward {}, attempt {}", (step, 1, 1)) for step in count(1))
 
 
-def as_users_call(buffer: Any) -> Callable[[int], Trial]:
-    """The public in-place all-reduce, which chooses by itself."""
+def as_users_call(buffer: Array) -> Prepare:
+    """The public in-place all-reduce, which chooses the algorithm."""
 
     def prepare(count: int) -> Trial:
         array = buffer[:count]
@@ -162,8 +193,8 @@ def as_users_call(buffer: Any) -> Callable[[int], Trial]:
     return prepare
 
 
-def native(comm: MPI.Comm, buffer: Any) -> Callable[[int], Trial]:
-    """The MPI library's own, in place."""
+def native(comm: MPI.Comm, buffer: Array) -> Prepare:
+    """MPI_Allreduce, in place."""
 
     def prepare(count: int) -> Trial:
         array = buffer[:count]
@@ -172,7 +203,7 @@ def native(comm: MPI.Comm, buffer: Any) -> Callable[[int], Trial]:
     return prepare
 
 
-def gloo(buffer: Any) -> Callable[[int], Trial]:
+def gloo(buffer: Array) -> Prepare:
     """torch.distributed's all_reduce on CPU tensors. Collective."""
     import torch
 
@@ -185,11 +216,30 @@ def gloo(buffer: Any) -> Callable[[int], Trial]:
     return prepare
 
 
-def start_gloo() -> Any:
-    """torch.distributed, initialized with gloo over a store that rank 0 opens. Collective; once per process."""
+class Store(Protocol):
+    """torch.distributed.TCPStore, which torch's own types leave out."""
+
+    port: int
+
+
+class Distributed(Protocol):
+    """torch.distributed, as the benchmarks use it."""
+
+    def is_initialized(self) -> bool: ...
+    def TCPStore(self, host: str, port: int, **options: bool) -> Store: ...
+    def init_process_group(self, backend: str, *, store: Store | None, rank: int, world_size: int) -> None: ...
+    def all_reduce(self, tensor: torch.Tensor) -> object: ...
+
+
+def start_gloo() -> Distributed:
+    """Initialize torch.distributed with gloo, over a store on rank 0. Collective; does nothing the second time.
+
+    Returns:
+        torch.distributed.
+    """
     import torch.distributed
 
-    distributed: Any = torch.distributed  # its own types leave TCPStore out
+    distributed = cast(Distributed, torch.distributed)
     if distributed.is_initialized():
         return distributed
     host = "127.0.0.1" if runtime.current().topology.one_host else MPI.Get_processor_name()
@@ -200,8 +250,8 @@ def start_gloo() -> Any:
     return distributed
 
 
-def copying(buffer: Any, other: Any) -> Callable[[int], Trial]:
-    """A copy of the same bytes from one warm buffer to another, on all ranks at once: what memory could do."""
+def copying(buffer: Array, other: Array) -> Prepare:
+    """A copy of the same bytes between two warm buffers, on all ranks at once: the limit of memory."""
 
     def prepare(count: int) -> Trial:
         source, target = buffer[:count], other[:count]
@@ -210,6 +260,6 @@ def copying(buffer: Any, other: Any) -> Callable[[int], Trial]:
     return prepare
 
 
-def streaming(link: Link) -> Callable[[int], Trial]:
-    """The least bytes that an all-reduce can send, from each host to the next, as plain TCP streams."""
+def streaming(link: Link) -> Prepare:
+    """Plain TCP streams from each host to the next, of the least bytes that an all-reduce can send."""
     return lambda count: Trial(None, lambda: link.stream(least_bytes(count * ITEM.itemsize, link.hosts)))

@@ -1,5 +1,7 @@
-"""A stand-in for a model whose backward runs elsewhere, as on a GPU: the same gradients at the same times, while the
-CPU sleeps. It shows how much is hidden if communication takes no CPU time from backward.
+"""A model that sleeps during backward, like the CPU of a process that trains on a GPU.
+
+It gives gradients of the same shapes at the same times as a real model. `overlap` measures with it how much of the
+communication overlaps with backward if communication takes no CPU time from backward.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from hvdlite.bench.tasks import Task, copy_of
 
 
 def elsewhere(task: Task, arrivals: Sequence[float]) -> Task:
-    """The task with such a model; its times grow with the batch.
+    """Return the task with a model that sleeps. Its times grow with the batch.
 
-    arrivals: when backward has the gradient of each parameter at the task's own batch size, in seconds.
+    Args:
+        task: The task.
+        arrivals: The time at which backward has each parameter's gradient, in seconds, at the task's own batch size.
     """
 
     def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,7 +35,15 @@ def elsewhere(task: Task, arrivals: Sequence[float]) -> Task:
 
 
 class Elsewhere(nn.Module):
-    """arrivals: of the parameters' gradients, in seconds per sample since backward began."""
+    """A model that returns its input, and has a gradient for each parameter after a given time.
+
+    Attributes:
+        weights: The parameters.
+        arrivals: The time of each parameter's gradient, in seconds per sample since backward began.
+        order: The parameters, by index, in the order of their times.
+        gradients: The gradients.
+        began: The time at which backward began, by `time.perf_counter`.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], arrivals: Sequence[float]) -> None:
         super().__init__()
@@ -42,12 +54,12 @@ class Elsewhere(nn.Module):
         self.began = 0.0
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        for index in reversed(self.order):  # what comes last in forward is first in backward
+        for index in reversed(self.order):  # backward goes in the opposite order
             inputs = Computed.apply(inputs, self.weights[index], self, index)  # type: ignore[no-untyped-call]
         return inputs
 
     def compute(self, index: int, samples: int) -> torch.Tensor:
-        """A gradient, once its time has come."""
+        """Sleep until the gradient's time, and return it."""
         if index == self.order[0]:
             self.began = time.perf_counter()
         time.sleep(max(0.0, self.began + self.arrivals[index] * samples - time.perf_counter()))
@@ -55,7 +67,7 @@ class Elsewhere(nn.Module):
 
 
 class Computed(torch.autograd.Function):
-    """The identity of its first argument; the second one's gradient comes after a while."""
+    """The identity of its first argument. The gradient of the second argument comes after a while."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, p: torch.Tensor, model: Elsewhere, index: int) -> torch.Tensor:
@@ -63,5 +75,5 @@ class Computed(torch.autograd.Function):
         return inputs.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return grads[0], ctx.model.compute(ctx.index, len(grads[0])), None, None

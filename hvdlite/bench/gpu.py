@@ -1,7 +1,7 @@
-"""The contenders on GPUs: `allreduce --device cuda`. Each call ends when the GPU has the result.
+"""The contenders on GPUs, for `allreduce --device cuda`. Each call ends when the GPU has the result.
 
-The floor is a copy of the same bytes on every rank's GPU at once: the two-shot reads and writes each byte once per
-rank, and so does a copy. Where all ranks share one GPU it says nothing about links between GPUs.
+The floor is a copy of the same bytes on every rank's GPU at once. The two-shot, like a copy, reads and writes each byte
+once per rank. If all ranks share one GPU, the floor does not show the speed of links between GPUs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -18,9 +17,10 @@ from mpi4py import MPI
 from hvdlite import ops
 from hvdlite.algorithms import allreduce, pipeline, prepared, prepared_in_arena
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import cupy
-from hvdlite.bench.contenders import ITEM, Contender, Trial, start_gloo
+from hvdlite.arrays import Array, cupy
+from hvdlite.bench.contenders import ITEM, Contender, Prepare, Trial, start_gloo
 from hvdlite.bench.contenders import native as native_on_host
+from hvdlite.bench.timing import Action
 from hvdlite.gpu_streams import finish
 from hvdlite.job import runtime
 from hvdlite.lanes.gpu_side import gpu_of, on_gpu, side_of
@@ -36,20 +36,28 @@ NEED_POINTERS = ("ring", "ring_whole", "halving_doubling", "mpi")
 
 
 def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contender]:
-    """The contenders named, for arrays up to most_bytes. Collective.
+    """Make the named contenders, for arrays on GPUs. Collective.
 
-    Those that give device pointers to the MPI are left out where it does not take them; the two-shot where CUDA IPC is
-    refused; gloo where torch is missing.
+    Args:
+        keys: The contenders' names, of KEYS.
+        most_bytes: The largest size.
+        comm: All ranks.
+
+    Returns:
+        The contenders that can run here: some need an MPI that takes device pointers, the two-shot needs CUDA IPC, and
+        gloo needs torch.
     """
     xp = cupy()
     xp.cuda.Device(runtime.local_rank() % xp.cuda.runtime.getDeviceCount()).use()
     buffer = xp.zeros(most_bytes // ITEM.itemsize, ITEM)
-    everyone = runtime.current().everyone
-    lane, by_host = everyone.new_lane("bench", everyone), everyone.new_lane("bench staged", everyone)
-    by_host.host.place = replace(by_host.place, cuda_aware=False)
+    live = runtime.current()
+    everyone = live.everyone
+    with live.configured(replace(live.config, cuda_aware=False)):
+        staged = live.groups.mine[live.groups.open(everyone.ranks, live.world)]
+    lane, by_host = everyone.new_lane("bench", everyone), staged.new_lane("bench staged", staged)
     direct = lane.run(Request(Signature("bench", "messages"), lambda at: takes_pointers(at, buffer)))
     arena = arena_of(lane, buffer, most_bytes) if "ipc" in keys else None
-    made: dict[str, Callable[[], Callable[[int], Trial]]] = {
+    made: dict[str, Callable[[], Prepare]] = {
         "ring": lambda: forced(lane, buffer, "ring"),
         "ring_whole": lambda: unchunked(forced(lane, buffer, "ring")),
         "halving_doubling": lambda: forced(lane, buffer, "halving_doubling"),
@@ -66,12 +74,13 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     return [Contender(key, made[key]()) for key in keys if key in made and key not in left_out]
 
 
-def takes_pointers(at: Workplace, buffer: Any) -> bool:
+def takes_pointers(at: Workplace, buffer: Array) -> bool:
+    """Whether the MPI takes device pointers. Collective."""
     return not isinstance(side_of(at.host, gpu_of(buffer)).transport, StagedTransport)
 
 
-def finished(array: Any, call: Callable[[], Any]) -> Trial:
-    """A trial whose call ends when the GPU is done."""
+def finished(array: Array | None, call: Action) -> Trial:
+    """A trial that waits for the GPU after the call."""
     stream = cupy().cuda.get_current_stream()
 
     def whole() -> None:
@@ -81,8 +90,8 @@ def finished(array: Any, call: Callable[[], Any]) -> Trial:
     return Trial(array, whole)
 
 
-def on_lane(lane: Lane, array: Any, name: str, work: Callable[[Workplace], Any]) -> Trial:
-    """The work as a request that follows what the caller has issued, as users' calls are."""
+def on_lane(lane: Lane, array: Array, name: str, work: Callable[[Workplace], object]) -> Trial:
+    """A trial that runs the work as a request, after all work that the caller has issued, like users' calls."""
 
     def call() -> None:
         request = Request(Signature("bench", name), work)
@@ -92,8 +101,8 @@ def on_lane(lane: Lane, array: Any, name: str, work: Callable[[Workplace], Any])
     return finished(array, call)
 
 
-def arena_of(lane: Lane, buffer: Any, most_bytes: int) -> Arena:
-    """As a `Reducer` has; its peers are None where their GPUs cannot reach it. Collective."""
+def arena_of(lane: Lane, buffer: Array, most_bytes: int) -> Arena:
+    """Allocate an arena, as a `Reducer` does. Its peers are None if their GPUs cannot reach it. Collective."""
 
     def make(at: Workplace) -> Arena:
         with side_of(at.host, gpu_of(buffer)).working() as side:
@@ -104,8 +113,8 @@ def arena_of(lane: Lane, buffer: Any, most_bytes: int) -> Arena:
     return arena
 
 
-def in_arena(lane: Lane, arena: Arena) -> Callable[[int], Trial]:
-    """The gradients' path: a buffer that the peers' GPUs can reach, prepared once, as a `Reducer` does."""
+def in_arena(lane: Lane, arena: Arena) -> Prepare:
+    """The way of gradients: a buffer that other ranks' GPUs can reach, prepared once, as a `Reducer` does."""
 
     def prepare(count: int) -> Trial:
         mine, peers = arena.view(0, count, ITEM), arena.peer_views(0, count, ITEM)
@@ -125,8 +134,8 @@ def in_arena(lane: Lane, arena: Arena) -> Callable[[int], Trial]:
     return prepare
 
 
-def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
-    """One algorithm by messages, on an ordinary array."""
+def forced(lane: Lane, buffer: Array, algorithm: str) -> Prepare:
+    """One algorithm with messages, on an ordinary array."""
 
     def prepare(count: int) -> Trial:
         array = buffer[:count]
@@ -140,8 +149,8 @@ def forced(lane: Lane, buffer: Any, algorithm: str) -> Callable[[int], Trial]:
     return prepare
 
 
-def unchunked(prepare: Callable[[int], Trial]) -> Callable[[int], Trial]:
-    """The same with long parts sent whole, to tell what sending them in chunks is worth."""
+def unchunked(prepare: Prepare) -> Prepare:
+    """The same, but long parts are not sent in chunks: the difference is the gain of chunks."""
 
     def whole(count: int) -> Trial:
         trial = prepare(count)
@@ -158,8 +167,8 @@ def unchunked(prepare: Callable[[int], Trial]) -> Callable[[int], Trial]:
     return whole
 
 
-def native(comm: MPI.Comm, buffer: Any) -> Callable[[int], Trial]:
-    """The MPI library's own, in place, given a device pointer."""
+def native(comm: MPI.Comm, buffer: Array) -> Prepare:
+    """MPI_Allreduce, in place, with a device pointer."""
 
     def prepare(count: int) -> Trial:
         array = buffer[:count]
@@ -173,7 +182,7 @@ def native(comm: MPI.Comm, buffer: Any) -> Callable[[int], Trial]:
     return prepare
 
 
-def gloo(buffer: Any) -> Callable[[int], Trial]:
+def gloo(buffer: Array) -> Prepare:
     """torch.distributed's all_reduce over gloo on CUDA tensors. Collective."""
     from hvdlite.torch.cuda import to_tensor
 
@@ -186,8 +195,8 @@ def gloo(buffer: Any) -> Callable[[int], Trial]:
     return prepare
 
 
-def copying(buffer: Any, other: Any) -> Callable[[int], Trial]:
-    """A copy from one array to another on each rank's GPU, on all at once."""
+def copying(buffer: Array, other: Array) -> Prepare:
+    """A copy from one array to another, on all ranks' GPUs at once."""
 
     def prepare(count: int) -> Trial:
         source, target = buffer[:count], other[:count]

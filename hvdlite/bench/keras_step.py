@@ -1,8 +1,8 @@
-"""The training-step benchmark under Keras' `fit` on TensorFlow, beside the torch path with as many bytes.
+"""The training-step benchmark under Keras' `fit` on TensorFlow, beside PyTorch with the same number of bytes.
 
-Two copies of each model take turns of a few steps: one without communication, one with a distributed optimizer. The
-overhead is the difference of their times. `bench.step` measures the torch path's overhead in the same job. One thread
-per rank, random data, plain SGD. Afterwards the ranks' weights must be equal.
+Two copies of each model take turns of a few steps: one without communication, and one with a distributed optimizer. The
+overhead is the difference of their times. `bench.step` measures PyTorch's overhead in the same job. Each rank has one
+thread, random data and plain SGD. Afterwards the ranks' weights must be equal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,10 +19,10 @@ from mpi4py import MPI
 
 import hvdlite.keras as hvd
 from hvdlite.bench import step
-from hvdlite.bench.timing import pin, slowest_of
+from hvdlite.bench.timing import Progress, pin, slowest_of
 from hvdlite.errors import HvdliteError
 
-TURN = 6  # steps per turn, of which the first, in which fit starts its data, does not count
+TURN = 6  # steps per turn; the first does not count, since fit prepares its data
 LEARNING_RATE = 0.001
 
 
@@ -32,13 +31,20 @@ class Task:
     """A model, and the shapes of a batch for it."""
 
     name: str
-    build: Callable[[], Any]
+    build: Callable[[], keras.Model]
     batch: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Result:
-    """Median seconds per step under fit: 'none', 'hvdlite'; and the torch path's overhead for as many parameters."""
+    """The times of one model.
+
+    Attributes:
+        name: The model.
+        parameters: The number of its parameters.
+        seconds: Median seconds per step under fit, by copy: 'none', 'hvdlite'.
+        torch_overhead: hvdlite's overhead in PyTorch, in seconds per step, for a model with as many parameters.
+    """
 
     name: str
     parameters: int
@@ -47,19 +53,19 @@ class Result:
 
     @property
     def overhead(self) -> float:
-        """Seconds per step that hvdlite costs more than no communication."""
+        """hvdlite's overhead, in seconds per step."""
         return self.seconds["hvdlite"] - self.seconds["none"]
 
 
-def mlp() -> Any:
-    """As `bench.tasks.mlp`: 10.5 million parameters in few large tensors."""
+def mlp() -> keras.Model:
+    """The model of `bench.tasks.mlp`: 10.5 million parameters in few large tensors."""
     dense = keras.layers.Dense
     return keras.Sequential([keras.Input((1024,)), *(dense(2048, "relu") for _ in range(3)), dense(10)])
 
 
-def cnn() -> Any:
-    """As `bench.tasks.cnn`: 8 convolutions, few parameters, much arithmetic."""
-    layers: list[Any] = [keras.Input((48, 48, 3))]
+def cnn() -> keras.Model:
+    """The model of `bench.tasks.cnn`: 8 convolutions, few parameters, much arithmetic."""
+    layers: list[keras.Layer] = [keras.Input((48, 48, 3))]
     for index, outputs in enumerate([16, 16, 32, 32, 64, 64, 64]):
         layers.append(keras.layers.Conv2D(outputs, 3, strides=1 + index % 2, padding="same", activation="relu"))
     layers += [keras.layers.Conv2D(64, 3, padding="same", activation="relu"), keras.layers.GlobalAveragePooling2D()]
@@ -70,25 +76,38 @@ TASKS = {"mlp": Task("MLP", mlp, (32, 1024)), "cnn": Task("CNN, 8 layers", cnn, 
 
 
 class Clock(keras.callbacks.Callback):  # type: ignore[misc]
-    """Seconds of each step, the first of a fit left out."""
+    """Measures the seconds of each step of fit, except the first."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         self.began = time.perf_counter()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if batch:
             self.seconds.append(time.perf_counter() - self.began)
 
 
-def compare(comm: MPI.Comm, names: Sequence[str], steps: int, pinned: bool, progress: Any) -> list[Result]:
-    """Run the named tasks. Collective. Arguments as for `bench.step.compare`. Raises HvdliteError where the ranks'
-    weights differ afterwards."""
+def compare(comm: MPI.Comm, names: Sequence[str], steps: int, pinned: bool, progress: Progress) -> list[Result]:
+    """Run the named tasks. Collective; waits for all ranks.
+
+    Args:
+        comm: All ranks.
+        names: The tasks, of TASKS.
+        steps: Timed steps per copy.
+        pinned: Whether each rank gets a core of its own.
+        progress: Called before each task.
+
+    Returns:
+        The results, equal on all ranks.
+
+    Raises:
+        HvdliteError: The ranks' weights differ afterwards.
+    """
     if pinned:
-        pin(comm)  # TensorFlow's threads, made later, stay on that core
+        pin(comm)  # TensorFlow starts its threads later, so they stay on that core
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     found = {}
@@ -103,7 +122,7 @@ def compare(comm: MPI.Comm, names: Sequence[str], steps: int, pinned: bool, prog
 
 
 def run(task: Task, comm: MPI.Comm, steps: int) -> tuple[int, dict[str, float]]:
-    """The number of parameters, and seconds per step."""
+    """Train the two copies in turns. Returns the number of parameters, and seconds per step by copy."""
     rng = np.random.default_rng(hvd.rank())
     x = rng.normal(size=(TURN * task.batch[0], *task.batch[1:])).astype("float32")
     y = rng.integers(0, 10, len(x))
@@ -127,8 +146,8 @@ def run(task: Task, comm: MPI.Comm, steps: int) -> tuple[int, dict[str, float]]:
     return models["none"].count_params(), seconds
 
 
-def same_weights(name: str, model: Any, comm: MPI.Comm) -> None:
-    """Raise HvdliteError where the ranks' weights differ: then the times mean nothing."""
+def same_weights(name: str, model: keras.Model, comm: MPI.Comm) -> None:
+    """Raise HvdliteError if the ranks' weights differ: then the times mean nothing."""
     mine = [np.asarray(variable).tobytes() for variable in model.trainable_variables]
     if any(theirs != mine for theirs in comm.allgather(mine)):
         raise HvdliteError(f"{name}: the ranks' weights differ after the same steps. This is a bug.")

@@ -1,7 +1,7 @@
-"""The predicted time of an all-reduce on large clusters, by the cost model of `choose`.
+"""The predicted time of an all-reduce on large clusters, by the cost model of `algorithms.choice`.
 
-The model has no congestion, no other jobs and no overlap. It shows which algorithm wins where, and what is left to
-gain. The counts of steps and bytes are those of the code (a unit test counts them). Latency and bandwidths are
+The model has no congestion, no other jobs and no overlap. It shows which algorithm is the fastest on a cluster, and how
+far it is from the bytes alone. A unit test counts the steps and bytes of the code. Latency and bandwidths are
 assumptions, printed with the result.
 """
 
@@ -22,8 +22,14 @@ SIZES = (64 << 10, 1 << 20, 25 << 20, 256 << 20)
 
 @dataclass(frozen=True)
 class Cluster:
-    """latency: seconds per message, Python's part included. network: bytes/s of a host's card, each way. memory:
-    bytes/s at which a host copies."""
+    """A cluster.
+
+    Attributes:
+        name: Its name in tables.
+        latency: Seconds per message, Python's part included.
+        network: Bytes per second of a host's network card, each way.
+        memory: Bytes per second at which a host copies.
+    """
 
     name: str
     latency: float
@@ -40,7 +46,13 @@ CLUSTERS = (
 
 @dataclass(frozen=True)
 class Cost:
-    """One all-reduce: messages one after another, bytes sent per host, passes of all buffers of a host."""
+    """The cost of one all-reduce.
+
+    Attributes:
+        steps: Messages one after another.
+        sent: Bytes that each host sends.
+        passes: How often a host reads or writes all buffers of its ranks.
+    """
 
     steps: int
     sent: float
@@ -53,7 +65,14 @@ class Cost:
 
 
 def cost(algorithm: str, nbytes: int, hosts: int, local: int) -> Cost:
-    """local ranks on each of `hosts` hosts; for halving-doubling and doubling both powers of two."""
+    """The cost of an all-reduce of nbytes with one algorithm.
+
+    Args:
+        algorithm: The algorithm's name, as in `config.ALGORITHMS`.
+        nbytes: The size of each rank's array.
+        hosts: The number of hosts. With halving-doubling and doubling, hosts and local are powers of two.
+        local: The number of ranks on each host.
+    """
     ranks = hosts * local
     near = (local - 1) / local
     if algorithm == "ring":
@@ -69,7 +88,7 @@ def cost(algorithm: str, nbytes: int, hosts: int, local: int) -> Cost:
 
 
 def predict(cluster: Cluster, algorithm: str, nbytes: int, ranks: int) -> float:
-    """Seconds, with LOCAL ranks per host."""
+    """The predicted seconds of an all-reduce of nbytes, with LOCAL ranks per host."""
     local = min(LOCAL, ranks)
     return cost(algorithm, nbytes, ranks // local, local).seconds(cluster, nbytes, local)
 
@@ -78,7 +97,7 @@ SHOWN = {"ring": "flat ring", "halving_doubling": "halving-doubling", "hierarchi
 
 
 def print_model(out: Console) -> None:
-    """One table per cluster: predicted milliseconds by size, ranks and algorithm."""
+    """Print a table for each cluster: predicted milliseconds by size, ranks and algorithm."""
     from hvdlite.bench.report import new_table, significant  # imports MPI, which the model does not need
 
     for cluster in CLUSTERS:
@@ -95,7 +114,7 @@ def print_model(out: Console) -> None:
 
 
 def plot_model(path: str) -> None:
-    """Predicted time of one bucket against the number of ranks, a panel per cluster."""
+    """Plot the predicted time of one bucket against the number of ranks, with a panel for each cluster."""
     from hvdlite.bench.plot import canvas
 
     nbytes = 25 << 20

@@ -1,4 +1,4 @@
-"""Two models for GPUs, of the sizes that people train: as many parameters, in as many tensors."""
+"""Two models for GPUs, with the parameters and tensors of models in use: ResNet-50 and GPT-2."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ def resnet50() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    """GPT-2's smallest: 12 layers of width 768, 124 million parameters with its embedding (Radford et al. 2019); the
-    output classifies the last word into 10, so that no second embedding is counted."""
+    """GPT-2's smallest model: 12 layers of width 768, 124 million parameters with its embedding (Radford et al. 2019).
+
+    The output has 10 classes, so that there is no second embedding.
+    """
     layer = nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.0, batch_first=True, norm_first=True)
     encoder = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
     head = (nn.AdaptiveAvgPool2d((1, 768)), nn.Flatten(), nn.Linear(768, 10))

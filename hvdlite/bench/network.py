@@ -1,27 +1,27 @@
-"""Measures a benchmark across hosts besides time: bytes on the wire, and what the link itself can do.
+"""Measurements of the network between hosts: bytes on the wire, and the speed of the link.
 
-The bytes are those of the interfaces' counters, with packet headers. The link's time is that of a plain TCP stream of
-the least bytes that an all-reduce can send: 2S(h-1)/h from each host to the next, all hosts at once.
+The bytes come from the interfaces' counters, and contain packet headers. The link's time is that of plain TCP streams
+of the least bytes that an all-reduce can send: 2S(h-1)/h from each host to the next, all hosts at once.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from mpi4py import MPI
 
+from hvdlite.bench.timing import Action
 from hvdlite.job import runtime
 
 BLOCK_BYTES = 1 << 20
 
 
 def bytes_sent() -> int:
-    """By all interfaces of this host but the loopback, since it started."""
+    """The bytes that this host has sent since it started, over all interfaces but the loopback."""
     total = 0
     for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
         name, _, counters = line.partition(":")
@@ -30,8 +30,8 @@ def bytes_sent() -> int:
     return total
 
 
-def most_sent(comm: MPI.Comm, call: Callable[[], Any], calls: int) -> float:
-    """Bytes that the busiest host sends per call. Collective."""
+def most_sent(comm: MPI.Comm, call: Action, calls: int) -> float:
+    """The bytes that the busiest host sends per call. Collective."""
     comm.Barrier()
     before = bytes_sent()
     for _ in range(calls):
@@ -41,12 +41,21 @@ def most_sent(comm: MPI.Comm, call: Callable[[], Any], calls: int) -> float:
 
 
 def least_bytes(nbytes: int, hosts: int) -> int:
-    """What each host must send for an all-reduce of nbytes, whatever the algorithm."""
+    """The bytes that each host must send for an all-reduce of nbytes, with any algorithm."""
     return 2 * nbytes * (hosts - 1) // hosts
 
 
 class Link:
-    """A TCP connection from the first rank of each host to that of the next. Making one is collective."""
+    """A TCP connection from the first rank of each host to the first rank of the next host.
+
+    Making one is collective.
+
+    Attributes:
+        hosts: The number of hosts.
+        active: Whether this rank is the first of its host.
+        outgoing: The connection to the next host, on active ranks.
+        incoming: The connection from the previous host, on active ranks.
+    """
 
     def __init__(self, comm: MPI.Comm) -> None:
         place = runtime.current().topology
@@ -63,7 +72,7 @@ class Link:
             server.close()
 
     def stream(self, nbytes: int) -> None:
-        """Send nbytes to the next host and receive as many from the one before, at once."""
+        """Send nbytes to the next host, and receive as many from the previous host at the same time."""
         if not self.active:
             return
         sender = threading.Thread(target=self.send, args=(nbytes,))
@@ -80,7 +89,7 @@ class Link:
 
 
 def own_address() -> str:
-    """An address of this host that others can reach: that of its name, unless it is the loopback's."""
+    """An address of this host that other hosts can reach: its name's address, or the name if that is the loopback."""
     name = MPI.Get_processor_name()
     with suppress(OSError):
         found = socket.gethostbyname(name)

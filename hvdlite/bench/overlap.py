@@ -1,16 +1,18 @@
-"""The overlap benchmark: how much of the communication hides behind a long backward.
+"""The overlap benchmark: the part of the communication that overlaps with a long backward.
 
     local      gradients are copied to their buckets, and no bucket leaves
     end        all buckets leave at the end of backward
-    hvdlite    as users have it, after it has tried which is faster
+    hvdlite    the defaults, after hvdlite's trial of early buckets
 
-Copies of each model take turns. `end - local` is the communication, `end - hvdlite` the hidden part. `schedule` tells
-how much could hide, from the times at which backward has each gradient; that does not depend on buckets. The batch is
-enlarged until backward takes a multiple of the communication.
+Copies of each model take turns. `end - local` is the time of the communication, and `end - hvdlite` the hidden part:
+the part that overlaps with backward. `schedule` computes the part that could be hidden with buckets of any size, from
+the times at which backward has each gradient. The batch is enlarged until backward takes a multiple of the
+communication.
 
-If all cores compute, the communication's CPU time cannot hide. So it is measured as well (`end - local`, without the
-kernel's time for arriving packets). One machine with several hosts has few cores. So each model has two more rows: in
-one only rank 0 computes and the other ranks' backward sleeps (`elsewhere`), in the other all sleep.
+If all cores compute, the communication's CPU time cannot be hidden. So the CPU time is measured too (`end - local`,
+without the kernel's time for arriving packets). A machine that simulates several hosts has few cores. So each model has
+two more rows: in the first only rank 0 computes, and the other ranks sleep in backward (`elsewhere`). In the second all
+ranks sleep.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from hvdlite.bench.elsewhere import elsewhere
 from hvdlite.bench.schedule import least_exposed
 from hvdlite.bench.step import LEARNING_RATE, stepper
 from hvdlite.bench.tasks import TASKS, Task, copy_of
-from hvdlite.bench.timing import Timing, interleaved, slowest_of
+from hvdlite.bench.timing import Action, Progress, Timing, interleaved, slowest_of
 from hvdlite.errors import HvdliteError
 from hvdlite.gradients.reducer import Reducer
 from hvdlite.job import runtime
@@ -44,8 +45,18 @@ COPIES = ("local", "end", "hvdlite")
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds: the medians of forward passes and of steps, the communication's CPU time on one rank, what could hide,
-    and what does, in quartiles over the rounds. batch: samples per rank; crowded: see Timing."""
+    """The results for one model.
+
+    Attributes:
+        name: The task.
+        parameters: The number of the model's parameters.
+        batch: Samples per rank.
+        seconds: Median seconds of a forward pass ('forward') and of each copy's step.
+        cpu: The communication's CPU time on one rank, in seconds per step.
+        could: The communication that could be hidden, in seconds per step.
+        quartiles: The hidden part in units of `could`: quartiles over the rounds.
+        crowded: As in `timing.Timing`.
+    """
 
     name: str
     parameters: int
@@ -66,17 +77,24 @@ class Result:
 
     @property
     def hidden(self) -> float:
-        """What was hidden, in units of what could be."""
+        """The hidden part of the communication, in units of `could`."""
         return (self.seconds["end"] - self.seconds["hvdlite"]) / self.could
 
 
 class Subject:
-    """A model's copies, their optimizers, and what takes turns. Making one is collective."""
+    """The copies of a model and their optimizers. Making one is collective.
+
+    Attributes:
+        task: The task.
+        copies: The models, by copy.
+        optimizers: The attached optimizers, by copy.
+        cpu: The CPU time of all threads in the copies' steps, in seconds, by copy.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.copies = {key: copy_of(task) for key in COPIES}
-        rates = dict.fromkeys(COPIES, LEARNING_RATE) | {"local": 0.0}  # ranks' weights are compared now and then
+        rates = dict.fromkeys(COPIES, LEARNING_RATE) | {"local": 0.0}  # the replica check compares ranks' weights
         self.optimizers = {key: torch.optim.SGD(self.copies[key].parameters(), rates[key]) for key in COPIES}
         self.cpu = dict.fromkeys(COPIES, 0.0)
         hvd.DistributedOptimizer(self.optimizers["hvdlite"])
@@ -88,8 +106,8 @@ class Subject:
             raise HvdliteError("on one host no bucket leaves during backward: run on several, or set HVDLITE_OVERLAP=1")
 
     def timed(self, comm: MPI.Comm, batch: Sequence[torch.Tensor], steps: int) -> Timing:
-        """Steps and forward passes in turns, after some that do not count. Collective."""
-        actions: dict[str, Callable[[], Any]] = {"forward": lambda: self.copies["local"](batch[0])}
+        """Time steps and forward passes in turns, after some that do not count. Collective."""
+        actions: dict[str, Action] = {"forward": lambda: self.copies["local"](batch[0])}
         for key in COPIES:
             actions[key] = self.metered(key, stepper(self.copies[key], self.optimizers[key], batch))
         interleaved(actions, comm, WARM_UP, warm=False)
@@ -97,9 +115,9 @@ class Subject:
         return interleaved(actions, comm, steps, warm=False)
 
     def settle(self, batch: Sequence[torch.Tensor]) -> None:
-        """Steps until it is decided, by trying, whether buckets leave during backward. Collective."""
+        """Make steps until the trial of early buckets is over. Collective."""
         step = stepper(self.copies["hvdlite"], self.optimizers["hvdlite"], batch)
-        step()  # learns the order of gradients, for another reducer
+        step()  # the reducer learns the order of gradients, and another reducer follows
         while self.reducer().departure.trial:
             step()
 
@@ -107,7 +125,7 @@ class Subject:
         return self.optimizers[key]._hvdlite.reducer  # type: ignore[attr-defined, no-any-return]
 
     def metered(self, key: str, step: Callable[[], None]) -> Callable[[], None]:
-        """The step, whose CPU time, of all threads, is added up."""
+        """The step, with its CPU time added to `cpu`."""
 
         def metered() -> None:
             before = time.process_time()
@@ -118,8 +136,11 @@ class Subject:
 
 
 def arrivals(model: nn.Module, comm: MPI.Comm, batch: Sequence[torch.Tensor], steps: int) -> list[float]:
-    """When backward has each parameter's gradient: seconds since its beginning, medians over steps of the slowest
-    rank. Collective."""
+    """The time at which backward has each parameter's gradient. Collective.
+
+    Returns:
+        Seconds since backward began, by parameter: the slowest rank's, medians over steps.
+    """
     times = []
     for _ in range(steps):
         model.zero_grad()
@@ -134,16 +155,15 @@ def arrivals(model: nn.Module, comm: MPI.Comm, batch: Sequence[torch.Tensor], st
 
 @contextmanager
 def without_overlap() -> Iterator[None]:
-    """Optimizers attached inside are so as if HVDLITE_OVERLAP=0 were set."""
+    """A context in which optimizers are attached as with HVDLITE_OVERLAP=0."""
     live = runtime.current()
-    before, live.config = live.config, replace(live.config, overlap="0")
-    yield
-    live.config = before
+    with live.configured(replace(live.config, overlap="0")):
+        yield
 
 
 @contextmanager
 def clocked(model: nn.Module) -> Iterator[dict[torch.Tensor, float]]:
-    """When each parameter's gradient was there (time.perf_counter)."""
+    """A context in which the time of each parameter's gradient is noted, by `time.perf_counter`."""
     clock: dict[torch.Tensor, float] = {}
 
     def note(p: torch.Tensor) -> None:
@@ -156,11 +176,11 @@ def clocked(model: nn.Module) -> Iterator[dict[torch.Tensor, float]]:
 
 
 def measure(task: Task, comm: MPI.Comm, steps: int, multiple: float) -> Result:
-    """One model, with a batch for which backward takes about `multiple` times the communication. Collective."""
+    """Measure one model, with a batch for which backward takes about `multiple` times the communication. Collective."""
     subject = Subject(task)
     torch.manual_seed(1 + comm.Get_rank())
     batch = long_enough(subject, comm, multiple)
-    subject = Subject(task)  # whose trial was at another batch
+    subject = Subject(task)  # again, since the other one's trial had another batch
     subject.settle(batch)
     timing = subject.timed(comm, batch, steps)
     communication = timing.seconds["end"] - timing.seconds["local"]
@@ -175,7 +195,10 @@ def measure(task: Task, comm: MPI.Comm, steps: int, multiple: float) -> Result:
 
 
 def long_enough(subject: Subject, comm: MPI.Comm, multiple: float) -> Sequence[torch.Tensor]:
-    """A batch, enlarged until that is near, for short ones take longer per sample. Collective."""
+    """Enlarge the batch until backward takes about `multiple` times the communication. Collective.
+
+    Several attempts are needed, because small batches take longer per sample.
+    """
     count, longer = subject.task.count, 2 * NEAR
     for _ in range(TRIALS):
         if longer < NEAR:
@@ -186,11 +209,23 @@ def long_enough(subject: Subject, comm: MPI.Comm, multiple: float) -> Sequence[t
     return subject.task.batch(count)
 
 
-def compare(comm: MPI.Comm, names: Sequence[str], steps: int, multiple: float, progress: Any) -> list[Result]:
-    """Measure the named tasks, each also with its backward elsewhere for all ranks but 0, and for all. Collective.
-    Ranks are not pinned: lanes' threads would be, too.
+def compare(comm: MPI.Comm, names: Sequence[str], steps: int, multiple: float, progress: Progress) -> list[Result]:
+    """Measure the named tasks, each with three kinds of backward (see above). Collective; waits for all ranks.
 
-    progress: called with (done, total, text). Raises HvdliteError where nothing leaves during backward.
+    Ranks are not pinned, because that would pin the lanes' threads too.
+
+    Args:
+        comm: All ranks.
+        names: The tasks, of `tasks.TASKS`.
+        steps: Timed steps per copy.
+        multiple: The batch is enlarged until backward takes so many times the communication.
+        progress: Called before each task.
+
+    Returns:
+        Three results for each task, equal on all ranks.
+
+    Raises:
+        HvdliteError: No bucket leaves during backward.
     """
     torch.set_num_threads(1)
     results = []

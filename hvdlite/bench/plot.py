@@ -1,15 +1,18 @@
-"""Pictures of the results, with matplotlib where it is installed."""
+"""Pictures of the results. They need matplotlib, which may be missing."""
 
 from __future__ import annotations
 
 import importlib.util
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdlite.bench.allreduce import Sweep, one_line, readable
 
-if TYPE_CHECKING:  # it imports torch, which need not be there
+if TYPE_CHECKING:  # `step` imports torch, which may be missing
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from hvdlite.bench.step import Result
 
 OURS = ("arena", "tensor", "ring", "halving_doubling", "auto")
@@ -19,26 +22,32 @@ def available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def canvas(columns: int) -> tuple[Any, Any]:
-    """A figure of `columns` plots side by side that needs no display."""
+def canvas(columns: int) -> tuple[Figure, Sequence[Axes]]:
+    """Make a figure of `columns` plots side by side. It needs no display."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, columns, figsize=(7 * columns, 5.5), layout="constrained")
-    return figure, axes
+    figure, axes = plt.subplots(1, columns, figsize=(7 * columns, 5.5), layout="constrained", squeeze=False)
+    return figure, axes[0]
 
 
-def save(figure: Any, path: str, title: str, caption: str) -> None:
-    """Write the picture, under a title and the caption in lines that are no wider."""
+def save(figure: Figure, path: str, title: str, caption: str) -> None:
+    """Write the picture, with a title and a caption above it. The caption's lines are no wider than the picture."""
     lines = textwrap.wrap(caption, int(14 * figure.get_figwidth()))
     figure.suptitle("\n".join([title, *lines]), fontsize=9)
     figure.savefig(path, dpi=120)
 
 
 def plot_sweep(path: str, sweep: Sweep, caption: str) -> None:
-    """Time and bandwidth against size, log-log; ours in full lines, the others dashed."""
+    """Plot time and bandwidth against size, on logarithmic axes. hvdlite has full lines, other contenders dashed ones.
+
+    Args:
+        path: The PNG file to write.
+        sweep: The results.
+        caption: Text about the machine.
+    """
     figure, (times, bandwidths) = canvas(2)
     for key, title in sweep.titles.items():
         rows = [row for row in sweep.rows if key in row.seconds]
@@ -57,8 +66,14 @@ def plot_sweep(path: str, sweep: Sweep, caption: str) -> None:
 
 
 def plot_steps(path: str, results: Sequence[Result], caption: str) -> None:
-    """Bars: milliseconds per step of each model and contender."""
-    figure, axis = canvas(1)
+    """Plot milliseconds per step as bars, for each model and contender.
+
+    Args:
+        path: The PNG file to write.
+        results: The results.
+        caption: Text about the machine.
+    """
+    figure, (axis,) = canvas(1)
     labels = {"none": "no communication", "hvdlite": "hvdlite", "ddp": "DDP gloo"}
     for offset, (key, label) in enumerate(labels.items()):
         places = [index + 0.27 * (offset - 1) for index in range(len(results))]

@@ -1,4 +1,4 @@
-"""The results of the benchmarks as tables, JSON, and a picture."""
+"""The results of the benchmarks as tables and JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from mpi4py import MPI
 from rich import box
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
     from hvdlite.bench.step import Result
 
 WIDTH = 120
+Json: TypeAlias = dict[str, object]
+"""The content of a JSON file."""
 CROWDED = 0.05
 
 
 def console() -> Console:
-    """Standard output; plain text of 120 columns where it is no terminal that a person looks at.
+    """Standard output: as it is on a terminal with a size, else plain text of 120 columns.
 
-    Open MPI gives ranks a pseudo-terminal without a size, whatever its own output goes to.
+    Open MPI gives each rank a pseudo-terminal without a size, also if its own output goes to a file.
     """
     try:
         real = os.get_terminal_size(sys.__stdout__.fileno()).columns > 0 if sys.__stdout__ else False
@@ -43,19 +45,51 @@ def console() -> Console:
     return Console() if real else Console(width=WIDTH, force_terminal=False, color_system=None)
 
 
-def machine(comm: MPI.Comm) -> dict[str, Any]:
-    """Where the numbers come from: processor, cores, ranks, libraries, date."""
+@dataclass(frozen=True)
+class Machine:
+    """Facts about the machine and the job, for every report.
+
+    Attributes:
+        date: The time of the report, in UTC, as ISO 8601.
+        cpu: The processor's name.
+        cores: The cores of this host.
+        ranks: The number of ranks.
+        hosts: The number of hosts.
+        mpi: The MPI library and its version.
+        python: Python's version.
+        versions: The versions of other packages, if installed.
+    """
+
+    date: str
+    cpu: str
+    cores: int | None
+    ranks: int
+    hosts: int
+    mpi: str
+    python: str
+    versions: dict[str, str]
+
+    @property
+    def line(self) -> str:
+        """All facts but the date, as a sentence."""
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        return f"{self.ranks} ranks on {self.hosts} host(s) with {self.cores} cores ({self.cpu}); " \
+               f"{self.mpi}; Python {self.python}, {versions}"  # fmt: skip
+
+
+def machine(comm: MPI.Comm) -> Machine:
+    """The facts about this machine and job. Collective over comm."""
     packages = ("hvdlite", "mpi4py", "numpy", "torch", "cupy-cuda12x", "cupy-cuda13x")
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "ranks": comm.Get_size(),
-        "hosts": len(set(comm.allgather(platform.node()))),
-        "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 ,"),
-        "python": platform.python_version(),
-        "versions": {name: found for name in packages if (found := version(name))},
-    }
+    return Machine(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        cpu=cpu_model(),
+        cores=os.cpu_count(),
+        ranks=comm.Get_size(),
+        hosts=len(set(comm.allgather(platform.node()))),
+        mpi=MPI.Get_library_version().splitlines()[0].strip("\0 ,"),
+        python=platform.python_version(),
+        versions={name: found for name in packages if (found := version(name))},
+    )
 
 
 def cpu_model() -> str:
@@ -73,14 +107,13 @@ def version(package: str) -> str | None:
         return None
 
 
-def machine_line(facts: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-    return f"{facts['ranks']} ranks on {facts['hosts']} host(s) with {facts['cores']} cores ({facts['cpu']}); " \
-           f"{facts['mpi']}; Python {facts['python']}, {versions}"  # fmt: skip
-
-
 def warn_of_crowding(out: Console, part: float) -> None:
-    """Say when ranks were not alone on their cores: the times are then those of a smaller machine."""
+    """Print a warning if ranks shared cores: then the times are those of a smaller machine.
+
+    Args:
+        out: The console.
+        part: The part of the turns (0 to 1), as in `timing.Timing.crowded`.
+    """
     if part > CROWDED:
         out.print(
             f"In up to {part:.0%} of the turns two ranks were on one core: other programs were running, or there are "
@@ -92,7 +125,7 @@ def warn_of_crowding(out: Console, part: float) -> None:
 
 
 def print_sweep(out: Console, sweep: Sweep) -> None:
-    """Times, bandwidths, ratios and the scalar latency."""
+    """Print times, bandwidths, ratios, bytes on the wire, and the latency of a scalar."""
     out.print(times_table(sweep))
     out.print(bandwidth_table(sweep))
     if ratios := ratio_table(sweep):
@@ -156,7 +189,7 @@ RATIOS = {
 
 
 def ratio_table(sweep: Sweep) -> Table | None:
-    """Times over times; None where the contenders for it did not take part."""
+    """The ratios of contenders' times; None if no pair of RATIOS took part."""
     pairs = {title: pair for title, pair in RATIOS.items() if set(pair) <= set(sweep.titles)}
     if not pairs:
         return None
@@ -168,7 +201,7 @@ def ratio_table(sweep: Sweep) -> Table | None:
 
 
 def wire_table(sweep: Sweep) -> Table:
-    """Bytes that the busiest host sent, over the least that it must."""
+    """The bytes that the busiest host sent, in units of the least possible bytes."""
     table = new_table(
         "bytes sent by the busiest host, headers included, over 2S(h-1)/h, the least for any all-reduce of S bytes",
         ["size", *sweep.titles.values()],
@@ -189,8 +222,8 @@ def significant(number: float, most_places: int = 3) -> str:
     return f"{number:.1f}" if number >= 10 else f"{number:.{places}f}"
 
 
-def sweep_json(sweep: Sweep) -> dict[str, Any]:
-    """Everything in seconds, bytes and GB/s."""
+def sweep_json(sweep: Sweep) -> Json:
+    """The results for a JSON file, in seconds, bytes and GB/s."""
     rows = [
         asdict(row) | {"algbw": {k: row.algbw(k) for k in row.seconds},
                        "busbw": {k: row.busbw(k, sweep.size) for k in row.seconds if k not in ("memcpy", "link")}}
@@ -204,6 +237,7 @@ def sweep_json(sweep: Sweep) -> dict[str, Any]:
 
 
 def print_steps(out: Console, results: Sequence[Result]) -> None:
+    """Print the times of training steps."""
     table = new_table(
         "training step: time in ms (median over steps of the slowest rank); overhead = time above no communication in "
         "the same round; ratio = the overheads', and where it lies with 90 % probability",
@@ -218,6 +252,7 @@ def print_steps(out: Console, results: Sequence[Result]) -> None:
 
 
 def print_overlap(out: Console, results: Sequence[OverlapResult]) -> None:
+    """Print the times of communication, and the hidden part."""
     table = new_table(
         "communication behind backward: ms per step (medians of the slowest rank); hidden = part of what could hide, "
         "and the quartiles of the rounds",
@@ -226,12 +261,13 @@ def print_overlap(out: Console, results: Sequence[OverlapResult]) -> None:
     for r in results:
         times = (r.seconds["forward"], r.backward, r.communication, r.cpu, r.could)
         quartiles = f"{r.quartiles[0]:.0%} to {r.quartiles[2]:.0%}"
-        share = (f"{r.hidden:.0%}", quartiles) if r.could > 0 else ("-", "-")  # all of it was less than the noise
+        share = (f"{r.hidden:.0%}", quartiles) if r.could > 0 else ("-", "-")  # below 0: only noise
         table.add_row(r.name, str(r.batch), *(f"{t * 1e3:.1f}" for t in times), *share)
     out.print(table)
 
 
 def print_keras_steps(out: Console, results: Sequence[KerasResult]) -> None:
+    """Print the times of training steps under Keras' fit."""
     table = new_table(
         "training step under Keras' fit: time in ms (median over steps of the slowest rank); overhead = time above no "
         "communication",
@@ -244,14 +280,14 @@ def print_keras_steps(out: Console, results: Sequence[KerasResult]) -> None:
     out.print(table)
 
 
-def overlap_json(results: Sequence[OverlapResult]) -> dict[str, Any]:
+def overlap_json(results: Sequence[OverlapResult]) -> Json:
     rows = [
         asdict(r) | {"backward": r.backward, "communication": r.communication, "hidden": r.hidden} for r in results
     ]
     return {"rows": rows}
 
 
-def steps_json(results: Sequence[Result]) -> dict[str, Any]:
+def steps_json(results: Sequence[Result]) -> Json:
     return {"rows": [asdict(r) for r in results]}
 
 
@@ -259,6 +295,7 @@ def steps_json(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def print_prices(out: Console, found: PriceList) -> None:
+    """Print the times of all collectives."""
     table = new_table(
         "every collective: time in us of one call (median of the slowest rank), hvdlite beside the bare mpi4py call",
         ["call", *(f"{readable(nbytes)}{what}" for nbytes in SIZES for what in (" hvdlite", " mpi4py", " ratio"))],
@@ -277,10 +314,11 @@ def price_cells(price: Price) -> tuple[str, str, str]:
     return significant(price.seconds * 1e6), bare, "-" if price.ratio is None else significant(price.ratio)
 
 
-def prices_json(found: PriceList) -> dict[str, Any]:
+def prices_json(found: PriceList) -> Json:
     rows = [asdict(price) | {"ratio": price.ratio} for price in found.prices]
     return {"rows": rows}
 
 
-def save_json(path: str, content: dict[str, Any]) -> None:
+def save_json(path: str, content: Json) -> None:
+    """Write a JSON file."""
     Path(path).write_text(json.dumps(content, indent=1) + "\n")

@@ -1,10 +1,10 @@
-"""The best schedule of gradients during backward: the communication that no implementation can hide.
+"""The best schedule of gradients during backward: it shows the communication that no implementation can hide.
 
     backward            |     5     |     4     |     3     |     2     |     1     |
     at best                         |==5==|     |==4==|     |==3==|     |==2==|     |==1==|
 
-Each gradient leaves once backward has it, one after another, for its share of the communication's time. The last one
-never hides, nor do several that come late.
+Each gradient leaves once backward has it and the previous one has been sent. It takes its share of the communication's
+time. The last gradient is never hidden, and other late gradients are not either.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from collections.abc import Sequence
 
 
 def least_exposed(nbytes: Sequence[int], arrivals: Sequence[float], communication: float) -> float:
-    """Seconds that communication goes on after the last gradient has come, at best.
+    """The least time of communication after backward has its last gradient, in seconds.
 
-    nbytes, arrivals: of each gradient, the latter in seconds. communication: seconds that all bytes take.
+    Args:
+        nbytes: The size of each gradient.
+        arrivals: The time at which backward has each gradient, in seconds.
+        communication: The time that all bytes take, in seconds.
     """
     end, rate = 0.0, sum(nbytes) / communication
     for arrival, size in sorted(zip(arrivals, nbytes, strict=True)):

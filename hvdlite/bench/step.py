@@ -1,15 +1,14 @@
-"""The training-step benchmark: the cost of distribution per step, beside torch's DistributedDataParallel on gloo.
+"""The training-step benchmark: the overhead of data-parallel training, beside torch's DDP on gloo.
 
 Three copies of each model take turns: one without communication, one with `hvdlite.torch.DistributedOptimizer`, one in
-DDP. The overhead is the difference to the copy without communication in the same round. One thread per rank, random
-data, plain SGD. Afterwards the weights of hvdlite and DDP must agree.
+DistributedDataParallel (DDP). The overhead is the difference to the copy without communication in the same round. Each
+rank has one thread, random data and plain SGD. Afterwards the weights of hvdlite and DDP must agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,21 +18,31 @@ from torch import nn
 import hvdlite.torch as hvd
 from hvdlite.bench.contenders import start_gloo
 from hvdlite.bench.tasks import TASKS, Task, copy_of
-from hvdlite.bench.timing import interleaved, pin, rounds_for
+from hvdlite.bench.timing import Action, Floats, Progress, interleaved, pin, rounds_for
 from hvdlite.errors import HvdliteError
 
 WARM_UP = 4  # steps: DDP rebuilds its buckets after the first
 LEARNING_RATE = 0.001
-SECONDS = 25.0  # for each model, where nobody says how many steps
+SECONDS = 25.0  # for each model, if the number of steps is not given
 RESAMPLED = 2000  # times
 TOLERANCE = 1e-3  # relative; the two sum in different orders and round differently, over up to 300 small steps
 
 
 @dataclass(frozen=True)
 class Result:
-    """Median seconds per step by contender: 'none', 'hvdlite', 'ddp'. overhead: the median seconds per step that each
-    costs more than none. ratio: hvdlite's overhead in units of DDP's. likely: where that lies with 90 % probability, as
-    far as the steps' scatter tells (by bootstrap). crowded: the part of the steps that two ranks ended on one core."""
+    """The times of one model.
+
+    Attributes:
+        name: The model.
+        parameters: The number of its parameters.
+        tensors: The number of tensors that they form.
+        steps: Timed steps per copy.
+        seconds: Median seconds per step, by copy: 'none', 'hvdlite', 'ddp'.
+        overhead: Median overhead in seconds per step, for 'hvdlite' and 'ddp'.
+        ratio: hvdlite's overhead in units of DDP's.
+        likely: The 90 % interval of the ratio, from the steps' scatter (by bootstrap).
+        crowded: As in `timing.Timing`.
+    """
 
     name: str
     parameters: int
@@ -47,16 +56,27 @@ class Result:
 
 
 def compare(
-    comm: MPI.Comm, names: Sequence[str], steps: int | None, pinned: bool, progress: Any, device: str = "cpu"
+    comm: MPI.Comm, names: Sequence[str], steps: int | None, pinned: bool, progress: Progress, device: str = "cpu"
 ) -> list[Result]:
-    """Run the named tasks. Collective. steps: None: as many as fit in SECONDS. pinned: each rank on a core of its own.
-    device: 'cpu', or 'cuda': this rank's.
+    """Run the named tasks. Collective; waits for all ranks.
 
-    progress: called with (done, total, text). Raises HvdliteError where hvdlite trained to other weights than DDP.
+    Args:
+        comm: All ranks.
+        names: The tasks, of `tasks.TASKS`.
+        steps: Timed steps per copy; None: as many as fit in SECONDS.
+        pinned: Whether each rank gets a core of its own.
+        progress: Called before each task.
+        device: 'cpu', or 'cuda' for this rank's GPU.
+
+    Returns:
+        The results, equal on all ranks.
+
+    Raises:
+        HvdliteError: The weights of hvdlite and DDP differ afterwards.
     """
     torch.set_num_threads(1)
     start_gloo()
-    if pinned and device == "cpu":  # beside a GPU the lane's thread wants another core than the one that issues kernels
+    if pinned and device == "cpu":  # with a GPU, the lane's thread and the thread that issues kernels need two cores
         pin(comm)
     results = []
     for done, name in enumerate(names):
@@ -73,7 +93,7 @@ def run(task: Task, comm: MPI.Comm, steps: int | None, device: str) -> Result:
     optimizers = {key: torch.optim.SGD(model.parameters(), LEARNING_RATE) for key, model in copies.items()}
     hvd.DistributedOptimizer(optimizers["hvdlite"], copies["hvdlite"].named_parameters())
     wrapped = copies | {"ddp": nn.parallel.DistributedDataParallel(copies["ddp"])}
-    actions: dict[str, Callable[[], Any]] = {key: stepper(wrapped[key], optimizers[key], batch) for key in copies}
+    actions: dict[str, Action] = {key: stepper(wrapped[key], optimizers[key], batch) for key in copies}
     interleaved(actions, comm, WARM_UP, warm=False)
     steps = steps or rounds_for(actions, comm, SECONDS, 1, warm=False)
     timing = interleaved(actions, comm, steps, warm=False)
@@ -84,9 +104,12 @@ def run(task: Task, comm: MPI.Comm, steps: int | None, device: str) -> Result:
     return Result(task.name, sum(lengths), len(lengths), steps, timing.seconds, overhead, ratio, likely, timing.crowded)
 
 
-def compared(more: dict[str, np.ndarray]) -> tuple[dict[str, float], float, tuple[float, float]]:
-    """The medians, the ratio of the first to the second, and where that lies (see `Result`). more: for each contender
-    the seconds that each of its steps took more than the same round's without communication."""
+def compared(more: dict[str, Floats]) -> tuple[dict[str, float], float, tuple[float, float]]:
+    """Compute `overhead`, `ratio` and `likely` of a `Result`.
+
+    Args:
+        more: The overhead of each step in seconds, for 'hvdlite' and 'ddp'.
+    """
     ours, ddp = more.values()
     picks = np.random.default_rng(0).integers(0, len(ours), (RESAMPLED, len(ours)))
     ratios = np.median(ours[picks], axis=1) / np.median(ddp[picks], axis=1)
@@ -98,9 +121,9 @@ def compared(more: dict[str, np.ndarray]) -> tuple[dict[str, float], float, tupl
 def stepper(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[torch.Tensor]
 ) -> Callable[[], None]:
-    """A step, which ends when the GPU has done it."""
+    """A function that makes one training step, and waits for the GPU."""
     inputs, labels = batch
-    finish: Callable[[], Any] = torch.cuda.synchronize if inputs.is_cuda else lambda: None
+    finish: Action = torch.cuda.synchronize if inputs.is_cuda else lambda: None
 
     def step() -> None:
         optimizer.zero_grad()
@@ -112,9 +135,9 @@ def stepper(
 
 
 def same_weights(name: str, ours: nn.Module, ddp: nn.Module) -> None:
-    """Raise HvdliteError where the two trained to different weights: then their times mean nothing."""
+    """Raise HvdliteError if the two copies have different weights: then their times mean nothing."""
     pairs = list(zip(ours.named_parameters(), ddp.parameters(), strict=True))
-    if pairs[0][1].is_cuda:  # whose sums come in another order each time: small parameters differ more than their parts
+    if pairs[0][1].is_cuda:  # a GPU adds in a different order each time, and small parameters differ most
         whole = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in (ours, ddp)]
         pairs = [(("weight vector", whole[0]), whole[1])]  # type: ignore[list-item]
     for (parameter, a), b in pairs:
@@ -122,5 +145,5 @@ def same_weights(name: str, ours: nn.Module, ddp: nn.Module) -> None:
         if not difference <= TOLERANCE:
             raise HvdliteError(
                 f"{name}: after the same steps hvdlite's {parameter} differs from DDP's by {difference:.2g} (relative; "
-                f"{TOLERANCE} is allowed). This is a bug; the times were thrown away."
+                f"{TOLERANCE} is allowed). This is a bug. The times were discarded."
             )

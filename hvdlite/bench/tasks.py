@@ -13,7 +13,14 @@ from hvdlite.bench import models
 
 @dataclass(frozen=True)
 class Task:
-    """A model and one fixed batch for it, of `count` samples where nobody says how many."""
+    """A model and its data.
+
+    Attributes:
+        name: The name in tables.
+        build: Makes the model.
+        batch: Makes inputs and labels for a number of samples.
+        count: The usual number of samples.
+    """
 
     name: str
     build: Callable[[], nn.Module]
@@ -59,6 +66,6 @@ TASKS = {
 
 
 def copy_of(task: Task) -> nn.Module:
-    """The model with the same weights on every rank and in every copy."""
+    """Make the model, with the same weights on every rank and in every copy."""
     torch.manual_seed(0)
     return task.build()

@@ -1,8 +1,9 @@
 """Fair timing on a machine with other load: contenders take turns, and the median counts.
 
-    round 1:  B A C      every turn starts with a barrier, so that no contender pays for another's skew;
-    round 2:  A C B      the order changes (equal on all ranks), so that no contender always follows the same one
-    time of one call = the slowest rank's; of a contender = the median over its calls
+    round 1:  B A C      every turn begins with a barrier: no contender waits for ranks that another has delayed
+    round 2:  A C B      the order changes, equally on all ranks: no contender always follows the same one
+
+The time of one call is that of the slowest rank. The time of a contender is the median over its calls.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 
-Action = Callable[[], Any]
+Action: TypeAlias = Callable[[], object]
+"""A call to be timed."""
+Progress: TypeAlias = Callable[[int, int, str], None]
+"""Shows how far a benchmark has come: called as progress(done, total, text)."""
+Floats: TypeAlias = npt.NDArray[np.float64]
 FEWEST_ROUNDS, MOST_ROUNDS = 7, 300
 LIBC = ctypes.CDLL(None)
 NOTHING: Mapping[str, Action] = MappingProxyType({})
@@ -27,13 +33,18 @@ NOTHING: Mapping[str, Action] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Timing:
-    """seconds: median per call, by action. crowded: the part of the turns (0 to 1) that two ranks of a host began on
-    one core. Where it is large, other programs were running, and the times are those of half a machine. rounds: the
-    slowest rank's seconds, by action, of shape (rounds, calls)."""
+    """The times of several actions.
+
+    Attributes:
+        seconds: Median seconds per call, by action.
+        crowded: The part of the turns (0 to 1) in which two ranks of a host were on one core. If it is large, other
+            programs were running, and the times are those of a smaller machine.
+        rounds: The slowest rank's seconds, by action, of shape (rounds, calls).
+    """
 
     seconds: dict[str, float]
     crowded: float
-    rounds: dict[str, Any]
+    rounds: dict[str, Floats]
 
 
 def interleaved(
@@ -46,8 +57,16 @@ def interleaved(
 ) -> Timing:
     """Time each action in `rounds` turns of `calls` calls. Collective over comm.
 
-    warm: each turn begins with a call that is not timed, so that its buffers are in whatever cache they fit.
-    before: what is done ahead of each timed call of an action, ahead of the barrier, not timed itself.
+    Args:
+        actions: The calls to be timed, by name.
+        comm: The ranks.
+        rounds: The turns of each action.
+        calls: The timed calls per turn.
+        warm: Whether each turn begins with a call that is not timed. It brings buffers into the caches.
+        before: By action, a call before each timed call and its barrier. It is not timed.
+
+    Returns:
+        The times, equal on all ranks.
     """
     times = {name: np.empty((rounds, calls)) for name in actions}
     cores = np.empty(rounds * len(actions), np.int64)
@@ -61,8 +80,8 @@ def interleaved(
     return Timing({name: float(np.median(slowest[name])) for name in actions}, crowding(comm, cores), slowest)
 
 
-def turn(action: Action, comm: MPI.Comm, times: Any, warm: bool, before: Action | None) -> None:
-    """Fill `times` (seconds, one per call)."""
+def turn(action: Action, comm: MPI.Comm, times: Floats, warm: bool, before: Action | None) -> None:
+    """Time one turn: fill `times`, one number of seconds per call, in place."""
     if warm:
         comm.Barrier()
         action()
@@ -75,15 +94,15 @@ def turn(action: Action, comm: MPI.Comm, times: Any, warm: bool, before: Action 
         times[call] = time.perf_counter() - began
 
 
-def slowest_of(comm: MPI.Comm, times: Any) -> Any:
-    """The largest time over ranks of each call."""
+def slowest_of(comm: MPI.Comm, times: npt.ArrayLike) -> Floats:
+    """The largest time over ranks, for each call. Collective."""
     slowest = np.ascontiguousarray(times, np.float64).copy()
     comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
     return slowest
 
 
-def crowding(comm: MPI.Comm, cores: Any) -> float:
-    """The part of the turns in which two ranks of this host were on one core. cores: this rank's, one per turn."""
+def crowding(comm: MPI.Comm, cores: npt.NDArray[np.int64]) -> float:
+    """The part of the turns in which two ranks of one host were on one core. cores: this rank's core in each turn."""
     host = comm.Split_type(MPI.COMM_TYPE_SHARED)
     everyone = np.sort(np.array(host.allgather(cores)), axis=0)
     host.Free()
@@ -91,11 +110,10 @@ def crowding(comm: MPI.Comm, cores: Any) -> float:
 
 
 def pin(comm: MPI.Comm) -> None:
-    """Give the calling thread of each rank a core of its own, where there are enough. Collective.
+    """Give the calling thread of each rank a core of its own, if there are enough cores. Collective.
 
-    Without it gloo, whose messages wake a peer on the sender's own core, draws two ranks onto one, and they stay
-    there: every contender that spins for a message then took four times as long (90 us instead of 20, at 4 bytes).
-    Threads that exist already, gloo's among them, stay free to run anywhere.
+    Otherwise gloo draws two ranks onto one core, since its messages wake a rank on the sender's core. They stay there,
+    and contenders that spin take four times as long. Threads that exist already, such as gloo's, run on any core.
     """
     host = comm.Split_type(MPI.COMM_TYPE_SHARED)
     cores = sorted(os.sched_getaffinity(0))
@@ -105,7 +123,18 @@ def pin(comm: MPI.Comm) -> None:
 
 
 def rounds_for(actions: Mapping[str, Action], comm: MPI.Comm, seconds: float, calls: int, warm: bool = True) -> int:
-    """How many rounds fit into `seconds`, from one trial round; equal on all ranks, within sensible limits."""
+    """The number of rounds that fit into some time, from one trial round. Collective; equal on all ranks.
+
+    Args:
+        actions: The calls to be timed, by name.
+        comm: The ranks.
+        seconds: The time for all rounds.
+        calls: The timed calls per turn.
+        warm: As for `interleaved`.
+
+    Returns:
+        At least FEWEST_ROUNDS, at most MOST_ROUNDS.
+    """
     trial = interleaved(actions, comm, 1, calls, warm)
     one_round = sum(trial.seconds.values()) * (calls + warm)
     return min(max(int(seconds / max(one_round, 1e-9)), FEWEST_ROUNDS), MOST_ROUNDS)

@@ -1,7 +1,7 @@
-"""Gradients in fewer bits while they travel. Horovod's shape: classes with `compress` and `decompress`.
+"""Compressors: gradients travel in fewer bits. As in Horovod, a compressor has `compress` and `decompress`.
 
-How a tensor is cast is the framework's; the rest is here once. Sums are computed in float32, in whatever dtype
-gradients travel. What happens to a gradient between the framework and the wire is in `wire`.
+Each framework's `compression` module makes its compressors with `caster` and its own cast. `wire` calls a compressor
+around each round. The dtype on the wire does not change the arithmetic: sums are computed in float32.
 """
 
 from __future__ import annotations
@@ -15,27 +15,42 @@ TensorT = TypeVar("TensorT", bound=Tensor)
 
 
 class Compressor:
-    """The interface of a compressor, for users' own as well.
+    """The interface of a compressor. Users may write their own.
 
     Attributes:
-        wire: The name of the dtype in which floating-point gradients travel, of compressors that only cast; else None.
+        wire: The dtype to which the compressor casts floating-point gradients, by name; None if it does not just cast.
     """
 
     wire: str | None = None
 
     @staticmethod
     def compress(tensor: TensorT) -> tuple[TensorT, object]:
-        """The tensor to send, of the same shape, and a context for `decompress`."""
+        """Compress a gradient.
+
+        Args:
+            tensor: The gradient, dense.
+
+        Returns:
+            The tensor to send, of the same shape, and a context for `decompress`.
+        """
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: TensorT, ctx: object) -> TensorT:
-        """The reduced tensor in the original dtype. ctx: what `compress` returned for it."""
+        """Restore a reduced tensor.
+
+        Args:
+            tensor: The ranks' result, in the dtype on the wire.
+            ctx: The context that `compress` returned.
+
+        Returns:
+            The tensor in the gradient's own dtype.
+        """
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Gradients travel as they are."""
+    """No compression: gradients travel unchanged."""
 
     @staticmethod
     def compress(tensor: TensorT) -> tuple[TensorT, object]:
@@ -50,14 +65,14 @@ def caster(
     name: str, dtype: str, is_floating: Callable[[TensorT], bool], to_dtype: Callable[..., TensorT],
     to: object = None,
 ) -> type[Compressor]:
-    """A compressor that casts floating-point tensors, and leaves others alone.
+    """Make a compressor that casts floating-point tensors, and leaves others unchanged.
 
     Args:
         name: The name of the new class.
-        dtype: The name of the dtype in which gradients travel.
-        is_floating: Whether a tensor is to be cast.
-        to_dtype: Casts: (tensor, dtype) -> tensor.
-        to: The dtype as the framework spells it; by default its name.
+        dtype: The dtype on the wire, by name.
+        is_floating: Tells whether a tensor is to be cast.
+        to_dtype: Casts a tensor: called as to_dtype(tensor, dtype).
+        to: The dtype on the wire, as the framework spells it; by default its name.
     """
     target = dtype if to is None else to
 
@@ -78,21 +93,17 @@ def caster(
 
 
 def compressor(given: object) -> type[Compressor]:
-    """The user's compressor.
-
-    Raises:
-        ValueError: It lacks one of Horovod's two functions.
-    """
+    """Check the user's `compression=`. Raises ValueError if it lacks `compress` or `decompress`."""
     if not hasattr(given, "compress") or not hasattr(given, "decompress"):
         raise ValueError(f"compression must be one of hvd.Compression (hvd.Compression.fp16, ...), not {given!r}")
     return cast(type[Compressor], given)
 
 
 def unknown(given: object) -> type[Compressor] | None:
-    """A user's own compressor, which may do anything; None for a compressor that casts or does nothing.
+    """Return a compressor of the user's own, which may do anything; None for hvdlite's compressors.
 
     Raises:
-        ValueError: It is no compressor.
+        ValueError: `given` is no compressor.
     """
     found = compressor(given)
     known = wire_of(found) is not None or found.compress is NoneCompressor.compress
@@ -100,5 +111,5 @@ def unknown(given: object) -> type[Compressor] | None:
 
 
 def wire_of(compression: type[Compressor]) -> str | None:
-    """The dtype that a compressor casts to; None for one that does something else. Users' own need not say."""
+    """The dtype to which a compressor casts, by name; None if it does not just cast, or has no attribute `wire`."""
     return getattr(compression, "wire", None)

@@ -1,4 +1,9 @@
-"""When a reducer's buckets leave: during backward, at its end, or as a trial has shown."""
+"""The departure of a reducer's buckets: during backward, at its end, or as a trial has shown.
+
+The reducer asks a `Departure` in every round whether a full bucket may leave before backward ends. The decision comes
+from `policy`, or from `overlap_trial` after some rounds. A departure also keeps the order in which gradients came, for
+a better plan.
+"""
 
 from __future__ import annotations
 
@@ -8,34 +13,41 @@ from hvdlite.gradients.overlap_trial import Trial
 
 
 class Departure:
-    """When the buckets of one plan leave.
+    """The time when the buckets of one plan leave.
 
-    overlap: whether buckets leave during backward; None: to be tried. learn: whether to find out the order in which
-    gradients come, if it matters, for another plan. What is to be tried is that plan's then.
+    Attributes:
+        overlap: Whether buckets leave during backward in the round under way.
+        learn: Whether the first round of all ranks is to learn the order of gradients.
+        trial: The trial under way; None: the decision is made.
+        order: The order in which rank 0's gradients came in the first round of all ranks; None before.
     """
 
     def __init__(self, overlap: bool | None, learn: bool = False) -> None:
+        """
+        Args:
+            overlap: Whether buckets leave during backward; None: a trial decides.
+            learn: Whether to learn the order of gradients for another plan, if the order matters. That plan's departure
+                then makes the trial.
+        """
         self.overlap = overlap is not False
-        """Whether they leave during backward in the round under way."""
         self.learn = learn and self.overlap
         self.trial = Trial() if overlap is None and not self.learn else None
         self.order: list[int] | None = None
-        """For a better plan: the order in which rank 0's gradients came in the first round of all ranks."""
 
     def forget(self) -> None:
-        """The round does not count: it has failed, or ranks were missing."""
+        """Do not count the round in the trial: it failed, or ranks had joined."""
         if self.trial:
             self.trial.forget()
 
     def set_order(self, order: Sequence[int]) -> None:
-        """All ranks know the order."""
+        """Keep the order of gradients, which all ranks know now."""
         self.order, self.learn = list(order), False
 
     def set_overlap(self, overlap: bool) -> None:
-        """The trial is over, and all ranks know what was faster."""
+        """End the trial with a decision that all ranks share."""
         self.overlap, self.trial = overlap, None
 
     def next_round(self) -> None:
-        """The trial goes on."""
+        """Go on to the trial's next round."""
         if self.trial:
             self.overlap = self.trial.early

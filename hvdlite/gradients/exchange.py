@@ -1,13 +1,16 @@
-"""Gradients handed over as arrays, for frameworks that compute them all and then apply them (TensorFlow, Keras).
+"""The exchange: the rounds of one list of variables, for frameworks that compute all gradients and then apply them.
 
-    begin()           starts a round
-    put(i, array)     copies gradient i into its slot of the arena: the only copy; a full bucket may leave
-    finish()          fills what is missing with zeros; waits for all ranks
-    result(i)         gives the reduced gradient i, where it lies until the next round
+    begin()           start a round
+    put(i, array)     copy gradient i into its slot of the arena: the only copy; a full bucket may leave
+    finish()          fill missing gradients with zeros; wait for all ranks
+    result(i)         the reduced gradient i, valid until the next round
 
-An exchange is the reducer seen from such a framework. The ranks agree on which variables have gradients when the
-exchange is made. Sparse gradients (embeddings) are gathered, not reduced; a variable that is sparse on one rank is
-sparse on all.
+In the walk of a gradient of Keras or TensorFlow, the exchange takes the place of PyTorch's hooks. `lists.Gradients`
+makes an exchange when it first sees a list of variables. The exchange has a plan and a `reducer`, and numbers its
+rounds equally on all ranks.
+
+The ranks agree on which variables have gradients when the exchange is made. Sparse gradients (embeddings) are gathered,
+not reduced. A variable that is sparse on one rank counts as sparse on all.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -48,20 +51,20 @@ from hvdlite.ops import Average
 
 ROUND = "list {} of variables, step {}, attempt {}"
 GONE = (
-    "{}: this graph's variables are no more, or its optimizer has been attached anew since: call model.compile() after "
-    "hvd.DistributedOptimizer, or trace your tf.function again"
+    "{}: this graph's variables no longer exist, or its optimizer has been attached again since: call model.compile() "
+    "after hvd.DistributedOptimizer, or trace your tf.function again"
 )
 TensorT = TypeVar("TensorT")
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What one exchange reduces, and how: equal on all ranks.
+    """The variables and settings of one exchange: equal on all ranks.
 
     Attributes:
-        number: The exchange's, from 0, among those on its lane. Ranks at different numbers are a mismatch, not a wait.
+        number: The exchange's number on its lane, from 0. If ranks are at different numbers, all ranks raise.
         specs: Every variable, in the same order on all ranks.
-        settings: What the user asked for.
+        settings: The user's settings.
         gpu: The GPU on which the gradients lie; None: host memory.
     """
 
@@ -73,13 +76,13 @@ class Contents:
 
 @dataclass(frozen=True)
 class Division:
-    """Which variables' gradients are reduced in buckets, and which are gathered.
+    """The division of variables: gradients that are reduced in buckets, and gradients that are gathered.
 
     Attributes:
-        uses: What any rank had for each variable when the exchange was made.
-        dense: The variables whose gradients are reduced, by index.
-        sparse: The variables whose gradients are gathered, by index.
-        places: Where a dense variable stands among the reducer's parameters.
+        uses: For each variable the largest use over all ranks when the exchange was made.
+        dense: The variables with reduced gradients, by index.
+        sparse: The variables with gathered gradients, by index.
+        places: The index of each dense variable among the reducer's parameters.
         buckets: The dense variables of each bucket, in the order in which their gradients are sent.
     """
 
@@ -91,7 +94,7 @@ class Division:
 
     @classmethod
     def of(cls, uses: Sequence[Use], layout: BucketPlan) -> Division:
-        """Divide variables by what ranks have for them. layout: the buckets of those that are not sparse."""
+        """Divide variables by their uses. layout: the plan for all variables that are not sparse."""
         dense = tuple(index for index, use in enumerate(uses) if use is not Use.SPARSE)
         sparse = tuple(index for index, use in enumerate(uses) if use is Use.SPARSE)
         buckets = tuple(tuple(dense[place] for place in bucket.members) for bucket in layout.buckets)
@@ -99,12 +102,12 @@ class Division:
 
 
 class RoundCounter:
-    """Names the rounds of one exchange, equally on all ranks.
+    """The names of one exchange's rounds, equal on all ranks.
 
     Attributes:
-        number: The exchange's.
+        number: The exchange's number on its lane.
         done: The rounds that have ended.
-        retries: The rounds that were begun and not finished, because their step failed.
+        retries: The failed rounds since then, which were begun and not finished.
         tag: The name of the round under way.
     """
 
@@ -119,7 +122,7 @@ class RoundCounter:
         self.tag = Round(ROUND, (0, 0, 0))
 
     def begin(self, after_failure: bool) -> None:
-        """A round begins. after_failure: whether all ranks have forgotten one that was begun and not finished."""
+        """A round begins. after_failure: whether all ranks have forgotten a failed round before it."""
         self.retries += after_failure
         self.tag = Round(ROUND, (self.number, self.done + 1, self.retries + 1))
 
@@ -130,32 +133,35 @@ class RoundCounter:
 
 
 class Exchange:
-    """One list of variables' gradients, reduced once per round. Creating one is collective; not thread-safe.
+    """Reduces the gradients of one list of variables, once per round. Not thread-safe.
 
     Attributes:
-        contents: What is reduced, and how.
-        owner: Connects the exchange anew after a restart. A graph keeps only the exchange, and so its owner.
+        contents: The variables and settings.
+        owner: The `Gradients` that connects the exchange again after a restart. A graph keeps the exchange alive, and
+            the exchange keeps its owner alive.
         watched: The variables, compared between ranks.
         lane: The lane of the process set.
-        name: The name of the rounds on that lane.
-        division: Which gradients are reduced, and which gathered.
-        reducer: The memory shared with other ranks, and its reduction; None once it was let go.
-        rounds: Names of rounds.
-        used: What any rank had for each dense variable in the last round, in the order of `division.dense`.
-        held: Gradients on the GPU, kept while they may not have been copied.
+        name: The name of rounds on that lane.
+        division: The variables with reduced and with gathered gradients.
+        reducer: The buckets and their reduction; None once the memory has been freed.
+        rounds: The names of rounds.
+        used: For each dense variable the largest use over all ranks in the last round, in the order of
+            `division.dense`.
+        held: Gradients on the GPU, kept until they have been copied.
     """
 
     def __init__(self, contents: Contents, lane: Lane, name: str, mine: Iterable[Use], owner: object) -> None:
-        """
+        """Agree with all ranks, and allocate the buckets. Collective; waits for all ranks.
+
         Args:
-            contents: What is reduced, and how.
-            lane: Of the process set.
-            name: Of the rounds on that lane.
-            mine: What this rank has for each variable.
-            owner: See `owner`.
+            contents: The variables and settings.
+            lane: The lane of the process set.
+            name: The name of rounds on that lane.
+            mine: This rank's use of each variable.
+            owner: The attribute of that name.
 
         Raises:
-            MismatchError: On every rank, with a diff, when the ranks' variables differ.
+            MismatchError: The ranks' variables differ. Every rank raises it, with a diff.
         """
         self.contents = contents
         self.owner = owner
@@ -165,7 +171,7 @@ class Exchange:
         self.connect(lane, name, mine)
 
     def connect(self, lane: Lane, name: str, mine: Iterable[Use]) -> None:
-        """Agree with the other ranks, and share memory with them, over this lane. Collective; again after a restart."""
+        """Agree with all ranks of a lane, and allocate the buckets. Collective; called again after a restart."""
         self.lane = lane
         self.name = name
         config = runtime.current().config
@@ -183,15 +189,15 @@ class Exchange:
         self.watched.enter(lane, name)
         runtime.current().after_join.append(self)
 
-    # What the job asks for when a rank joins
+    # Calls from the job when a rank joins
 
     def give_up(self) -> None:
-        """This rank is about to join: a round that was begun and not finished is void. Never waits."""
+        """Make an unfinished round void: this rank is about to join. Never waits."""
         if self.reducer is not None and self.joins and self.reducer.half_sent:
             self.reducer.void_round(self.rounds.tag)
 
     def start_over(self) -> None:
-        """All ranks have joined."""
+        """Forget an unfinished round, and count rounds from 0: all ranks have joined."""
         if self.reducer is not None and self.joins:
             self.reducer.forget_round()
         self.rounds.start_over()
@@ -204,31 +210,34 @@ class Exchange:
 
     @property
     def alike(self) -> Alike | None:
-        """The comparison of variables between ranks, which a checkpoint begins anew."""
+        """The comparison of variables between ranks, which starts over when a checkpoint is loaded."""
         return self.watched.alike
 
     # Memory
 
     def end(self) -> None:
-        """Nobody will ask for this exchange any more: let go of its memory once the variables are gone, without which
-        no graph that is kept can run. On a GPU it goes with the lane, since peers have it open."""
+        """Free the memory once all variables are gone: no new step will use this exchange.
+
+        A graph that somebody keeps may still run while its variables exist. On a GPU the memory lives as long as the
+        lane, because other ranks have opened it.
+        """
         self.watched.when_gone(self.release)
         self.release()
 
     def release(self) -> None:
-        """Let go of the memory, if the variables of all lists are gone."""
+        """Free the memory if the variables of all lists are gone."""
         if self.watched.gone:
             self.let_go()
 
     def let_go(self) -> None:
-        """Let go of the memory: no round may follow."""
+        """Free the memory. No round may follow."""
         if self.contents.gpu is None:
             self.reducer = None
             self.watched.forget()
 
     @property
     def working(self) -> Reducer:
-        """The reducer. Raises HvdliteError once the memory was let go."""
+        """The reducer. Raises HvdliteError if the memory has been freed."""
         if self.reducer is None:
             raise HvdliteError(GONE.format(self.lane.user or self.name))
         return self.reducer
@@ -236,10 +245,10 @@ class Exchange:
     # A round
 
     def begin(self) -> None:
-        """Start a round; forget one that was begun and not finished, because its step failed.
+        """Start a round. If the last step failed in its round, forget that round, which waits for all ranks.
 
         Raises:
-            HvdliteError: The memory was let go.
+            HvdliteError: The memory has been freed.
         """
         reducer = self.working
         if self.joins:
@@ -251,7 +260,7 @@ class Exchange:
         self.rounds.begin(failed)
 
     def put(self, index: int, gradient: Array) -> None:
-        """Copy a dense gradient to where other ranks can read it. Never waits."""
+        """Copy a dense gradient into its bucket, and send full buckets. Never waits."""
         place = self.division.places[index]
         reducer = self.working
         with self.there():
@@ -264,14 +273,14 @@ class Exchange:
         """Complete the round. Waits for all ranks.
 
         Args:
-            absent: What a variable counts as that nothing was put for; `used` holds the result. DENSE (zeros) saves
-                the ranks from telling each other.
+            absent: The use of a variable for which no gradient was put. `used` holds the ranks' result. With DENSE
+                (zeros) the ranks need not agree on uses.
 
         Returns:
-            Whether the graph is to call `watched.compare`, in a session.
+            Whether the graph is to call `watched.compare`; True in a session only.
 
         Raises:
-            MismatchError: On every rank, when variables differ as training begins.
+            MismatchError: Variables differ when training begins. Every rank raises it.
         """
         reducer = self.working
 
@@ -281,24 +290,29 @@ class Exchange:
             return absent
 
         self.used = reducer.finish_round(load, self.rounds.tag)
-        self.held.clear()  # every bucket's lane has waited for the copies into it
+        self.held.clear()  # the lane has waited for the copies into every bucket
         self.rounds.end()
         registry.round_ends()
         return self.watched.round_ends()
 
     def result(self, index: int) -> Array:
-        """A dense variable's reduced gradient, where it lies: the next round overwrites it. On a GPU it is ready for
-        the streams that CuPy and the frameworks use next."""
+        """A dense variable's reduced gradient: a view of the bucket, which the next round overwrites.
+
+        On a GPU, work that CuPy or the framework issues from now on runs after the reduction.
+        """
         view: Array = self.working.views[self.division.places[index]][...]
         return view
 
     def gather(self, index: int, rows: Array, values: Array) -> tuple[Array, Array]:
-        """A sparse variable's gradient: the row numbers and values of all ranks. Waits for all ranks.
+        """Gather the row numbers and values of a sparse gradient from all ranks. Waits for all ranks.
 
         Args:
             index: The variable.
             rows: This rank's row numbers, of shape (nnz,).
             values: This rank's rows, of shape (nnz, ...).
+
+        Returns:
+            All ranks' row numbers and values. With Average, the values are divided by the number of ranks, in place.
 
         Raises:
             NotImplementedError: The operation is neither Average nor Sum.
@@ -310,7 +324,7 @@ class Exchange:
         with calling(f"sparse gradient of {spec.name}, {self.lane.user}"):
             all_rows, all_values = how.gather(rows, values, (f"{name} rows", f"{name} values"))
         if terms.op is Average:
-            sums: Any = all_values
+            sums = cast(np.ndarray, all_values)  # or CuPy's, to which np.divide dispatches
             np.divide(sums, self.lane.transport.size, out=sums, casting="unsafe")
         registry.round_ends()
         return all_rows, all_values
@@ -318,13 +332,14 @@ class Exchange:
     def end_of(self, what: str) -> None:
         """Agree with all ranks that no round follows before `what`. Waits for them.
 
-        Named like a round's first bucket: where another rank begins a round instead, every rank raises MismatchError.
+        The name is that of a round's first bucket. If another rank begins a round instead, every rank raises
+        MismatchError.
         """
         if self.reducer is not None:
             self.lane.run(Request(Signature(END, f"{self.name} bucket 0", round=what), lambda lane: None))
 
     def there(self) -> AbstractContextManager[object]:
-        """The context in which gradients are copied: that of the GPU, whose kernels are issued inside."""
+        """The context in which gradients are copied: that of their GPU."""
         gpu = self.contents.gpu
         if gpu is None:
             return contextlib.nullcontext()
@@ -332,13 +347,13 @@ class Exchange:
 
 
 def agree(lane: Lane, name: str, contents: Contents, mine: Iterable[Use]) -> list[Use]:
-    """The largest use over ranks for each variable. Collective; compares the ranks' variables first."""
+    """Compare the ranks' variables, and return the largest use of each variable over all ranks. Collective."""
     uses = np.array([int(use) for use in mine], np.uint8)
 
     def work(at: Workplace) -> None:
         allreduce(at.transport, at.workspace, at.place, uses, Reduction("max"))
 
-    # Named as the reducer names a plan and a round's first bucket, whichever the other ranks are about to ask for.
+    # The name is that of a plan and of a round's first bucket, so that other ranks' requests of either kind match it.
     settings = contents.settings
     facts = (
         ("parameters", tuple(spec.line for spec in contents.specs)),
@@ -353,17 +368,18 @@ def reduce_now(
     exchange: Exchange, gradients: Sequence[TensorT | None], to_array: Callable[[TensorT], Array],
     to_tensors: Callable[[Sequence[Array]], Sequence[TensorT]], absent: Use = Use.UNUSED,
 ) -> list[TensorT | None]:
-    """Reduce dense gradients at once. Waits for all ranks.
+    """Reduce dense gradients in one round. Collective; waits for all ranks.
 
     Args:
         exchange: The exchange of these gradients' variables.
-        gradients: This rank's; those of sparse variables are returned as they are.
-        to_array: Converts a tensor; need not copy.
+        gradients: This rank's gradients.
+        to_array: Converts a tensor to an array; need not copy.
         to_tensors: Converts results, which the next round overwrites.
-        absent: See `Exchange.finish`.
+        absent: As for `Exchange.finish`.
 
     Returns:
-        The gradients, in the same order; None for variables that no rank has a gradient for.
+        The gradients, in the same order. A variable without a gradient on any rank has None. Gradients of sparse
+        variables are returned unchanged.
     """
     division = exchange.division
     exchange.begin()

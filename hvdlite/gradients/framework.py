@@ -1,4 +1,7 @@
-"""What differs between the frameworks that compute all gradients and then apply them (TensorFlow, Keras)."""
+"""`Framework`: the functions in which frameworks differ that compute all gradients and then apply them.
+
+TensorFlow and Keras' backends each have a module that satisfies this Protocol. `lists.Gradients` calls it.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,28 @@ R = TypeVar("R")
 
 
 class Framework(Protocol):
-    """A framework as `gradients/` uses it: what its gradients are, and how they are reduced. Usually a module.
+    """A framework, as `gradients/` uses it. Usually a module.
 
     A new framework of this kind is one module with these functions. A gradient is a dense or sparse tensor, or None.
     """
 
     Compression: type
-    """The compressors to choose from, by Horovod's names."""
+    """The framework's compressors, by Horovod's names."""
 
     def use_of(self, gradient: Gradient) -> Use:
-        """What the gradient is: none, dense or sparse."""
+        """The gradient's kind: none, dense or sparse."""
         ...
 
     def dtype_of(self, gradient: Tensor) -> str:
-        """The name of the gradient's dtype in the core."""
+        """The NumPy name of the gradient's dtype."""
         ...
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
-        """A tensor of zeros. dtype: the name in the core."""
+        """A tensor of zeros. dtype: its NumPy name."""
         ...
 
     def densified(self, gradient: Gradient) -> Gradient:
-        """A sparse gradient as a dense tensor; others as they are."""
+        """A sparse gradient as a dense tensor; other gradients unchanged."""
         ...
 
     def divided(self, gradient: Tensor, divisor: int) -> Tensor:
@@ -46,62 +49,68 @@ class Framework(Protocol):
         ...
 
     def gpu_of(self, variables: Sequence[Variable]) -> Gpu | None:
-        """The GPU on which the gradients of these variables are to be reduced; None: in host memory."""
+        """The GPU on which the gradients of these variables are reduced; None: they are reduced in host memory."""
         ...
 
     def values_of(self, variables: Sequence[Variable]) -> list[int] | None:
-        """A checksum of each variable's present value, read at the end of a round; None where none can be read."""
+        """A checksum of each variable's value, read at the end of a round; None if they cannot be read."""
         ...
 
     def in_session(self, variables: Sequence[Variable]) -> bool:
-        """Whether only a run of the graph can read the variables, as in a TF1 session."""
+        """Whether only a run of the graph can read the variables, like in a TF1 session."""
         ...
 
     def traced(self, gradients: Sequence[Gradient]) -> bool:
-        """Whether the framework is making a graph, which will run many times."""
+        """Whether the framework is building a graph, which will run many times."""
         ...
 
     def in_order(self) -> bool:
-        """Whether rounds run one after another, as the program has them. If not, each call gets its own exchange."""
+        """Whether rounds run in the program's order. If not, each call gets an exchange of its own."""
         ...
 
     def wait(self) -> None:
-        """Wait until the steps that have been started have reduced their gradients."""
+        """Wait until all started steps have reduced their gradients."""
         ...
 
     def untouched(self, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, marked so that the framework does not rewrite or compile it."""
+        """Mark a function, so that the framework does not rewrite or compile it. Returns the function."""
         ...
 
     def reduce(self, exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = False) -> list[Gradient]:
-        """The gradients reduced over all ranks. Waits for all ranks, now or when the graph runs.
+        """Reduce gradients over all ranks. Waits for all ranks, now or when the graph runs.
 
         Args:
             exchange: The exchange of these gradients' variables.
-            gradients: This rank's, in the exchange's order.
-            borrow: Whether the results may be gone when the next round begins.
+            gradients: This rank's gradients, in the exchange's order.
+            borrow: Whether the results may become invalid when the next round begins.
+
+        Returns:
+            The reduced gradients, in the same order.
 
         Raises:
-            RuntimeError: The step is being compiled for something that cannot call Python.
+            RuntimeError: The step is being compiled for a device or runtime that cannot call Python.
         """
         ...
 
     def refuse_replicas(self) -> None:
-        """Raise NotImplementedError when the framework itself has several devices compute, and adds up the results."""
+        """Raise NotImplementedError if the framework itself spreads each step over several devices."""
         ...
 
     def using(self) -> AbstractContextManager[None]:
-        """A context in which borrowed results are used."""
+        """A context for the code that uses borrowed results."""
         ...
 
     def accumulate(self, accumulator: Accumulator, gradients: Mapping[int, Tensor]) -> bool | Tensor:
-        """Add gradients to the sums of earlier passes, by index. Returns whether a step follows; in a graph, a tensor.
+        """Add gradients to the sums of earlier passes, by index.
+
+        Returns:
+            Whether a step follows. In a graph this is a tensor.
 
         Raises:
-            RuntimeError: As `reduce`.
+            RuntimeError: As for `reduce`.
         """
         ...
 
     def accumulated(self, accumulator: Accumulator, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The sums of all passes, as tensors like the gradients of the last pass."""
+        """The sums of all passes, as tensors in the form of the last pass's gradients."""
         ...

@@ -1,4 +1,8 @@
-"""Groups of parameters that travel together: how users give them (`groups=`), and the number of each parameter's."""
+"""Groups: parameters that travel together in one bucket, from the user's `groups=`.
+
+`settings` parses the argument. Before a plan is made, each parameter gets the number of its group (`plan.Spec.group`),
+and `plan.units` keeps a group in one bucket.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,10 @@ MEMBERS = "groups must be a number or lists of {}"
 
 @dataclass(frozen=True)
 class Groups:
-    """The user's groups. By default there are none, and parameters travel wherever they fit.
+    """The user's groups. By default there are none, and each parameter travels in any bucket.
 
     Attributes:
-        count: So many groups of neighbours, about as many parameters in each; None: see `members`.
+        count: The number of groups, each of neighbours and of about the same size; None: `members` has the groups.
         members: The keys of each group's parameters.
     """
 
@@ -23,11 +27,7 @@ class Groups:
     members: tuple[tuple[Hashable, ...], ...] = ()
 
     def numbers(self, keys: Sequence[Hashable]) -> list[int | None]:
-        """The number of each parameter's group; None for a parameter in no group.
-
-        Args:
-            keys: All parameters, by the keys that `parse_groups` was given.
-        """
+        """The number of each parameter's group; None for a parameter in no group. keys: of all parameters."""
         if self.count is not None:
             return [index * self.count // len(keys) for index in range(len(keys))]
         known = {key: number for number, group in enumerate(self.members) for key in group}
@@ -35,16 +35,16 @@ class Groups:
 
 
 def parse_groups(groups: object, key: Callable[[object], Hashable], what: str) -> Groups:
-    """The user's `groups=`.
+    """Parse the user's `groups=`.
 
     Args:
         groups: None, the number of groups, or lists of parameters.
-        key: Gives what a parameter is known by later. Raises ValueError for what is no parameter.
+        key: Returns the key of a parameter. Raises ValueError for another object.
         what: 'parameters' or 'variables', for messages.
 
     Raises:
-        ValueError: The number is below 1, or `groups` is neither a number nor lists of parameters, or a parameter is
-            named twice.
+        ValueError: The number is below 1, or `groups` is neither a number nor lists of parameters, or names a parameter
+            twice.
     """
     if groups is None:
         return Groups()
@@ -63,12 +63,12 @@ def parse_groups(groups: object, key: Callable[[object], Hashable], what: str) -
 
 
 def is_list(found: object) -> bool:
-    """Whether it has members. Tensors and text, which Python can iterate over, do not count."""
+    """Whether an object is a list or another collection. Tensors and text do not count."""
     return isinstance(found, Iterable) and not isinstance(found, str) and not hasattr(found, "shape")
 
 
 def groups_given(groups: object, num_groups: int) -> object:
-    """What the user means by `groups=` and Horovod's older `num_groups=`. Warns about the latter."""
+    """The user's groups, from `groups=` or from Horovod's older `num_groups=`, which is deprecated."""
     if not num_groups:
         return groups
     deprecated("num_groups is deprecated: use groups")

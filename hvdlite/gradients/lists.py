@@ -1,8 +1,12 @@
-"""Lists of gradients on their way to all ranks and back: which are reduced, in which dtype, through which exchange.
+"""Lists of gradients: the entrance to `gradients/` for frameworks that compute all gradients and then apply them.
 
-One `Gradients` serves one optimizer, or all tapes that ask for the same. It makes an exchange for a list of variables
-when it first sees them, and keeps it: a training loop sees the same list at every step. What differs between
-frameworks is asked of a `Framework`.
+In the walk of a gradient, an optimizer of Keras or TensorFlow, or a gradient tape, calls `Gradients.reduce` with all
+gradients. `Gradients` sets local variables aside, compresses the other gradients (`wire`), and finds their `exchange`.
+The framework then moves them through the exchange's rounds, and `Gradients` restores the results.
+
+One `Gradients` serves one optimizer, or all tapes with the same settings. It makes an exchange when it first sees a
+list of variables, and keeps it: a training loop gives the same list at every step. `Framework` has the differences
+between frameworks.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from weakref import finalize, ref
 
-from hvdlite.errors import RemovedError
+from hvdlite.gradients import renewal
 from hvdlite.gradients.accumulator import Accumulator
 from hvdlite.gradients.exchange import Contents, Exchange
 from hvdlite.gradients.framework import Framework
@@ -32,7 +36,7 @@ from hvdlite.lanes.signature import Signature
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.system.weak_references import weakly
 
-MANY = 4  # exchanges, from which on those that are over are looked for when another is made
+MANY = 4  # if there are so many exchanges, the next one makes the ranks look for finished ones
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Enrolment:
 
     Attributes:
         runtime: The runtime.
-        name: The name of the rounds on the lane: 'optimizer.0', say.
+        name: The name of rounds on the lane, such as 'optimizer.0'.
         group: The ranks that reduce together; None where there is nothing to reduce.
         lane: The group's lane for these gradients; None with the group.
     """
@@ -58,37 +62,36 @@ class Enrolment:
 
 
 class Gradients:
-    """Reduces lists of gradients over all ranks, under the runtime that it was made or renewed under.
-
-    Creating one is collective.
+    """Reduces lists of gradients over all ranks of a process set. A `renewal.Renewable`.
 
     Attributes:
-        settings: What the user asked for.
-        framework: What the gradients belong to.
-        wire: How they travel.
+        settings: The user's settings.
+        framework: The gradients' framework.
+        wire: The compression.
         kind: 'optimizer' or 'tape'.
         title: The optimizer or tape in messages.
-        sums: The gradients of earlier passes, which do not count after a renewal; None where there is one pass.
+        sums: The sums of earlier passes, which a renewal drops; None if each step has one pass.
         enrolment: The place under the present runtime.
-        exchanges: By what makes lists of variables different.
-        made: How many exchanges there have been.
-        renewed: Whether `elastic.run` has renewed this.
-        user: Who needs this, held weakly.
+        exchanges: The exchanges, by specs, uses and number.
+        made: The number of exchanges that have been made.
+        renewed: Whether `elastic.run` has renewed this object.
+        user: The object that needs this one, held weakly.
     """
 
     def __init__(
         self, settings: Settings, framework: Framework, kind: str, title: str, sums: Accumulator | None = None,
         user: object = None,
     ) -> None:
-        """
+        """Open a lane under the present runtime. Collective over the process set.
+
         Args:
-            settings: What the user asked for.
-            framework: What the gradients belong to.
+            settings: The user's settings.
+            framework: The gradients' framework.
             kind: 'optimizer' or 'tape'.
             title: The optimizer or tape in messages.
-            sums: The gradients of earlier passes.
-            user: Once this object and the variables are gone, the shared memory goes, though graphs that refer to it
-                may be kept (Keras on TensorFlow keeps them all). None: it goes with this `Gradients`.
+            sums: The sums of earlier passes.
+            user: The optimizer. Once it and the variables are gone, the shared memory is freed, even if graphs still
+                refer to it (Keras on TensorFlow keeps all graphs). None: the memory lives as long as this object.
         """
         self.settings = settings
         self.framework = framework
@@ -105,13 +108,13 @@ class Gradients:
         self.enrolment = self.enrolled()
 
     def replace(self) -> None:
-        """The user has attached another: let go of the memory at once, though graphs made before are kept."""
+        """Free the memory at once, for graphs too: the user has attached the optimizer again."""
         for exchange in self.exchanges.values():
             exchange.let_go()
         self.end()
 
     def end(self) -> None:
-        """The user is gone."""
+        """End all exchanges: the user is gone."""
         self.enrolment.runtime.renewables.remove(self)
         for exchange in self.exchanges.values():
             exchange.end()
@@ -126,7 +129,7 @@ class Gradients:
 
     @property
     def name(self) -> str:
-        """The name of the rounds under the present runtime, the same on all ranks."""
+        """The name of rounds under the present runtime, the same on all ranks."""
         return self.enrolment.name
 
     @property
@@ -135,7 +138,7 @@ class Gradients:
         return self.enrolment.alive
 
     def enrolled(self) -> Enrolment:
-        """A place under the present runtime. Collective over the process set."""
+        """Take a place under the present runtime. Collective over the process set."""
         current = runtime.current()
         current.renewables.append(self)
         if self.settings.size == 1 and not self.exchanges:
@@ -146,8 +149,8 @@ class Gradients:
         return Enrolment(current, name, group, group.new_lane(name, self.user(), calls.numbered(self.title, number)))
 
     def renew(self) -> None:
-        """Go on under the present runtime with the same exchanges, which graphs hold on to. Collective."""
-        if self.settings.process_set.process_set_id is None or self.user() is None:  # removed, or about to end
+        """Go on under the present runtime with the same exchanges, to which graphs refer. Collective."""
+        if not renewal.can_renew(self.settings.process_set) or self.user() is None:  # without a user, `end` follows
             return
         if self.sums:
             self.sums.clear()
@@ -163,18 +166,12 @@ class Gradients:
         return self.enrolment.lane
 
     def require_replaceable(self) -> None:
-        """Raise RuntimeError unless another may take this one's place.
-
-        Where `elastic.run` has renewed this one, the function that it calls again may attach another.
-        """
-        if self.alive and not self.renewed and self.settings.process_set.included():
-            raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
+        """Raise RuntimeError unless the user may attach the optimizer again (`renewal.require_replaceable`)."""
+        renewal.require_replaceable(self, shared=bool(self.settings.process_set.included()))
 
     def require_alive(self) -> None:
-        """Raise RuntimeError when gradients would not be reduced, RemovedError when the process set was removed."""
-        if self.group is not None and self.group.removed:
-            raise RemovedError(self.group.ranks)
-        runtime.require_attached(self.alive, self.group is not None)
+        """Raise RuntimeError or RemovedError if gradients cannot be reduced (`renewal.require_alive`)."""
+        renewal.require_alive(self)
 
     # Reducing
 
@@ -182,13 +179,16 @@ class Gradients:
         self, grads: Sequence[Gradient], variables: Sequence[Variable], local: Sequence[Variable] = (),
         borrow: bool = False,
     ) -> list[Gradient]:
-        """The gradients reduced over all ranks, in the same order. Waits for all ranks, now or when the graph runs.
+        """Reduce gradients over all ranks. Waits for all ranks, now or when the graph runs.
 
         Args:
             grads: This rank's gradients.
             variables: Their variables, the same on all ranks.
-            local: Variables whose gradients remain this rank's, and are only divided.
-            borrow: Whether the results may be gone when the next round begins.
+            local: Variables with gradients that stay this rank's own, and are only divided.
+            borrow: Whether the results may become invalid when the next round begins.
+
+        Returns:
+            The reduced gradients, in the same order. None for a variable without a gradient on any rank.
         """
         if self.group is None:
             return list(grads)
@@ -203,12 +203,12 @@ class Gradients:
         return LocalVariables(local, divisor, self.framework).around(reduce_common, grads, variables)
 
     def exchange(self, grads: Sequence[Gradient], variables: Sequence[Variable]) -> Exchange:
-        """The exchange for these variables. Collective when it makes one. grads: as they travel."""
+        """Find or make the exchange for these variables. Collective if it makes one. grads: after `Wire.pack`."""
         framework = self.framework
         gpu = framework.gpu_of(variables)
         specs = self.specs(grads, variables, "host" if gpu is None else "cuda")
         uses = [framework.use_of(g) for g in grads]
-        # In a graph it is fixed who has a gradient; outside it may change at each call, and each round tells.
+        # A graph fixes which variables have gradients. Outside a graph that may change, and each round agrees on it.
         key: tuple[Hashable, ...] = (specs, *(uses if framework.traced(grads) else ()))
         name = self.enrolment.name
         if not framework.in_order():
@@ -217,14 +217,14 @@ class Gradients:
             self.tidy()
             contents = Contents(self.made, specs, self.settings, gpu)
             self.exchanges[key] = Exchange(contents, self.working_lane(), name, uses, owner=self)
-            self.made += 1  # not before: if that fails on one rank only, and is tried again, it has the same number
+            self.made += 1  # last: if making it fails on one rank and is tried again, the number is the same
         exchange, in_session = self.exchanges[key], framework.in_session(variables)
         if in_session or framework.in_order():
             exchange.watched.watch(variables, framework.values_of, in_session, exchange.lane, exchange.name)
         return exchange
 
     def specs(self, grads: Sequence[Gradient], variables: Sequence[Variable], device: str) -> tuple[Spec, ...]:
-        """The variables as a plan sees them."""
+        """Describe the variables for a plan."""
         groups = self.settings.groups.numbers([name_of(variable) for variable in variables])
         return tuple(
             Spec(common_name(v), fixed_shape(v), self.wire.dtype(g, v), device, group)
@@ -232,7 +232,7 @@ class Gradients:
         )
 
     def tidy(self) -> None:
-        """Once there are many, forget exchanges whose variables are gone on all ranks. Collective then."""
+        """If there are many exchanges, drop those with variables that are gone on all ranks. Collective then."""
         if len(self.exchanges) < MANY:
             return
 
@@ -240,7 +240,7 @@ class Gradients:
             over = [exchange.contents.number for exchange in self.exchanges.values() if exchange.watched.gone]
             return set.intersection(*map(set, at.transport.allgather_object(over)))
 
-        # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
+        # The name is that of a round's first bucket. If other ranks begin a round instead, all ranks raise, none hangs.
         facts = (("lists of variables", self.made),)
         request = Request(Signature("plan", f"{self.enrolment.name} bucket 0", facts), work)
         over = self.working_lane().run(request)
@@ -251,12 +251,12 @@ class Gradients:
 
 @dataclass(frozen=True)
 class LocalVariables:
-    """Variables whose gradients remain a rank's own.
+    """Local variables: their gradients stay a rank's own.
 
     Attributes:
         variables: The local variables.
-        divisor: What their gradients are divided by.
-        framework: What the gradients belong to.
+        divisor: The number by which their gradients are divided.
+        framework: The gradients' framework.
     """
 
     variables: Sequence[Variable]
@@ -267,12 +267,15 @@ class LocalVariables:
         self, reduce: Callable[[list[Gradient], list[Variable]], list[Gradient]], grads: Sequence[Gradient],
         variables: Sequence[Variable],
     ) -> list[Gradient]:
-        """All gradients, in the same order: those of local variables divided, the others reduced.
+        """Divide the gradients of local variables, and reduce all others.
 
         Args:
-            reduce: Called as reduce(gradients, variables) with the others.
+            reduce: Called as reduce(gradients, variables) without the local variables.
             grads: This rank's gradients.
             variables: Their variables.
+
+        Returns:
+            All gradients, in the same order.
         """
         results = list(grads)
         own = {id(inside(variable)) for variable in self.variables}
@@ -288,21 +291,21 @@ class LocalVariables:
 
 
 def keep_own(chosen: list[Variable], variable: object) -> None:
-    """Add a variable, or several, to those that stay this rank's own.
+    """Add local variables to a list, in place: their gradients, and so their values, stay this rank's own.
 
     Args:
-        chosen: The list that they are added to, in place.
-        variable: A variable; a layer, list or dict of variables.
+        chosen: The list of local variables.
+        variable: A variable; or a layer, list or dict of variables.
 
     Raises:
-        ValueError: It has no variables.
+        ValueError: `variable` has no variables.
     """
     add_to(chosen, variable)
     registry.own.extend(chosen)
 
 
 def dense(sparse_as_dense: bool, framework: Framework, gradient: Tensor, variable: Variable) -> Tensor:
-    """The gradient as a dense tensor. Raises ValueError for a sparse one, without sparse_as_dense."""
+    """Return the gradient as a dense tensor. Raises ValueError if it is sparse and sparse_as_dense is not set."""
     if framework.use_of(gradient) is Use.SPARSE and not sparse_as_dense:
         raise ValueError(
             f"{name_of(variable)} has a sparse gradient: backward_passes_per_step needs sparse_as_dense=True"
@@ -313,18 +316,18 @@ def dense(sparse_as_dense: bool, framework: Framework, gradient: Tensor, variabl
 
 
 class SharedGradients:
-    """Keeps one `Gradients` for all tapes that ask for the same: a training loop makes a new tape at each step.
+    """One `Gradients` for all tapes with the same settings: a training loop makes a new tape at each step.
 
     Attributes:
-        known: By settings and kind. Entries of an ended job, or of a removed process set, are dropped when another is
-            made.
+        known: The `Gradients`, by settings and kind. An entry of an ended job, or of a removed process set, is dropped
+            when another entry is made.
     """
 
     def __init__(self) -> None:
         self.known: dict[tuple[Settings, str], Gradients] = {}
 
     def get(self, settings: Settings, framework: Framework, kind: str, title: str) -> Gradients:
-        """The `Gradients` for these settings. Collective when it is new, also after a restart."""
+        """Find or make the `Gradients` for these settings. Collective if it makes one, also after a restart."""
         found = self.known.get((settings, kind))
         if found is None or not found.alive:
             for key in [key for key, each in self.known.items() if not each.alive]:
@@ -334,4 +337,4 @@ class SharedGradients:
 
 
 shared = SharedGradients()
-"""Those of this process. Tapes come and go, so no tape can own them."""
+"""The shared `Gradients` of this process. Tapes come and go, so no tape can own them."""

@@ -1,8 +1,9 @@
-"""Whether it pays that buckets leave during backward: found out by trying.
+"""The overlap trial: measures whether a training loop is faster if buckets leave during backward.
 
-Over a network it hides time wherever a core is free for the lane. Where all compute, the lane takes what it needs from
-backward, and gradients that are sent one by one cost more than together; which is more depends on the model, the link
-and the machine. So a reducer's first rounds go both ways in turns, and the rest the way that was faster.
+Over a network, early buckets save time if the lane has a free core. If all cores compute, the lane takes time from
+backward, and single buckets cost more than all at once. The result depends on the model, the link and the machine. So
+the first rounds of a reducer alternate between both ways, and all later rounds use the faster one. `departure` keeps
+the trial, and the reducer has all ranks agree on its result.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ EACH = 12  # rounds each way
 
 
 class Trial:
-    """A reducer's first rounds, in turns with buckets that leave early (True) and at the end (False)."""
+    """The times of a reducer's first rounds, with buckets that leave early (True) or at the end (False), in turns.
+
+    Attributes:
+        rounds: The rounds that have ended.
+        began: The time of the first gradient of the round under way; None between rounds.
+        seconds: The times of rounds, from the first gradient to the results, by way.
+    """
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -24,7 +31,7 @@ class Trial:
 
     @property
     def early(self) -> bool:
-        """Which way the round under way, or the next one, goes."""
+        """Whether buckets leave early in the round under way, or in the next round."""
         return self.rounds % 2 == 0
 
     @property
@@ -32,20 +39,20 @@ class Trial:
         return self.rounds >= WARM_UP + 2 * EACH
 
     def begin(self) -> None:
-        """Start the clock at a round's first gradient; later calls do nothing."""
+        """Start the clock at the first gradient of a round; do nothing at later gradients."""
         self.began = self.began or time.perf_counter()
 
     def forget(self) -> None:
-        """The round under way does not count."""
+        """Do not count the round under way."""
         self.began = None
 
     def end(self) -> None:
-        """All ranks have the results."""
+        """Stop the clock: all ranks have the round's results."""
         if self.began is not None and self.rounds >= WARM_UP:
             self.seconds[self.early].append(time.perf_counter() - self.began)
         self.rounds, self.began = self.rounds + 1, None
 
     @property
     def medians(self) -> list[float]:
-        """Seconds from the first gradient to the results: early, at the end."""
+        """Median seconds from the first gradient to the results: with early buckets, with buckets at the end."""
         return [median(self.seconds[early]) for early in (True, False)]

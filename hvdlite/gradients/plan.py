@@ -1,38 +1,49 @@
-"""The bucket plan: which gradient lies where. Computed once, equal on all ranks, replayed at every backward.
+"""The bucket plan: the place of every gradient in the arena's buckets.
 
-    parameters, last first:   w5 b5 | w4 b4 w3 | b3 w2 b2 w1 b1      buckets in the order in which they fill
+    parameters, last first:   w5 b5 | w4 b4 w3 | b3 w2 b2 w1 b1      buckets, in the order in which they fill
 
-Gradients are produced roughly from the last parameter to the first, so buckets follow that order, or the real one once
-it is known; the first bucket is small so that communication can start early. One bucket has one dtype and one device.
-The plan's `lines` are what ranks compare: a rank with another model is found before any gradient moves.
+In the walk of a gradient, the plan comes before the first round. An optimizer or an exchange describes its parameters
+as `Spec`s, `policy.planned` chooses bucket sizes and calls `plan`, and the reducer replays the plan in every round.
+`plan` is a pure function, so equal models give equal plans on all ranks.
+
+Backward produces gradients roughly from the last parameter to the first. Buckets follow that order, or the real order
+once the reducer knows it. The first bucket is small, so that communication can start early. All gradients of a bucket
+have one dtype and lie on one device. Ranks compare the plan's `lines`: a rank with another model is found before any
+gradient moves.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
-from hvdlite.arrays import LINE
+from hvdlite.arrays import LINE, DType
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One parameter as the plan sees it. dtype: that of its gradient on the wire. device: 'host' or a device."""
+    """One parameter, as the plan sees it.
+
+    Attributes:
+        name: The parameter's name in messages.
+        shape: The gradient's shape.
+        dtype: The gradient's dtype on the wire, by name.
+        device: 'host', or the kind of device that the gradient lies on: 'cuda'.
+        group: The number of the parameter's group, which travels in one bucket; None: wherever it fits.
+        strides: The order of the elements in memory; () for C order.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     device: str = "host"
     group: int | None = None
-    """Parameters of one group travel in one bucket; None: wherever they fit."""
     strides: tuple[int, ...] = ()
-    """How its elements lie in memory; () where they do in the usual order."""
 
     @property
     def length(self) -> int:
@@ -40,7 +51,7 @@ class Spec:
 
     @property
     def line(self) -> str:
-        """The parameter as text, for comparing models."""
+        """The parameter as text. Ranks compare these texts."""
         order = f", strides {list(self.strides)}" if self.strides else ""
         return f"{self.name}: {self.dtype}{list(self.shape)}{order} on {self.device}"
 
@@ -56,19 +67,32 @@ class Slot:
 
 @dataclass(frozen=True)
 class Bucket:
-    """`length` elements (padding included) that lie `start` bytes into their device's arena."""
+    """A bucket's place in an arena, and its parameters.
 
-    dtype: np.dtype[Any]
+    Attributes:
+        dtype: The dtype of all its gradients.
+        device: The device that they lie on.
+        start: The bucket's first byte in the device's arena.
+        length: Elements, padding included.
+        members: The bucket's parameters, by index, in the order of their slots.
+    """
+
+    dtype: DType
     device: str
     start: int
     length: int
     members: tuple[int, ...]
-    """Indices of the parameters in it."""
 
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """specs and slots are in the caller's order of parameters; buckets in the order in which they are sent."""
+    """The layout of all gradients of one optimizer or exchange.
+
+    Attributes:
+        specs: The parameters, in the caller's order.
+        slots: The place of each parameter, in the same order.
+        buckets: The buckets, in the order in which they are sent.
+    """
 
     specs: tuple[Spec, ...]
     slots: tuple[Slot, ...]
@@ -76,11 +100,11 @@ class BucketPlan:
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        """The plan as text, one line per parameter: equal on all ranks, or the ranks' models differ."""
+        """The parameters as text. If the ranks' models are the same, so are these lines."""
         return tuple(spec.line for spec in self.specs)
 
     def nbytes(self, device: str) -> int:
-        """The size of the device's arena."""
+        """The size of the device's arena, in bytes."""
         return max((b.start + b.length * b.dtype.itemsize for b in self.buckets if b.device == device), default=0)
 
     @property
@@ -91,8 +115,17 @@ class BucketPlan:
 def plan(
     specs: Iterable[Spec], bucket_bytes: int, first_bytes: int, last_bytes: int = 0, order: Sequence[int] | None = None
 ) -> BucketPlan:
-    """Fill each kind's buckets, as `fill` does, with the last parameter first, or in the order of these indices; they
-    are sent in the order in which they begin to fill. Pure: equal input gives equal plans."""
+    """Lay out gradients in buckets. Pure: equal arguments give equal plans.
+
+    Each pair of dtype and device has buckets of its own. Buckets are sent in the order in which they begin to fill.
+
+    Args:
+        specs: The parameters.
+        bucket_bytes: The least size of a bucket, as in `fill`.
+        first_bytes: The least size of the first bucket.
+        last_bytes: The size of the last bucket; 0: no special last bucket.
+        order: The parameters' indices in the order in which backward has their gradients; None: last parameter first.
+    """
     specs = tuple(specs)
     order = range(len(specs))[::-1] if order is None else order
     turns = {index: turn for turn, index in enumerate(order)}
@@ -107,11 +140,17 @@ def plan(
 def fill(
     units: Sequence[Sequence[int]], nbytes: Sequence[int], bucket_bytes: int, first_bytes: int, last_bytes: int
 ) -> list[list[int]]:
-    """Buckets of at least bucket_bytes, the first of first_bytes; behind them, where last_bytes is not 0, a short one.
-    nbytes: of each parameter.
+    """Distribute units over buckets of at least bucket_bytes; the first has first_bytes, the last may be short.
 
-    What is in a bucket leaves with the unit that fills it, however large that is: a few small ones ahead of a large one
-    are not worth a request of their own. Nor are less than 2 * last_bytes that remain ahead of the last bucket.
+    The unit that fills a bucket belongs to it, however large the unit is: a few small gradients before a large one are
+    not worth a request of their own. If less than 2 * last_bytes remain before the last bucket, they are not either.
+
+    Args:
+        units: Parameters that stay together, by index, in the order in which their gradients come.
+        nbytes: The padded size of each parameter.
+        bucket_bytes: The least size of a bucket.
+        first_bytes: The least size of the first bucket.
+        last_bytes: See `start_of_last`.
     """
     sizes = [sum(nbytes[index] for index in unit) for unit in units]
     end = start_of_last(sizes, first_bytes, last_bytes)
@@ -130,10 +169,11 @@ def fill(
 
 
 def start_of_last(sizes: Sequence[int], first_bytes: int, last_bytes: int) -> int:
-    """The unit with which the last bucket begins, which is as short as last_bytes allows, for no backward hides a thing
-    of it; len(sizes) where there is none, since last_bytes is 0, or what is ahead of it would not fill a first one.
+    """Return the number of the unit with which the last bucket begins; len(sizes) if there is no special last bucket.
 
-    A quarter more belongs to it where that fits: a bias, which comes with its weight, and would keep others waiting.
+    No backward hides the last bucket's communication, so the last bucket is as short as last_bytes allows. It may be a
+    quarter longer: a weight's bias is added to it, rather than keep another bucket waiting. There is no special last
+    bucket if last_bytes is 0, or if the units before it would not fill a first bucket.
     """
     behind = list(accumulate(reversed(sizes)))  # bytes of the last unit, of the last two, ...
     needed = bisect_left(behind, last_bytes)
@@ -144,8 +184,8 @@ def start_of_last(sizes: Sequence[int], first_bytes: int, last_bytes: int) -> in
 
 
 def units(specs: Sequence[Spec], indices: Sequence[int]) -> list[list[int]]:
-    """What must stay together, in this order: single parameters, and groups at their first member's place in it."""
-    found: dict[Any, list[int]] = {}
+    """Combine parameters that must stay together: single parameters, and groups at the place of their first member."""
+    found: dict[Hashable, list[int]] = {}
     for index in indices:
         spec = specs[index]
         key = index if spec.group is None else (spec.group, spec.dtype, spec.device)
@@ -154,7 +194,7 @@ def units(specs: Sequence[Spec], indices: Sequence[int]) -> list[list[int]]:
 
 
 def padded(spec: Spec) -> int:
-    """Bytes of a parameter's slot: in whole lines, so that no two ranks ever write neighbours in one at once."""
+    """The bytes of a parameter's slot, in whole cache lines: so two ranks never write to one line at once."""
     return -(-spec.length * np.dtype(spec.dtype).itemsize // LINE) * LINE
 
 

@@ -1,4 +1,8 @@
-"""How large buckets are, and when they leave: what the settings and the network make of a list of parameters."""
+"""The size of buckets and the time when they leave, from the settings, the network and the gradients.
+
+In the walk of a gradient, `planned` comes first: an optimizer or an exchange calls it with its parameters, and gives
+the plan to a new reducer. All inputs are the same on all ranks, and so are the results.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,27 @@ from hvdlite.gradients.plan import BucketPlan, Spec, plan
 
 USUAL_BUCKET = 25 << 20  # bytes
 FIRST_BUCKET = 1 << 20  # bytes; small, so that communication starts early
-SHORTEST_BUCKET = 384 * 1024  # bytes; 3 ms at 1 Gbit/s, where a bucket takes the lane 0.3 ms of a core besides
-LAST_BUCKET = 64 * 1024  # bytes; as long on that wire as its request takes
+SHORTEST_BUCKET = 384 * 1024  # bytes; 3 ms at 1 Gbit/s, while a bucket takes the lane 0.3 ms of a core
+LAST_BUCKET = 64 * 1024  # bytes; at 1 Gbit/s they take as long as their request
 
 
 def planned(
     specs: Iterable[Spec], config: Config, place: Place, order: Sequence[int] | None = None
 ) -> tuple[BucketPlan, bool | None]:
-    """The plan for these parameters, and whether its buckets leave during backward (None: to be tried). order: in which
-    backward has their gradients, where that is known.
+    """Plan buckets for these parameters, and decide whether they leave during backward.
 
-    Then, unless the user gave their size, they are a sixteenth of the gradients, no longer than usual, nor so short
-    that latency counts (SHORTEST_BUCKET); and the last, which nothing can hide, is shorter yet (LAST_BUCKET).
+    If buckets may leave early and the user gave no size, a bucket has a sixteenth of all gradients. It then has at most
+    USUAL_BUCKET bytes, and at least SHORTEST_BUCKET, below which latency counts. No backward hides the last bucket, so
+    the last bucket is shorter (LAST_BUCKET).
+
+    Args:
+        specs: The parameters.
+        config: The settings for bucket size and overlap.
+        place: The ranks and hosts.
+        order: The parameters' indices in the order in which backward has their gradients; None: not known.
+
+    Returns:
+        The plan, and whether buckets leave during backward; None: a trial decides (`overlap_trial`).
     """
     specs = tuple(specs)
     on_gpu = any(spec.device != "host" for spec in specs)
@@ -36,8 +49,16 @@ def planned(
 
 
 def overlap_pays(setting: str, place: Place, on_gpu: bool) -> bool | None:
-    """Whether buckets leave during backward; None: to be tried. setting: '0', '1', or 'auto': from GPUs, whose cores
-    the lane does not take, but not among the CPUs of one host; over a network what is faster."""
+    """Decide whether buckets leave during backward; None: a trial decides.
+
+    With 'auto', gradients on a GPU leave early, because the lane takes no core from the GPU. Among the CPUs of one host
+    they leave at the end. Over a network the trial decides.
+
+    Args:
+        setting: HVDLITE_OVERLAP: '0', '1' or 'auto'.
+        place: The ranks and hosts.
+        on_gpu: Whether any gradient lies on a GPU.
+    """
     if setting != "auto":
         return setting == "1"
     if on_gpu:

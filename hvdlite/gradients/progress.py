@@ -1,9 +1,11 @@
-"""How far a reducer's round has come: which gradients are there, and which buckets have left.
+"""The progress of a round: which gradients are there, and which buckets have left.
 
-    state         what it means
-    fresh         nothing has been marked, and nothing has left
+    state         meaning
+    fresh         no gradient has been marked, and no bucket has left
     begun         some gradients are there, and perhaps some buckets have left
-    unresolved    between rounds only: a round that was begun has failed, and other ranks may still be in it
+    unresolved    between rounds only: a round has failed, and other ranks may still be in it
+
+A reducer has one `Progress`, and only the reducer's methods change it.
 """
 
 from __future__ import annotations
@@ -16,28 +18,39 @@ from hvdlite.lanes.request import Handle, Request
 
 
 class Flag(IntEnum):
-    """What a rank says of its round when the last bucket leaves. All ranks learn the largest."""
+    """A rank's report on its round, sent with the last bucket. All ranks get the largest flag."""
 
     COMPLETE = 0
     """Every gradient is there."""
     COMPARE = 1
-    """Some are not: the ranks are to compare what each has."""
+    """Some gradients are missing: the ranks are to agree on each parameter's `Use`."""
     VOID = 2
-    """And above: a rank's backward has raised. Its number on the lane is added: see `void_of`."""
+    """A rank's backward has raised. The flag is VOID plus that rank's number on the lane: see `void_of`."""
 
 
 def void_of(rank: int) -> int:
-    """The flag by which a rank says that no rank is to have results."""
+    """The flag with which a rank makes a round void: no rank gets results. rank: its number on the lane."""
     return Flag.VOID + rank
 
 
 def rank_of(flag: int) -> int | None:
-    """The rank on the lane that has voided a round; None: the round has results."""
+    """The number on the lane of the rank that made a round void; None: the round has results."""
     return flag - Flag.VOID if flag >= Flag.VOID else None
 
 
 class Progress:
-    """The round under way of one plan. plan: which bucket each gradient lies in."""
+    """The progress of the round under way.
+
+    Attributes:
+        bucket_of: The bucket of each gradient.
+        lengths: The number of gradients in each bucket.
+        begun: Whether a gradient has been marked, or a bucket has left. Callers look at it before a call: with cold
+            caches a call costs some 3 us.
+        marked: For each gradient, whether it is there.
+        missing: For each bucket, the number of gradients that are not there.
+        sent: The requests of buckets that have left, in order, with their handles.
+        arrived: The gradients in the order in which they came, if the reducer learns that order.
+    """
 
     def __init__(self, plan: BucketPlan) -> None:
         self.bucket_of = [slot.bucket for slot in plan.slots]
@@ -45,21 +58,19 @@ class Progress:
         self.begin()
 
     def begin(self) -> None:
-        """A new round."""
+        """Forget the last round."""
         self.begun = False
-        """Whether anything has been marked or has left. Looked at ahead of calls that would find out: each costs some
-        3 us where caches are cold."""
         self.marked = bytearray(len(self.bucket_of))
         self.missing = self.lengths.copy()
         self.sent: list[tuple[Request[bool], Handle[bool]]] = []
         self.arrived: list[int] = []
 
     def start(self) -> None:
-        """Something of the round is there, or is about to be: it is to be forgotten if it fails."""
+        """The round is about to have a gradient: if the round fails, it must be forgotten."""
         self.begun = True
 
     def mark(self, index: int) -> bool:
-        """Gradient `index` is there. Returns whether it is for the first time."""
+        """Mark gradient `index` as there. Returns whether this is its first mark in the round."""
         if self.marked[index]:
             return False
         self.marked[index] = True
@@ -67,8 +78,8 @@ class Progress:
         return True
 
     def mark_at_end(self, indices: Sequence[int]) -> None:
-        """These gradients, each named once, are there, and nothing leaves before the end."""
-        self.begun = True  # first: such a round is to be forgotten
+        """Mark gradients of a round in which all buckets leave at the end. indices: each at most once."""
+        self.begun = True  # first: if the rest fails, the round must be forgotten
         if len(indices) == len(self.marked):
             self.marked = bytearray(b"\1") * len(indices)
         else:
@@ -76,7 +87,7 @@ class Progress:
                 self.marked[index] = True
 
     def note_arrival(self, index: int) -> None:
-        """Remember the order in which gradients come."""
+        """Remember that gradient `index` came next."""
         self.arrived.append(index)
 
     def note_sent(self, request: Request[bool]) -> None:
@@ -85,7 +96,7 @@ class Progress:
 
     @property
     def next_is_full(self) -> bool:
-        """Whether the next bucket can leave. The last one never leaves early."""
+        """Whether the next bucket can leave. The last bucket never leaves early."""
         number = len(self.sent)
         return number < len(self.missing) - 1 and self.missing[number] == 0
 

@@ -1,16 +1,21 @@
-"""The reducer: replays a bucket plan, one round per backward.
+"""The reducer: fills the buckets of a plan, sends them, and waits for the results, once per round.
 
-    mark_ready([i])   gradient i lies in its slot; a bucket that is full, and whose predecessors have left, may leave
-    mark_at_end       these gradients do, or are lent, and nothing leaves before the end
-    finish_round()    what is missing is loaded, every bucket leaves, all are waited for
+    mark_ready([i])   gradient i lies in its slot; if its bucket is full and all earlier ones have left, it leaves
+    mark_at_end       these gradients lie in their slots or are lent; no bucket leaves before the end
+    finish_round()    load missing gradients, send all other buckets, wait for all ranks
 
-When buckets leave early (`Departure`), communication hides behind the rest of backward. On one host, where the ranks'
-cores all compute gradients, a helper thread would only take a core from them, so all leave at the end, in the caller's
-thread. Over a network the first rounds try both. Either way the order, and so every bit, is the plan's.
+In the walk of a gradient, the reducer stands between the framework's hook (or the `exchange`) and the lane. The hook
+marks a gradient. The reducer sends each full `bucket` as a request. The lane runs it on all ranks, and the results
+lie in the reducer's `views`.
 
-A bucket waits for its last gradient, and all later buckets wait for it, so that one gradient that comes later than
-planned costs much. After its first round a reducer knows the real order, for a plan of it. (PyTorch's DDP does that,
-too.) The last bucket never leaves early: that it is there tells all ranks that each one's backward has ended.
+If buckets leave early (`departure`), their communication overlaps with the rest of backward. On one host the ranks'
+cores all compute gradients, and a helper thread would take a core from them. So all buckets leave at the end there, in
+the caller's thread. Over a network a trial decides. In both cases the plan gives the order of additions, so the results
+are the same, bit for bit.
+
+A bucket waits for its last gradient, and all later buckets wait for that bucket. So one gradient that comes later than
+planned costs much. After its first round a reducer knows the real order, from which an optimizer makes another plan, as
+PyTorch's DDP does. The last bucket never leaves early: once it has left, all ranks know that every backward has ended.
 """
 
 from __future__ import annotations
@@ -43,11 +48,12 @@ from hvdlite.ops.stand_in import Zeros
 
 @dataclass(frozen=True)
 class Memory:
-    """Where a reducer's buckets lie.
+    """The memory of a reducer's buckets.
 
-    gpu: where those lie whose device is not the host; their gradients are packed on the caller's stream. name: of the
-    arenas, where others of the reducer's name live on; None: the reducer's name, and a new arena takes the place of the
-    last.
+    Attributes:
+        gpu: The GPU for buckets that do not lie on the host. Gradients are packed on the caller's stream.
+        name: The arenas' name, if arenas of the reducer's name must live on; None: the reducer's name, and the new
+            arena replaces the last one.
     """
 
     gpu: Gpu | None = None
@@ -55,20 +61,35 @@ class Memory:
 
 
 class Reducer:
-    """Averages (or otherwise reduces) the gradients of one plan over the lane's ranks. Not thread-safe.
+    """Reduces the gradients of one plan over the lane's ranks. Not thread-safe.
 
-    Creating one is collective: the ranks compare plans. Raises MismatchError with a diff, on every rank, where they
-    differ.
+    Attributes:
+        lane: The lane on which the ranks agree.
+        name: The name of requests, the same on all ranks.
+        plan: The layout of gradients.
+        how: The arithmetic.
+        departure: The time when buckets leave.
+        arenas: The shared memory, by device.
+        buckets: The plan's buckets, at work.
+        requests: Requests of earlier rounds, by bucket, which are used again.
+        views: For each parameter an array in its bucket, of the gradient's shape: for the gradient, then the result.
+        all_dense: `Use.DENSE` for every parameter. `finish_round` returns this list if no gradient was missing.
+        progress: The round under way.
     """
 
     def __init__(
         self, lane: Lane, plan: BucketPlan, how: Reduction, name: str, departure: Departure, memory: Memory = Memory()
     ) -> None:
+        """Compare plans with all ranks, and allocate the buckets. Collective; waits for all ranks.
+
+        Raises:
+            MismatchError: The ranks' plans differ. Every rank raises it, with a diff.
+        """
         self.lane, self.name = lane, name
         self.plan, self.how = plan, how
         self.departure = departure
         facts = (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))
-        # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
+        # The name is that of a round's first bucket. If other ranks begin a round instead, all ranks raise, none hangs.
         self.arenas: dict[str, Arena] = lane.run(Request(
             Signature("plan", f"{name} bucket 0", facts),
             lambda at: {device: self.allocate(at, device, memory) for device in plan.devices},
@@ -76,17 +97,15 @@ class Reducer:
         places = [(self.arenas[b.device], (b.start, b.length, b.dtype)) for b in plan.buckets]
         self.buckets = [Bucket(arena.view(*place), arena.peer_views(*place), how, lane) for arena, place in places]
         self.requests: dict[int, Request[bool]] = {}
-        """Those of earlier rounds, by bucket, to be used again."""
         self.views = [
             self.buckets[slot.bucket].buffer[slot.offset : slot.offset + slot.length].reshape(spec.shape)
             for spec, slot in zip(plan.specs, plan.slots, strict=True)
         ]
         self.all_dense = [Use.DENSE] * len(plan.specs)
-        """What `finish_round` returns, this very list, where every rank had every gradient."""
         self.progress = Progress(plan)
 
     def allocate(self, host: Workplace, device: str, memory: Memory) -> Arena:
-        """The arena for a device's buckets. Collective."""
+        """Allocate the arena for a device's buckets. Collective."""
         there: contextlib.AbstractContextManager[Workplace] = contextlib.nullcontext(host)
         if device != "host":
             assert memory.gpu is not None
@@ -102,20 +121,29 @@ class Reducer:
 
     @property
     def to_lend(self) -> list[tuple[int, int]]:
-        """The elements of each gradient, from and to, that need not be copied where all leave at the end."""
+        """The elements of each gradient, from and to, that may be lent if all buckets leave at the end."""
         return [self.buckets[slot.bucket].to_lend(slot) for slot in self.plan.slots]
 
     # A round that fails
 
     def begin_round(self) -> None:
-        """Forget what was marked, sent and lent."""
+        """Forget all marks, requests and lent arrays of the last round."""
         for bucket in self.buckets:
             bucket.return_lent()
         self.progress.begin()
 
     def abandon_round(self, tag: Round, spare: Callable[[list[int]], object] | None = None) -> bool:
-        """Forget a round that was begun and not finished (its backward raised). Waits for all ranks to come to its end.
-        True where any of it was reduced, as all ranks then know. tag: the round's. spare: see `void_round`."""
+        """Forget a round that was begun and not finished, because its backward raised.
+
+        If any bucket has left, this waits for all ranks to come to the round's end.
+
+        Args:
+            tag: The name of the round, the same on all ranks.
+            spare: As for `void_round`.
+
+        Returns:
+            Whether any bucket was reduced: then all ranks know of the failure.
+        """
         if not self.progress.begun:
             return False
         if self.progress.sent:
@@ -124,28 +152,33 @@ class Reducer:
 
     @property
     def half_sent(self) -> bool:
-        """Whether buckets of a round have left, and others have not. Between rounds: one that was begun has failed."""
+        """Whether some buckets of a round have left, and others have not. Between rounds: the last round failed."""
         return self.overlap and self.progress.partly_sent
 
     @property
     def unresolved(self) -> bool:
-        """Between rounds: whether one that was begun has failed, and not all ranks have come to its end."""
+        """Between rounds: whether the last round failed, and some ranks have not come to its end."""
         sent = self.progress.sent
         return bool(sent) and (self.half_sent or any(not handle.done for _, handle in sent))
 
     def void_round(self, tag: Round, spare: Callable[[list[int]], object] | None = None) -> None:
-        """What has not left of a round follows, with word that no rank is to have results of it. spare: called before
-        with the parameters that were not marked, in whose views something else may lie."""
+        """Send the round's other buckets, with a flag that no rank is to have results. Does not wait for other ranks.
+
+        Args:
+            tag: The name of the round.
+            spare: Called first, with the parameters that were not marked. The caller may have other values in their
+                views, which the reduction overwrites.
+        """
         if spare:
             spare(self.progress.unmarked)
         with contextlib.suppress(HvdliteError):
             self.send_rest(tag, void_of(self.lane.transport.rank), self.lane.submit)
 
     def forget_round(self) -> bool:
-        """Wait for what has left; whether any was reduced."""
+        """Wait for all buckets that have left. Returns whether any was reduced."""
         left = self.progress.handles
         for handle in left:
-            with contextlib.suppress(Exception):  # what broke the lane was raised once already
+            with contextlib.suppress(Exception):  # the lane's error has been raised once already
                 handle.wait()
         self.begin_round()
         self.departure.forget()
@@ -154,16 +187,24 @@ class Reducer:
     # A round
 
     def mark_ready(self, indices: Iterable[int], tag: Round) -> None:
-        """These gradients lie in their views. tag: names this round on all ranks, in a reducer's always the same words.
-        Never waits. A second mark of the same parameter in a round does nothing; raises HvdliteError where its bucket
-        has left, with what is now not true."""
+        """Mark gradients that lie in their views, and send full buckets. Never waits.
+
+        A second mark of a parameter in the same round does nothing.
+
+        Args:
+            indices: The parameters.
+            tag: The name of the round, the same on all ranks. All rounds of a reducer have the same words.
+
+        Raises:
+            HvdliteError: A parameter was marked again, after its bucket had left.
+        """
         progress = self.progress
         progress.start()
         if self.departure.trial:
             self.departure.trial.begin()
         for index in indices:
             first = progress.mark(index)
-            if not self.overlap:  # then nothing leaves before the end
+            if not self.overlap:
                 continue
             if first:
                 if self.departure.learn:
@@ -173,17 +214,19 @@ class Reducer:
                 raise HvdliteError(too_late(self.plan.specs[index].name))
 
     def mark_at_end(self, indices: Sequence[int], lent: Mapping[int, Array]) -> None:
-        """These gradients, all or some, lie in their views but for what is lent, and nothing leaves before the end.
+        """Mark gradients that lie in their views, or are lent. No bucket leaves before the end.
 
-        indices: each once. lent: by index, the elements `to_lend`, flat, where they lie; they must not change before
-        the round has ended."""
+        Args:
+            indices: The parameters, all or some, each at most once.
+            lent: By parameter, the elements `to_lend`, flat. They must not change before the round has ended.
+        """
         self.progress.mark_at_end(indices)
         for index, array in lent.items():
             slot = self.plan.slots[index]
             self.buckets[slot.bucket].lend(slot, array)
 
     def send_full(self, tag: Round) -> None:
-        """The next buckets, as far as they are full."""
+        """Send the next buckets until one is not full."""
         while self.progress.next_is_full:
             request = self.request(len(self.progress.sent), tag)
             self.lane.submit(request)
@@ -198,11 +241,20 @@ class Reducer:
         return self.progress.has_left(index)
 
     def finish_round(self, load: Callable[[int], Use], tag: Round) -> list[Use]:
-        """Complete the round; returns each parameter's use, the largest over all ranks. Blocks until all ranks did.
+        """Complete the round. Collective; waits for all ranks.
 
-        load: called for each parameter not marked; puts what gradient there is into the view, else zeros, and says
-        which. Afterwards the views hold the result; those of parameters used on no rank hold zeros. Where it raises,
-        the round is left as it is: `abandon_round` before the next.
+        Afterwards the views hold the results. The view of a parameter without a gradient on any rank holds zeros.
+
+        Args:
+            load: Called with each parameter that was not marked. It writes the gradient, or zeros, to the view, and
+                returns the kind of gradient. If it raises, call `abandon_round` before the next round.
+            tag: The name of the round.
+
+        Returns:
+            For each parameter the largest use over all ranks.
+
+        Raises:
+            VoidError: A rank's backward raised after some of its buckets had left.
         """
         progress, departure = self.progress, self.departure
         progress.start()
@@ -225,7 +277,12 @@ class Reducer:
         return uses
 
     def learn(self, all_there: bool, tag: Round) -> None:
-        """A round has ended on all ranks: what it tells for the next ones. all_there: no rank has joined."""
+        """Use a round that has ended on all ranks for the trial, or for the order of gradients. Collective.
+
+        Args:
+            all_there: Whether no rank has joined.
+            tag: The name of the round.
+        """
         departure = self.departure
         if not all_there:
             departure.forget()
@@ -239,8 +296,14 @@ class Reducer:
             departure.next_round()
 
     def send_rest(self, tag: Round, flag: int, send_last: Callable[[Request[bool]], Handle[bool]]) -> None:
-        """All buckets that have not left; the last, which never leaves early, with the flag: submitted, or, where it is
-        waited for next, begun in this thread, which saves handing it over."""
+        """Send all buckets that have not left.
+
+        Args:
+            tag: The name of the round.
+            flag: This rank's flag, sent with the last bucket.
+            send_last: Sends the last bucket: `Lane.submit`, or `Lane.begin` if the caller waits next. `begin` runs the
+                request in this thread, which saves a change of threads.
+        """
         last, send = len(self.buckets) - 1, self.lane.submit if self.departure.overlap else self.lane.run
         for number in range(len(self.progress.sent), last + 1):
             request = self.request(number, tag, flag if number == last else 0)
@@ -248,6 +311,7 @@ class Reducer:
             self.progress.note_sent(request)
 
     def request(self, number: int, tag: Round, flag: int = 0) -> Request[bool]:
+        """The request that reduces a bucket in this round: the last round's request, if it can be used again."""
         bucket, before = self.buckets[number], self.requests.get(number)
         if before is not None and before.queued and before.handle.done:
             return before.again(tag, flag)
@@ -260,7 +324,7 @@ class Reducer:
         return request
 
     def combine(self, kind: str, values: np.ndarray, how: Reduction, tag: Round) -> None:
-        """All-reduce what is no gradient, in place."""
+        """All-reduce a small array other than a gradient, in place. Waits for all ranks."""
 
         def work(at: Workplace) -> None:
             allreduce(at.transport, at.workspace, at.place, values, how)
@@ -269,19 +333,19 @@ class Reducer:
         self.lane.run(Request(signature, work, stand_in=lambda: Zeros.like([values], how)))
 
     def agreed_uses(self, mine: Sequence[Use], flag: int, tag: Round) -> list[Use]:
-        """The largest use over ranks, for each parameter. Raises VoidError where the flag says that there are no
-        results. Only when some rank has something other than DENSE."""
+        """Agree on the largest use of each parameter. Collective, if the round's flag is not COMPLETE.
+
+        Raises:
+            VoidError: The flag says that the round is void.
+        """
         if (rank := rank_of(flag)) is not None:
-            raise VoidError(
-                f"a backward of rank {self.lane.members[rank]} raised after some of its gradients had left: no rank "
-                "has results of this one. The next begins anew"
-            )
+            raise VoidError(why_void(f"rank {self.lane.members[rank]}"))
         uses = np.array(mine, np.uint8)
         self.combine("uses", uses, Reduction("max"), tag)
         return [Use(int(use)) for use in uses]
 
     def agreed_overlap(self, trial: Trial, tag: Round) -> bool:
-        """What was faster, over all ranks."""
+        """Return whether early buckets were faster, on the average of all ranks. Collective."""
         seconds = np.array(trial.medians)
         self.combine("overlap", seconds, Reduction(divisor=self.lane.transport.size), tag)
         early, late = seconds.tolist()
@@ -291,7 +355,7 @@ class Reducer:
         return bool(early <= late)
 
     def agreed_order(self, tag: Round) -> list[int]:
-        """The order in which rank 0's gradients arrived; then those that it did not have, in the plan's order."""
+        """Return rank 0's gradients in the order in which they came, then all others in plan order. Collective."""
 
         def work(at: Workplace) -> list[int]:
             mine = self.progress.arrived if at.transport.rank == 0 else []
@@ -301,8 +365,16 @@ class Reducer:
         return list(dict.fromkeys([*first, *(index for bucket in self.plan.buckets for index in bucket.members)]))
 
 
+def why_void(rank: str) -> str:
+    """The error text for a void round. rank: the rank with the failed backward, in words."""
+    return (
+        f"a backward of {rank} raised after some of its gradients had left: no rank has results of this backward. The "
+        "next backward starts a new round"
+    )
+
+
 def too_late(name: str) -> str:
-    """Why a gradient cannot be added to."""
+    """The error text for a gradient that changed after its bucket had left."""
     return (
         f"the gradient of {name} was added to after it had left: one backward() computed it twice, as reentrant "
         "checkpointing does for weights that several segments share. Use checkpoint(..., use_reentrant=False), or set "

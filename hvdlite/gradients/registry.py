@@ -1,7 +1,8 @@
-"""What this process remembers about variables and reductions: the one mutable object of `gradients/` at module level.
+"""The registry: a process' own record of variables and reductions.
 
-It does not belong to a job, and so not to `job.runtime`: users name variables before `hvd.init()`, and the variables
-outlive `hvd.shutdown()`. All members are held weakly, so that nothing here keeps a model or a callback alive.
+This is the one mutable object of `gradients/` at module level. It does not belong to a job, and so not to
+`job.runtime`: users name variables before `hvd.init()`, and variables outlive `hvd.shutdown()`. It holds all members
+weakly, so that it keeps no model or callback alive. Exchanges report their rounds here, and callbacks read the counts.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from hvdlite.system.weak_references import Crowd
 
 
 class Comparer(Protocol):
-    """Somebody who compares a model's weights between ranks, so that an exchange need not."""
+    """A callback that compares a model's weights between ranks, so that an exchange need not."""
 
     def cares_for(self, variable: Variable) -> bool:
-        """Whether the variable is one of that model's."""
+        """Whether the variable belongs to that model."""
         ...
 
 
 class ReductionCount:
-    """Reductions of gradients since this object was made: the proof that a training step did reduce some.
+    """A count of reductions, from which a callback knows whether a training step has reduced gradients.
 
     Attributes:
-        number: How often any exchange has reduced gradients.
+        number: The reductions of all exchanges since this object was made.
         first: The first exchange among all ranks that began a round; None before that.
     """
 
@@ -44,14 +45,14 @@ class ReductionCount:
 
 
 class Registry:
-    """Variables that may differ between ranks, and who looks at reductions.
+    """Variables that may differ between ranks, and observers of reductions.
 
     Attributes:
-        own: Variables that users want to differ between ranks.
-        in_process_sets: Variables whose gradients are reduced within a process set.
-        comparers: Callbacks whose model is training now, which compare its weights. When fit() raises, its callback is
-            not told; it stays here until it is dropped, or comes to the end of another fit().
-        counts: The counts of reductions that somebody still reads.
+        own: Local variables, which differ between ranks.
+        in_process_sets: Variables with gradients that are reduced within a process set.
+        comparers: Callbacks that compare the weights of a model in training. If fit() raises, Keras does not call its
+            callback. The callback then stays here until it is deleted, or until another fit() ends.
+        counts: The counts of reductions that are in use.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class Registry:
         self.counts = Crowd()
 
     def count_reductions(self) -> ReductionCount:
-        """A new count, from 0, for as long as the caller keeps it."""
+        """Return a new count, which counts while the caller keeps it."""
         count = ReductionCount()
         self.counts.append(count)
         return count

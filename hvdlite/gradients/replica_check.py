@@ -1,10 +1,13 @@
-"""Whether all ranks train the same model.
+"""The replica check: compares weights between ranks, so that all ranks train the same model.
 
-Averaging gradients keeps models together that begin together. If they do not, or if learning rates differ, each rank
-trains a model of its own with gradients of all the others', and no operation fails. So weights, and what else must be
-the same, are compared bit by bit when training begins, where a difference is an error, and later and when the job ends,
-where it is a warning: hours of training may be worth something to a user, and GPUs of different kinds round
-differently. No rank waits for a last look: it is a part of the shutdown that all ranks come to anyway (`Lane.part`).
+Averaged gradients keep equal models equal. If models differ at the start, or learning rates differ, each rank trains a
+model of its own, and no operation fails. So the ranks compare checksums of weights, and of other values that must be
+equal, bit by bit. When training begins, a difference is an error. Later and at the end of the job it is a warning: the
+run may still be worth something to the user, and GPUs of different kinds round differently.
+
+In the walk of a gradient, the check comes last. After each round PyTorch's attachment, or `watched` for Keras and
+TensorFlow, calls `Alike.look`, which compares the ranks in few rounds only. The last comparison is a part of the
+shutdown, which all ranks come to anyway (`Lane.farewell`), so no rank waits for it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from operator import itemgetter
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -36,15 +40,82 @@ MEANT = 'If they are meant to differ: replica_check="warn", or HVDLITE_REPLICA_C
 LAST = "(the rank that hvd.join() returned)"
 NONE = "none"
 MOST = 3  # sides that a message names
-WIDTH = 1024  # words in a row of the table whose sums are compared
-Values = Mapping[tuple[str, str], Any]
-"""By kind ("weights", ...) and name: a number that is the same on all ranks."""
-Sides = list[tuple[Any, list[int]]]
+WIDTH = 1024  # words in a row of the table in `checksum_of`
+Values: TypeAlias = Mapping[tuple[str, str], object]
+"""Numbers that must be the same on all ranks, by kind ("weights", "state", "settings") and name."""
+Sides: TypeAlias = list[tuple[object, list[int]]]
+"""The different values of one name, and the ranks that have each."""
+
+
+class Table(Protocol):
+    """An array or tensor of integers, as `checksum_of` uses it."""
+
+    @property
+    def view(self) -> Callable[..., Table]: ...
+    @property
+    def reshape(self) -> Callable[..., Table]: ...
+    @property
+    def sum(self) -> Callable[..., Table]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: slice, /) -> Table: ...
+
+
+TableT = TypeVar("TableT", bound=Table)
+
+
+class Schedule:
+    """The rounds after which the ranks are compared: begin, 2 * begin, 4 * begin, ..., then every ROUNDS rounds.
+
+    Doubling finds early differences within the first steps, at little cost.
+
+    Attributes:
+        begin: The first of these rounds.
+        rounds: The rounds since training began.
+        next: The next of these rounds.
+        first: Whether no comparison since training began has succeeded.
+    """
+
+    def __init__(self, begin: int) -> None:
+        self.begin = begin
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Training begins with the next round."""
+        self.rounds, self.next, self.first = 0, self.begin, True
+
+    def count(self) -> None:
+        """A round has ended."""
+        self.rounds += 1
+
+    @property
+    def due(self) -> bool:
+        """Whether the ranks are to be compared now."""
+        return self.rounds >= self.next
+
+    def compared(self) -> None:
+        """A comparison has succeeded, or was a warning."""
+        self.first, self.next = False, min(2 * self.rounds, self.rounds + ROUNDS)
 
 
 class Alike:
-    """Comparisons among the ranks that reduce gradients together: at steps 1, 2, 4, ..., 256, then every ROUNDS steps,
-    and when the job ends. Doubling finds what comes apart early within the first steps, at little cost."""
+    """The comparisons among the ranks that reduce gradients together: during training, and when the job ends.
+
+    Attributes:
+        values: Reads this rank's values.
+        calls: The cure for a difference, by kind.
+        what: The user's call, in messages.
+        mode: One of `config.REPLICA_CHECKS`.
+        warned: The kinds that a warning has named.
+        ended: Whether the last comparison is under way.
+        lane: The lane of the ranks.
+        name: The name of rounds on that lane.
+        root: The rank with the right weights, in words.
+        fatal: The kinds for which a difference is an error when training begins.
+        schedule: The rounds after which the ranks are compared.
+    """
+
+    lane: Lane
+    name: str
 
     def __init__(
         self, values: Callable[[bool], Values | None], calls: Mapping[str, str], what: str, mode: str = "error",
@@ -52,62 +123,86 @@ class Alike:
     ) -> None:
         """
         Args:
-            values: Reads this rank's values; None where they cannot be read. Its argument: whether training begins,
-                when the optimizer's state counts, too.
-            calls: For each kind what makes the ranks alike, with {root} for a rank.
-            what: The name of the user's call that the ranks are compared for.
+            values: Reads this rank's values; returns None if they cannot be read. Its argument tells whether training
+                begins: then the optimizer's state counts, too.
+            calls: For each kind the call that makes ranks equal, with {root} for a rank.
+            what: The user's call that the ranks are compared for.
             mode: One of `config.REPLICA_CHECKS`.
-            begin: The round after which the ranks are first compared; later ones follow at 2 * begin, 4 * begin, ...
+            begin: The round after which the ranks are first compared.
         """
-        self.values, self.calls, self.what = values, calls, what
-        self.mode, self.begin = mode, begin
-        self.warned: set[str] = set()  # of which kinds
-        self.ended = False  # the last look is under way
+        self.values, self.calls, self.what, self.mode = values, calls, what, mode
+        self.warned: set[str] = set()
+        self.ended = False
+        self.schedule = Schedule(begin)
         self.expect("0", fatal=("weights", "state"))
 
+    @property
+    def rounds(self) -> int:
+        """The rounds since training began."""
+        return self.schedule.rounds
+
     def enter(self, lane: Lane, name: str) -> None:
-        """Compare the ranks of this lane from now on. name: of the rounds there, the same on all ranks."""
+        """Compare the ranks of this lane from now on.
+
+        Args:
+            lane: The lane.
+            name: The name of rounds on that lane, the same on all ranks.
+        """
         self.lane, self.name = lane, name
         runtime.current().last_looks.append(self)
 
     def agree(self) -> None:
-        """See to it that all ranks compare, or none. Collective. Raises MismatchError where their modes differ."""
+        """Agree whether the ranks compare. Collective. Raises MismatchError if the ranks' modes differ."""
         facts = ((MODE, self.mode),)
         self.lane.run(Request(Signature("plan", f"{self.name} bucket 0", facts), nothing))
 
     def expect(self, root: str = LAST, fatal: Collection[str] = ("weights",)) -> None:
-        """Training begins with the next round. root: the rank whose weights are the right ones, in words. fatal: the
-        kinds of which a difference is an error then; others are warned of, for they may be meant so."""
+        """Training begins with the next round.
+
+        Args:
+            root: The rank with the right weights, in words.
+            fatal: The kinds for which a difference is an error. The user may mean other differences, so those are
+                warnings.
+        """
         self.root, self.fatal = root, fatal
-        self.first, self.rounds = True, 0
-        self.next = self.begin  # the round after which the ranks are compared
+        self.schedule.start_over()
 
     def name_root(self, root: str) -> None:
-        """The rank whose weights are the right ones, in words."""
+        """Name the rank with the right weights, in words."""
         self.root = root
 
     def look(self) -> None:
-        """At the end of a round: compare, if it is time. Collective then. Raises MismatchError on every rank when
-        training begins, after each round until all is alike."""
+        """Count a round that has ended, and compare the ranks if it is time. Collective then.
+
+        Raises:
+            MismatchError: Weights differ when training begins. Every rank raises it, after each round until they agree.
+        """
         if self.due():
             self.compare(self.mine())
 
     def due(self) -> bool:
-        """At the end of a round: count it. Whether `compare` is to follow, the same on all ranks."""
-        self.rounds += 1
-        return self.mode != OFF and self.rounds >= self.next
+        """Count a round that has ended. Returns whether `compare` is to follow, the same on all ranks."""
+        self.schedule.count()
+        return self.mode != OFF and self.schedule.due
 
     def compare(self, mine: Values | None) -> None:
-        """Compare the ranks. mine: this rank's values. Collective. Raises MismatchError as `look` does."""
+        """Compare the ranks. Collective.
+
+        Args:
+            mine: This rank's values; None if they cannot be read.
+
+        Raises:
+            MismatchError: As for `look`.
+        """
         found = compared(self.lane, self.name, mine)
-        if self.first and self.mode == "error" and any(kind in self.fatal for kind, _ in found):
+        first = self.schedule.first
+        if first and self.mode == "error" and any(kind in self.fatal for kind, _ in found):
             raise MismatchError(f"{self.what}: the ranks would train different models:\n{self.told(found)} {MEANT}")
-        self.warn(found, "the ranks train" if self.first else f"after {self.rounds} steps the ranks train")
-        self.first = False
-        self.next = min(2 * self.rounds, self.rounds + ROUNDS)
+        self.warn(found, "the ranks train" if first else f"after {self.rounds} steps the ranks train")
+        self.schedule.compared()
 
     def warn(self, found: Mapping[tuple[str, str], Sides], begin: str) -> None:
-        """Say once of each kind, on the first rank, what differs. begin: the first words of the message."""
+        """Log the differences on the first rank, once for each kind. begin: the first words of the message."""
         news = {kind for kind, _ in found} - self.warned
         self.warned |= news
         if news and self.lane.transport.rank == 0:
@@ -115,28 +210,29 @@ class Alike:
             logging.getLogger("hvdlite").warning(text, self.what, begin, self.told(found))
 
     def prepare_last_look(self) -> None:
-        """The job ends well on this rank: have the ranks compared once more, when all of them leave. Waits for nobody.
+        """Have the ranks compared once more when all of them leave: the job ends well on this rank. Never waits.
 
-        Nothing is compared where no round has been since training began, nor what the last round has told as an error.
+        There is no last comparison if no round has ended since training began, or if the last round has raised.
         """
-        has_told = self.first and self.rounds >= self.next
-        if self.mode != OFF and self.rounds and not has_told and (mine := self.mine()) is not None:
+        has_raised = self.schedule.first and self.schedule.due
+        if self.mode != OFF and self.rounds and not has_raised and (mine := self.mine()) is not None:
             self.lane.farewell.bring(self.name, mine, self.look_back)
 
     def look_back(self, everyone: Sequence[Values]) -> None:
-        """All ranks leave. everyone: their values."""
+        """Compare all ranks' values at the end of the job, on each rank."""
         self.ended = True
         self.warn(apart(everyone, self.lane.members), f"when the job ended, after {self.rounds} steps, the ranks had")
 
     def mine(self) -> Values | None:
+        """This rank's values; None if they cannot be read."""
         try:
-            return self.values(self.first)
-        except Exception:  # no memory, say, on this rank only
+            return self.values(self.schedule.first)
+        except Exception:  # on this rank only, perhaps: no memory
             logging.getLogger("hvdlite").exception("the weights of this rank cannot be compared with others'")
             return None
 
     def told(self, found: Mapping[tuple[str, str], Sides]) -> str:
-        """What differs, and the cure."""
+        """The differences in words, and the cure."""
         kinds: dict[str, dict[str, Sides]] = {}
         for (kind, name), parties in found.items():
             kinds.setdefault(kind, {})[name] = parties
@@ -144,7 +240,7 @@ class Alike:
         calls = " and ".join(dict.fromkeys(self.calls[kind].format(root=self.root) for kind in kinds))
         if self.ended:
             cure = f"{CAUSES} Nothing is wrong if that was after training, as when rank 0 loads its best weights."
-        elif self.first:
+        elif self.schedule.first:
             cure = f"Call {calls} on all ranks before training."
         else:
             cure = f"{CAUSES} {calls} brings them together again."
@@ -152,9 +248,14 @@ class Alike:
 
 
 def compared(lane: Lane, name: str, mine: Values | None) -> dict[tuple[str, str], Sides]:
-    """`apart` over the lane's ranks, the same result on all. name: of what is compared. Collective; waits for all.
+    """Return `apart` of all ranks' values, the same on every rank. Collective; waits for all ranks.
 
-    Nothing is compared where a rank could not read its values, nor while ranks have joined: they train no more.
+    The result is empty if a rank could not read its values, and while ranks have joined, since those train no more.
+
+    Args:
+        lane: The lane of the ranks.
+        name: The name of rounds on that lane.
+        mine: This rank's values; None if they cannot be read.
     """
 
     def work(at: Workplace) -> dict[tuple[str, str], Sides]:
@@ -164,21 +265,25 @@ def compared(lane: Lane, name: str, mine: Values | None) -> dict[tuple[str, str]
         known = [values for values in everyone if values is not None]
         return apart(known, at.members) if len(known) == len(everyone) else {}
 
-    # Named like a round's first bucket: where other ranks begin a round instead, that is a mismatch, not a wait.
+    # The name is that of a round's first bucket. If other ranks begin a round instead, all ranks raise, none hangs.
     signature = Signature("weights", f"{name} bucket 0")
-    count = -1 if mine is None else digest(str(sorted(mine.items())))  # of NaNs, too, which do not equal themselves
-    found: dict[tuple[str, str], Sides] = lane.run(Request(signature, work, count=count, stand_in=lambda: nothing))
-    return found
+    count = -1 if mine is None else digest(str(sorted(mine.items(), key=itemgetter(0))))  # as text: NaN != NaN
+    return lane.run(Request(signature, work, count=count, stand_in=lambda: nothing))
 
 
 def nothing(at: Workplace) -> None:
-    """What a rank that has joined contributes."""
+    """The contribution of a rank that has joined."""
 
 
 def apart(everyone: Sequence[Values], members: Sequence[int]) -> dict[tuple[str, str], Sides]:
-    """What is not the same everywhere: the values (NONE where a rank has none), and the ranks that have each.
+    """Find the values that differ between ranks.
 
-    everyone: each rank's values; None where one cannot be told. members: the ranks, in the same order.
+    Args:
+        everyone: The values of each rank. A value of None cannot be compared.
+        members: The ranks, in the same order.
+
+    Returns:
+        By kind and name, the different values and the ranks that have each. A rank without a value has NONE.
     """
     names = dict.fromkeys(name for theirs in everyone for name in theirs)
     values = {name: [theirs.get(name, NONE) for theirs in everyone] for name in names}
@@ -200,17 +305,22 @@ def valued(found: Mapping[str, Sides]) -> str:
 
 
 def checksum(array: Array) -> int:
-    """Of the bits of an array on the host."""
+    """A checksum of the bits of an array on the host."""
     return checksum_of(np.ascontiguousarray(array).reshape(-1).view(np.uint8), np.int64, lambda part: part)
 
 
-def checksum_of(bits: Any, words: Any, fetch: Callable[[Any], Array]) -> int:
-    """A number for these bytes, an array or a torch tensor of uint8, in their order; at half the speed of memory.
+def checksum_of(bits: TableT, words: object, fetch: Callable[[TableT], Array]) -> int:
+    """A checksum of bytes in their order, at half the speed of memory.
 
-    The sums of the rows and of the columns of a table of them in 64-bit integers (the dtype `words`) are digested: few,
-    and others where two integers change places. fetch: makes an array on the host of such sums.
+    The bytes form a table of 64-bit integers. The digest is that of the sums of rows and of columns. These are few, and
+    they change if two integers change places.
+
+    Args:
+        bits: The bytes, as a flat array or tensor of dtype uint8.
+        words: The dtype of 64-bit integers, as the library of `bits` spells it.
+        fetch: Copies an array or tensor to the host.
     """
     whole = len(bits) // (8 * WIDTH) * 8 * WIDTH
     table = bits[:whole].view(words).reshape(-1, WIDTH)
-    parts = [table.sum(0), table.sum(1), bits[whole:]] if whole else [bits]
+    parts = cast("list[TableT]", [table.sum(0), table.sum(1), bits[whole:]] if whole else [bits])
     return int.from_bytes(blake2b(b"".join(fetch(part).tobytes() for part in parts), digest_size=8).digest(), "little")

@@ -1,18 +1,19 @@
-"""What the user asks `DistributedOptimizer` or `DistributedGradientTape` for: one vocabulary for all frameworks.
+"""The settings of `DistributedOptimizer` and `DistributedGradientTape`: one vocabulary for all frameworks.
 
-    Arguments   as the user gave them, by Horovod's names, unchecked
-    Settings    checked, and the same for PyTorch, TensorFlow and Keras
+    Arguments   the user's arguments, by Horovod's names, unchecked
+    Settings    the same, checked; equal for PyTorch, TensorFlow and Keras
+
+An adapter makes `Arguments` from a user's call, and gives the checked `Settings` to what it attaches. All other modules
+of this room take the user's wishes from `Settings` alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import cast
 
 from hvdlite.gradients.compression import Compressor, compressor
 from hvdlite.gradients.groups import Groups, groups_given, parse_groups
-from hvdlite.gradients.tensors import Variable
 from hvdlite.gradients.terms import Terms
 from hvdlite.gradients.variables import is_variable, name_of
 from hvdlite.job import runtime
@@ -22,16 +23,16 @@ from hvdlite.ops import Adasum, Average, Op, op_of
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for. Hashable, if the compressor is.
+    """A user's settings, checked. Hashable if the compressor is.
 
     Attributes:
-        terms: The operation over ranks, and the factor before it.
-        compression: The compressor: Horovod's `compress` and `decompress`.
+        terms: The operation over ranks, and the factor before the sum.
+        compression: The compressor, with Horovod's `compress` and `decompress`.
         sparse_as_dense: Whether sparse gradients travel dense.
         groups: The parameters that travel together.
-        scale_local: Whether gradients of local variables are divided by the number of ranks, as averaged ones are.
+        scale_local: Whether gradients of local variables are divided by the number of ranks, like averages.
         process_set: The ranks that reduce together.
-        replica_check: What happens when ranks' weights differ, one of `config.REPLICA_CHECKS`.
+        replica_check: The reaction to ranks' weights that differ: one of `config.REPLICA_CHECKS`.
     """
 
     terms: Terms
@@ -44,7 +45,7 @@ class Settings:
 
     @property
     def size(self) -> int:
-        """How many ranks reduce gradients together with this one; 1 where it is no member of the set."""
+        """The number of ranks that reduce together; 1 if this rank is not one of them."""
         return runtime.group_of(self.process_set).size if self.process_set.included() else 1
 
 
@@ -63,17 +64,20 @@ class Arguments:
     replica_check: str | None = None
 
     def checked(self, key: Callable[[object], Hashable], what: str = "variables") -> Settings:
-        """These arguments as settings.
+        """Check the arguments.
 
         Args:
-            key: Gives what a parameter in `groups` is known by. Raises ValueError for what is no parameter.
+            key: Returns the key of a parameter in `groups`. Raises ValueError for another object.
             what: 'parameters' or 'variables', for messages.
 
+        Returns:
+            The settings.
+
         Raises:
-            ValueError: An argument cannot be right, or the process set is not registered.
+            ValueError: An argument has an invalid value, or the process set is not registered.
         """
         terms = Terms(op_of(self.op), self.gradient_predivide_factor)
-        runtime.current().groups.find(self.process_set)  # raises where it is not registered
+        runtime.current().groups.find(self.process_set)  # raises ValueError if it is not registered
         groups = parse_groups(groups_given(self.groups, self.num_groups), key, what)
         return Settings(
             terms=terms,
@@ -87,10 +91,10 @@ class Arguments:
 
 
 def settings_of(arguments: Arguments) -> Settings:
-    """The settings of an optimizer or tape of Keras or TensorFlow.
+    """Check the arguments of an optimizer or tape of Keras or TensorFlow.
 
     Raises:
-        ValueError: As `Arguments.checked`.
+        ValueError: As for `Arguments.checked`.
         NotImplementedError: The operation is Adasum, which only PyTorch's optimizers have.
     """
     if op_of(arguments.op) is Adasum:
@@ -99,14 +103,14 @@ def settings_of(arguments: Arguments) -> Settings:
 
 
 def variable_key(found: object) -> str:
-    """What a variable in `groups=` is known by. Raises ValueError for what is no variable."""
+    """The key of a variable in `groups=`: its name. Raises ValueError for another object."""
     if not is_variable(found):
         raise ValueError(f"groups must be a number or lists of variables: {found!r} is no variable")
-    return name_of(cast(Variable, found))
+    return name_of(found)
 
 
 def check_name(name: object) -> None:
-    """Raise TypeError for an argument that Horovod's scripts give in the wrong place."""
+    """Raise TypeError if `name` is no text: scripts sometimes give another argument in its place."""
     if name is not None and not isinstance(name, str):
-        raise TypeError(f"name={name!r} is no text: the second argument is a name; give others with their own, such as "
-                        "compression=")  # fmt: skip
+        raise TypeError(f"name={name!r} is no text: the second argument is a name; give other arguments by keyword, "
+                        "such as compression=")  # fmt: skip

@@ -1,7 +1,9 @@
-"""Sparse gradients (embeddings): all ranks' row numbers and values are gathered, and added up where they are used.
+"""Sparse gradients (embeddings): the row numbers and values of all ranks are gathered, not reduced.
 
-Cost: each rank sends its nnz rows to all others (an all-gather). Frameworks convert tensors and divide averages in
-their own arithmetic; which operations are possible, and what is gathered, is decided here for all of them.
+In the walk of a gradient, a sparse gradient skips plan, bucket and reducer. Each rank sends its rows to all others
+(all-gathers of nnz row numbers and nnz rows), and the framework adds up equal rows. This module decides for all
+frameworks which operations are possible and what is gathered. Each framework converts its tensors, and divides averages
+in its own arithmetic.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class SparseReduction:
     Attributes:
         op: Average or Sum.
         process_set: The ranks that reduce together.
-        shape: The dense shape, which ranks then compare with the operation; None: ranks compare neither.
+        shape: The dense shape. If given, the ranks compare shape and operation.
     """
 
     op: Op
@@ -35,23 +37,26 @@ class SparseReduction:
     shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raise NotImplementedError for another operation."""
+        """Raise NotImplementedError unless the operation is Average or Sum."""
         require_sum(self.op)
 
     @property
     def divisor(self) -> int:
-        """What the gathered values are to be divided by."""
+        """The number by which the caller divides the gathered values."""
         return runtime.group_of(self.process_set).size if self.op is Average else 1
 
     def gather(
         self, rows: Array, values: Array, names: Sequence[str | None] = (None, None)
     ) -> tuple[Array, Array]:
-        """All ranks' row numbers and values, not divided. Waits for all ranks.
+        """Gather row numbers and values. Waits for all ranks.
 
         Args:
-            rows: Row numbers, of shape (nnz,) or (nnz, sparse dimensions).
-            values: The rows themselves, of shape (nnz, ...).
-            names: Of the two all-gathers, equal on all ranks.
+            rows: This rank's row numbers, of shape (nnz,) or (nnz, sparse dimensions).
+            values: This rank's rows, of shape (nnz, ...).
+            names: The names of the two all-gathers, equal on all ranks.
+
+        Returns:
+            The row numbers and values of all ranks, not divided.
         """
         facts = () if self.shape is None else ops.sparse_facts(self.op, self.shape)
         all_rows, all_values = (
@@ -63,7 +68,11 @@ class SparseReduction:
     def start_gather(
         self, rows: Array, values: Array, names: Sequence[str | None]
     ) -> Callable[[], tuple[Array, Array]]:
-        """`gather`, but returns at once; the function that it returns waits for the results."""
+        """Start to gather, with the arguments of `gather`, and return at once.
+
+        Returns:
+            A function that waits for all ranks and returns the results of `gather`.
+        """
         facts = () if self.shape is None else ops.sparse_facts(self.op, self.shape)
         handles = [
             ops.allgather.start(contiguous(part), name, self.process_set, addends=True, facts=facts)
@@ -78,7 +87,7 @@ class SparseReduction:
 
 
 def contiguous(array: Array) -> Array:
-    """The array in C order, on the host; on a GPU it is so already."""
+    """The array in C order. An array on a GPU is in C order already."""
     return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
 
 

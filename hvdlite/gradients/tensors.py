@@ -1,6 +1,6 @@
-"""What `gradients/` knows of a framework's tensors and variables: their shapes, their dtypes, and names.
+"""Types for tensors and variables of all frameworks: `gradients/` knows their shapes, dtypes and names.
 
-Everything else is asked of the `Framework`. The arrays of the core (NumPy or CuPy) satisfy `Tensor`, too.
+For everything else it asks the `Framework`. Arrays of the core (NumPy or CuPy) also satisfy `Tensor`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Tensor(Protocol):
 
 
 Gradient: TypeAlias = "Tensor | None"
-"""A variable's gradient; None where it has none."""
+"""A variable's gradient; None if it has no gradient."""
 
 
 class Variable(Tensor, Protocol):
-    """A variable of Keras or TensorFlow. Those of Keras also have a `path`, which is longer than the name."""
+    """A variable of Keras or TensorFlow. Keras variables also have a `path`, which is longer than the name."""
 
     @property
     def name(self) -> str:
-        """The name, which Keras may have numbered."""
+        """The name. Keras may have added a number."""
         ...
 
     def assign(self, value: Tensor) -> object:

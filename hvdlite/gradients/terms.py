@@ -1,4 +1,8 @@
-"""The arithmetic that a user asks for: how gradients become the ranks' average, or another result."""
+"""The arithmetic that a user asks for: the operation over ranks, and the factor before the sum.
+
+`Terms` is a part of `Settings`. The reducer takes `Terms.reduction` and gives it to every bucket. A new operation over
+ranks begins here. `passes_of` checks the number of backward passes per step.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,14 @@ from hvdlite.ops import Average, Op
 
 @dataclass(frozen=True)
 class Terms:
-    """op over ranks; gradients are divided by `predivide` before the sum and multiplied by it after.
+    """An operation over ranks. Frozen, hashable, and compared between ranks.
 
-    Raises ValueError for what cannot be right.
+    Attributes:
+        op: The operation.
+        predivide: Gradients are divided by this number before the sum, and multiplied by it after the sum.
+
+    Raises:
+        ValueError: `predivide` is no finite number above 0, or is not 1 and the operation is not Average.
     """
 
     op: Op = Average
@@ -36,16 +45,16 @@ class Terms:
             )
 
     def __str__(self) -> str:
-        """In a user's words."""
+        """The terms in a user's words."""
         return f"op={self.op.name}" + (f", predivided by {self.predivide:g}" if self.predivide != 1.0 else "")
 
     def reduction(self, size: int) -> Reduction:
-        """The arithmetic over this many ranks."""
+        """The arithmetic over `size` ranks."""
         return ops.reduction(self.op, size, 1.0 / self.predivide, self.predivide)
 
 
 def passes_of(given: int) -> int:
-    """backward_passes_per_step. Raises ValueError for what is no whole number of at least 1."""
+    """Check backward_passes_per_step. Raises ValueError unless it is a whole number of at least 1."""
     if not isinstance(given, (int, np.integer)) or given < 1:
         raise ValueError(f"backward_passes_per_step must be a whole number, at least 1, not {given!r}")
     return int(given)

@@ -1,9 +1,9 @@
-"""Variables of Keras and TensorFlow, told from what they can do; and arrays of one rank, given to all.
+"""Variables of Keras and TensorFlow: how hvdlite finds them in a model, and what it calls them.
 
-Ranks' variables are compared by name, dtype, shape, and whether they lie on a GPU. Keras numbers the names that it
-invents (dense, dense_1, ...) through the life of a process, so one model may be `dense/kernel` here and
-`dense_3/kernel` there, where rank 0 has built another model before. Such numbers are left out of the comparison. (For
-the names of a model that one rank has loaded from a file see `matching`.)
+`lists` describes variables for a plan by name, dtype, shape and device, and ranks compare these descriptions. Keras
+numbers the names that it invents (dense, dense_1, ...) through the life of a process. If rank 0 has built another model
+before, its `dense_3/kernel` is `dense/kernel` on other ranks. So the comparison leaves such numbers out. No framework
+is imported here: a variable is known by its methods.
 """
 
 from __future__ import annotations
@@ -12,54 +12,61 @@ import gc
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
+from hvdlite.gradients.tensors import Variable
+
 NUMBERED = re.compile(r"_\d+(?=[/:_]|$)")
-MEAN = re.compile(r"(.*/)?mean(:\d+)?")  # as a Normalization layer calls its own, and few others
+MEAN = re.compile(r"(.*/)?mean(:\d+)?")  # a Normalization layer's mean, and few other variables
 
 
-def is_variable(found: Any) -> bool:
+def is_variable(found: object) -> TypeGuard[Variable]:
     return hasattr(found, "assign") and hasattr(found, "shape")  # a Keras optimizer assigns, too
 
 
-def variables_of(found: Any) -> list[Any]:
-    """The variables of a model, layer, module or optimizer, or those in a dict or sequence of such.
+def variables_of(found: object) -> list[Variable]:
+    """Find the variables of a model, layer, module or optimizer, or of a dict or sequence of these.
 
-    A Keras model's weights without its metrics, which are a rank's own. Raises ValueError for a model or layer that
-    has not been built, and so has no weights yet; TypeError for what has no variables.
+    A Keras model's metrics are a rank's own, and are left out.
+
+    Raises:
+        ValueError: A model or layer has no weights yet.
+        TypeError: `found` is none of these.
     """
     if is_variable(found):
         return [found]
+    members: object = found
     if isinstance(found, Mapping):
-        found = found.values()
+        members = found.values()
     elif hasattr(found, "weights"):
         if not getattr(found, "built", True):
-            raise ValueError(f"{found.name} has no weights yet: build it (or call it once) before broadcasting them")
-        found = found.weights
+            name = getattr(found, "name", type(found).__name__)
+            raise ValueError(f"{name} has no weights yet: build it (or call it once) before broadcasting them")
+        members = found.weights
     elif hasattr(found, "variables"):
-        found = found.variables() if callable(found.variables) else found.variables
-    if not isinstance(found, Iterable) or isinstance(found, (str, bytes)) or hasattr(found, "shape"):
-        raise TypeError(f"{type(found).__name__} is no model, optimizer or variable")
-    return [variable for each in found for variable in variables_of(each)]
+        members = found.variables() if callable(found.variables) else found.variables
+    if not isinstance(members, Iterable) or isinstance(members, (str, bytes)) or hasattr(members, "shape"):
+        raise TypeError(f"{type(members).__name__} is no model, optimizer or variable")
+    return [variable for each in members for variable in variables_of(each)]
 
 
-def name_of(variable: Any) -> str:
-    """A Keras variable's path, a framework variable's name."""
+def name_of(variable: Variable) -> str:
+    """A Keras variable's path; another variable's name."""
     return str(getattr(variable, "path", None) or variable.name)
 
 
-def fixed_shape(variable: Any) -> tuple[int, ...]:
-    """Raises ValueError where a dimension may change."""
+def fixed_shape(variable: Variable) -> tuple[int, ...]:
+    """A variable's shape. Raises ValueError if a dimension is not fixed."""
     shape = tuple(variable.shape)
     if None in shape:
         raise ValueError(f"{name_of(variable)} has the shape {shape}: hvdlite reduces gradients of a fixed shape only")
     return tuple(map(int, shape))
 
 
-def common_name(variable: Any) -> str:
-    """A variable's name without the numbers that Keras counts on through the life of a process."""
+def common_name(variable: Variable) -> str:
+    """A variable's name without the numbers that Keras counts through the life of a process."""
     return unnumbered(name_of(variable))
 
 
@@ -68,28 +75,34 @@ def unnumbered(name: str) -> str:
 
 
 def name_in_layer(name: str) -> str:
-    """A variable's name with that of its own layer, which it has in a model that was loaded from a file, too."""
+    """The last two parts of a variable's name: its layer and its own name, also in a model loaded from a file."""
     return "/".join(name.split("/")[-2:])
 
 
-def is_one_of(variable: Any, chosen: Iterable[Any]) -> bool:
-    """Whether a variable is among the chosen. A Keras variable and the framework's variable inside it are one."""
+def is_one_of(variable: object, chosen: Iterable[object]) -> bool:
+    """Whether a variable is among the chosen. A Keras variable counts as the framework's variable inside it."""
     own = inside(variable)
     return any(each is variable or inside(each) is own for each in chosen)
 
 
-def inside(variable: Any) -> Any:
-    """The framework's variable in one of Keras', else the variable itself: Keras on JAX takes values out during fit."""
+def inside(variable: object) -> Any:
+    """The framework's variable inside a Keras variable; else the variable itself.
+
+    Keras on JAX takes the values out of variables during fit. Then this is the Keras variable.
+    """
     value = getattr(variable, "_value", None)
     return variable if value is None else value
 
 
-def have_layers_follow(variables: Iterable[Any]) -> bool | None:
-    """Have Keras' Normalization layers compute with what these variables have been assigned: they do so with tensors
-    made of their mean and variance once. Whether these were others, with which functions go on that have been traced;
-    None, on all ranks, where the variables are of no such layer.
+def have_layers_follow(variables: Iterable[Variable]) -> bool | None:
+    """Have Keras' Normalization layers use the new values of these variables.
 
-    A variable does not tell its layer, so all of this process are looked through, where there may be one.
+    A Normalization layer makes tensors of its mean and variance once, and computes with these. A variable does not know
+    its layer, so this looks through all layers of the process, if any variable may belong to one.
+
+    Returns:
+        Whether the values differ from the layers' tensors, which traced functions go on using. None, on all ranks, if
+        no variable belongs to such a layer.
     """
     keras, means = sys.modules.get("keras"), [each for each in variables if MEAN.fullmatch(name_of(each))]
     if keras is None or not means:
@@ -104,9 +117,9 @@ def have_layers_follow(variables: Iterable[Any]) -> bool | None:
     return changed
 
 
-def add_to(chosen: list[Any], found: Any) -> None:
-    """Put a variable, or those of a layer, a list or a dict, among the chosen. Raises ValueError for what has none."""
+def add_to(chosen: list[Variable], found: object) -> None:
+    """Add a variable, or those of a layer, list or dict, to a list in place. Raises ValueError if there are none."""
     try:
         chosen += variables_of(found)
     except TypeError as error:
-        raise ValueError(f"a variable or several are needed: {error}") from None
+        raise ValueError(f"a variable, or several, must be given: {error}") from None

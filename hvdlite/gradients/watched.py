@@ -1,4 +1,8 @@
-"""The variables that an exchange serves: are they the same on all ranks, and does anybody still have them?"""
+"""The variables of one exchange: compares them between ranks, and knows whether they still exist.
+
+Each `exchange` has one `WatchedVariables`. At the end of a round the exchange calls `round_ends`, which compares the
+ranks through `replica_check.Alike`. The exchange also asks whether the variables are gone, to free its memory.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ CALLERS = {"tape": "hvd.DistributedGradientTape", "optimizer": "hvd.DistributedO
 BEGIN = 100  # Horovod's scripts broadcast after the first batch, which may be several rounds
 
 ValuesOf = Callable[[Sequence[Variable]], Sequence[int] | None]
-"""Gives a checksum of each variable; None where they cannot be read."""
+"""Returns a checksum of each variable; None if they cannot be read."""
 
 
 class WatchedVariables:
@@ -40,9 +44,9 @@ class WatchedVariables:
 
     Attributes:
         specs: The exchange's variables, as the plan sees them.
-        settings: What the user asked for.
-        variables: The variables that are compared, held weakly; none once the exchange has seen two lists of them.
-        lists: The first variable of each list that was seen. Once none is left, no list will be seen again.
+        settings: The user's settings.
+        variables: The compared variables, held weakly; empty once the exchange has seen two lists of variables.
+        lists: The first variable of each list that the exchange has seen. Once all are gone, no list will come again.
         alike: The comparison; None before the first list.
         in_session: Whether only a run of the graph can read the variables.
     """
@@ -64,12 +68,12 @@ class WatchedVariables:
         variables are compared once there is a second list.
 
         Args:
-            variables: The list that a round is about to reduce gradients of.
+            variables: The variables of the round that is about to begin.
             values_of: Reads checksums.
-            in_session: Whether only a run of the graph can read them: it then reads `present()`, if `Exchange.finish`
-                says so, and gives the values to `compare`.
-            lane: The exchange's.
-            name: The exchange's: 'tape.0', say.
+            in_session: Whether only a run of the graph can read the variables. If `Exchange.finish` returns True, the
+                graph reads `present()` and gives the values to `compare`.
+            lane: The exchange's lane.
+            name: The exchange's name, such as 'tape.0'.
         """
         self.lists.extend(variables[:1])
         if self.alike is None:
@@ -80,7 +84,7 @@ class WatchedVariables:
     def begin(
         self, variables: Sequence[Variable], values_of: ValuesOf, in_session: bool, lane: Lane, name: str
     ) -> None:
-        """Begin to compare the first list."""
+        """Begin to compare the first list of variables."""
         cures, kind = CURES_IN_SESSIONS if in_session else CURES, name.partition(".")[0]
         self.alike = Alike(
             lambda begins: self.values(values_of), cures, CALLERS[kind], self.settings.replica_check, BEGIN
@@ -92,21 +96,21 @@ class WatchedVariables:
             registry.in_process_sets.extend(variables)
 
     def enter(self, lane: Lane, name: str) -> None:
-        """Go on over another lane, after a restart: rank 0 gives the weights then."""
+        """Go on over another lane after a restart, when rank 0 has the right weights."""
         if self.alike is not None:
             self.alike.expect("0", ("weights",))
             self.alike.enter(lane, name)
 
     def start_over(self) -> None:
-        """All ranks have joined: training begins again."""
+        """Training begins again: all ranks have joined."""
         if self.alike is not None:
             self.alike.expect()
 
     def round_ends(self) -> bool:
-        """Compare the ranks, if it is time to. Returns whether the graph is to call `compare`. Collective.
+        """Compare the ranks if it is time. Collective. Returns whether the graph is to call `compare`.
 
         Raises:
-            MismatchError: On every rank, when variables differ as training begins.
+            MismatchError: Variables differ when training begins. Every rank raises it.
         """
         if self.alike is None:
             return False
@@ -116,19 +120,19 @@ class WatchedVariables:
         return False
 
     def compare(self, values: Mapping[int, Array]) -> None:
-        """Compare the ranks with values that the graph has read. Collective, after `round_ends` has said so.
+        """Compare the ranks by values that the graph has read. Collective, after `round_ends` has returned True.
 
         Args:
-            values: The present variables', by number.
+            values: The values of the present variables, by number.
 
         Raises:
-            MismatchError: As `round_ends`.
+            MismatchError: As for `round_ends`.
         """
         assert self.alike is not None
         self.alike.compare(self.by_name({number: checksum(value) for number, value in values.items()}) or None)
 
     def values(self, values_of: ValuesOf) -> Values | None:
-        """Checksums of the present variables; None where there are none, or somebody else reads them."""
+        """Checksums of the present variables; None if there are none, or if a callback compares them."""
         present = {} if self.in_session else self.present()
         if not present or registry.is_compared(present[min(present)]):
             return None
@@ -136,7 +140,7 @@ class WatchedVariables:
         return None if found is None else self.by_name(dict(zip(present, found, strict=True)))
 
     def present(self) -> dict[int, Variable]:
-        """The variables that are to be the same on all ranks, by number; none where some are gone."""
+        """The variables that must be the same on all ranks, by number; empty if any variable is gone."""
         alive = [variable for known in self.variables if (variable := known()) is not None]
         if len(alive) < len(self.specs):
             return {}
@@ -154,10 +158,10 @@ class WatchedVariables:
         return self.alike is not None and not list(self.lists)
 
     def when_gone(self, method: Callable[[], None]) -> None:
-        """Call a bound method, whose object is held weakly, each time that the variables of a list go."""
+        """Call a bound method each time the variables of a list are gone. Its object is held weakly."""
         for variable in self.lists:
             finalize(variable, weakly(method)).atexit = False
 
     def forget(self) -> None:
-        """Compare no variables any more."""
+        """Stop comparing variables."""
         self.variables = []

@@ -1,10 +1,11 @@
-"""How a gradient travels: its dtype on the wire, the compressor, and the compressor's context.
+"""The wire: compresses gradients before a round, and decompresses the results after it.
 
-    pack(gradients)      before the reduction: what is sent, and a context for each gradient
-    restore(result, i)   after it: the result as the variable's gradient
+    pack(gradients)      before the round: the tensors to send, and the compressor's context for each
+    restore(result, i)   after the round: the result as the variable's gradient
 
-A round has a `Packed` of its own, so a compressor without state needs nothing else. A compressor with state (error
-feedback, say) keeps it by variable; `Packed` is where it learns which variable a gradient belongs to.
+`lists.Gradients` calls both around an exchange's round. PyTorch, with gradients that come one by one, does the same in
+`torch/attach/gradients.py`. Each round has a `Packed` object, which keeps the contexts: a compressor without state
+needs nothing else. A compressor with state keeps it by variable: `Packed` knows the variable of each gradient.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from hvdlite.gradients.use import Use
 
 
 def dtype_on_wire(compression: type[Compressor], dtype: str, floating: bool) -> str:
-    """The dtype in which a gradient travels, unless the compressor is a user's own.
+    """The dtype of a gradient on the wire, by name, for hvdlite's own compressors.
 
     Args:
         compression: The compressor.
         dtype: The gradient's own dtype, by name.
-        floating: Whether it is a floating-point gradient.
+        floating: Whether the dtype is a floating-point one.
     """
     wire = wire_of(compression)
     return wire if wire is not None and floating else dtype
@@ -32,24 +33,24 @@ def dtype_on_wire(compression: type[Compressor], dtype: str, floating: bool) -> 
 
 def dtype_name(variable: Variable) -> str:
     """The name of a variable's dtype."""
-    dtype = getattr(variable.dtype, "base_dtype", variable.dtype)  # TF1's reference variables have their own
+    dtype = getattr(variable.dtype, "base_dtype", variable.dtype)  # TF1's reference variables have a dtype around it
     return str(getattr(dtype, "name", dtype))
 
 
 @dataclass(frozen=True)
 class Wire:
-    """How one optimizer's gradients travel.
+    """The compression of one optimizer's gradients.
 
     Attributes:
         compression: The compressor.
-        framework: What the tensors belong to.
+        framework: The gradients' framework.
     """
 
     compression: type[Compressor]
     framework: Framework
 
     def pack(self, gradients: Sequence[Gradient]) -> Packed:
-        """Compress dense gradients; sparse ones travel as they are."""
+        """Compress dense gradients. Sparse gradients travel unchanged."""
         contexts: list[object] = [None] * len(gradients)
         small = list(gradients)
         for index, gradient in enumerate(gradients):
@@ -58,7 +59,7 @@ class Wire:
         return Packed(self, small, contexts)
 
     def dtype(self, gradient: Gradient, variable: Variable) -> str:
-        """The dtype of what is sent for a variable, or would be. gradient: as packed; None where there is none."""
+        """The dtype in which a variable's gradients travel. gradient: the packed one; None if there is none."""
         if gradient is not None:
             return self.framework.dtype_of(gradient)
         dtype = dtype_name(variable)
@@ -68,19 +69,19 @@ class Wire:
         return dtype_on_wire(self.compression, dtype, "float" in dtype)
 
     def context_of_zeros(self, variable: Variable) -> object:
-        """The compressor's context for a variable that has a gradient on other ranks only."""
+        """The compressor's context for a variable with a gradient on other ranks only."""
         shape = tuple(map(int, variable.shape))
         return self.compression.compress(self.framework.zeros(shape, dtype_name(variable)))[1]
 
 
 @dataclass(frozen=True)
 class Packed:
-    """One round's gradients, ready to be sent.
+    """The gradients of one round, ready to be sent.
 
     Attributes:
-        wire: How they travel.
-        gradients: What is sent for each variable; None where this rank has no gradient.
-        contexts: The compressor's contexts, by the same index.
+        wire: The compression.
+        gradients: The tensor to send for each variable; None if this rank has no gradient.
+        contexts: The compressor's context for each variable.
     """
 
     wire: Wire
@@ -88,7 +89,7 @@ class Packed:
     contexts: list[object]
 
     def restore(self, result: Gradient, index: int, variable: Variable) -> Gradient:
-        """A result of the reduction as the variable's gradient."""
+        """Decompress a result of the reduction to the variable's gradient. index: of the variable."""
         if result is None or self.wire.framework.use_of(result) is not Use.DENSE:
             return result
         context = self.contexts[index]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hvdlite import config
@@ -83,6 +84,15 @@ class Runtime:
             from hvdlite.observers import timeline
 
             timeline.switch(self.observers, path, mark_cycles, self.topology.size)
+
+    @contextmanager
+    def configured(self, settings: Config) -> Iterator[None]:
+        """A context with other settings, for what is attached or opened inside it. Benchmarks compare settings so."""
+        before, self.config = self.config, settings
+        try:
+            yield
+        finally:
+            self.config = before
 
     @property
     def broken(self) -> HvdliteError | None:

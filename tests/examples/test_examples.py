@@ -1,4 +1,4 @@
-"""The examples run as the README says, and reach what they promise."""
+"""The examples run as README says, and reach their accuracy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_digits_reach_97_percent_and_only_rank_0_prints() -> None:
 
 
 def accuracy(*arguments: str) -> float:
-    """In percent, from an example's last line."""
+    """The accuracy in percent, from an example's last line."""
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
     found = re.match(r"2 processes: held-out accuracy ([\d.]+)%", done.stdout.strip().splitlines()[-1])
@@ -53,7 +53,7 @@ FRAMEWORKS = [["torch"], *(["keras", "--keras-backend", backend] for backend in 
 
 
 def test_one_script_trains_with_any_framework() -> None:
-    """The lines about distribution are the same, and so are the results, but for the initial weights."""
+    """All frameworks have the same lines about distribution and the same results, except for the initial weights."""
     reached = {" ".join(choice): accuracy("examples/train_any.py", "--framework", *choice) for choice in FRAMEWORKS}
     assert min(reached.values()) >= 97, reached
     assert max(reached.values()) - min(reached.values()) <= 2, reached
@@ -74,7 +74,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 
 
 def test_mnist_trains_on_local_files(tmp_path: Path) -> None:
-    """Files in MNIST's format: images whose brightest row tells the class."""
+    """The files are in MNIST's format: images with a brightest row that is the class."""
     rng = np.random.default_rng(0)
     for part, count in (("train", 640), ("t10k", 100)):
         labels = rng.integers(0, 10, count)
@@ -99,9 +99,9 @@ def test_mnist_without_files_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_the_wheel_is_pure_and_installs_no_stray_module(tmp_path: Path) -> None:
-    """Built from a copy of the tree: only hvdlite, hvdlite_launcher, and no compiled file."""
+    """It is built from a copy of the tree, and has only hvdlite, hvdlite_launcher, and no compiled file."""
     source = tmp_path / "source"
-    left_out = shutil.ignore_patterns(".*", "build", "*.egg-info")  # what an earlier build left would get in
+    left_out = shutil.ignore_patterns(".*", "build", "*.egg-info")  # files of an earlier build would get in
     shutil.copytree(ROOT, source, ignore=left_out)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(source)],

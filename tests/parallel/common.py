@@ -1,4 +1,4 @@
-"""What checks on ranks share: restarting with other settings, and statements about all ranks."""
+"""Helpers for checks on ranks: a restart with other settings, and assertions about all ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def restart(**settings: str) -> None:
 
 
 def digest(value: Any) -> str:
-    """Of the bits of an array, a tensor, or a list of them."""
+    """A digest of the bits of an array, a tensor, or a list of them."""
     if isinstance(value, (list, tuple)):
         return " ".join(digest(item) for item in value)
     if hasattr(value, "detach"):
@@ -36,13 +36,13 @@ def digest(value: Any) -> str:
 
 
 def require_same_bits(value: Any) -> None:
-    """All ranks hold the same bytes."""
+    """Check that all ranks have the same bytes."""
     digests = hvd.allgather_object(digest(value))
     assert len(set(digests)) == 1, f"bits differ between ranks: {digests}"
 
 
 def require_error(kind: type[BaseException], call: Callable[[], Any], *words: str) -> str:
-    """The call raises this kind of error, with these words in it. Returns the text."""
+    """Check that the call raises this kind of error, with these words. Returns the text."""
     try:
         call()
     except kind as error:
@@ -55,7 +55,10 @@ def require_error(kind: type[BaseException], call: Callable[[], Any], *words: st
 
 
 def require_mismatch(call: Callable[[], Any], *words: str) -> str:
-    """Every rank gets a MismatchError with these words within 5 s, all the same text; an all-reduce afterwards works."""
+    """Check that every rank gets a MismatchError with these words within 5 s.
+
+    All texts are the same, and an all-reduce afterwards works.
+    """
     hvd.barrier()
     began = time.monotonic()
     text = require_error(hvd.MismatchError, call, *words)
@@ -67,7 +70,7 @@ def require_mismatch(call: Callable[[], Any], *words: str) -> str:
 
 @contextmanager
 def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
-    """What hvdlite logs meanwhile, from this level on."""
+    """A context that collects hvdlite's log messages, from this level on."""
     log, told, listener = logging.getLogger("hvdlite"), list[str](), logging.Handler(level)
     listener.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
     before = log.level
@@ -81,10 +84,10 @@ def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
 
 
 def rows_of(rank: int, rows: int) -> int:
-    """How many of so many rows are dealt to this rank."""
+    """The number of rows that this rank gets."""
     return rows // hvd.size() + (rank < rows % hvd.size())
 
 
 def last() -> bool:
-    """Whether this is the last rank, the odd one out in many checks (with one rank: no)."""
+    """Whether this is the last rank of several: the rank that differs in many checks."""
     return hvd.rank() == hvd.size() - 1 > 0

@@ -1,6 +1,6 @@
 """A rank of a job in which one rank fails: `python -m tests.parallel.faults HOW WHO`, under hvdliterun.
 
-Each rank first tells its process' shared-memory files; the failing one then tells when it fails, by the clock.
+Each rank first prints the shared-memory files of its process. The failing rank then prints the time of its failure.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(how: str, who: int) -> None:
 
 
 def load_torch() -> None:
-    """Before the stall watch looks: on a busy machine it takes longer than the limits of these jobs."""
+    """Import torch before the stall watch looks: on a busy machine that takes longer than these jobs' limits."""
     import torch
 
     import hvdlite.torch  # noqa: F401
@@ -59,7 +59,7 @@ def load_torch() -> None:
 
 
 def train(chosen: bool) -> None:
-    """Train for ever; the chosen rank's third backward raises, when some of its gradients have been taken."""
+    """Train for ever. The chosen rank's third backward raises after some of its gradients have been taken."""
     import torch
 
     import hvdlite.torch as hvd_torch
@@ -95,7 +95,7 @@ def large(number: int, chosen: bool) -> None:
 
 
 def gather(chosen: bool) -> None:
-    """Gather a gigabyte, for which the chosen rank has no room; it takes the error, and goes on."""
+    """Gather a gigabyte, for which the chosen rank has no room. It catches the error, and goes on."""
     mine = np.ones((1 << 30) // hvd.size(), np.uint8)
     if chosen:
         with open("/proc/self/statm") as sizes:
@@ -109,7 +109,7 @@ def gather(chosen: bool) -> None:
 
 
 def catch_the_stall() -> None:
-    """Take the error, learn that nothing can follow, and end as if all were well."""
+    """Catch the error, check that no call can follow, and end normally."""
     for call in (lambda: hvd.allreduce(np.ones(3), name="loss"), lambda: hvd.allreduce(np.ones(3), name="next")):
         try:
             call()

@@ -1,7 +1,7 @@
-"""Starting test jobs from pytest, which never imports MPI itself.
+"""Starts test jobs from pytest, which never imports MPI itself.
 
-One mpiexec runs all checks of the modules with the same first word ("torch_...") at one world size, so that torch is
-imported once; every check is a pytest outcome of its own. After one that fails another job runs the rest.
+One mpiexec runs all checks of one world size and one first word of the modules' names ("torch_..."), so torch is
+imported once. Every check is a pytest outcome of its own. After a failed check another job runs the rest.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.parallel.runner import MARK
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = Path(__file__).parent / "ranks"
 SIZES = (1, 2, 3, 4)
-SECONDS = 400  # for one job; the runner watches each check
-MOST_JOBS = 5  # of one kind and size, where checks fail
+SECONDS = 400  # for one job; the runner has a limit for each check
+MOST_JOBS = 5  # jobs of one kind and size, if checks fail
 END = "end_of_job"
 POLITE = {  # for more ranks than cores, on one host, as root in a container
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -38,7 +38,7 @@ POLITE = {  # for more ranks than cores, on one host, as root in a container
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended: its exit code (None: killed for taking too long) and all that its ranks printed."""
+    """The end of a job: its exit code (None: killed after the time limit), and the output of all ranks."""
 
     code: int | None
     output: str
@@ -55,7 +55,10 @@ class Result:
 
 
 def mpiexec() -> list[str]:
-    """The launcher beside this Python, else the one on PATH. Raises RuntimeError where there is none: never a skip."""
+    """The launcher beside this Python, else the one on PATH.
+
+    Raises RuntimeError if there is none: tests are not skipped.
+    """
     beside = [str(Path(sys.executable).parent / name) for name in ("mpirun", "mpiexec")]
     for candidate in (*beside, "mpirun", "mpiexec"):
         if path := shutil.which(candidate):
@@ -65,13 +68,13 @@ def mpiexec() -> list[str]:
 
 @cache
 def options(path: str) -> list[str]:
-    """What this launcher needs for more ranks than cores."""
+    """The launcher's options for more ranks than cores."""
     version = subprocess.run([path, "--version"], capture_output=True, text=True, env=environment({}), check=False)
     return ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in version.stdout else []
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process' environment without its own hvdlite settings, fit for a job."""
+    """This process' environment without its own hvdlite settings, prepared for a job."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**POLITE, **kept, "PYTHONPATH": path, **extra}
@@ -84,13 +87,13 @@ def run(size: int, arguments: Sequence[str], extra: Mapping[str, str] | None = N
 
 
 def finished(command: Sequence[str], env: Mapping[str, str], seconds: float) -> Result:
-    """What became of a job that mpirun starts, which has so long."""
+    """The result of a job that mpirun starts, with a time limit."""
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env)
     try:
         output, _ = job.communicate(timeout=seconds)
         return Result(job.returncode, output)
     except subprocess.TimeoutExpired:
-        job.terminate()  # mpirun takes its ranks along
+        job.terminate()  # mpirun ends its ranks too
         try:
             output, _ = job.communicate(timeout=10)
         except subprocess.TimeoutExpired:
@@ -101,8 +104,10 @@ def finished(command: Sequence[str], env: Mapping[str, str], seconds: float) -> 
 
 @cache
 def run_checks(size: int, names: tuple[str, ...]) -> dict[str, Result]:
-    """The job in which each of these checks, and END, ran. Checks share jobs; a failure starts a new one, a few times:
-    what is not run then is not in the answer."""
+    """For each of these checks, and END, the job in which it ran.
+
+    Checks share jobs. A failed check starts a new job, a few times. The answer lacks checks that have not run then.
+    """
     found: dict[str, Result] = {}
     rest = list(names)
     for _ in range(MOST_JOBS):
@@ -140,7 +145,7 @@ def sizes(module: str) -> tuple[int, ...]:
 
 
 def explain(result: Result, check: str) -> str:
-    """How the job in which this check failed ended, and what it printed, less what passed."""
+    """The end and the output of the job in which this check failed, without the passed checks."""
     how = "was stopped for taking too long" if result.code is None else f"ended with code {result.code}"
     lines = [line for line in result.output.splitlines() if not line.startswith(MARK) or check in line]
     return f"{check}: the job {how}\n" + "\n".join(lines)

@@ -1,9 +1,11 @@
 """One rank of a test job: `python -m tests.parallel.runner MODULE[.CHECK] ...`, under mpiexec.
 
-Runs `check_*` functions in order on all ranks, with a barrier between them, on a communicator of its own (a check that
-leaves hvdlite in disorder is still told apart from the next). A check that fails prints its rank and traceback and ends
-the job, so nobody waits; one that hangs is ended by faulthandler, which prints every thread's stack. Rank 0 announces
-each check's begin and end on lines that start with MARK: the parent reads them.
+The rank runs `check_*` functions in order, with a barrier between them on a communicator of its own. So a check that
+leaves hvdlite in disorder does not affect the barrier.
+
+A check that fails prints its rank and traceback and ends the job, so no rank waits. faulthandler ends a check that
+hangs, and prints every thread's stack. Rank 0 announces the begin and end of each check on lines that start with MARK,
+which the parent reads.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ import traceback
 from collections.abc import Callable, Sequence
 
 MARK = "@check"
-SECONDS = 60  # for one check: ten times the longest, on a busy machine
+SECONDS = 60  # for one check: ten times the longest one, on a busy machine
 
 
 def checks(name: str) -> dict[str, Callable[[], None]]:
-    """The check of this name, or all of a module, in its order. "gpu/MODULE" is in tests/gpu."""
+    """The check of this name, or all checks of a module in order. "gpu/MODULE" is in tests/gpu."""
     folder, _, rest = name.rpartition("/")
     module_name, _, wanted = rest.partition(".")
     module = importlib.import_module(f"tests.{folder or 'parallel'}.ranks.{module_name}")
@@ -55,7 +57,7 @@ def main(names: Sequence[str]) -> None:
             tidy()
         if world is not None:
             world.Barrier()
-        faulthandler.cancel_dump_traceback_later()  # what the next imports may come from a cold disk
+        faulthandler.cancel_dump_traceback_later()  # the next check may import modules from a cold disk
         tell(rank, "passed", f"{name} {time.perf_counter() - began:.2f}")
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     hvd.shutdown()
@@ -64,12 +66,14 @@ def main(names: Sequence[str]) -> None:
 
 
 def tidy() -> None:
-    """Let go of what a check has left. Where an iterator of tf.data's goes, its tuning thread sometimes misses the
-    word, and whoever lets go of it waits as long again as it has lived (TensorFlow 2.21; a cancellation is announced
-    before it is there): early, that is little; late, it took up to 40 s in a check that had nothing to do with it.
+    """Collect the garbage of a check.
+
+    When an iterator of tf.data is freed, its tuning thread sometimes misses the cancellation, which is announced before
+    it can be seen (TensorFlow 2.21). The thread that frees the iterator then waits as long again as the iterator has
+    lived. Early that is short. Later it took up to 40 s, in an unrelated check.
     """
     gc.collect()
-    gc.freeze()  # what TensorFlow itself has made is not looked at again, which takes 0.2 s
+    gc.freeze()  # TensorFlow's own objects are not looked at again, which saves 0.2 s
 
 
 def tell(rank: int, what: str, who: str) -> None:

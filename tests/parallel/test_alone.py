@@ -18,19 +18,19 @@ def test_without_a_launcher(module: str) -> None:
 
 
 def test_a_check_that_fails_or_is_missing_is_no_success() -> None:
-    """The harness itself: nothing that did not run counts as passed."""
+    """The harness does not count a check as passed that has not run."""
     result = jobs.run(0, ["-m", "tests.parallel.runner", "collectives.check_nothing_of_this_name"])
     assert not result.ended_well() and not result.passed()
 
 
 def test_ctrl_c_ends_a_script_as_if_hvdlite_were_not_there() -> None:
-    """By the signal, by which a shell's loop ends, too."""
+    """The signal ends the script, and so a shell's loop ends too."""
     result = jobs.run(0, ["-c", "import hvdlite; hvdlite.init(); raise KeyboardInterrupt"])
     assert result.code == -signal.SIGINT, result.output
 
 
 def test_one_of_torchruns_is_not_alone() -> None:
-    """It would train without the others."""
+    """A rank of torchrun would train without the other ranks."""
     environ = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}
     result = jobs.run(0, ["-c", "import hvdlite; hvdlite.init()"], environ)
     assert result.code == 1 and "hvdliterun -np 2" in result.output

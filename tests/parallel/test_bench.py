@@ -1,4 +1,4 @@
-"""The all-reduce benchmark, briefly: every contender adds rightly (it looks itself), and what is found is told."""
+"""A short all-reduce benchmark: it checks every contender's sums by itself, and prints the results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Children of a rank. A forked one that ends as scripts do, through Python's own exit, must not finalize its parent's
-MPI; one that runs a script of its own is no rank, although its environment says so; jobs that it starts are jobs."""
+"""Children of a rank.
+
+A forked child that ends through Python's own exit must not finalize its parent's MPI. A child that runs another script
+is no rank, although its environment has a rank's variables. Jobs that it starts are jobs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ print("went on")
     ("hvd.shutdown(); sys.exit(5)", 5),
 ])  # fmt: skip
 def test_a_forked_child_ends_and_its_parent_goes_on(size: int, child: str, code: int) -> None:
-    # Alone, Open MPI 5 would leave its shared memory behind.
+    # alone, Open MPI 5 would leave files in shared memory
     alone = {} if size else {"OMPI_MCA_btl": "self"}
     result = jobs.run(size, ["-c", SCRIPT.replace("CHILD", child).replace("CODE", str(code))], alone)
     assert result.code == 0 and result.output.count("went on") == max(size, 1), result.output
@@ -169,7 +172,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("size", [0, 2])
 def test_children_know_their_parents_rank_between_init_and_shutdown(size: int, tmp_path: Path) -> None:
-    """Also in a job of one, where they may become jobs of one themselves."""
+    """In a job of one rank too, where children may become jobs of one rank themselves."""
     script = tmp_path / "script.py"
     script.write_text(CHILD.replace("LAUNCHER", repr(jobs.mpiexec())).replace("MPI)", f"{size > 0})"))
     result = jobs.run(size, [str(script)])

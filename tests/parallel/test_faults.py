@@ -1,4 +1,4 @@
-"""One rank fails, in every way: the job ends soon, the message names it, and no process and no file is left."""
+"""One rank fails in every way: the job ends soon, the message names the rank, and no process or file is left."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hvdlite_launcher.janitor import marked
 from tests.parallel import jobs
 
 SIZES = (2, 3, 4)
-CHECK, SHUTDOWN = 1.0, 1.5  # seconds of waiting until the stall watch speaks, and until it ends the job
+CHECK, SHUTDOWN = 1.0, 1.5  # seconds of waiting until the stall watch reports, and until it ends the job
 BUSY = 1.5  # seconds that a machine with more ranks than cores may add
 LIMIT = 40.0
-FOR_EVER = ("skip", "astray")  # the stall watch is given no limit for ending these jobs
+FOR_EVER = ("skip", "astray")  # in these jobs the stall watch has no limit for ending the job
 
 
 @dataclass
 class Ended:
-    """How a job ended: lines by the time at which they came; its exit code; when it was over."""
+    """The end of a job: its lines by the time at which they came, its exit code, and the time of its end."""
 
     lines: list[tuple[float, str]] = field(default_factory=list)
     code: int = 0
@@ -40,7 +40,7 @@ class Ended:
         return "\n".join(line for _, line in self.lines)
 
     def time_of(self, *words: str) -> float:
-        """When the first line with these words came. Fails where there is none."""
+        """The time of the first line with these words. Fails if there is none."""
         for when, line in self.lines:
             if all(word in line for word in words):
                 return when
@@ -56,7 +56,7 @@ class Ended:
 
 
 def run(size: int, how: str, who: int, **extra: str) -> Ended:
-    """Run the job to its end. extra: environment."""
+    """Run the job to its end. extra: environment variables."""
     mark = uuid.uuid4().hex
     shutdown = 0 if how in FOR_EVER else SHUTDOWN
     limits = {"STALL_CHECK_TIME_SECONDS": CHECK, "STALL_SHUTDOWN_TIME_SECONDS": shutdown}
@@ -78,19 +78,19 @@ def run(size: int, how: str, who: int, **extra: str) -> Ended:
 
 
 def sizes_of(how: str) -> tuple[int, ...]:
-    return SIZES[1:] if how.endswith("astray") else SIZES  # who goes astray does so in a set of two
+    return SIZES[1:] if how.endswith("astray") else SIZES  # the failing rank is in a set of two ranks
 
 
 @cache
 def all_sizes(how: str, who: int) -> dict[int, Ended]:
-    """The job at all sizes, at the same time: they mostly wait."""
+    """Run the job at all sizes, at the same time: the jobs mostly wait."""
     sizes = sizes_of(how)
     with ThreadPoolExecutor() as pool:
         return dict(zip(sizes, pool.map(lambda size: run(size, how, who), sizes), strict=True))
 
 
 def ended(size: int, how: str, who: int, code: int, seconds: float) -> Ended:
-    """The job, after asserting its exit code, that it ended within that time of the fault, and left nothing."""
+    """Run the job, and check its exit code, that it ended within that time of the fault, and that nothing is left."""
     job = all_sizes(how, who)[size]
     assert job.code == code, job.text
     assert job.over - job.fault < seconds + BUSY, job.text
@@ -102,7 +102,10 @@ def ended(size: int, how: str, who: int, code: int, seconds: float) -> Ended:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("how", "who"), [("loop", 0), ("loop", -1), ("stop", 0), ("stop", -1), ("sleep", 1)])
 def test_a_rank_that_never_comes_is_named_by_the_stall_watch(size: int, how: str, who: int) -> None:
-    """With the line where it is, if it can answer; then the job ends with an error on those who wait."""
+    """The report has the line at which the rank is, if the rank can answer.
+
+    Then the job ends, with an error on the waiting ranks.
+    """
     job = ended(size, how, who, code=1, seconds=SHUTDOWN + 5)
     rank = who % size
     told = job.time_of("hvdlite: allreduce 'loss'", f"for rank {rank}")
@@ -117,7 +120,7 @@ def test_a_rank_that_never_comes_is_named_by_the_stall_watch(size: int, how: str
 
 @pytest.mark.parametrize("size", SIZES)
 def test_whoever_catches_the_error_of_a_stall_still_ends(size: int) -> None:
-    """MPI cannot be finalized then, so the job is aborted; no call hangs on the way."""
+    """MPI cannot be finalized then, so the job is aborted. No call hangs before that."""
     job = ended(size, "sleep-2", 1, code=1, seconds=SHUTDOWN + 5)
     for words in ("caught the job has stalled", "no init: this process can no longer communicate"):
         assert job.text.count(words) >= 1, job.text
@@ -128,8 +131,10 @@ def test_whoever_catches_the_error_of_a_stall_still_ends(size: int) -> None:
     *(("skip", "accuracy", size) for size in SIZES), *(("astray", "metric", size) for size in sizes_of("astray")),
 ])  # fmt: skip
 def test_ranks_that_wait_for_each_other(how: str, name: str, size: int) -> None:
-    """One skips a collective, or is in one of another process set: a table says who waits in what, and the job ends
-    though no limit was given, since none can go on."""
+    """One rank skips a collective, or is in one of another process set.
+
+    A table names the rank and the operation of each wait. The job ends without a limit, since no rank can go on.
+    """
     job = ended(size, how, 1, code=1, seconds=CHECK + 5)
     assert job.time_of("allreduce 'loss'", "for rank 1.") >= job.fault
     assert job.time_of(f"allreduce '{name}': rank 1 has waited") >= job.fault
@@ -140,8 +145,10 @@ def test_ranks_that_wait_for_each_other(how: str, name: str, size: int) -> None:
     *(("no-memory", size) for size in SIZES), *(("no-memory-astray", size) for size in sizes_of("astray")),
 ])  # fmt: skip
 def test_a_rank_without_memory_for_a_result(how: str, size: int) -> None:
-    """The others are in the middle of a gather, so whatever it calls next would be taken for part of that; or, in
-    another process set, waited for by those who never come there."""
+    """The other ranks are in the middle of a gather.
+
+    The rank's next call would be taken for a part of that gather, or would be awaited in another process set.
+    """
     job = ended(size, how, 1, code=1, seconds=5)
     assert job.time_of("caught MemoryError") >= job.fault
     assert job.time_of("hvdlite: rank 1 failed: HvdliteError") >= job.fault
@@ -151,7 +158,7 @@ def test_a_rank_without_memory_for_a_result(how: str, size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("who", [0, -1])
 def test_a_rank_stopped_inside_a_large_allreduce(size: int, who: int) -> None:
-    """Nobody can be called back from inside MPI, but the job ends."""
+    """No rank can be called back from inside MPI, but the job ends."""
     job = ended(size, "large-SIGSTOP", who, code=1, seconds=SHUTDOWN + 5)
     assert job.time_of("hvdlite: allreduce 'large'", f"for rank {who % size}") >= job.fault
     assert job.time_of("the job has stalled") >= job.fault
@@ -175,7 +182,7 @@ def test_a_rank_that_raises_before_the_collective(size: int, how: str) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("who", [0, -1])
 def test_a_rank_that_exits_early_with_success(size: int, who: int) -> None:
-    """It shuts down in passing; the others' collective is an error that names it."""
+    """It shuts down normally. The other ranks' collective is an error that names it."""
     job = ended(size, "exit-0", who, code=1, seconds=5)
     assert job.time_of(f"ShutdownError: allreduce 'loss': rank {who % size} shut down, ended, or removed") >= job.fault
 
@@ -190,7 +197,10 @@ def test_a_rank_that_exits_early_with_a_code(size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("who", [0, -1])
 def test_a_rank_that_vanishes(size: int, who: int) -> None:
-    """os._exit(0): no exit handler runs, and no code tells; its keeper has noticed that it never shut down."""
+    """With os._exit(0) no exit handler runs, and the exit code is 0.
+
+    The rank's keeper has noticed that it never shut down.
+    """
     job = ended(size, "os-exit-0", who, code=1, seconds=5)
     assert job.time_of(f"hvdliterun: rank {who % size} ended without hvd.shutdown()") >= job.fault
 
@@ -219,6 +229,6 @@ for _ in range(4):
 
 @pytest.mark.parametrize("algorithm", ["ring", "auto"])
 def test_a_script_that_keeps_its_optimizer_to_the_end_ends_without_a_word_of_python(algorithm: str) -> None:
-    """Python forgets what modules have before it forgets the messages that are repeated in each step."""
+    """Python clears modules before it frees the messages that repeat in each step."""
     result = jobs.run(2, ["-c", AT_THE_END], {"HVDLITE_ALGORITHM": algorithm})
     assert result.code == 0 and "Exception" not in result.output, result.output

@@ -1,5 +1,7 @@
-"""At the end of a script that calls no hvd.shutdown() ranks that have come apart are reported; where a rank ends with an
-error, only that is."""
+"""The last comparison of ranks, at the end of a script without hvd.shutdown().
+
+Differences are reported. If a rank ends with an error, only the error is reported.
+"""
 
 from __future__ import annotations
 

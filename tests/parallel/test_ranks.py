@@ -1,4 +1,4 @@
-"""Every check in `ranks/`, at every world size, each as its own outcome; and every job shuts down and exits with 0."""
+"""Every check in `ranks/` at every world size, each as a test; every job shuts down and exits with 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors name what the user called, as he wrote it: what one rank alone calls fails on it when the others have gone."""
+"""Errors name the user's call as the user wrote it: a call of one rank alone fails once the others have left."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ KERAS_CALLS = {
 
 
 def told(setup: str, calls: list[str]) -> dict[int, str]:
-    """What rank 0 is told that alone makes these calls, by their numbers."""
+    """The errors that rank 0 gets if it alone makes these calls, by their numbers."""
     result = jobs.run(2, ["-c", SCRIPT.replace("SETUP", setup).replace("CALLS", repr(calls))])
     lines = [line.partition("@told ")[2] for line in result.output.splitlines() if "@told" in line]
     return {int(number): text for number, _, text in (line.partition(" ") for line in lines)}
@@ -104,7 +104,7 @@ if hvd.rank() == 0:
 
 @pytest.mark.parametrize(("level", "frames"), [("", 2), ("debug", 5)])
 def test_tracebacks_show_the_users_frames_and_the_last_of_ours(level: str, frames: int, tmp_path: Path) -> None:
-    """In a thread, which has no more of the user's than the step; what is caught is whole."""
+    """The call is in a thread, where the step is the only frame of the user. A caught exception has all frames."""
     script = tmp_path / "script.py"
     script.write_text(UNCAUGHT)
     result = jobs.run(2, [str(script)], {"HVDLITE_LOG_LEVEL": level} if level else {})

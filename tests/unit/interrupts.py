@@ -1,4 +1,4 @@
-"""Ctrl-C at any line."""
+"""Raises KeyboardInterrupt, as Ctrl-C would, at any line of a function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def raising_at(function: Callable[..., Any], line: int) -> Iterator[None]:
-    """Inside, this line of its module, in this function, raises KeyboardInterrupt, once."""
+    """A context in which one line of a function raises KeyboardInterrupt, once."""
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         if event == "line" and frame.f_lineno == line:

@@ -34,7 +34,7 @@ def test_the_rule(dtype: str, error: float) -> None:
 
 
 def test_products_do_not_depend_on_threads() -> None:
-    """Those of a BLAS do: hosts with more ranks, which give each fewer threads, would have other bits."""
+    """A BLAS gives other bits with other numbers of threads, and so on hosts with other numbers of ranks."""
     said = {
         subprocess.run([sys.executable, "-c", SCRIPT], env={**os.environ, "OPENBLAS_NUM_THREADS": threads}, check=True,
                        capture_output=True, text=True).stdout

@@ -18,17 +18,17 @@ from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 SIZES = range(1, 10)
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8")
-# Half a unit in the last place, relative: what one rounding costs.
+# half a unit in the last place, relative: the error of one rounding
 EPSILON = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 def lengths(size: int) -> list[int]:
-    """Also such as leave ranks without a part, and parts of a line more or less. (64 bytes are 16 float32.)"""
+    """Lengths that leave ranks without a part, or that are not whole cache lines (64 bytes are 16 float32)."""
     return sorted({0, 1, size - 1, size, size + 1, 16 * size - 1, 16 * size, 16 * size + 1, 32 * size + 15, 1000})
 
 
 def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.ndarray]:
-    """The algorithm on copies of the arrays, one per rank."""
+    """Run the algorithm on copies of the arrays, one for each rank."""
     buffers, stages = [array.copy() for array in arrays], [np.full_like(array, 7) for array in arrays]
 
     def rank_main(transport) -> None:
@@ -50,7 +50,7 @@ def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.nd
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
 def test_integers_sum_exactly(name: str, size: int) -> None:
-    """p ranks that hold r + i give p(p-1)/2 + p i, in every dtype that can hold it."""
+    """p ranks with r + i give p(p-1)/2 + p i, in every dtype that can hold it."""
     for length in lengths(size):
         for dtype in ("float32", "int64", "float16"):
             arrays = [(np.arange(length) % 7 + rank).astype(dtype) for rank in range(size)]
@@ -62,7 +62,7 @@ def test_integers_sum_exactly(name: str, size: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
 def test_all_ranks_end_with_the_same_bits(name: str, dtype: str) -> None:
-    """Averages of random numbers: bit-equal on all ranks, and within the error that the additions allow."""
+    """Averages of random numbers have the same bits on all ranks, and an error within that of the additions."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype) if dtype == "bfloat16" else dtype)
     for size in (2, 3, 5, 8):
         rng = np.random.default_rng(size)
@@ -75,7 +75,7 @@ def test_all_ranks_end_with_the_same_bits(name: str, dtype: str) -> None:
             wrapped = sum((a for a in arrays[1:]), arrays[0])
             np.testing.assert_array_equal(results[0], np.trunc(wrapped / size).astype(kind))
         else:
-            # size-1 additions and a scaling, each off by at most EPSILON of the largest partial sum.
+            # size-1 additions and a scaling: each has an error of at most EPSILON times the largest partial sum
             bound = EPSILON[dtype] * 8 * size * (size + 1) / size
             assert np.max(np.abs(results[0].astype(np.float64) - total / size)) <= bound
 
@@ -106,7 +106,7 @@ def test_scaling_before_and_after(name: str) -> None:
 
 
 def test_small_floats_are_summed_in_float32_by_the_two_shot() -> None:
-    """1024 + 8 times 0.4 in float16: each 0.4 alone would be rounded away."""
+    """1024 + 8 times 0.4: in float16 each 0.4 alone would be rounded away."""
     arrays = [np.array([1024.0], np.float16)] + [np.array([0.4], np.float16)] * 8
     assert run("shared", arrays, Reduction("sum"))[0][0] == np.float16(1024 + 8 * np.float32(np.float16(0.4)))
 
@@ -114,7 +114,7 @@ def test_small_floats_are_summed_in_float32_by_the_two_shot() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 @pytest.mark.parametrize("before", [1.0, 0.5])
 def test_a_two_shot_prepared_once_runs_many_times(dtype: str, before: float) -> None:
-    """The second time on other numbers, and of a length that does not divide: the sums of one made for them."""
+    """The second run has other numbers, and gives the sums of a new two-shot. The length does not divide evenly."""
     how = Reduction("sum", before, 1.0, 3)
     rounds = [[((np.arange(1000) * (rank + k)) % 61).astype(dtype) for rank in range(3)] for k in (1, 2)]
     buffers = [np.empty(1000, dtype) for _ in range(3)]
@@ -214,7 +214,7 @@ def test_scaled_integers_are_truncated_toward_zero() -> None:
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("length", [0, 1, 64, 65, 200])
 def test_reduce_to_a_root_in_chunks(size: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With as much scratch memory as one takes."""
+    """The scratch memory has the size of one chunk."""
     monkeypatch.setattr(pipeline, "WHOLE", 64 * 8)
     monkeypatch.setattr(pipeline, "CHUNK", 16 * 8)
 
@@ -234,7 +234,7 @@ def test_reduce_to_a_root_in_chunks(size: int, length: int, monkeypatch: pytest.
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "complex128"])
 def test_parts_are_in_whole_cache_lines(dtype: str) -> None:
-    """Equal but for one of them, the first ones longer; together they are the buffer."""
+    """Together the parts are the buffer. All have the same length but one, and the first parts are longer."""
     for size in (1, 2, 3, 7):
         for length in (*lengths(size), 100 * size):
             buffer = np.arange(length).astype(dtype)
@@ -250,7 +250,7 @@ def test_parts_are_in_whole_cache_lines(dtype: str) -> None:
 
 
 def test_one_part_is_found_without_the_others() -> None:
-    """Each eager call looks for the longest, however many ranks there are: in 1 us, not in 0.2 s."""
+    """Each call of a user looks for the longest part. With many ranks that must take 1 us, not 0.2 s."""
     buffer = np.zeros(1000, np.float32)
     assert min(repeat(lambda: longest_part(buffer, 10**6), number=1)) < 0.01
     assert min(repeat(lambda: same_part([buffer], 10**6, 1), number=1)) < 0.01

@@ -26,7 +26,7 @@ def no_descriptor_more() -> Iterator[None]:
 
 
 def test_only_the_file_that_is_meant_is_mapped() -> None:
-    """Process numbers mean something else in another container, and descriptors are used again."""
+    """Another container has other process numbers, and descriptors are used again."""
     file = SharedFile.create(64)
     assert file
     with no_descriptor_more():
@@ -50,7 +50,10 @@ def test_without_room_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hosts_share_memory_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank has no room: else its host would send messages that the others do not wait for."""
+    """One rank has no room.
+
+    If only its host went without, that host would send messages that no other host receives.
+    """
     hosts, create = ((0, 1), (2, 3)), SharedFile.create
     poor = iter([True])
     monkeypatch.setattr(SharedFile, "create", lambda nbytes: None if next(poor, False) else create(nbytes))
@@ -63,7 +66,7 @@ def test_hosts_share_memory_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("nbytes", [64, LONG, HUGE_PAGE, 3 * HUGE_PAGE])
 def test_long_scratch_lies_in_cache_lines_as_what_it_is_for(nbytes: int) -> None:
-    """Wherever that is; and scratch that is long enough is used again."""
+    """Scratch memory is aligned like its array, wherever that begins. Long enough scratch memory is used again."""
     workspace, bytes_ = Workspace(), on_boundary(nbytes + 2 * LINE)
     workspace.scratch(bytes_, nbytes)
     kept = workspace.buffer

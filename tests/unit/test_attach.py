@@ -1,4 +1,4 @@
-"""What is attached to a torch optimizer: how its modules hang together, and its parts alone."""
+"""The modules of torch/attach: what each imports, and parts of an attachment alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_ATTRIBUTES = 12
 
 
 def imported(module: str) -> Iterator[str]:
-    """The modules of the folder that one imports, wherever and for whatever it does."""
+    """The modules of the folder that one module imports, at its top or inside functions."""
     for node in ast.walk(MODULES[module]):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith(attach.__name__):
             last = str(node.module).removeprefix(attach.__name__).removeprefix(".")
@@ -52,7 +52,7 @@ def test_no_class_has_many_attributes(module: str) -> None:
 
 
 def test_the_walk_names_functions_that_there_are() -> None:
-    """In the files that it names."""
+    """Each function named in the walk of a gradient is in the file beside it."""
     root = FOLDER.parents[1]
     walk = [line.split() for line in str(attach.__doc__).splitlines() if line.startswith("      ")]
     steps = [words for words in walk if len(words) > 1 and words[1].endswith(".py")]
@@ -64,7 +64,7 @@ def test_the_walk_names_functions_that_there_are() -> None:
 
 
 class Attached:
-    """An attachment, as far as it matters who reduces an optimizer's gradients."""
+    """An attachment as `sharing` sees it: who reduces an optimizer's gradients."""
 
     def __init__(self) -> None:
         self.sharing, self.optimizer = Sharing(renewed=False), SimpleNamespace(_hvdlite=self)
@@ -94,7 +94,7 @@ def test_steps_inside_a_step_are_not_counted_twice() -> None:
             super().step()
 
     weight = torch.nn.Parameter(torch.ones(2))
-    torch.optim.SGD([weight])  # from now on torch calls hooks around SGD.step, too
+    torch.optim.SGD([weight])  # from now on torch also calls hooks around SGD.step
     optimizer = Outer([weight])
     optimizer.register_step_pre_hook(lambda *_: seen.append(steps.enter(optimizer)))
     optimizer.register_step_post_hook(lambda *_: steps.leave())

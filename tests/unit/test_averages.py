@@ -64,7 +64,7 @@ def require(results: list[Array], expected: Array, what: object) -> None:
 
 
 def require_near(results: list[Array], arrays: list[Array], hosts: int, what: object) -> None:
-    """Within half a unit of each host's average and of the whole one: each is rounded once."""
+    """Check that results are within half a unit of each host's average and of the whole average, rounded once each."""
     assert len({result.tobytes() for result in results}) == 1, what
     dtype, wanted = arrays[0].dtype, np.mean([array.astype(np.float64) for array in arrays], axis=0)
     unit = 2.0 ** (-11 if dtype == np.float16 else -8)
@@ -86,7 +86,7 @@ def test_the_average_is_right_by_every_algorithm(way: str, dtype: np.dtype[Any])
 @pytest.mark.parametrize("way", ["auto", "hierarchical", "in an arena", "ring"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_the_average_is_right_on_several_hosts(layout: tuple[int, ...], way: str, dtype: np.dtype[Any]) -> None:
-    """Of 16-bit floats, within a rounding per host besides the last one."""
+    """16-bit floats are rounded once for each host, and once at the end."""
     size, hosts = sum(layout), hosts_of(layout)
     for length in lengths(size):
         arrays = given(size, length, dtype)
@@ -119,7 +119,10 @@ def test_sums_of_16_bits_are_rounded_once(way: str, dtype: np.dtype[Any]) -> Non
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [np.float16, np.int8, np.uint16, np.int64])
 def test_factors_apply_to_the_wide_numbers(way: str, dtype: type) -> None:
-    """What is multiplied by 2 before and by 1/2 after does not overflow in between; of 64 bits where the product fits."""
+    """Numbers multiplied by 2 before the sum and by 1/2 after it do not overflow in between.
+
+    With 64 bits that holds if the product fits.
+    """
     most = 65504 if dtype is np.float16 else 2**61 if dtype is np.int64 else np.iinfo(dtype).max  # exact in double
     for size in SIZES:
         arrays = [np.full(100, most, dtype) for _ in range(size)]
@@ -149,7 +152,10 @@ def test_what_a_sum_cannot_hold_is_numpys() -> None:
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
 @pytest.mark.parametrize("shares", [True, False])
 def test_reduce_scatter_and_reduce(shares: bool, dtype: np.dtype[Any]) -> None:
-    """On as many rows as there are ranks, more, fewer, none; short ones by messages, long ones in memory."""
+    """There are as many rows as ranks, or more, fewer, none.
+
+    Short rows travel by messages, long rows through memory.
+    """
     for size in SIZES:
         for rows, columns in ((size, 5), (2 * size + 1, 17), (size - 1, 3), (0, 4), (40, 1000)):
             arrays = [array.reshape(rows, columns) for array in given(size, rows * columns, dtype)]
@@ -169,7 +175,7 @@ def test_reduce_scatter_and_reduce(shares: bool, dtype: np.dtype[Any]) -> None:
 
 
 def test_long_arrays_travel_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a ring's bytes, 2S(p-1)/p from each rank."""
+    """Each rank sends 2S(p-1)/p bytes, as in a ring."""
     length = 30_000
     for size in SIZES:
         sent = [0] * size

@@ -1,4 +1,4 @@
-"""What Horovod scripts ask beside communicating."""
+"""Questions of Horovod scripts about the build: MPI, NCCL, versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of a checkpoint: all or nothing, whatever happens while it is written; and what may be in it."""
+"""The file of a checkpoint: it is written completely or not at all, and it has a fixed content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def writing(data: bytes) -> checkpoint.Callable[[BinaryIO], None]:
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:
-    """It keeps its permissions, and a link still leads to it."""
+    """The file keeps its permissions, and a link to it still works."""
     target, link = tmp_path / "run", tmp_path / "latest"
     target.write_bytes(b"old")
     target.chmod(0o640)
@@ -62,7 +62,10 @@ def test_what_fails_leaves_nothing(tmp_path: Path, kind: type[BaseException]) ->
 
 
 def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
-    """What it leaves beside it goes with a save an hour later, not with one at once: somebody may be writing."""
+    """A killed save leaves a temporary file.
+
+    A save an hour later removes it; a save at once does not, since another process may be writing.
+    """
     (tmp_path / "run").write_bytes(b"old")
     script = """
 import sys, time

@@ -1,4 +1,4 @@
-"""Settings from the environment: ours win over Horovod's, and what cannot be read is an error that names it."""
+"""Settings from the environment: hvdlite's names win over Horovod's, and an invalid value is an error with its name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_defaults() -> None:
     ({"HOROVOD_FUSION_THRESHOLD": "1000000"}, 1_000_000),
     ({"HVDLITE_FUSION_THRESHOLD": "5", "HOROVOD_FUSION_THRESHOLD": "7"}, 5),
     ({"HVDLITE_BUCKET_MB": "1", "HOROVOD_FUSION_THRESHOLD": "7"}, MB),
-    ({"HOROVOD_FUSION_THRESHOLD": "0"}, 1),  # Horovod: no fusion
+    ({"HOROVOD_FUSION_THRESHOLD": "0"}, 1),  # in Horovod: no fusion
     ({"HVDLITE_BUCKET_MB": "", "HOROVOD_FUSION_THRESHOLD": " 9 "}, 9),
 ])  # fmt: skip
 def test_bucket_size(env: dict[str, str], nbytes: int) -> None:
@@ -46,7 +46,7 @@ def test_bucket_size(env: dict[str, str], nbytes: int) -> None:
 
 
 def test_ranks_that_were_told_different_sizes() -> None:
-    """25 MiB that a user gives are another size than the usual one, of which the planning may make less."""
+    """If the user sets 25 MiB, that differs from the default of 25 MiB, which the plan may make smaller."""
     sizes = (25 * MB, None)
     with pytest.raises(HvdliteError, match=r"HVDLITE_BUCKET_MB \(bytes\) differs: rank 0 has 26214400, rank 1 has None"):
         run_ranks(2, lambda world: agree_on(world, Config(bucket_bytes=sizes[world.rank])))
@@ -67,7 +67,7 @@ def test_replica_check() -> None:
 
 
 def test_what_reduces_on_gpus() -> None:
-    """Never an MPI's own reductions: those of device memory crash."""
+    """An MPI's own reductions are never used on device memory, where they crash."""
     assert Config.from_env({"HVDLITE_ALGORITHM": "native"}).algorithm_on_gpu == "auto"
     assert Config.from_env({"HVDLITE_ALGORITHM": "ring"}).algorithm_on_gpu == "ring"
     assert Config.from_env({"HVDLITE_ALGORITHM": "ring", "HOROVOD_GPU_OPERATIONS": "NCCL"}).algorithm_on_gpu == "nccl"
@@ -93,12 +93,12 @@ def test_all_settings_are_known_by_name() -> None:
             return default
 
     Config.from_env(Recorder())
-    asked.add("HVDLITE_MPIEXEC")  # read by hvdliterun
+    asked.add("HVDLITE_MPIEXEC")  # hvdliterun reads it
     assert {name for name in asked if name.startswith("HVDLITE_")} == {f"HVDLITE_{name}" for name in NAMES}
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither HOME nor a name, as in containers."""
+    """Containers may have neither HOME nor a user name."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     with pytest.raises(OSError):
@@ -106,10 +106,10 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_dynamic_process_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our variable wins over Horovod's, and the script's word over both."""
+    """hvdlite's variable wins over Horovod's, and the script's argument wins over both."""
     ours, horovods = f"HVDLITE_{DYNAMIC}", f"HOROVOD_{DYNAMIC}"
     for name in (ours, horovods):
-        monkeypatch.setenv(name, "")  # so that both are put back
+        monkeypatch.setenv(name, "")  # so that both are restored
     assert not dynamic_process_sets()
     monkeypatch.setenv(horovods, "1")
     assert dynamic_process_sets()
@@ -145,7 +145,7 @@ def test_launchers_are_seen(env: dict[str, str], size: int | None) -> None:
 
 
 def test_no_launcher() -> None:
-    """Nor is the shell of a Slurm allocation one: only a step has a process id."""
+    """The shell of a Slurm allocation is no launcher: only a step has a process id."""
     assert launcher({}) is None
     assert launcher({"SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "1", "HOME": "/"}) is None
 

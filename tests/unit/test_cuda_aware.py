@@ -51,13 +51,16 @@ def test_the_trial_sees_no_launcher_but_the_users_settings(monkeypatch: pytest.M
 
 
 def test_an_answer_is_kept_for_the_same_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Per library, driver and MPI settings, for later processes too; where nothing can be kept, for this one."""
+    """The answer is kept per library, driver and MPI settings, for later processes too.
+
+    If no file can be written, it is kept for this process.
+    """
     asked: list[str] = []
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cuda_aware, "trial", lambda library: asked.append(library) or library == "good")
     for _ in range(3):
-        cuda_aware.answer.cache_clear()  # as in a new process
+        cuda_aware.answer.cache_clear()  # like in a new process
         assert cuda_aware.cuda_aware("good") and not cuda_aware.cuda_aware("bad")
     assert asked == ["good", "bad"]
     monkeypatch.setenv("UCX_TLS", "tcp")
@@ -73,7 +76,7 @@ def test_an_answer_is_kept_for_the_same_facts(monkeypatch: pytest.MonkeyPatch, t
     [
         ([cuda_aware.STARTED, cuda_aware.PASSED], 0, True),
         ([cuda_aware.STARTED], 1, False),
-        (["out of memory"], 1, None),  # which tells nothing of the MPI
+        (["out of memory"], 1, None),  # this says nothing about the MPI
     ],
 )
 def test_what_a_trial_tells(

@@ -1,4 +1,4 @@
-"""How an exchange ends: with the last of its variables."""
+"""An exchange ends when the last of its variables is gone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hvdlite.gradients.watched import WatchedVariables
 
 
 class Object:
-    """May be referred to weakly."""
+    """Can be referred to weakly."""
 
 
 def test_memory_goes_with_the_last_list_of_variables() -> None:
-    """Each is waited for once, however many lists there are and in whatever order they go."""
+    """The lists may go in any order, and each has one finalizer."""
     exchange, variables = Exchange.__new__(Exchange), [Object() for _ in range(4)]
     exchange.contents = Contents(0, (), Settings(Terms(), NoneCompressor), None)
     exchange.watched = WatchedVariables((), exchange.contents.settings)

@@ -37,7 +37,7 @@ REDUCTIONS = (
 
 
 def given(size: int, dtype: str, length: int = 500) -> list[np.ndarray]:
-    """Random numbers of many magnitudes, infinities among them, which also cancel to NaN; one array per rank."""
+    """Random numbers of many magnitudes, one array for each rank. Some infinities cancel to NaN."""
     arrays = []
     for rank in range(size):
         rng = np.random.default_rng(rank)
@@ -63,7 +63,7 @@ def on_gpus(way: str, arrays: list[np.ndarray], reduction: Reduction, hosts: Any
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """The same bits, but for those of NaNs."""
+    """Whether arrays have the same bits, except in NaNs."""
     nan = np.isnan(a.astype(np.float64))
     return bool((nan == np.isnan(b.astype(np.float64))).all()) and a[~nan].tobytes() == b[~nan].tobytes()
 
@@ -81,7 +81,10 @@ def test_the_bits_are_the_hosts(way: str, dtype: str) -> None:
 @pytest.mark.parametrize("way", ["auto", "shared"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_bits_on_several_hosts(dtype: str, way: str) -> None:
-    """Hosts of two ranks. By messages 16 bits are rounded once; in shared memory each host's average is rounded, too."""
+    """Each host has two ranks.
+
+    With messages, 16 bits are rounded once; in shared memory, each host's average is rounded too.
+    """
     arrays = [array[8:] for array in given(4, dtype)]
     kind = np.dtype(dtype)
     wide = np.float64 if dtype == "float64" else np.float32
@@ -97,7 +100,7 @@ def test_the_bits_on_several_hosts(dtype: str, way: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "uint16", "int32", "int64", "uint64"])
 @pytest.mark.parametrize("way", ["auto", "ring", "halving_doubling", "doubling", "shared", "nccl"])
 def test_averages_do_not_overflow_on_a_gpu(way: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "check", lambda cards: None)  # a GPU for each rank
+    monkeypatch.setattr(nccl, "check", lambda cards: None)  # one GPU for each rank
     if way == "nccl" and np.dtype(dtype).kind in "iu":
         pytest.skip("the stand-in's NCCL adds float32 only")
     for size in (2, 3):

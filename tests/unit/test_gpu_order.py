@@ -83,7 +83,7 @@ def test_without_the_consumers_wait_it_reads_too_early(monkeypatch: pytest.Monke
 
 
 def test_the_order_of_calls() -> None:
-    """mark | wait for it | add | synchronize the lane's stream | message | mark the end | the consumer's stream waits."""
+    """Mark; wait for it; add; synchronize the lane's stream; message; mark the end; the consumer's stream waits."""
 
     def rank_main(lane: Lane) -> tuple[int, int]:
         array = produced(lane, 64)
@@ -101,7 +101,7 @@ def test_the_order_of_calls() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_messages_follow_a_wait_for_the_lanes_stream(way: str) -> None:
-    """Before each message of device memory, its rank has waited for an event of its lane's stream, or for all of it."""
+    """Before a message of device memory, its rank has waited for its lane's stream or an event of it."""
     streams = on_lanes(2, way, True, lambda lane: summed(lane, produced(lane, 1000)) and lane.host.gpu.stream.ptr)
     assert bool([entry for entry in cupy.LOG if entry[0] == "message" and entry[2].endswith("cupy")]) == (way != "shared")
     for rank, stream in enumerate(streams):
@@ -123,7 +123,7 @@ def test_staging_never_gives_device_memory_to_messages() -> None:
 
 
 def test_staging_fetches_ahead() -> None:
-    """The copy of the next piece starts before the message of this one: 1000 float32 in pieces of 256 bytes."""
+    """The copy of the next piece starts before the message of this piece: 1000 float32 in pieces of 256 bytes."""
 
     def rank_main(lane: Lane) -> None:
         side = gpu_side.side_of(lane.host, gpu_side.gpu_of(cupy.empty(1)))
@@ -161,7 +161,7 @@ def test_arrays_live_until_the_gpu_has_passed_their_work() -> None:
 
 
 def test_results_live_until_the_gpu_has_written_them() -> None:
-    """Also one that its caller lets go of without having waited."""
+    """A result lives also if its caller drops it without waiting."""
 
     def rank_main(lane: Lane) -> None:
         results = []
@@ -228,14 +228,16 @@ def test_a_lanes_thread_takes_the_gpu_of_work_without_a_mark() -> None:
             time.sleep(0.001)
         cupy.LOG.clear()
         lane.run(Request(Signature("plan", "2"), lambda lane: gpu_side.side_of(lane.host, where)))
-        assert not [entry for entry in cupy.LOG if entry[0] == "use"]  # the user's thread keeps its own
+        assert not [entry for entry in cupy.LOG if entry[0] == "use"]  # the user's thread keeps its own GPU
 
     on_lanes(1, "ring", True, rank_main)
 
 
 def test_room_is_made_before_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A framework's unused memory, and the pool's, are given back before an arena is refused. It takes whole blocks,
-    which no other memory lies in."""
+    """Before an arena is refused, unused memory of the framework and of the pool is freed.
+
+    Only whole blocks can be freed.
+    """
     given: list[str] = []
     asked: list[int] = []
 
@@ -261,7 +263,7 @@ def test_room_is_made_before_there_is_none(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_framework_has_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work that it has issued on its current stream is waited for, and it waits for the result."""
+    """hvdlite waits for the framework's current stream, and that stream waits for the result."""
     monkeypatch.setattr(gpu_streams, "FOLLOWED", [])
 
     def rank_main(lane: Lane) -> Any:
@@ -275,7 +277,7 @@ def test_a_framework_has_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
     for result in on_lanes(1, "ring", True, rank_main):
         np.testing.assert_array_equal(result, expected(1, 100))
-    assert gpu_streams.callers_streams(cupy, 0)[1:]  # CuPy's and the framework's
+    assert gpu_streams.callers_streams(cupy, 0)[1:]  # CuPy's stream and the framework's
 
 
 def test_a_collective_in_a_graph_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +298,7 @@ def test_a_second_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Context:
-    """A GPU that threads make their own."""
+    """A GPU context that threads make current."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
@@ -313,7 +315,10 @@ class Context:
 
 
 def test_threads_in_mpi_are_waited_for_before_gpus_send(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that went in before there was any GPU cannot copy its memory; later ones make it theirs."""
+    """A thread that entered MPI before there was a GPU cannot copy GPU memory.
+
+    Threads that enter later make the GPU current.
+    """
     monkeypatch.setattr(gpu_streams, "GPUS_IN_MESSAGES", [])
     where, left, order = Context(), threading.Event(), []
 
@@ -342,7 +347,7 @@ def test_threads_in_mpi_are_waited_for_before_gpus_send(monkeypatch: pytest.Monk
 
 
 def test_a_lane_whose_ranks_disagree_may_copy_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own thread, which then goes into MPI without having called any roll."""
+    """The lane's own thread enters MPI then, without a roll call before."""
     where = Context()
     monkeypatch.setattr(gpu_streams, "GPUS_IN_MESSAGES", [(where, 0)])
 

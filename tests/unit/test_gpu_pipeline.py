@@ -28,7 +28,10 @@ LENGTH = 1536  # float32: 8 chunks of 384 bytes in each of 2 parts
 
 
 def scattered(lane: Lane) -> Any:
-    """The ring's reduce-scatter on a GPU, of i % 7 + rank; this rank's part of the sum, and its lane's stream."""
+    """The ring's reduce-scatter of i % 7 + rank on a GPU.
+
+    Returns this rank's part of the sum, and its lane's stream.
+    """
     array = produced(lane, LENGTH)
 
     def work(lane: Lane) -> None:
@@ -79,7 +82,7 @@ def test_a_message_starts_when_the_add_three_chunks_before_is_done(size: int) ->
             wanted += [("wait for event", max(k - SLOTS + 1, 0)), ("message", nbytes)]
             wanted += [("add", k)] if k > 0 else []
         found = [(kind, min(fact, nbytes) if kind == "message" else fact) for kind, fact in of_rank(rank, stream)]
-        if size == 2:  # of equal chunks
+        if size == 2:  # the chunks are equal
             assert found == [*wanted, ("add", count)]
         else:
             assert [kind for kind, _ in found] == [kind for kind, _ in [*wanted, ("add", count)]]
@@ -87,8 +90,10 @@ def test_a_message_starts_when_the_add_three_chunks_before_is_done(size: int) ->
 
 
 def test_staged_pieces_are_fetched_behind_the_add_three_chunks_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream that copies to the host waits for it, on the GPU; and the next piece's copy begins before this one's
-    message."""
+    """The stream that copies to the host waits for that add on the GPU.
+
+    The next piece's copy begins before this piece's message.
+    """
     monkeypatch.setattr(device, "CHUNK", 384)
     results = on_lanes(2, "ring", False, scattered)
     assert all(right for right, _ in results)

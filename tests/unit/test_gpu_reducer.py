@@ -27,7 +27,7 @@ KB = 1024
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("way", ["ring", "shared"])
 def test_a_round_of_mixed_buckets(way: str, overlap: bool) -> None:
-    """Parameters on the host and on the GPU, packed in the order of a backward, three rounds."""
+    """Parameters on the host and on the GPU are packed in the order of a backward, in three rounds."""
     specs = [Spec(f"p{i}", (40, i + 1), "float32", "cuda" if i % 3 else "host") for i in range(12)]
 
     def rank_main(lane: Lane) -> list[Any]:
@@ -59,7 +59,7 @@ def test_a_round_of_mixed_buckets(way: str, overlap: bool) -> None:
 
 def test_no_room_on_one_gpu_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     order, take = itertools.count(), cupy.Memory
-    mine = threading.local()  # the second rank to ask gets none, however often it asks
+    mine = threading.local()  # the second rank that asks gets none, also if it asks again
 
     def memory(nbytes: int) -> Any:
         if nbytes > KB and not hasattr(mine, "place"):
@@ -102,7 +102,7 @@ def test_nccl_wants_a_gpu_for_each_rank() -> None:
 
 
 def test_a_new_plan_closes_the_memory_of_the_old_one() -> None:
-    """Every opened handle is closed, and every allocation is let go of."""
+    """Every opened handle is closed, and every allocation is freed."""
     specs = [Spec("p", (40,), "float32", "cuda")]
 
     def rank_main(lane: Lane) -> None:

@@ -26,7 +26,7 @@ def test_each_alone() -> None:
 
 
 def test_adasum_takes_each_by_itself() -> None:
-    """Orthogonal ones are added, equal ones averaged; together they would be neither."""
+    """Orthogonal arrays are added, and equal arrays averaged. As one array they would be neither."""
 
     def main(transport: ThreadTransport) -> list[list[float]]:
         arrays = [np.eye(2)[transport.rank], np.ones(2)]

@@ -18,7 +18,7 @@ INFINITY = np.float32(np.inf)
 
 @pytest.fixture(params=["usual", "flushing"])
 def flushing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """As is, and where the processor takes subnormal numbers for zeros, as in TensorFlow's threads."""
+    """The floating-point environment as it is, and with subnormal numbers as zeros, as in TensorFlow's threads."""
     torch = pytest.importorskip("torch")
     if request.param == "flushing" and not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormal numbers to zero")

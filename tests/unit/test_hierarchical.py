@@ -17,7 +17,7 @@ LAYOUTS = [(1, 1), (2, 2), (3, 1), (1, 4), (2, 3, 1), (2, 2, 2), (4, 4), (1, 1, 
 
 
 def hosts_of(layout: tuple[int, ...], order: str) -> tuple[tuple[int, ...], ...]:
-    """Ranks by host: 'block' fills one host after the other, 'cyclic' deals them out."""
+    """The ranks of each host: 'block' fills one host after another, 'cyclic' takes the hosts in turns."""
     if order == "block":
         starts = np.cumsum([0, *layout])
         return tuple(tuple(range(start, start + count)) for start, count in zip(starts, layout, strict=False))
@@ -53,7 +53,7 @@ def reduced(layout: tuple[int, ...], order: str, arrays: list[Array], how: Reduc
 @pytest.mark.parametrize("order", ["block", "cyclic"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sums_are_right_on_every_layout(layout: tuple[int, ...], order: str, in_arena: bool) -> None:
-    """p ranks that hold r + i give p(p-1)/2 + p i."""
+    """p ranks with r + i give p(p-1)/2 + p i."""
     size = sum(layout)
     for length in (0, 1, size - 1, size + 1, 1000):
         arrays = [np.arange(length, dtype=np.float32) + rank for rank in range(size)]
@@ -64,7 +64,7 @@ def test_sums_are_right_on_every_layout(layout: tuple[int, ...], order: str, in_
 
 @pytest.mark.parametrize("dtype", [np.float16, bfloat16, np.float64, np.int32])
 def test_all_ranks_end_with_the_same_bits(dtype: np.dtype) -> None:
-    """Random averages with scaling, within (p + h) roundings of half a unit each of the largest partial sum."""
+    """Random averages with scaling are within (p + h) roundings of half a unit of the largest partial sum."""
     rng = np.random.default_rng(0)
     exact = [rng.integers(-8, 8, 999) if dtype is np.int32 else rng.uniform(-8, 8, 999) for _ in range(6)]
     arrays = [array.astype(dtype) for array in exact]
@@ -93,7 +93,7 @@ def test_drivers_are_as_many_as_the_smallest_host_has_ranks() -> None:
 
 @pytest.mark.parametrize("layout", [(2, 2), (2, 2, 2), (4, 4)])
 def test_no_more_bytes_leave_a_host_than_must(layout: tuple[int, ...]) -> None:
-    """2S(h-1)/h per host for S bytes, counted where messages are sent between ranks of different hosts."""
+    """A host sends 2S(h-1)/h bytes for S bytes. Messages between ranks of different hosts are counted."""
     length, hosts = 4 * 960 * 1024, len(layout)
     place = Place(sum(layout), True, "auto", hosts_of(layout, "block"))
     sent: list[list[int]] = [[] for _ in layout]
@@ -126,7 +126,7 @@ def test_the_choice() -> None:
     assert choose(network, 1 << 28, f4, in_arena=False) == "hierarchical"
     assert choose(flat, 4 * STEP_BYTES - 4, f4, in_arena=False) == "halving_doubling"
     assert choose(flat, 4 * STEP_BYTES, f4, in_arena=False) == "ring"
-    assert across(3, 3 * FOLDED_STEP_BYTES, f4) == "ring"  # folded, three would send everything twice more
+    assert across(3, 3 * FOLDED_STEP_BYTES, f4) == "ring"  # with folding, three hosts would send all bytes twice more
     assert across(3, 3 * FOLDED_STEP_BYTES - 4, f4) == "halving_doubling"
     assert choose(Place(4, True, "shared", hosts), 1 << 20, f4, in_arena=True) == "hierarchical"
     assert choose(Place(4, True, "hierarchical"), 1 << 20, f4, in_arena=True) == "shared"

@@ -23,7 +23,7 @@ def file() -> Iterator[int]:
 
 
 def mapped(what: str) -> int:
-    """The sum over this process's mappings of the file, of this line of smaps, in bytes."""
+    """The sum of one line of smaps over this process' mappings of the file, in bytes."""
     total, ours = 0, False
     with open("/proc/self/smaps") as lines:
         for line in lines:
@@ -72,7 +72,7 @@ def test_what_cannot_be_mapped_is_an_error() -> None:
 
 
 def test_where_the_benchmark_has_its_arrays() -> None:
-    """In memory as torch's tensors have it, and next to it in memory for which huge pages are asked, as NumPy does."""
+    """The benchmark has an array in ordinary pages, like torch's, and one with huge pages requested, like NumPy's."""
 
     def advice(array: Array) -> set[str]:
         with open("/proc/self/smaps") as lines:

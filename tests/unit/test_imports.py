@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source; and what a fresh `import hvdlite` leaves alone."""
+"""The import rules, read from the source; and what a fresh `import hvdlite` does not load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ADAPTERS = ("torch", "tensorflow_graph", "tensorflow", "keras", "numpy")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy")
 def modules(package: str = "hvdlite") -> dict[str, Path]:
-    """All modules of the package by dotted name."""
+    """All modules of the package, by dotted name."""
     base = ROOT if package == "hvdlite" else ROOT / "launcher"
     found = {}
     for path in sorted((base / package).rglob("*.py")):
@@ -27,7 +27,7 @@ def modules(package: str = "hvdlite") -> dict[str, Path]:
 
 
 def imports(path: Path, everywhere: bool = True) -> Iterator[str]:
-    """The dotted names that a module imports: at its top only, or everywhere. `if TYPE_CHECKING` is left out."""
+    """The dotted names that a module imports, at its top only or everywhere. `if TYPE_CHECKING` is left out."""
     nodes: list[ast.AST] = list(ast.parse(path.read_text()).body)
     while nodes:
         node = nodes.pop()
@@ -53,7 +53,7 @@ def within(name: str, *packages: str) -> bool:
 
 
 def test_rooms() -> None:
-    """Each module has a room, and imports rooms before its own only: lazily and under TYPE_CHECKING, too."""
+    """Each module has a room, and imports rooms before its own only, also lazily and under TYPE_CHECKING."""
     assert measures.against_the_order() == []
 
 
@@ -78,7 +78,7 @@ def test_mpi_is_imported_only_when_called() -> None:
 
 
 def test_only_adapters_import_their_framework() -> None:
-    """torch/ imports torch, and so on; the core none, and CuPy's arrays bring their module along."""
+    """torch/ imports torch, and so on. The core imports no framework, and finds CuPy through its arrays."""
     for module, path in modules().items():
         if area(module) in ("bench", "check"):
             continue
@@ -91,7 +91,7 @@ def test_only_adapters_import_their_framework() -> None:
 
 
 def test_the_core_imports_no_adapter() -> None:
-    """Adapters are found by name, lazily, in `frameworks`."""
+    """`frameworks` finds adapters by name, lazily."""
     packages = [f"hvdlite.{name}" for name in ADAPTERS]
     for module, path in modules().items():
         if area(module) not in (*ADAPTERS, "bench"):
@@ -110,13 +110,13 @@ def test_the_launcher_imports_nothing_of_hvdlite() -> None:
 
 
 def test_the_benchmarks_alone_initialize_no_mpi() -> None:
-    """As a singleton Open MPI leaves a file in shared memory behind, for a mere `--help`."""
+    """As a singleton, Open MPI would leave a file in shared memory, even for `--help`."""
     python("import hvdlite.bench.__main__\nfrom mpi4py import MPI\nassert not MPI.Is_initialized()\n"
            "import hvdlite\nhvdlite.init()\nassert hvdlite.size() == 1 and not MPI.Is_initialized()")
 
 
 READ_THE_ENVIRONMENT = ("config", "common", "runner", "bench", "check")
-"""Rooms that do: settings; what sets variables, or looks at them, for scripts; what shows them."""
+"""Rooms that read the environment: settings, and programs that set, read or show variables for scripts."""
 ASK_WHO_LAUNCHED = {
     f"hvdlite.{name}" for name in ("system.launcher_environment", "job.exits", "job.folder", "job.mpi_segments",
                                    "job.connect", "api.build")
@@ -136,25 +136,28 @@ def python(code: str) -> str:
 
 
 def test_import_is_light() -> None:
-    """MPI is not initialized, no framework is there, nor what costs time: importing mpi4py.MPI calls MPI_Init."""
+    """MPI is not initialized, and neither frameworks nor other slow modules are loaded.
+
+    (Importing mpi4py.MPI calls MPI_Init.)
+    """
     heavy = ["mpi4py.MPI", "torch", "tensorflow", "keras", "cupy", "rich", "cloudpickle"]
     assert python(f"import hvdlite, sys; print([name for name in {heavy} if name in sys.modules])").strip() == "[]"
 
 
 def test_import_is_quick() -> None:
-    """Tens of milliseconds beyond NumPy's own; the best of five, with room for a busy machine."""
+    """It takes tens of milliseconds beyond NumPy's own import: the best of five, with room for a busy machine."""
     code = "import numpy, ml_dtypes, time; t = time.process_time(); import hvdlite; print(time.process_time() - t)"
     assert min(float(python(code)) for _ in range(5)) < 0.2
 
 
 def test_import_for_tensorflow_is_quick() -> None:
-    """A fifth of a second of computing beyond TensorFlow's own import, however busy the machine is."""
+    """It takes a fifth of a second of CPU time beyond TensorFlow's own import, on a busy machine too."""
     code = "import tensorflow, time; t = time.process_time(); import hvdlite.tensorflow; print(time.process_time() - t)"
     assert float(python(code)) < 0.2
 
 
 def test_type_checkers_see_all_names(tmp_path: Path) -> None:
-    """Those of jobs and ranks, and those that a module has of its own: mypy reads no `*names.__all__` in a list."""
+    """mypy sees the names of jobs and ranks, and each module's own. It does not read `*names.__all__` in a list."""
     skipped = "[mypy-torch.*,tensorflow.*,keras.*,numpy.*,mpi4py.*]\nfollow_imports = skip\n"
     (tmp_path / "mypy.ini").write_text(f"[mypy]\nstrict = True\nfollow_imports = silent\nmypy_path = {ROOT}\n{skipped}")
     script = []

@@ -29,7 +29,7 @@ SIZES = (1, 2, 3, 4)
 
 
 def on_lanes(size: int, function: Callable[[Lane], Any]) -> list[Any]:
-    """function(lane) on `size` ranks at once."""
+    """Run function(lane) on `size` ranks at once."""
     return run_ranks(size, lambda transport: function(Lane(transport, Place(transport.size, False))))
 
 
@@ -57,7 +57,10 @@ def test_requests_run_in_order(size: int) -> None:
 
 
 def test_work_keeps_subnormal_numbers_in_threads_that_flush_them() -> None:
-    """In the caller's thread, and in the lane's, which inherits its settings; the caller's stay as they were."""
+    """This holds in the caller's thread, and in the lane's thread, which inherits its settings.
+
+    The caller's settings do not change.
+    """
     least = np.full(4, 1e-40, np.float32)
 
     def doubled(lane: Lane | None) -> bytes:
@@ -83,7 +86,7 @@ def test_work_keeps_subnormal_numbers_in_threads_that_flush_them() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_synchronous_request_runs_in_its_callers_thread(size: int) -> None:
-    """While the lane is idle there is no other thread; asynchronous ones start the lane's."""
+    """An idle lane has no other thread. The first asynchronous request starts one."""
 
     def rank_main(lane: Lane) -> None:
         who = Request(Signature("who", "a"), lambda lane: threading.current_thread())
@@ -120,7 +123,7 @@ def test_different_orders_are_matched_by_name(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES[1:])
 def test_a_late_call_is_found(size: int) -> None:
-    """Rank 0 calls B first and A much later; the others A first."""
+    """Rank 0 calls B first and A much later; the other ranks call A first."""
 
     def rank_main(lane: Lane) -> None:
         if lane.transport.rank == 0:
@@ -160,7 +163,7 @@ def test_a_name_in_flight_is_refused(size: int) -> None:
         for call in (lane.submit, lane.run):
             with pytest.raises(ValueError, match="'x' is in flight already"):
                 call(Request(Signature("wait", "x"), lambda lane: None))
-        lane.transport.board.gate.wait()  # all have tried
+        lane.transport.board.gate.wait()  # all ranks have tried
         gate.set()
         assert handle.wait()
         assert lane.run(total("x")) == size
@@ -188,7 +191,7 @@ def test_what_work_raises_is_its_handles_error(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_leaving(size: int) -> None:
-    """All that was submitted is done; afterwards the lane says that it is closed."""
+    """All submitted requests are done. Afterwards the lane reports that it is closed."""
 
     def rank_main(lane: Lane) -> None:
         handles = [lane.submit(total(str(i))) for i in range(10)]
@@ -208,7 +211,7 @@ def test_a_rank_that_leaves_early_is_named(size: int, inline: bool) -> None:
     def rank_main(lane: Lane) -> None:
         if lane.transport.rank != 0:
             for i in range(3):
-                with pytest.raises(ShutdownError, match=r"ranks? 0.* shut down"):  # others that are faster may be next
+                with pytest.raises(ShutdownError, match=r"ranks? 0.* shut down"):  # faster ranks may be in the next one
                     lane.run(total(f"n{i}")) if inline else lane.submit(total(f"n{i}")).wait()
         lane.leave()
 
@@ -217,7 +220,7 @@ def test_a_rank_that_leaves_early_is_named(size: int, inline: bool) -> None:
 
 @pytest.mark.parametrize("size", SIZES[1:])
 def test_what_a_leaving_rank_has_called_still_runs(size: int) -> None:
-    """Rank 0 submits A and leaves at once; the others disagree about B first, and then call A."""
+    """Rank 0 submits A and leaves at once. The other ranks disagree about B first, and then call A."""
 
     def rank_main(lane: Lane) -> None:
         if lane.transport.rank == 0:
@@ -247,7 +250,7 @@ def test_flags_are_the_largest_of_all_ranks(size: int) -> None:
 @pytest.mark.parametrize("counts", [[7, 7, 7, 7], [0, 0, 0, 0], [0, 1, 0, 0], [-1, -2, -3, -4], [2**61, 2**61, 1, 2]])
 @pytest.mark.parametrize("in_rounds", [False, True])
 def test_whether_counts_are_alike_is_the_same_everywhere(size: int, counts: list[int], in_rounds: bool) -> None:
-    """With the roll call, and where ranks call in different orders."""
+    """The ranks know it from the roll call, and also if they call in different orders."""
 
     def rank_main(lane: Lane) -> None:
         rank = lane.transport.rank
@@ -292,7 +295,7 @@ def test_the_lane_hurries_while_somebody_waits() -> None:
 
 
 def test_requests_from_many_threads() -> None:
-    """Eight threads per rank, each with names of its own."""
+    """Each rank has eight threads, each with its own names."""
 
     def rank_main(lane: Lane) -> None:
         results: list[int] = []
@@ -311,7 +314,7 @@ def test_requests_from_many_threads() -> None:
 
 
 def test_an_interrupted_wait_closes_the_lane() -> None:
-    """Ctrl-C while waiting for the others: it passes, and later calls say that this process is out."""
+    """Ctrl-C while waiting for other ranks is raised, and later calls report that this process has left."""
 
     class Interrupted(ThreadTransport):
         def put_up(self, values: Any) -> Any:
@@ -353,7 +356,7 @@ def test_a_call_in_the_middle_of_another_is_refused() -> None:
 
 
 def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call that needs it fails; a later one, when there is room again, runs."""
+    """The call that needs the thread fails. A later call runs, once there is room for a thread."""
     start, lane = threading.Thread.start, Lane(alone(), Place(1, False))
 
     def full(self: threading.Thread) -> None:
@@ -369,7 +372,7 @@ def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_infinities_are_no_errors(waits: bool) -> None:
-    """Even where the user has NumPy raise on them."""
+    """That holds even if the user has NumPy raise on them."""
 
     def rank_main(lane: Lane) -> None:
         array = np.array([np.inf if lane.transport.rank else -np.inf, 1])
@@ -426,9 +429,9 @@ def test_what_goes_wrong_while_ranks_agree_fails_all_that_is_pending(
         for _ in range(3):
             with pytest.raises(HvdliteError, match="can no longer communicate") as told:
                 lane.run(total("y"))
-            assert len(told.traceback) < 6  # those of earlier calls, and all that was there, are not kept
+            assert len(told.traceback) < 6  # results of earlier calls are not kept alive
         if lane.turn.thread is not None:
-            lane.turn.thread.join(5)  # before the hook is the old one
+            lane.turn.thread.join(5)  # before the old hook is back
 
     on_lanes(2, rank_main)
 
@@ -464,7 +467,7 @@ def test_a_closed_lanes_thread_ends_and_its_reason_stays() -> None:
 
 
 def test_who_leaves_releases_every_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lane's own, and those of two hosts; MPIs know 2,000."""
+    """The lane frees its own communicator and those of two hosts: MPIs have 2,000."""
     closed: list[ThreadTransport] = []
     monkeypatch.setattr(ThreadTransport, "close", lambda self: closed.append(self))
 
@@ -478,7 +481,10 @@ def test_who_leaves_releases_every_communicator(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_lends_is_known_before_it_is_said() -> None:
-    """Another thread looks at both without the lock: it would take an earlier lender, itself, for this one."""
+    """Another thread looks at both without the lock.
+
+    Otherwise it would take itself, an earlier lender, for this one.
+    """
 
     class Watched(Turn):
         def __setattr__(self, name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""The log: silent about itself unless asked; Horovod's levels; the choice of algorithm in one line of rank 0."""
+"""The log: hvdlite adds no handler unless asked; it has Horovod's levels, and rank 0 logs the choice of algorithm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _as_before() -> Iterator[None]:
 def test_without_a_level_logging_is_the_applications(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where that has no handler, a warning says whose it is."""
+    """If the application has no handler, a warning names its logger."""
     before = (logs.LOG.level, logs.LOG.propagate, list(logs.LOG.handlers))
     logs.configure(Config.from_env({}), 0)
     assert (logs.LOG.level, logs.LOG.propagate, list(logs.LOG.handlers)) == before

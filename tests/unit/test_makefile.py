@@ -1,4 +1,4 @@
-"""`make demo` and `make test` say what they install, and what next; pip and the programs are pretended."""
+"""`make demo` and `make test` print what they install and what to do next. pip and all programs are simulated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make he
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What the Makefile needs, and programs that only tell how they were called."""
+    """The files that the Makefile needs, and programs that only report their arguments."""
     for name in ("Makefile", "pyproject.toml", "setup.py", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     programs = tmp_path / ".venv" / "bin"
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, *words: str, terminal: bool = False) -> list[str]:
-    """What make prints with these words."""
+    """Run make with these arguments, and return its output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     if not terminal:
         done = subprocess.run(["make", *words], cwd=folder, env=env, capture_output=True, text=True, check=True)
@@ -40,7 +40,7 @@ def make(folder: Path, *words: str, terminal: bool = False) -> list[str]:
         try:
             while data := os.read(ours, 65536):
                 text += data
-        except OSError:  # EIO: nobody has the terminal any more
+        except OSError:  # EIO: no process has the terminal open any more
             pass
         os.close(ours)
     assert process.returncode == 0, text

@@ -27,14 +27,14 @@ print(faults() - before)
 
 
 def faults(*arguments: str, **environ: str) -> int:
-    """Page faults of a step that allocates and frees 100 MB as it did before."""
+    """The page faults of a step that allocates and frees 100 MB, like the step before."""
     command, env = [sys.executable, "-c", STEPS, *arguments], os.environ | environ
     return int(subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout)
 
 
 def test_what_is_freed_stays_for_the_next_step() -> None:
     assert faults("keep") < 100
-    assert faults() > 1000  # else it would stay anyhow
+    assert faults() > 1000  # otherwise the memory would stay in any case
 
 
 def test_a_user_who_chose_an_allocator_keeps_it() -> None:

@@ -16,7 +16,7 @@ from hvdlite.lanes.signature import LEAVE, UNKNOWN, Round, Signature
 
 
 def match(everyone: Sequence[Sequence[Signature]]) -> Verdicts:
-    """Of ranks 0, 1, 2, ..."""
+    """The verdict for the queues of ranks 0, 1, 2, ..."""
     return matching.match(everyone, range(len(everyone)))
 
 
@@ -61,7 +61,7 @@ def model(*lines: str, **more: object) -> Signature:
 
 
 def test_a_model_that_one_rank_has_loaded_is_the_same() -> None:
-    """Its variables lack the names of what is around their own layer."""
+    """On that rank the variables' names lack everything before their own layer."""
     rest = ("adam/net_time_dense_kernel_m", "w"), ("adam/dense_kernel_m", "w")
     built, loaded = model("net/time/dense/kernel", *rest[0]), model("dense/kernel", *rest[1])
     assert match([[built], [loaded], [model("time/dense/kernel", *rest[0])]]) == {built.key: None}
@@ -96,14 +96,14 @@ def test_what_differs_is_named_among_names_that_do_not_matter() -> None:
 
 
 def test_one_name_for_two_kinds() -> None:
-    """Each rank's kinds find each other, whatever the order."""
+    """Requests of the same kind find each other in any order."""
     verdicts = match([[allreduce("x"), gather("x")], [gather("x"), allreduce("x")]])
     assert list(verdicts) == ["allreduce 'x'", "allgather 'x'"]
     assert all(verdict is None for verdict in verdicts.values())
 
 
 def test_another_kind_may_still_come_unless_all_are_stuck() -> None:
-    """Of a name that another thread, or a later asynchronous call, uses for its own kind."""
+    """Another thread, or a later asynchronous call, may use the name for another kind."""
     queues = [[allreduce("x"), gather("x")], [gather("x")]], [[allreduce("x")], [gather("x")]]
     for everyone, found in zip(queues, ({gather("x").key: None}, {}), strict=True):
         verdicts = matching.match(everyone, range(2), stuck=False)
@@ -113,7 +113,7 @@ def test_another_kind_may_still_come_unless_all_are_stuck() -> None:
 
 
 def message(*signatures: Signature) -> str:
-    """The error that these ranks get under one name, which all of their keys have."""
+    """The error of these ranks for one name, which is in all of their keys."""
     verdicts = match([[signature] for signature in signatures])
     assert {signature.key for signature in signatures} == set(verdicts)
     errors = list(verdicts.values())
@@ -175,7 +175,7 @@ def test_a_plan_against_a_round() -> None:
 
 
 def test_variables_of_a_broadcast_need_no_optimizer() -> None:
-    """The cure is for whoever has given different lists: broadcasts, optimizers, tapes."""
+    """The cure depends on the calls that gave different lists: broadcasts, optimizers, tapes."""
     lists = [Signature("broadcast", "variables.1", (("parameters", lines),)) for lines in (("w: f[3]",), ("w: f[2]",))]
     assert "Build the same model on every rank; optimizers attached to it" in message(*lists)
 
@@ -186,7 +186,7 @@ def test_leaving_alone_is_agreed_on() -> None:
 
 
 def test_what_a_leaving_rank_lacks_fails() -> None:
-    """On the ranks that have it; and the one that leaves goes on waiting for them to leave."""
+    """It fails on the ranks that have called it. The leaving rank goes on waiting until they leave."""
     verdicts = match([[A, B], [LEAVE], [B]])
     assert set(verdicts) == {A.key, B.key}
     for key, verdict in verdicts.items():
@@ -195,7 +195,7 @@ def test_what_a_leaving_rank_lacks_fails() -> None:
 
 
 def test_what_a_leaving_rank_lacks_is_named_as_the_user_called_it() -> None:
-    """With the cure for it; and ranks agree whatever each called it."""
+    """The message has the cure for that call. Ranks may have used different calls, and agree all the same."""
     load = Signature("new lane", "optimizer.2 (2)", called="hvd.load_model('best.keras')")
     backward = Signature("gradients", "optimizer.2 bucket 0", called="gradients of DistributedOptimizer(SGD)")
     letter = Signature("message", "noname.1 from rank 0 to rank 1")
@@ -245,7 +245,7 @@ def test_a_call_is_no_part_of_what_ranks_compare() -> None:
 
 
 def test_what_a_leaving_rank_has_waits_for_the_others() -> None:
-    """Rank 0 called A, did not wait, and leaves; rank 1 is about to call it."""
+    """Rank 0 called A, did not wait, and leaves. Rank 1 is about to call A."""
     assert match([[A, LEAVE], [], [A]]) == {}
     assert set(match([[A, LEAVE], [B], [A]])) == {B.key}
     assert list(match([[A, LEAVE], [A], [A]])) == [A.key]
@@ -263,7 +263,7 @@ def test_what_all_have_runs_before_anyone_leaves() -> None:
 
 
 def test_a_tensor_may_have_any_name() -> None:
-    """Also the one that leaving uses inside."""
+    """Even the name that leaving uses internally is possible."""
     impostor = allreduce(LEAVE.name)
     verdicts = match([[impostor], [LEAVE]])
     assert list(verdicts) == [impostor.key] and isinstance(verdicts[impostor.key], ShutdownError)
@@ -275,7 +275,7 @@ def test_names_of_ranks(members: list[int], text: str) -> None:
 
 
 def test_digests() -> None:
-    """Equal for equal signatures, different for any difference, and within 62 bits, so that -h is one too."""
+    """Equal signatures have equal digests, any difference changes the digest, and -h fits too: a digest has 62 bits."""
     different = [A, B, allreduce("a", (4,)), allreduce("a", dtype="int8"), gather("a"), broadcast("a", 0), broadcast("a", 1), LEAVE,
                  A._replace(round="step 1"), A._replace(round="step 2")]
     digests = [signature.digest() for signature in different]

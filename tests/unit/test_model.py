@@ -16,7 +16,7 @@ LENGTH = 64 * 1024
 
 
 class Counting(ThreadTransport):
-    """Counts its messages, and the bytes of those to another host. home: each of its ranks' host."""
+    """Counts its messages, and the bytes of messages to another host. home: the host of each rank."""
 
     home: list[int]
     messages: list[int]
@@ -30,7 +30,7 @@ class Counting(ThreadTransport):
 
 
 def count(algorithm: str, hosts: int, local: int) -> tuple[int, list[int]]:
-    """Steps of the busiest rank, and bytes that left each host, in an all-reduce of LENGTH float32."""
+    """The steps of the busiest rank, and the bytes that left each host, in an all-reduce of LENGTH float32."""
     place = Place(
         hosts * local, local > 1, algorithm, tuple(tuple(range(h * local, (h + 1) * local)) for h in range(hosts))
     )
@@ -62,12 +62,12 @@ def count(algorithm: str, hosts: int, local: int) -> tuple[int, list[int]]:
 def test_steps_and_bytes(algorithm: str, hosts: int, local: int) -> None:
     predicted = cost(algorithm, 4 * LENGTH, hosts, local)
     steps, sent = count(algorithm, hosts, local)
-    assert steps == predicted.steps - (algorithm == "hierarchical")  # its barrier is no message
+    assert steps == predicted.steps - (algorithm == "hierarchical")  # its barrier is not a message
     assert sent == [predicted.sent] * hosts
 
 
 def test_the_hierarchical_wins_wherever_bytes_count() -> None:
-    """Which is why it is chosen: for a bucket of gradients no other algorithm is predicted to be faster."""
+    """So it is chosen: for a bucket of gradients no other algorithm is predicted to be faster."""
     for cluster in CLUSTERS:
         for ranks in RANKS:
             for nbytes in SIZES[1:]:

@@ -38,7 +38,7 @@ def test_everyone_has_the_roots_data(size: int) -> None:
     ((0, 1, 2), (3, 4, 5)), ((0, 2, 4), (1, 3, 5)), ((0,), (1, 2, 3, 4, 5)), ((3, 4), (0, 1), (2, 5)),
 ])  # fmt: skip
 def test_a_broadcast_enters_each_host_once(hosts: tuple[tuple[int, ...], ...]) -> None:
-    """However its ranks are numbered, and whoever is the root."""
+    """That holds for any numbering of ranks, and for any root."""
     home = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}
     for root in range(6):
         crossed: list[int] = []
@@ -61,7 +61,7 @@ def test_a_broadcast_enters_each_host_once(hosts: tuple[tuple[int, ...], ...]) -
 
 @pytest.mark.parametrize("size", SIZES)
 def test_rank_r_gives_r_rows_to_all(size: int) -> None:
-    """The gathered array holds r rows of r from each rank, none from rank 0."""
+    """The gathered array holds r rows of r from each rank, and none from rank 0."""
 
     def rank_main(transport: ThreadTransport) -> np.ndarray:
         lane = Lane(transport, Place(size, False))
@@ -99,7 +99,7 @@ def test_rows_that_are_equal_everywhere_need_no_messages(size: int, equal: bool)
 
 @pytest.mark.parametrize("size", SIZES)
 def test_what_a_sends_to_b_is_what_b_has_from_a(size: int) -> None:
-    """Rank a sends a pieces of value 10 a + b to rank b: lengths differ, and rank 0 sends nothing."""
+    """Rank a sends a pieces of value 10 a + b to rank b. Lengths differ, and rank 0 sends nothing."""
 
     def rank_main(transport: ThreadTransport) -> list[np.ndarray]:
         outgoing = [np.full(transport.rank, 10 * transport.rank + dest) for dest in range(size)]
@@ -115,7 +115,7 @@ def test_what_a_sends_to_b_is_what_b_has_from_a(size: int) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "bfloat16"])
 @pytest.mark.parametrize("size", SIZES)
 def test_each_rank_has_its_rows_of_the_sum(size: int, dtype: str) -> None:
-    """Rows are dealt out evenly, the first ranks one more; rank r adds r to every element."""
+    """Rows are divided evenly, and the first ranks have one more. Rank r adds r to every element."""
     kind = np.dtype(getattr(ml_dtypes, dtype)) if dtype == "bfloat16" else np.dtype(dtype)
     for rows in (0, 1, size - 1, size, size + 1, 3 * size + 2):
         base = np.arange(rows * 2).reshape(rows, 2) % 5
@@ -123,7 +123,7 @@ def test_each_rank_has_its_rows_of_the_sum(size: int, dtype: str) -> None:
         def rank_main(transport: ThreadTransport, base: np.ndarray = base) -> np.ndarray:
             mine = (base + transport.rank).astype(kind)
             result = reductions.own_rows(HostWorkplace(transport, Place(size, False), range(size)), mine, Reduction("sum"))
-            np.testing.assert_array_equal(mine, (base + transport.rank).astype(kind))  # left as it was
+            np.testing.assert_array_equal(mine, (base + transport.rank).astype(kind))  # unchanged
             return result
 
         results = run_ranks(size, rank_main)
@@ -133,7 +133,10 @@ def test_each_rank_has_its_rows_of_the_sum(size: int, dtype: str) -> None:
 
 
 def test_gathers_through_memory_follow_each_other() -> None:
-    """In one operation, with nothing between them: nobody writes the next while a slow one still reads the last."""
+    """Both are in one operation with no barrier between them.
+
+    No rank writes the next result while a slow rank reads the last.
+    """
     memory = [np.zeros(8, np.uint8) for _ in range(2)]
 
     def main(transport: ThreadTransport) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Rounds of one bucket on a lane that is idle: they run in the thread that waits for them, and end whatever happens."""
+"""Rounds of one bucket on an idle lane: they run in the thread that waits for them, and end in any case."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tag(number: int) -> Round:
 
 
 def on_reducers(size: int, function: Callable[[Reducer, int], Any], bucket_bytes: int = 1 << 20) -> list[Any]:
-    """function(reducer, rank) on `size` ranks at once, after a first round: sums."""
+    """Run function(reducer, rank) on `size` ranks at once, after a first round: sums."""
 
     def rank_main(transport: ThreadTransport) -> Any:
         lane = Lane(transport, Place(transport.size, False))
@@ -70,7 +70,7 @@ def test_rounds_run_in_the_thread_that_waits(size: int) -> None:
             assert not reducer.progress.begun and not any(reducer.progress.marked)
             assert all((view == size * number).all() for view in reducer.views) and is_idle(reducer.lane)
         assert reducer.lane.turn.thread is None
-        assert reducer.lane.queue.calls == 13 and reducer.lane.queue.callers.keys() >= {threading.get_ident()}  # with the plan
+        assert reducer.lane.queue.calls == 13 and reducer.lane.queue.callers.keys() >= {threading.get_ident()}  # together with the plan
 
     on_reducers(size, rank_main)
 
@@ -106,7 +106,7 @@ def test_rounds_are_the_same_whatever_else_the_lane_does() -> None:
 
 
 def test_what_another_rank_lacks_is_found_out() -> None:
-    """It says so in the roll call."""
+    """That rank reports it in the roll call."""
 
     def rank_main(reducer: Reducer, rank: int) -> None:
         put(reducer, 3.0)
@@ -184,7 +184,7 @@ def test_what_the_work_raises_is_raised_and_breaks_the_lane() -> None:
 
 
 def test_a_call_in_the_middle_of_one_is_refused() -> None:
-    """By a signal's handler, say."""
+    """A signal's handler may make such a call."""
 
     def rank_main(reducer: Reducer, rank: int) -> None:
         ran: list[bool] = []
@@ -208,9 +208,9 @@ def test_a_call_in_the_middle_of_one_is_refused() -> None:
 
 @pytest.mark.parametrize("function", [Reducer.finish_round, Reducer.send_rest, Reducer.request])
 def test_an_exception_of_a_signals_handler_at_any_line(function: Callable[..., Any]) -> None:
-    """Ctrl-C: the next round runs, or the lane has been closed, and says so; it is nobody's in the end."""
+    """After Ctrl-C the next round runs, or the lane is closed and reports it. No thread holds the lane in the end."""
     (lines, first), reached, closed = inspect.getsourcelines(function), 0, 0
-    for line in (first + i for i in range(1, len(lines)) if lines[i].strip() != "try:"):  # where no handler runs
+    for line in (first + i for i in range(1, len(lines)) if lines[i].strip() != "try:"):  # no handler runs there
 
         def rank_main(reducer: Reducer, rank: int) -> tuple[bool, bool]:
             lane, raised = reducer.lane, False

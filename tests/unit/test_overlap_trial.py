@@ -1,4 +1,4 @@
-"""Whether buckets leave during backward, found out by trying."""
+"""The overlap trial decides whether buckets leave during backward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL = WARM_UP + 2 * EACH
 
 
 def test_medians_of_rounds_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between them are user code, rounds that failed, and at first slow ones, none of which counts."""
+    """Slow first rounds, failed rounds, and user code between rounds do not count."""
     now = 100.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     trial, ways = Trial(), []
@@ -48,7 +48,7 @@ def test_medians_of_rounds_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_ranks_go_on_the_way_that_is_faster_over_all(
     monkeypatch: pytest.MonkeyPatch, early_seconds: tuple[float, ...], faster: bool
 ) -> None:
-    """Though each rank by itself would decide otherwise; and sums are right all the time."""
+    """Each rank alone would decide otherwise. The sums are correct all the time."""
     specs = [Spec(f"p{i}", (40, i + 1), "float32") for i in range(6)]
 
     def rank_main(transport: ThreadTransport) -> list[bool]:
@@ -98,7 +98,7 @@ def test_who_learns_the_order_leaves_the_trial_to_the_next() -> None:
 
 
 def test_rounds_without_all_ranks_do_not_count() -> None:
-    """Nor does the time between them count in the next round of all."""
+    """The time between them does not count in the next round of all ranks either."""
     reducer = Reducer(lane := Lane(alone(), Place(1, False)), plan([Spec("p", (4,), "float32")], 64, 64), Reduction(), "r", Departure(None))
     assert (trial := reducer.departure.trial) is not None
     lane.host.some_joined = True

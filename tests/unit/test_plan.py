@@ -1,4 +1,4 @@
-"""The bucket plan keeps its promises for any list of parameters."""
+"""The bucket plan keeps its rules for any list of parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KB = 1024
 
 
 def specs(seed: int, count: int = 60, groups: bool = False, devices: bool = False) -> list[Spec]:
-    """Parameters of all kinds and sizes: scalars, empty ones, larger than a bucket."""
+    """Parameters of all kinds and sizes: scalars, empty ones, and some larger than a bucket."""
     rng = random.Random(seed)
     shapes = [(), (0,), (3, 0), (1,), (7,), (16, 16), (100, 3), (64, 64), (200, 50)]
     return [
@@ -84,7 +84,7 @@ def test_a_bucket_has_one_dtype_and_device(seed: int, groups: bool, devices: boo
 
 @pytest.mark.parametrize("seed", range(4))
 def test_last_parameters_come_first(seed: int) -> None:
-    """Within a bucket, and among the buckets of a kind, members go from the last parameter to the first."""
+    """Members of a bucket go from the last parameter to the first, and so do the buckets of one kind."""
     made = plan(specs(seed), 8 * KB, 1 * KB)
     for kind in {bucket.dtype for bucket in made.buckets}:
         members = [index for bucket in made.buckets if bucket.dtype == kind for index in bucket.members]
@@ -99,8 +99,11 @@ def test_last_parameters_come_first(seed: int) -> None:
 @pytest.mark.parametrize("last_bytes", [0, 2 * KB])
 @pytest.mark.parametrize("seed", range(4))
 def test_sizes(seed: int, last_bytes: int) -> None:
-    """A bucket is closed by the parameter that fills it, no earlier, and no later but for a remainder of less than twice
-    the last one's bytes; the first of each dtype is small, and the last as short as it may be."""
+    """The parameter that fills a bucket closes it.
+
+    It stays open only for a remainder below twice the last bucket's bytes. The first bucket of each dtype is small, and
+    the last as short as possible.
+    """
     made = plan(specs(seed), 8 * KB, 1 * KB, last_bytes)
     for kind in {bucket.dtype for bucket in made.buckets}:
         numbers = [number for number, bucket in enumerate(made.buckets) if bucket.dtype == kind]
@@ -118,7 +121,7 @@ def test_sizes(seed: int, last_bytes: int) -> None:
 
 
 def test_small_ones_leave_with_the_large_one_behind_them() -> None:
-    """A linear layer's bias, and the short layer after it, cost no request of their own."""
+    """A linear layer's bias and the short layer after it need no request of their own."""
     shapes = [(2048, 1024), (2048,), (2048, 2048), (2048,), (10, 2048), (10,)]
     made = plan([Spec(f"p{i}", shape, "float32") for i, shape in enumerate(shapes)], 1024 * KB, 512 * KB)
     assert [bucket.members for bucket in made.buckets] == [(5, 4, 3, 2), (1, 0)]
@@ -131,7 +134,7 @@ def test_the_first_bucket_is_small_and_the_rest_are_full() -> None:
 
 
 def test_groups_travel_together() -> None:
-    """Also when their members lie far apart, and when together they are larger than a bucket."""
+    """That holds if the members lie far apart, and if together they are larger than a bucket."""
     given = [Spec(f"p{i}", (256,), "float32", group=0 if i in (0, 7, 19) else 1 if i % 2 else None) for i in range(20)]
     made = plan(given, 4 * KB, 1 * KB)
     for group in (0, 1):
@@ -146,7 +149,7 @@ def test_a_group_of_two_dtypes_is_split_by_dtype() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_equal_input_gives_equal_plans(seed: int) -> None:
-    """Also from an iterator; another shape, dtype or name gives other lines."""
+    """That holds for an iterator too. Another shape, dtype or name gives other lines."""
     given = specs(seed, groups=True)
     assert plan(iter(given), 8 * KB, 1 * KB) == plan(list(given), 8 * KB, 1 * KB)
     lines = plan(given, 8 * KB, 1 * KB).lines
@@ -167,7 +170,7 @@ def test_only_empty_parameters() -> None:
 
 
 def test_buckets_that_leave_during_backward_are_short() -> None:
-    """Unless the user gave their size: so that little is left when backward ends."""
+    """Little is left when backward ends, unless the user has set a size."""
     layers = [Spec(f"p{i}", (1024, 1024), "float32") for i in range(16)]  # 4 MB each
     network, host = Place(4, True, hosts=((0, 1), (2, 3))), Place(4, True)
     made, overlap = planned(layers, Config(), network)
@@ -178,13 +181,13 @@ def test_buckets_that_leave_during_backward_are_short() -> None:
     assert overlap is None and [len(bucket.members) for bucket in made.buckets] == [1, 7, 7, 1]
     small = [Spec(f"p{i}", (64, 64), "float32") for i in range(64)]  # 16 KB each, 1 MB in all
     lengths = [len(bucket.members) for bucket in planned(small, Config(), network)[0].buckets]
-    assert lengths == [24, 24, 11, 5]  # no shorter than pays, but for what nothing hides
+    assert lengths == [24, 24, 11, 5]  # all but the last bucket have at least SHORTEST_BUCKET bytes
     assert [len(bucket.members) for bucket in planned(small[:34], Config(), network)[0].buckets] == [29, 5]
     assert [len(bucket.members) for bucket in planned(small[:20], Config(), network)[0].buckets] == [20]
     assert [len(bucket.members) for bucket in planned(small, Config(overlap="0"), network)[0].buckets] == [64]
     biased = [Spec(f"p{i}", shape, "float32") for i, shape in enumerate([(1024, 2048), (2048,)] * 3)]
     assert [bucket.members for bucket in planned(biased, Config(), network)[0].buckets] == [(5, 4), (3, 2), (1, 0)]
     given = Config(bucket_bytes=32 * KB)
-    assert {len(bucket.members) for bucket in planned(small, given, network)[0].buckets} == {2}  # the first, too
+    assert {len(bucket.members) for bucket in planned(small, given, network)[0].buckets} == {2}  # and so has the first
     first, *_, last = planned([*small] * 10, Config(), host)[0].buckets
     assert len(first.members) == 64 and len(last.members) == 576

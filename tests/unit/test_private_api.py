@@ -1,5 +1,7 @@
-"""Private names of TensorFlow and Keras: each is there, and what its absence says. `tests/parallel/ranks/backends_guards`
-has those that guard training, on every backend."""
+"""Private names of TensorFlow and Keras: each exists, and its absence has a clear error.
+
+`tests/parallel/ranks/backends_guards` tests the names that guard training, on every backend.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def a_job() -> Iterator[None]:
 
 
 def without(name: PrivateName, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have hvdlite look for another name, since TensorFlow and Keras themselves need this one."""
+    """Have hvdlite look for another name, because TensorFlow and Keras need this one themselves."""
     gone = replace(name, path=f"{name.path}_gone")
     for module in (of_keras, of_tensorflow):
         for key, found in list(vars(module).items()):
@@ -88,12 +90,12 @@ MEETS: list[tuple[PrivateName, tuple[Callable[[], Any], ...]]] = [
     (of_keras.UPDATE_STEP, (by_keras,)),
     (of_keras.MOMENTS, (keras_hvd.SyncBatchNormalization,)),
 ]
-"""Names that classes and modules have, and what asks for them."""
+"""Names of classes and modules, and the calls that need them."""
 
 
 @pytest.mark.parametrize(("name", "users"), MEETS, ids=[f"{n.module}.{n.path}" for n, _ in MEETS])
 def test_a_name(name: PrivateName, users: tuple[Callable[[], Any], ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is there, and all works; without it the error says what is missing, what for, and in which version."""
+    """The name exists, and all works. Without it the error names the symbol, its purpose, and the version."""
     assert name.get() is not None
     for use in users:
         use()
@@ -131,7 +133,7 @@ def test_trainable_variables() -> None:
 
 
 def test_momentum_buffers() -> None:
-    assert of_keras.momentum_buffers(keras.optimizers.RMSprop(0.1, momentum=0.9)) == []  # not built
+    assert of_keras.momentum_buffers(keras.optimizers.RMSprop(0.1, momentum=0.9)) == []  # it has not been built
     for kind in (keras.optimizers.SGD, keras.optimizers.RMSprop):
         assert len(of_keras.momentum_buffers(built(kind(0.1, momentum=0.9)))) == 1
     other = type("Other", (), {"built": True})()
@@ -141,12 +143,12 @@ def test_momentum_buffers() -> None:
 
 def test_the_names_of_jax() -> None:
     assert of_keras.RUNTIME_TOKENS.get() is not None
-    with pytest.raises(HvdliteError, match="jax_state_sync is missing"):  # a model of Keras on TensorFlow
+    with pytest.raises(HvdliteError, match="jax_state_sync is missing"):  # a Keras model on TensorFlow
         of_keras.STATE_SYNC.get()
 
 
 def test_every_name_has_a_test() -> None:
-    """Here, or PARALLEL_UPDATE_STEP, which may be missing, in `backends_guards`."""
+    """The test is here. The one exception is PARALLEL_UPDATE_STEP, which may be missing (`backends_guards`)."""
     source = Path(__file__).read_text()
     for module in (of_keras, of_tensorflow):
         for name, found in vars(module).items():
@@ -155,7 +157,7 @@ def test_every_name_has_a_test() -> None:
 
 
 def test_imports_work_without_any_of_them() -> None:
-    """And what is made then raises no ImportError."""
+    """Functions that need them raise no ImportError then."""
     code = f"""
 import sys
 import keras, tensorflow
@@ -173,7 +175,7 @@ except hvdlite.HvdliteError as error:
 
 
 def test_no_other_file_uses_private_names() -> None:
-    """Modules below TensorFlow's, Keras' and JAX's own; and attributes that begin with _ of what is not ours."""
+    """Private names are modules below TensorFlow's, Keras' and JAX's own, and others' attributes that begin with _."""
     for package in ("keras", "tensorflow"):
         for path in sorted((ROOT / "hvdlite" / package).rglob("*.py")):
             if path.name == "private_api.py":

@@ -1,4 +1,4 @@
-"""The reducer on threads as ranks: what leaves when, and what becomes of rounds that fail or in which ranks are missing."""
+"""The reducer on threads as ranks: when buckets leave, and how rounds end that fail or lack ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPECS = [Spec(f"p{i}", (40, i + 1), "float32") for i in range(6)]
 def on_reducers(
     size: int, function: Callable[[Reducer], Any], overlap: bool | None, members: Sequence[int] | None = None
 ) -> list[Any]:
-    """function(reducer) on `size` ranks at once: several buckets, sums."""
+    """Run function(reducer) on `size` ranks at once: several buckets, sums."""
 
     def rank_main(transport: ThreadTransport) -> Any:
         lane = Lane(transport, Place(transport.size, False), members)
@@ -50,7 +50,7 @@ def finish(reducer: Reducer, tag: Round) -> None:
 
 
 def settle(reducer: Reducer) -> None:
-    """Until what has left is done, and the lane idle."""
+    """Wait until all sent buckets are done and the lane is idle."""
     for _, handle in reducer.progress.sent:
         handle.wait()
     while reducer.lane.turn.busy:
@@ -58,7 +58,7 @@ def settle(reducer: Reducer) -> None:
 
 
 def test_a_backward_that_raises_at_its_very_end_is_void_on_all_ranks() -> None:
-    """All of its gradients were there, so all buckets were full; the last has not left, and tells whose it was."""
+    """All gradients were there, so all buckets were full. The last bucket has not left, and its flag names the rank."""
 
     def rank_main(reducer: Reducer) -> str:
         mark_all(reducer, 1.0, FIRST)
@@ -82,7 +82,7 @@ def test_a_backward_that_raises_at_its_very_end_is_void_on_all_ranks() -> None:
 
 
 def test_the_last_bucket_is_reduced_by_the_thread_that_waits_for_it() -> None:
-    """Where those before it are done: no thread has to wake for it."""
+    """If all earlier buckets are done, no other thread has to wake up."""
 
     class Threads:
         def __init__(self) -> None:
@@ -116,7 +116,7 @@ def test_a_request_is_not_used_again_before_it_is_done() -> None:
         assert reducer.request(0, SECOND) is before
         before.handle.done = False
         assert reducer.request(0, SECOND) is not before
-        before = reducer.request(0, SECOND)  # which has not been queued, as where the lane could not take it
+        before = reducer.request(0, SECOND)  # it has not been queued, as if the lane had refused it
         mark_all(reducer, 2.0, SECOND)
         finish(reducer, SECOND)
         assert reducer.requests[0] is not before and (reducer.views[0] == 2.0).all()
@@ -125,7 +125,7 @@ def test_a_request_is_not_used_again_before_it_is_done() -> None:
 
 
 def test_who_voids_a_round_does_not_wait_for_the_others() -> None:
-    """They may be in another optimizer's round, which this rank is about to void, too."""
+    """The other ranks may be in another optimizer's round, which this rank is about to make void too."""
     voided = threading.Event()
 
     def rank_main(reducer: Reducer) -> bool:
@@ -141,7 +141,7 @@ def test_who_voids_a_round_does_not_wait_for_the_others() -> None:
 
 
 def test_marks_of_an_abandoned_round_are_forgotten() -> None:
-    """However they were set: else a gradient that the next round lacks would be taken from this one."""
+    """Otherwise a gradient missing in the next round would be taken from this round."""
 
     def rank_main(reducer: Reducer) -> None:
         for mark in (lambda: reducer.mark_at_end(range(len(SPECS)), {}), lambda: reducer.mark_ready([2], FIRST)):
@@ -156,13 +156,13 @@ def test_an_abandoned_round_is_none_of_the_trials() -> None:
     def rank_main(reducer: Reducer) -> None:
         mark_all(reducer, 1.0, FIRST)
         reducer.abandon_round(FIRST)
-        assert reducer.departure.trial is not None and reducer.departure.trial.began is None  # else it would count until the next one ends
+        assert reducer.departure.trial is not None and reducer.departure.trial.began is None  # otherwise it would count until the next round ends
 
     on_reducers(2, rank_main, overlap=None)
 
 
 def test_rounds_without_ranks_that_have_joined_are_none_of_the_trials() -> None:
-    """So all ranks' trials end with the same round, in which they agree."""
+    """So all ranks' trials end with the same round, in which the ranks agree."""
 
     def rank_main(reducer: Reducer) -> list[bool]:
         ways = []
@@ -182,7 +182,7 @@ def test_rounds_without_ranks_that_have_joined_are_none_of_the_trials() -> None:
 
 
 def test_the_order_learned_is_rank_0s() -> None:
-    """Behind it what rank 0 had not; whatever the others had."""
+    """All gradients that rank 0 did not have come after it."""
 
     def rank_main(transport: ThreadTransport) -> list[int] | None:
         lane = Lane(transport, Place(transport.size, False))

@@ -1,4 +1,4 @@
-"""Comparisons of ranks: what differs, and what cannot be told."""
+"""Comparisons between ranks: differences, and values that cannot be compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from hvdlite.algorithms import Place
 from hvdlite.errors import ShutdownError
-from hvdlite.gradients.replica_check import NONE, Values, apart, checksum, compared
+from hvdlite.gradients.replica_check import NONE, Schedule, Values, apart, checksum, compared
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
@@ -20,6 +20,20 @@ def test_only_what_all_can_tell_is_compared() -> None:
     same, other, unknown, lacking = (("weights", name) for name in ("same", "other", "unknown", "lacking"))
     everyone: list[Values] = [{same: 1, other: 2, unknown: 3, lacking: 4}, {same: 1, other: 5, unknown: None}]
     assert apart(everyone, (4, 6)) == {other: [(2, [4]), (5, [6])], lacking: [(4, [4]), (NONE, [6])]}
+
+
+def test_the_rounds_of_comparisons() -> None:
+    """They double up to 512, then follow every 500 rounds."""
+    schedule, found = Schedule(begin=1), []
+    for _ in range(2100):
+        schedule.count()
+        if schedule.due:
+            found.append(schedule.rounds)
+            schedule.compared()
+    assert found == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1012, 1512, 2012]
+    assert not schedule.first
+    schedule.start_over()
+    assert schedule.first and schedule.rounds == 0 and not schedule.due
 
 
 def test_every_byte_counts() -> None:
@@ -49,12 +63,12 @@ def test_values_travel_only_where_some_differ(value: Any) -> None:
 @pytest.mark.parametrize(("brought", "told"), [
     (({"a": 1}, {"a": 1}), []),
     (({"a": 1}, {"a": 2}), ["a"]),
-    (({"a": 1, "b": 1}, {"a": 2}), ["a"]),  # the other's optimizer is no more
+    (({"a": 1, "b": 1}, {"a": 2}), ["a"]),  # the other rank's optimizer is gone
     (({"a": 1}, {}), []),
     (({}, {}), []),
 ])  # fmt: skip
 def test_what_differs_when_all_leave(brought: Any, told: list[str]) -> None:
-    """Ranks get all ranks' values of what each of them brings, where any differs."""
+    """If a value differs, all ranks get all ranks' values."""
     heard: list[list[Any]] = [[], []]
 
     def rank_main(transport: ThreadTransport) -> None:
@@ -70,7 +84,7 @@ def test_what_differs_when_all_leave(brought: Any, told: list[str]) -> None:
 
 
 def test_a_rank_that_leaves_ends_what_others_wait_for() -> None:
-    """Also where it brings something for a last look."""
+    """That holds also if the rank brings values for the last comparison."""
 
     def rank_main(transport: ThreadTransport) -> None:
         lane = Lane(transport, Place(2, False))

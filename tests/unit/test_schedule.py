@@ -1,4 +1,4 @@
-"""The best schedule of gradients behind backward."""
+"""The best schedule of gradients during backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users give `DistributedOptimizer`: groups, and what is said of arguments that cannot be right."""
+"""A user's settings for `DistributedOptimizer`: groups, and the errors for invalid arguments."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_sparse_tensors_are_summed_or_averaged() -> None:
 
 
 def test_each_count_of_reductions_begins_at_its_own_time() -> None:
-    """A second fit() counts its own, and the first exchange that it sees is its own, too."""
+    """A second fit() has a count of its own, and a first exchange of its own."""
 
     class Exchange:
         pass

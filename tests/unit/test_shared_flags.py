@@ -13,7 +13,7 @@ from hvdlite.transports.shared_flags import LINES, PATIENCE, SharedMaximum
 
 
 def made(size: int, looks: list[int] | None = None) -> list[SharedMaximum]:
-    """One of each rank."""
+    """One agreement for each rank."""
     lines = [np.zeros(LINES * LINE, np.uint8) for _ in range(size)]
     return [SharedMaximum(lines, rank, (looks if looks is not None else []).append) for rank in range(size)]
 
@@ -33,7 +33,7 @@ def five(value: int) -> tuple[int, ...]:
 
 
 def test_who_is_late_reads_the_last_calls_values() -> None:
-    """The others are in the next by then, and no further."""
+    """The other ranks are at most one call ahead."""
     early, late = made(2)
     early.start(five(1))
     late.start(five(2))
@@ -47,7 +47,7 @@ def test_who_is_late_reads_the_last_calls_values() -> None:
 
 @pytest.mark.parametrize("place", range(5))
 def test_who_comes_last_is_told_at_once_where_all_gave_the_same(place: int) -> None:
-    """All five values."""
+    """The last rank has all five values at once."""
     same = tuple(range(5))
     other = tuple(value + (index == place) for index, value in enumerate(same))
     ranks = made(3)
@@ -59,7 +59,7 @@ def test_who_comes_last_is_told_at_once_where_all_gave_the_same(place: int) -> N
 
 
 def test_who_comes_to_a_barrier_first_waits() -> None:
-    """And looks at MPI meanwhile."""
+    """The rank looks at MPI meanwhile."""
     looks: list[int] = []
     first, second = made(2, looks)
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_mpi_is_looked_at_while_a_rank_is_waited_for() -> None:
     for _ in range(3 * PATIENCE):
         assert not ranks[0].test()
     assert looks == [1] * 3
-    thread = threading.Thread(target=ranks[0].test)  # where nothing else lets others have the GIL
+    thread = threading.Thread(target=ranks[0].test)  # nothing else there releases the GIL
     thread.start()
     thread.join()
     assert looks == [1] * 4

@@ -1,4 +1,4 @@
-"""The stall watch on threads as ranks, with lanes that only stand there; and the pure parts: diagnosis, positions."""
+"""The stall watch on threads as ranks, with lanes that do nothing; and its pure parts: diagnosis, positions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_rank_without_an_answer_is_waited_for() -> None:
     reports = [Report("a", (wait("loss", 61),)), None, Report("c", (wait("loss", 61),))]
     (stall,) = diagnose(reports, 60)
     assert stall.lacking == (1,) and "Rank 1: no answer" in diagnosis.letter(reports, [stall])
-    assert "collective" not in diagnosis.letter(reports, [stall])  # it may have called it, had it not been stopped
+    assert "collective" not in diagnosis.letter(reports, [stall])  # it might have called it if it had not been stopped
 
 
 def test_a_table_names_what_the_user_called() -> None:
@@ -74,7 +74,7 @@ def test_each_waits_for_the_other() -> None:
 
 
 def test_no_rank_can_go_on() -> None:
-    """Only if all answer, all are stuck for longer than asking takes, and none has called what another waits in."""
+    """All ranks answer, all are stuck for longer than a question takes, and none has called an awaited operation."""
     def stuck(*waits: Wait) -> Report:
         return Report("a", waits, stuck=True)
 
@@ -85,12 +85,12 @@ def test_no_rank_can_go_on() -> None:
     assert not deadlocked([stuck(x), stuck(y), None], 1)
     assert not deadlocked([stuck(x), stuck(y), Report("a", (x,))], 1)
     assert not deadlocked([stuck(x, y), stuck(y), stuck(y)], 1)
-    at_work = wait("y", 61, working=50)  # as a slow broadcast, which rank 0 has passed on and left
+    at_work = wait("y", 61, working=50)  # like a slow broadcast, which rank 0 has finished
     assert not deadlocked([stuck(x), stuck(at_work), stuck(at_work)], 1)
 
 
 def test_only_members_and_the_same_lane_count() -> None:
-    """A set of ranks 0 and 2; the same name on another lane is another operation."""
+    """There is a set of ranks 0 and 2. The same name on another lane is another operation."""
     mine, other = wait("x", 99, "set", (0, 2)), wait("x", 99, "eager")
     (stall, *rest) = diagnose([Report("a", (mine,)), Report("b"), Report("c")], 60)
     assert stall.lacking == (2,) and not rest
@@ -103,7 +103,7 @@ def test_a_joined_rank_is_not_waited_for() -> None:
 
 
 def test_what_all_have_called_stalls_only_when_its_work_does() -> None:
-    """A long queue that moves is none; a transfer that does not end is, and waits for nobody."""
+    """A long queue that moves is no stall. A transfer that does not end is one, and waits for no rank."""
     assert diagnose([Report("a", (wait("x", 99, working=1),))] * 3, 60) == []
     (stall,) = diagnose([Report("a", (wait("x", 99, working=61),))] * 3, 60)
     assert stall.lacking == () and "all ranks have called it" in diagnosis.summary(stall)
@@ -127,7 +127,7 @@ def test_the_table_is_printed_on_stderr(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_users_line_is_found_below_library_code() -> None:
-    """The main thread waits in the library (here: of Python); its innermost line outside is ours."""
+    """The main thread waits in the library (here: of Python). The innermost line outside is the user's."""
     seen: list[str] = []
     looker = threading.Thread(target=lambda: (time.sleep(0.1), seen.append(positions.main_position())))
     looker.start()
@@ -153,7 +153,10 @@ def test_what_went_wrong_before_a_call_in_a_finally_is_told() -> None:
 def watched(
     size: int, function: Callable[[StallWatch, Lane], Any], shutdown: float = float("inf"), told: list[Told] | None = None
 ) -> list[Told]:
-    """function(watch, lane) on `size` ranks, each watched; what was told, and by whom (also while it runs: `told`)."""
+    """Run function(watch, lane) on `size` watched ranks.
+
+    Returns the reports and their ranks, also while it runs (`told`).
+    """
     told = [] if told is None else told
 
     def main(transport: ThreadTransport) -> None:
@@ -199,7 +202,7 @@ def test_an_absent_rank_is_named_once_in_each_interval(absent: int) -> None:
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
 def test_a_rank_without_a_watch_is_no_answer(dead: int) -> None:
-    """Where rank 0 itself is mute, the next one tells."""
+    """If rank 0 has no watch, the next rank reports."""
 
     def rank_main(watch: StallWatch, lane: Lane) -> None:
         if lane.transport.rank != dead:
@@ -217,7 +220,7 @@ def test_a_rank_without_a_watch_is_no_answer(dead: int) -> None:
 
 
 def test_nothing_is_said_while_things_move() -> None:
-    """Many short waits of one name; and a shutdown that takes long."""
+    """There are many short waits of one name, and a shutdown that takes long."""
 
     def rank_main(watch: StallWatch, lane: Lane) -> None:
         watch.start()
@@ -232,7 +235,7 @@ def test_nothing_is_said_while_things_move() -> None:
 
 
 def test_a_rank_that_has_joined_is_neither_stalled_nor_waited_for() -> None:
-    """Rank 1 waits in join() for long; rank 0 waits for rank 2 alone, who is to be named."""
+    """Rank 1 is in join() for long. Rank 0 waits for rank 2 alone, and the report names rank 2."""
 
     def rank_main(watch: StallWatch, lane: Lane) -> None:
         watch.start()
@@ -262,7 +265,7 @@ def test_past_the_second_limit_all_pending_and_later_calls_fail(capfd: pytest.Ca
             lane.run(Request(Signature("allreduce", "next"), lambda lane: None))
 
     assert len(watched(3, rank_main, shutdown=2 * CHECK)) == 2
-    assert "hvdlite: rank 1: the job has stalled" in capfd.readouterr().err  # it waits for nothing, so it says so itself
+    assert "hvdlite: rank 1: the job has stalled" in capfd.readouterr().err  # it waits for nothing, so it reports by itself
 
 
 def test_the_second_limit_is_not_put_off_by_what_was_told_lately() -> None:
@@ -275,7 +278,7 @@ def test_the_second_limit_is_not_put_off_by_what_was_told_lately() -> None:
 
 
 def test_work_that_takes_longer_than_the_second_limit_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """All have called it: a large broadcast over a slow network."""
+    """All ranks have called it: a large broadcast over a slow network."""
     lane, now = Lane(alone(), Place(1, False)), time.monotonic()
     watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK))
     request = hang(lane)
@@ -285,7 +288,7 @@ def test_work_that_takes_longer_than_the_second_limit_ends_nothing(capfd: pytest
 
 
 def test_a_deadlock_is_believed_only_when_it_is_seen_twice() -> None:
-    """Ranks are asked one after another: the first may have gone on when the last one answers."""
+    """Ranks are asked one after another. The first may have gone on when the last one answers."""
     letters: list[object] = []
 
     class Mail:
@@ -306,7 +309,7 @@ def test_a_deadlock_is_believed_only_when_it_is_seen_twice() -> None:
 
 
 def test_only_a_caller_that_nothing_can_interrupt_is_ended() -> None:
-    """Others may take the error as an occasion to save their work, however long that takes."""
+    """Other callers get the error, and may save their work for as long as they need."""
     given_up: list[str] = []
     lane = Lane(alone(), Place(1, False))
     watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK), given_up.append)
@@ -338,7 +341,7 @@ def waiter(thread: int, done: bool = False) -> tuple[int, Handle]:
 
 
 def soon_stuck(watch: StallWatch) -> bool:
-    """When other threads, also of other tests, have come to their end."""
+    """Whether the process is stuck, once other threads, also of other tests, have ended."""
     until = time.monotonic() + 10
     while not watch.report().stuck and time.monotonic() < until:
         time.sleep(0.001)
@@ -361,7 +364,7 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     lane.queue.changed.waiting = [waiter(threading.get_ident())]
     gone = threading.Thread(target=hang, args=(lane, "accuracy"))
     gone.start()
-    gone.join()  # one that called, and is no more
+    gone.join()  # a thread that called and has ended
     assert soon_stuck(watch)
     if change == "another thread has called":
         called, over = threading.Event(), threading.Event()
@@ -372,7 +375,7 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     elif change == "another thread may call":
         idle = ThreadPoolExecutor(1)
         idle.submit(int).result()
-        assert soon_stuck(watch)  # with a pool's thread that has nothing to do
+        assert soon_stuck(watch)  # with an idle thread of a pool
         begun, over = threading.Event(), threading.Event()
         threading.Thread(target=lambda: (begun.set(), over.wait())).start()
         begun.wait()
@@ -380,7 +383,7 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     elif change == "it has joined":
         with lane.queue.changed:
             lane.queue.admit(Request(JOIN, lambda lane: None))
-    else:  # but a thread that did not call
+    else:  # a thread that did not call
         lane.queue.changed.waiting = [waiter(0)]
     assert not watch.report().stuck
     for over in request_over:
@@ -388,7 +391,7 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
 
 
 def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of its threads, which Python did not start, waits for the step that the main thread waits for."""
+    """A TensorFlow thread, which Python did not start, waits for the step that the main thread waits for."""
     lane, steps, over = Lane(alone(), Place(1, False)), set[int](), threading.Event()
     watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
     called = threading.Event()
@@ -409,7 +412,7 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
     lane.queue.changed.waiting = []
     assert not watch.report().stuck
     hang(lane, "accuracy")
-    lane.queue.changed.waiting = [waiter(threading.get_ident()), waiter(thread)]  # the main one waits by itself, behind its step
+    lane.queue.changed.waiting = [waiter(threading.get_ident()), waiter(thread)]  # the main thread waits by itself, after its step
     assert soon_stuck(watch)
     over.set()
 
@@ -428,13 +431,13 @@ def test_a_suspended_process_has_not_waited() -> None:
 
 
 def test_what_goes_wrong_in_the_watch_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
-    """It is told, and the lanes go on without a watch."""
+    """The error is logged, and the lanes go on without a watch."""
 
     def broken(*_: object) -> None:
         raise ValueError("as if")
 
     def rank_main(watch: StallWatch, lane: Lane) -> None:
-        watch.tell = broken  # what is printed on may be anything of the user's
+        watch.tell = broken  # the user may have replaced standard error
         if lane.transport.rank == 1:
             watch.look = broken  # type: ignore[method-assign]
         watch.start()
@@ -455,7 +458,7 @@ def test_a_position_needs_no_working_directory(tmp_path: Path, monkeypatch: pyte
 
 
 def test_settings_are_rank_0s() -> None:
-    """Also where ranks were given different ones: making the watch is collective."""
+    """That holds also if ranks have different settings, because making the watch is collective."""
 
     def limits(transport: ThreadTransport, check: float, shutdown: float) -> Limits | None:
         if transport.rank:
@@ -472,7 +475,7 @@ def test_settings_are_rank_0s() -> None:
 
 
 def test_a_letter_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank with thousands of pending calls reports the oldest, from which no deadlock can be told."""
+    """A rank with thousands of pending calls reports the oldest ones only. No deadlock can be diagnosed from these."""
     monkeypatch.setattr(StallWatch, "stuck", True)
 
     def rank_main(transport: ThreadTransport) -> None:

@@ -1,4 +1,4 @@
-"""What the arithmetic that a user asks for is made of."""
+"""The arithmetic that a user asks for: operations, factors, passes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hvdlite.ops import Average, Max, Op, Sum, op_of
 
 
 def test_the_division_comes_before_the_sum() -> None:
-    """So that sums of half-precision gradients do not overflow."""
+    """So sums of half-precision gradients do not overflow."""
     how = Terms(Average, 4).reduction(8)
     assert (how.operation, how.before, how.after, how.divisor) == ("sum", 0.25, 4.0, 8)
     assert Terms(Sum).reduction(8).divisor == 1
 
 
 class Other:
-    """As torch.distributed.ReduceOp.SUM, which equals 0."""
+    """Equals 0, like torch.distributed.ReduceOp.SUM."""
 
     def __eq__(self, other: object) -> bool:
         return other == 0
@@ -33,7 +33,7 @@ class Other:
 
 @pytest.mark.parametrize("given", ["sum", True, 1.0, 6, -1, None, Other()])
 def test_what_is_no_operation(given: Any) -> None:
-    """Python takes some of them for numbers, and so for another operation than was meant."""
+    """Python takes some of these values for numbers, and so for other operations."""
     with pytest.raises(ValueError, match="is no reduction: give one of hvd"):
         op_of(given)
 
@@ -63,6 +63,6 @@ def test_what_is_no_factor(given: Any) -> None:
     ForkedError(), NotInitializedError(), RemovedError([0, 2]), MismatchError("x"), ScalarError("x"), HvdliteError("x"),
 ])  # fmt: skip
 def test_errors_come_back_from_other_processes_as_they_were(error: HvdliteError) -> None:
-    """As those of a pool's worker: what cannot be unpickled hangs the pool."""
+    """A pool hangs if a worker's error cannot be unpickled."""
     found = pickle.loads(pickle.dumps(error))
     assert type(found) is type(error) and str(found) == str(error)

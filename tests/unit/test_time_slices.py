@@ -20,13 +20,13 @@ from hvdlite.transports.threads import alone
 
 
 def facts() -> Any:
-    """The calling thread's, but for its slice, and that."""
+    """The calling thread's scheduling facts without its time slice, and the slice."""
     mine = time_slices.attributes()
     return mine and ((mine.policy, mine.flags, mine.nice, mine.priority), mine.runtime)
 
 
 def granted() -> bool:
-    """Whether this kernel knows of slices."""
+    """Whether this kernel has settable time slices."""
     version = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
     return sys.platform == "linux" and version >= (6, 12) and platform.machine() in time_slices.GET_AND_SET
 
@@ -53,7 +53,7 @@ def test_elsewhere_nothing_happens(machine: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_thread_of_another_class_stays_in_it() -> None:
-    """SCHED_BATCH, into which any thread may go."""
+    """The class is SCHED_BATCH, which any thread may choose."""
 
     def batch() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

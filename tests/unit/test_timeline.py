@@ -1,4 +1,4 @@
-"""The timeline's file: complete JSON at every moment, and a full disk that does not disturb training."""
+"""The timeline's file is complete JSON at every moment, and a full disk does not disturb training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_file_is_json_while_it_grows(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_timeline_only(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of a batch is written, then nothing more fits: the file is what it was, and the lane goes on."""
+    """Half of a batch is written, then the disk is full. The file is as before the batch, and the lane goes on."""
     monkeypatch.setattr(timeline, "FLUSH_SECONDS", 60)
     trace = Timeline(str(tmp_path / "trace"))
     lane = Lane(alone(), Place(1, False), observers=[trace])

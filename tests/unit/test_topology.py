@@ -1,4 +1,4 @@
-"""Who is whose neighbour, on hosts with different numbers of ranks."""
+"""The neighbours of ranks, on hosts with different numbers of ranks."""
 
 from __future__ import annotations
 

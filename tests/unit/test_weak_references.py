@@ -18,7 +18,7 @@ class Member:
 def test_a_crowd_has_its_living_members_in_order() -> None:
     crowd, members = Crowd(), [Member() for _ in range(4)]
     crowd.extend(members)
-    crowd.append(members[1])  # again: it keeps its place
+    crowd.append(members[1])  # a second time: it keeps its place
     assert list(crowd) == members
     crowd.remove(members[2])
     crowd.remove(members[2])

@@ -1,4 +1,4 @@
-"""Every algorithm forced with HVDLITE_ALGORITHM: the same sums, whatever the path, and the same bits on every rank."""
+"""Every algorithm, forced with HVDLITE_ALGORITHM: correct sums, and the same bits on every rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.parallel.ranks.collectives import FLOATS, MIB, kind, lengths
 
 
 def require_right_sums() -> None:
-    """Integers exactly, in every dtype, at odd lengths and large ones; means of random numbers with equal bits."""
+    """Check that integers have exact sums in every dtype, at odd and large lengths, and random means have equal bits."""
     p, r = hvd.size(), hvd.rank()
     for name in (*FLOATS, "int8", "int64"):
         for length in (*lengths(), 30_000, *([MIB + 3] if name in ("float32", "float16") else [])):
@@ -47,7 +47,7 @@ def require_right_sums() -> None:
         exact = np.mean(np.float64(everyone), axis=0) / 2
         bound = 2.0**-24 * (np.sum(np.abs(everyone), axis=0) + np.abs(exact))  # p-1 additions, over p; one division
         assert np.all(np.abs(result - exact) <= bound)
-        if runtime.current().config.algorithm != "native":  # the library's own does not promise it
+        if runtime.current().config.algorithm != "native":  # MPI's own all-reduce does not guarantee equal bits
             require_same_bits(result)
 
 
@@ -60,7 +60,7 @@ def check_every_algorithm() -> None:
 
 
 def check_averages_that_the_dtype_holds() -> None:
-    """Whatever the sum of the ranks' numbers, by every algorithm: exact, and of 16-bit floats rounded once."""
+    """By every algorithm, averages are exact even if sums overflow; 16-bit floats are rounded once."""
     p, r = hvd.size(), hvd.rank()
     for name in ALGORITHMS:
         restart(ALGORITHM=name)
@@ -83,7 +83,7 @@ def check_native_takes_arrays_that_are_not_aligned() -> None:
 
 
 def check_native_leaves_to_the_ring_what_mpis_add_otherwise() -> None:
-    """Complex numbers; small integers, which wrap."""
+    """MPIs add complex numbers in another way, and small integers, which wrap around."""
     restart(ALGORITHM="native")
     for name in ("int8", "uint8", "int16", "uint16"):
         mine = np.full(100, np.iinfo(name).max, name)
@@ -93,7 +93,10 @@ def check_native_leaves_to_the_ring_what_mpis_add_otherwise() -> None:
 
 
 def check_subnormal_sums_where_some_threads_flush_them() -> None:
-    """Rank 0's thread takes subnormal numbers for zeros. The sums are the others', also where each rank adds up all."""
+    """Rank 0's thread takes subnormal numbers for zeros.
+
+    Its sums are those of the other ranks, also if each rank adds up everything.
+    """
     from torch import set_flush_denormal
 
     p, bits = hvd.size(), np.int32(100)
@@ -110,7 +113,7 @@ def check_subnormal_sums_where_some_threads_flush_them() -> None:
 
 
 def check_long_parts_travel_in_chunks() -> None:
-    """Cut much shorter than usual: the sums, and the bits, of whole parts."""
+    """With much shorter chunks than usual, the sums and bits are those of whole parts."""
     mine = np.random.default_rng(hvd.rank()).standard_normal(30_000).astype(np.float32)
     usual = pipeline.WHOLE, pipeline.CHUNK
     for name in ("ring", "halving_doubling"):
@@ -126,8 +129,10 @@ def check_long_parts_travel_in_chunks() -> None:
 
 
 def check_a_prepared_ring_runs_many_times() -> None:
-    """In the caller's thread and in the lane's; its messages whole, or in pieces. From the second time on those that
-    are whole are MPI's persistent requests, which go with it."""
+    """It runs in the caller's thread and in the lane's, with whole messages or pieces.
+
+    From the second time on, whole messages are MPI's persistent requests, which are freed with the ring.
+    """
     lane, p, r = runtime.current().everyone.eager, hvd.size(), hvd.rank()
     if p == 1:
         return
@@ -152,7 +157,7 @@ def check_a_prepared_ring_runs_many_times() -> None:
 
 @contextmanager
 def counted_exchanges(transport: MpiTransport) -> Iterator[list[int]]:
-    """The destinations of those inside that MPI was asked for anew."""
+    """A context that collects the destinations of exchanges that are new to MPI."""
     found: list[int] = []
     usual = transport.exchange
     transport.exchange = lambda send, dest, *others: found.append(dest) or usual(send, dest, *others)
@@ -161,7 +166,7 @@ def counted_exchanges(transport: MpiTransport) -> Iterator[list[int]]:
 
 
 def check_forced_algorithm_runs() -> None:
-    """The name reaches the function."""
+    """The setting reaches the function that chooses."""
     for name in ALGORITHMS[1:]:
         restart(ALGORITHM=name)
         with noted_runs() as runs:
@@ -173,7 +178,7 @@ def check_forced_algorithm_runs() -> None:
 
 @contextmanager
 def noted_runs() -> Iterator[list[str]]:
-    """The names of the algorithms that run inside."""
+    """A context that collects the names of the algorithms that run."""
     runs: list[str] = []
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,7 +203,7 @@ def check_without_shared_memory() -> None:
 
 
 def check_shared_memory_turned_off_on_one_rank() -> None:
-    """Sharing needs all: one that does not want it makes none."""
+    """If one rank does not want shared memory, no rank makes any."""
     restart(SHARED_MEMORY="0" if hvd.rank() == hvd.size() - 1 else "1")
     assert not runtime.current().everyone.eager.place.shares_memory
     require_right_sums()
@@ -206,7 +211,7 @@ def check_shared_memory_turned_off_on_one_rank() -> None:
 
 
 def check_shared_memory_refused_on_one_rank() -> None:
-    """One rank cannot open its peers' memory, or has no room for its own: all fall back to the ring together."""
+    """One rank cannot open other ranks' memory, or has no room for its own. All ranks use the ring together."""
     attach, create = arena.attach, arena.SharedFile.create
     for what in ("attach", "create"):
         restart()
@@ -224,7 +229,7 @@ def check_shared_memory_refused_on_one_rank() -> None:
 
 
 def check_setting_that_differs_between_ranks() -> None:
-    """Another algorithm, or bucket size, on one rank: an error on all that says who has what; then init works."""
+    """If one rank has another algorithm or bucket size, all ranks get an error with all values. Then init works."""
     if hvd.size() == 1:
         return
     last = hvd.rank() == hvd.size() - 1
@@ -241,7 +246,7 @@ def check_setting_that_differs_between_ranks() -> None:
 
 
 def check_bits_are_the_same_after_a_restart() -> None:
-    """Run-to-run determinism: with new communicators and new memory too."""
+    """A second run, with new communicators and new memory, gives the same bits."""
     arrays = [np.random.default_rng(hvd.rank()).standard_normal(n).astype(np.float32) for n in (50, 1500, 40_000, 500_000)]
     first = [hvd.allreduce(array).tobytes() for array in arrays]
     restart()

@@ -1,4 +1,4 @@
-"""Handles: submitted in any order under names, matched by name, delivered once."""
+"""Handles: submitted in any order under names, matched by name, finished once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.parallel.common import last, require_error, restart
 
 
 def check_submission_in_different_orders() -> None:
-    """Each rank submits the same 20 names in an order of its own, again and again; every sum is its name's."""
+    """Each rank submits the same 20 names in its own order, several times. Every sum is that of its name."""
     p, r = hvd.size(), hvd.rank()
     shuffled = random.Random(r)
     for _ in range(5):
@@ -52,8 +52,10 @@ def check_kinds_in_different_orders() -> None:
 
 
 def check_what_passes_through_memory_in_different_orders() -> None:
-    """Operations that are found in one round follow each other without another agreement: a rank that is fast writes
-    nothing over what a slow one has not yet copied out."""
+    """Operations of one round follow each other without another agreement.
+
+    A fast rank must not overwrite data that a slow rank has not copied.
+    """
     p, r = hvd.size(), hvd.rank()
     mine = np.full(p * 33_000, 1.0 + r, np.float32)
     for turn in range(40):
@@ -89,7 +91,7 @@ def check_synchronous_calls_from_threads_in_different_orders() -> None:
 
 
 def check_one_name_for_two_kinds_in_threads() -> None:
-    """Each has its own kind under it, and finds the others' of that kind, whichever is called first."""
+    """Each thread has its own kind of operation under the name, and meets that kind on other ranks in any order."""
     def loop(call: Callable[..., Any], expected: Any) -> None:
         for _ in range(50):
             np.testing.assert_array_equal(call(np.ones(1), name="metric"), expected)
@@ -100,7 +102,7 @@ def check_one_name_for_two_kinds_in_threads() -> None:
 
 
 def check_one_name_for_two_kinds_asynchronously() -> None:
-    """A rank has one kind queued when another begins with the other."""
+    """A rank has one kind queued when another rank begins with the other kind."""
     calls = [lambda: hvd.numpy.allreduce_async(np.ones(1), name="both"), lambda: hvd.numpy.allgather_async(np.ones(1), name="both")]
     order = calls[::-1] if last() else calls
     handles = []
@@ -112,7 +114,10 @@ def check_one_name_for_two_kinds_asynchronously() -> None:
 
 
 def check_one_name_for_two_kinds_around_a_synchronous_call() -> None:
-    """A rank whose synchronous call is done, but has not returned yet, is about to call what the others wait for."""
+    """A rank's synchronous call is done but has not returned.
+
+    Next the rank calls the operation for which the others wait.
+    """
     calls = [hvd.numpy.allreduce_async, hvd.numpy.allgather_async]
     for turn in range(50):
         one, other = calls[::-1] if last() else calls
@@ -124,7 +129,7 @@ def check_one_name_for_two_kinds_around_a_synchronous_call() -> None:
 
 
 def check_a_wait_that_is_interrupted_can_be_repeated() -> None:
-    """Ctrl-C at a notebook's prompt: the handle is still good."""
+    """After Ctrl-C at a notebook's prompt the handle is still valid."""
     if hvd.size() == 1:
         return
     if hvd.rank() == 0:
@@ -144,7 +149,7 @@ def check_a_wait_that_is_interrupted_can_be_repeated() -> None:
 
 
 def check_poll_and_late_ranks() -> None:
-    """With one rank late, a handle is not done before; polling never blocks; the result is there afterwards."""
+    """While one rank is late, a handle is not done. Polling never blocks, and the result is there afterwards."""
     p, r = hvd.size(), hvd.rank()
     hvd.barrier()
     if p > 1 and r == 0:
@@ -158,11 +163,11 @@ def check_poll_and_late_ranks() -> None:
 
 
 def check_same_name_in_flight_twice() -> None:
-    """The second is refused at once on the rank that does it; the first is not harmed; then the name is free."""
+    """The second call fails at once on its rank. The first is not affected, and then the name is free."""
     p, r = hvd.size(), hvd.rank()
     hvd.barrier()
     if r != 0:
-        time.sleep(0.2)  # so that rank 0's first one cannot be done before its second
+        time.sleep(0.2)  # so rank 0's first call cannot be done before its second
     first = ops.allreduce_.start(np.full(5, 1), ops.Sum, "twice")
     if r == 0 and p > 1:
         for call in (ops.allreduce_.start, ops.allreduce_):
@@ -177,7 +182,7 @@ def check_same_name_in_flight_twice() -> None:
 
 
 def check_synchronous_call_behind_asynchronous_ones() -> None:
-    """A call that waits takes its place behind what was submitted before."""
+    """A synchronous call runs after all operations submitted before it."""
     p, r = hvd.size(), hvd.rank()
     handles = [ops.allreduce_.start(np.full(50_000, i + r), ops.Sum) for i in range(10)]
     assert hvd.allreduce(np.ones(()), op=hvd.Sum) == p
@@ -187,7 +192,7 @@ def check_synchronous_call_behind_asynchronous_ones() -> None:
 
 
 def check_forked_child_of_a_job_without_mpi() -> None:
-    """It may go on by itself, though it has none of its parent's threads."""
+    """The child may go on by itself, though it has none of its parent's threads."""
     if not isinstance(runtime.current().world, ThreadTransport):
         return
     assert hvd.synchronize(hvd.allreduce_async(np.ones(3), name="parent"))[0] == 1  # the lane has a thread now
@@ -200,7 +205,7 @@ def check_forked_child_of_a_job_without_mpi() -> None:
 
 
 def check_threads_and_callers_meet() -> None:
-    """One rank waits in its caller, another lets its lane's thread do it: all that they exchange must match."""
+    """One rank waits in its caller's thread, and another in its lane's thread. All messages between them must match."""
     for algorithm in ("shared", "ring", "halving_doubling", "native"):
         restart(ALGORITHM=algorithm)
         for caller in range(hvd.size()):

@@ -1,4 +1,4 @@
-"""Collectives on NumPy arrays: right by arithmetic from rank and size, and the same bits on every rank."""
+"""Collectives on NumPy arrays: correct by arithmetic from rank and size, with the same bits on every rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lengths() -> list[int]:
 
 
 def check_ranks_and_sizes() -> None:
-    """On one host local is global, and every rank is alone in its cross set."""
+    """On one host the local rank is the global one, and every rank is alone in its cross set."""
     assert 0 <= hvd.rank() < hvd.size()
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
     assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
@@ -40,7 +40,7 @@ def check_ranks_and_sizes() -> None:
 
 
 def check_sum_of_every_dtype_and_length() -> None:
-    """p ranks that hold i%7 + r give p (i%7) + p(p-1)/2, small enough to be exact in every dtype."""
+    """p ranks with i%7 + r give p (i%7) + p(p-1)/2, which is exact in every dtype."""
     p, r = hvd.size(), hvd.rank()
     for name in (*FLOATS, *INTEGERS):
         for length in lengths():
@@ -51,7 +51,7 @@ def check_sum_of_every_dtype_and_length() -> None:
 
 
 def check_averages_in_every_collective() -> None:
-    """All-reduces, grouped ones, reductions to a root and reduce-scatters of numbers whose sum overflows."""
+    """All-reduces, grouped ones, reductions to a root and reduce-scatters of numbers with sums that overflow."""
     p, r = hvd.size(), hvd.rank()
     for dtype in (*averages.FLOATS, *averages.INTEGERS):
         for rows in (p, 2 * p + 1, 1000):
@@ -78,7 +78,7 @@ def check_a_sum_that_overflows_is_numpys() -> None:
 
 
 def check_booleans() -> None:
-    """Max is or, Min is and; for Sum and Product likewise."""
+    """Max is or, Min is and. The same holds for Sum and Product."""
     p, r = hvd.size(), hvd.rank()
     require_error(ValueError, lambda: hvd.allreduce(np.array([True])), "no average", "hvd.Max")
     require_error(ValueError, lambda: hvd.reducescatter(np.ones(p, bool)), "no average", "hvd.Max")
@@ -97,11 +97,11 @@ def check_every_operation() -> None:
                 hvd.Product: (ranks + 1).prod()}  # fmt: skip
     for op, value in expected.items():
         np.testing.assert_array_equal(hvd.allreduce(mine, op=op), np.full(5, value, np.float32))
-    np.testing.assert_array_equal(mine, np.full(5, r + 1.0, np.float32))  # the argument is untouched
+    np.testing.assert_array_equal(mine, np.full(5, r + 1.0, np.float32))  # the argument does not change
 
 
 def check_integer_average_truncates_toward_zero() -> None:
-    """Rank r holds 7 and -7 plus r: sums p*(+-7) + p(p-1)/2, divided exactly, without a detour over floats."""
+    """Rank r has 7 and -7 plus r: sums p*(+-7) + p(p-1)/2, divided exactly, without floats."""
     p, r = hvd.size(), hvd.rank()
     for name in ("int8", "int32", "int64"):
         sums = [7 * p + p * (p - 1) // 2, -7 * p + p * (p - 1) // 2]
@@ -110,7 +110,7 @@ def check_integer_average_truncates_toward_zero() -> None:
 
 
 def check_scaling() -> None:
-    """2 (before) and 3 (after): exact in small integers. Average divides last."""
+    """Factors 2 before and 3 after the sum are exact in small integers. Average divides last."""
     p, r = hvd.size(), hvd.rank()
     total = p * (p + 1) // 2
     for name in (*FLOATS, "int32"):
@@ -118,15 +118,15 @@ def check_scaling() -> None:
         result = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0)
         np.testing.assert_array_equal(result, np.full(10, 6 * total, kind(name)))
     average = hvd.allreduce(np.full(10, r + 1.0), prescale_factor=0.5, postscale_factor=4.0)
-    # Two roundings at most, half a unit each.
+    # at most two roundings of half a unit each
     np.testing.assert_allclose(average, 2.0 * total / p, rtol=2 * 2.0**-53)
 
 
 def check_random_averages_at_every_path() -> None:
-    """Against a float64 sum, at sizes of all algorithms: p-1 additions and one scaling, in float32 for small floats.
+    """Averages against a float64 sum, at sizes of all algorithms: p-1 additions and one scaling.
 
-    Each addition errs by at most eps times the sum of magnitudes, in the dtype in which partial sums are kept:
-    the ring and the doublings round 16-bit floats after every step.
+    Small floats are added in float32. Each addition has an error of at most eps times the sum of magnitudes, in the
+    dtype of partial sums. The ring and the doublings round 16-bit floats after every step.
     """
     p = hvd.size()
     epsilon = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -147,7 +147,7 @@ def check_random_averages_at_every_path() -> None:
 
 
 def check_ring_length() -> None:
-    """Longer than what is staged at a time, and at all; also odd numbers of elements: integers exactly."""
+    """Arrays longer than one staged piece, with odd numbers of elements: integers are exact."""
     p, r = hvd.size(), hvd.rank()
     for length in (300_000, 400_009, 2_200_000, 2_300_003):
         base = np.arange(length, dtype=np.float32) % 1024
@@ -155,7 +155,7 @@ def check_ring_length() -> None:
 
 
 def check_nan_and_infinity_reach_all() -> None:
-    """A NaN on one rank is a NaN on every rank, at its place only, for every operation and path."""
+    """A NaN on one rank is a NaN on every rank, at its place only, for every operation and algorithm."""
     p, r = hvd.size(), hvd.rank()
     for name in FLOATS:
         for length in (3, 3000, 600_000):
@@ -178,7 +178,7 @@ def check_determinism() -> None:
 
 
 def check_shapes_and_scalars() -> None:
-    """The result has the argument's shape; plain numbers work; non-contiguous arguments too."""
+    """The result has the argument's shape. Plain numbers and non-contiguous arguments work."""
     p, r = hvd.size(), hvd.rank()
     total = p * (p - 1) // 2
     for shape in ((), (1,), (2, 3), (4, 0, 2), (2, 1, 3)):
@@ -191,7 +191,7 @@ def check_shapes_and_scalars() -> None:
 
 
 def check_grouped() -> None:
-    """Several arrays, of different shapes and dtypes, in one operation."""
+    """Several arrays of different shapes and dtypes in one operation."""
     p, r = hvd.size(), hvd.rank()
     arrays = [np.full((2, 2), r, np.float32), np.full(3, r, np.int64), np.full(0, r, np.float16)]
     result = ops.grouped_allreduce_(arrays, ops.Sum)
@@ -199,8 +199,8 @@ def check_grouped() -> None:
 
 
 def check_grouped_in_shared_memory() -> None:
-    """Each result in place needs memory of its own; new ones have it."""
-    for size in (4, MIB):  # short ones travel together
+    """Results in place need separate memory, which new arrays have."""
+    for size in (4, MIB):  # short arrays travel together
         whole = np.ones(2 * size)
         a, b = whole[:size], whole[size:]
         for wrong in ([a, a], [b, a, whole], [a, whole[size - 1 :]]):
@@ -211,7 +211,7 @@ def check_grouped_in_shared_memory() -> None:
 
 
 def check_root_of_any_kind() -> None:
-    """A root is a number, whatever holds it, on each rank something else."""
+    """A root is a number of any type, and each rank has another type."""
     p, r = hvd.size(), hvd.rank()
     for root in range(p):
         given = (root, np.int64(root), np.array(root))[r % 3]
@@ -221,7 +221,7 @@ def check_root_of_any_kind() -> None:
 
 
 def check_grouped_short_and_long() -> None:
-    """Short arrays of several dtypes travel together, past one batch; each gets its own sum back."""
+    """Short arrays of several dtypes travel together, in more than one batch. Each gets its own sum."""
     p, r = hvd.size(), hvd.rank()
     lengths = [(i * 37) % 50 + (40_000 if i % 13 == 5 else 0) for i in range(60)] + [30_000] * 20
     kinds = [kind(("float32", "bfloat16", "int64")[i % 3]) for i in range(len(lengths))]
@@ -233,7 +233,7 @@ def check_grouped_short_and_long() -> None:
 
 
 def check_allgather() -> None:
-    """Rank r gives r rows of the number r: uneven first dimensions, zero among them."""
+    """Rank r gives r rows of the number r: the first dimensions are uneven, and one is zero."""
     p, r = hvd.size(), hvd.rank()
     for name in (*FLOATS, "int8", "int64", "bool"):
         for rest in ((), (3,), (2, 0)):
@@ -270,7 +270,7 @@ def check_broadcast_variables() -> None:
     hvd.broadcast_variables(held, root_rank=p - 1)
     assert all((a == p - 1).all() for a in held.values())
     named = [("b", np.array([r])), ("a", np.array([r + 10]))]
-    given = dict(reversed(named) if last() else named)  # in orders of their own
+    given = dict(reversed(named) if last() else named)  # in different orders
     hvd.broadcast_variables(given)
     assert (given["b"], given["a"]) == (0, 10)
     listed = [np.full(2, float(r))]
@@ -282,7 +282,7 @@ def check_broadcast_variables() -> None:
 
 
 def check_subclasses_of_arrays() -> None:
-    """A matrix, which has two dimensions whatever is done to it, and a masked array: as plain arrays, in place too."""
+    """A matrix, which always has two dimensions, and a masked array behave like plain arrays, in place too."""
     p = hvd.size()
     for length in (12, 120_000):
         plain = np.arange(float(length)).reshape(-1, 4)
@@ -310,7 +310,7 @@ def check_objects() -> None:
 
 
 def check_large_arrays_in_objects() -> None:
-    """Any number on each rank, any layout, read-only or not; what comes back shares no memory with what was given."""
+    """Any number of arrays on each rank, in any layout, read-only or not. Results share no memory with arguments."""
     r, rows = hvd.rank(), 40_000
 
     def given(rank: int) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def check_large_arrays_in_objects() -> None:
 
 
 def check_objects_are_gathered_into_their_own_memory() -> None:
-    """All that is allocated is what comes back, and small change: no stream beside it."""
+    """Almost all allocated memory is that of the results: there is no copy of the stream."""
     mine = np.ones(1 << 21)
     tracemalloc.start()
     try:
@@ -350,7 +350,7 @@ def check_objects_by_numpys_module() -> None:
 
 
 def check_objects_that_cannot_be_pickled() -> None:
-    """An error on every rank that says whose, and why; and the job goes on."""
+    """Every rank gets an error with the rank and the reason, and the job goes on."""
     import threading
 
     obj = threading.Lock() if hvd.rank() == hvd.size() - 1 else "fine"
@@ -361,7 +361,7 @@ def check_objects_that_cannot_be_pickled() -> None:
 
 
 def check_what_is_not_a_number() -> None:
-    """Refused by name, and the job goes on; what can be moved is moved."""
+    """Reductions refuse it by name, and the job goes on. Movements accept it."""
     for call in (hvd.allreduce, hvd.allgather, lambda array: hvd.broadcast(array, 0), hvd.alltoall):
         require_error(TypeError, lambda: call(np.array([None] * hvd.size())), "Python objects", "allgather_object")  # noqa: B023
     for array in (np.array(["a"]), np.array(["2026-01-01"], "M8[D]"), np.zeros(2, "i1,i1")):
@@ -381,7 +381,7 @@ def check_complex_numbers() -> None:
 
 
 def check_foreign_byte_order() -> None:
-    """As values; in place, too."""
+    """The values count, in place too."""
     mine = np.arange(3, dtype=">i4" if last() else "<i4")
     for found in (hvd.allgather(mine), hvd.allgather(np.ascontiguousarray(mine[::-1])[::-1])):
         np.testing.assert_array_equal(found, [0, 1, 2] * hvd.size())
@@ -397,7 +397,7 @@ def check_structures_with_other_fields() -> None:
 
 
 def check_arrays_that_may_not_be_written() -> None:
-    """Refused before anything is sent: in the middle of it, the others would wait for ever."""
+    """They are refused before any message: later the other ranks would wait for ever."""
     fixed = np.ones(3)
     fixed.flags.writeable = False
     for call in (lambda: hvd.allreduce_(fixed), lambda: hvd.broadcast_(fixed, 0), lambda: hvd.broadcast_variables([fixed], 0)):
@@ -417,7 +417,7 @@ def check_numbers_of_tensors_that_differ() -> None:
 
 
 def check_barrier() -> None:
-    """Nobody leaves before the last has come."""
+    """No rank leaves before the last one has come."""
     import time
 
     hvd.barrier()
@@ -427,11 +427,11 @@ def check_barrier() -> None:
         came = time.time()
     hvd.barrier()
     left = time.time()
-    assert max(hvd.allgather_object(came)) <= left + 0.05  # one machine, one clock
+    assert max(hvd.allgather_object(came)) <= left + 0.05  # all ranks have the same clock
 
 
 def check_numpy_scalars() -> None:
-    """A NumPy scalar (what array[i] or array.mean() gives) is no array, but a number that can be reduced."""
+    """A NumPy scalar (array[i] or array.mean()) is no array, but a number that can be reduced."""
     p, r = hvd.size(), hvd.rank()
     assert hvd.allreduce(np.float64(r), op=hvd.Sum) == p * (p - 1) // 2
     assert hvd.broadcast(np.float32(r), p - 1) == p - 1

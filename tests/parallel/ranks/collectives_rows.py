@@ -1,5 +1,8 @@
-"""Numbers of rows that are equal on all ranks, which the roll call tells, or differ, which takes a message: in any
-order after each other, and where calls are matched by name."""
+"""Numbers of rows that are equal on all ranks, or differ, in any order of calls.
+
+The roll call finds equal numbers. Different ones need a message. Both happen one after another, and if calls are
+matched by name.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def check_allgather_and_gather() -> None:
 
 
 def check_groups() -> None:
-    """One of three arrays differs: then the counts of all are exchanged."""
+    """One of three arrays differs: then the counts of all three are exchanged."""
     r = hvd.rank()
     for first in ROWS.values():
         for second in ROWS.values():
@@ -53,7 +56,7 @@ def check_groups() -> None:
 
 
 def check_groups_that_differ_only_in_order() -> None:
-    """As many rows in all, and in the first array of the group on two ranks: not the same counts."""
+    """The total is the same on all ranks, and the first array's rows on two ranks, but the counts differ."""
     r = hvd.rank()
     group: list[Rows] = [lambda rank: 1, lambda rank: 2 + rank % 2, lambda rank: 3 - rank % 2]
     for array, rows in zip(hvd.grouped_allgather([block(r, rows(r)) for rows in group]), group, strict=True):
@@ -65,7 +68,7 @@ def sent(source: int, dest: int, rows: int) -> Any:
 
 
 def require_alltoall(parts: Callable[[int, int], int], splits: bool, what: str) -> None:
-    """parts: how many rows a sends to b."""
+    """Check an all-to-all. parts: how many rows a sends to b."""
     p, r = hvd.size(), hvd.rank()
     mine = np.concatenate([sent(r, dest, parts(r, dest)) for dest in range(p)])
     rows, received = ops.alltoall(mine, [parts(r, dest) for dest in range(p)] if splits else None)
@@ -88,7 +91,7 @@ def check_alltoall() -> None:
 
 
 def check_alltoall_that_leaves_a_tail() -> None:
-    """Splits that do not use all rows: the same number to each, here and there of more rows."""
+    """Splits do not use all rows. Every rank sends the same number to each, and some have more rows."""
     p, r = hvd.size(), hvd.rank()
     rows, received = ops.alltoall(np.full(2 * p + r, float(r)), [2] * p)
     assert rows.tolist() == [float(source) for source in range(p) for _ in range(2)] and received.tolist() == [2] * p
@@ -97,7 +100,7 @@ def check_alltoall_that_leaves_a_tail() -> None:
 
 
 def check_calls_matched_by_name() -> None:
-    """Ranks call in different orders, so that counts are compared in the common rounds; equal and unequal ones."""
+    """Ranks call in different orders, so equal and unequal counts are compared in common rounds."""
     p, r = hvd.size(), hvd.rank()
     names = list(ROWS)
     for turn in range(4):
@@ -113,7 +116,7 @@ def check_calls_matched_by_name() -> None:
 
 
 def check_while_one_is_late() -> None:
-    """Rank 0 calls another first, so that the others wait in rounds with equal and unequal counts."""
+    """Rank 0 calls another operation first, so the others wait in rounds with equal and unequal counts."""
     p, r = hvd.size(), hvd.rank()
     early = ops.allgather.start(block(r, 1), "early") if r == 0 else None
     for what, rows in ROWS.items():
@@ -123,7 +126,7 @@ def check_while_one_is_late() -> None:
 
 
 def check_scalars() -> None:
-    """They have no rows: an error on all ranks. Where only one rank has a scalar, it is told from a vector."""
+    """Scalars have no rows: an error on all ranks. A scalar on one rank only is distinguished from a vector."""
     for call in (hvd.allgather, lambda x, **name: hvd.gather(x, 0, **name), lambda x, **name: hvd.grouped_allgather([x], **name)):
         for kind in (hvd.HvdliteError, ValueError, IndexError):
             require_error(kind, lambda: call(np.float32(1)), "dimension", "(1,)")  # noqa: B023

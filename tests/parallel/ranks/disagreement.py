@@ -1,4 +1,4 @@
-"""Ranks that disagree: the same MismatchError on every rank, naming both sides, and the job goes on."""
+"""Ranks that disagree: the same MismatchError on every rank, with both sides, and the job goes on."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def check_groups() -> None:
 
 
 def check_unnamed_calls() -> None:
-    """Without names calls are matched by their number."""
+    """Without names, calls are matched by their number."""
     require_mismatch(lambda: hvd.allreduce(np.ones(4 + last())), "allreduce (unnamed call ", "shape differs")
 
 
 def check_unnamed_calls_of_different_shapes_in_another_order() -> None:
-    """Both calls are errors on every rank, and the next one meets again."""
+    """Both calls are errors on every rank, and the next call works."""
     lengths = [3, 4] if last() else [4, 3]
     for length in lengths:
         require_mismatch(lambda: hvd.allreduce(np.ones(length)), "allreduce (unnamed call ", "shape differs", "(3,)", "(4,)")  # noqa: B023
@@ -92,7 +92,7 @@ def check_unnamed_calls_of_different_shapes_in_another_order() -> None:
 
 
 def check_a_named_call_that_one_rank_skips() -> None:
-    """The others' calls after it go on, and the skipped one waits until it is made."""
+    """Other ranks' later calls run, and the skipped one waits until that rank makes it."""
     p, r = hvd.size(), hvd.rank()
     handle = ops.allreduce_.start(np.full(3, r), ops.Sum, "skipped") if r != 0 else None
     for i in range(3):
@@ -125,7 +125,7 @@ def check_variables_with_different_roots() -> None:
 
 
 def check_memory_after_a_mismatch_is_untouched() -> None:
-    """What could not be reduced keeps its values."""
+    """An array that could not be reduced keeps its values."""
     mine = np.full(4 + last(), 7.0)
     require_mismatch(lambda: ops.allreduce_(mine, name="kept"), "kept")
     assert (mine == 7.0).all()

@@ -1,4 +1,4 @@
-"""Elastic states of plain objects: what `run` does about errors and changes of hosts, on all ranks together."""
+"""Elastic states of plain objects: `run` handles errors and changes of hosts on all ranks together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def total() -> int:
 def check_a_run_begins_with_rank_0s_state() -> None:
     @elastic.run
     def train(state: ObjectState, more: int, *, less: int) -> tuple[int, int]:
-        """What it does."""
+        """Train as `run` would call it."""
         return state.x + more - less, state.where["rank"]
 
     assert train.__name__ == "train" and train.__doc__ == "What it does."
@@ -33,7 +33,7 @@ def check_a_run_begins_with_rank_0s_state() -> None:
 
 
 def check_commit_and_restore() -> None:
-    """Also of what is changed in place."""
+    """Objects that were changed in place are restored too."""
     state = state_of(step=1, history=[1])
     state.step, state.other = 2, 3
     state.history.append(2)
@@ -48,7 +48,7 @@ def check_commit_and_restore() -> None:
 
 
 def check_an_error_takes_all_back_to_the_last_commit() -> None:
-    """Raised on one rank, while the others are in a collective, or on all; communication is new afterwards."""
+    """One rank raises while the others are in a collective, or all raise. Communication is new afterwards."""
     for everywhere in (False, True):
         state, seen, before = state_of(step=0), [], runtime.current()
 
@@ -69,7 +69,7 @@ def check_an_error_takes_all_back_to_the_last_commit() -> None:
 
 
 def check_an_error_at_the_very_end_takes_all_back() -> None:
-    """Raised on the last rank when the others have nothing left to do."""
+    """The last rank raises when the others have finished."""
     runs: list[int] = []
 
     @elastic.run
@@ -87,7 +87,7 @@ def check_an_error_at_the_very_end_takes_all_back() -> None:
 
 
 def check_a_mismatch_is_survived_too() -> None:
-    """All get it, all go back, and the second time the ranks agree."""
+    """All ranks get it and go back. The second time the ranks agree."""
     lengths = iter([4 if last() else 3, 3])
 
     @elastic.run
@@ -135,7 +135,7 @@ def check_a_graph_may_tell_any_of_several_errors() -> None:
 
 
 def check_present_attributes_are_given_to_all() -> None:
-    """What has been set since the last commit, or before the first call; also where a rank has none."""
+    """Attributes set since the last commit, or before the first call, also if a rank lacks one."""
     state, seen = state_of(x=0, **({} if hvd.rank() else {"y": 1})), []
 
     @elastic.run
@@ -154,7 +154,7 @@ def check_present_attributes_are_given_to_all() -> None:
 
 
 def check_the_same_error_with_commits_in_between_is_survived() -> None:
-    """What a subclass saves in a commit of its own is one, too."""
+    """A subclass's own commit counts as a commit too."""
 
     class Checked(ObjectState):
         def commit(self) -> None:
@@ -183,7 +183,10 @@ def check_other_errors_pass() -> None:
 
 
 def check_changed_hosts_interrupt_all_ranks_at_the_same_commit() -> None:
-    """Without going back; with rank 0's state, unless hosts were only removed. Only rank 0's message counts."""
+    """The ranks do not go back.
+
+    They get rank 0's state, unless hosts were only removed. Only rank 0's message counts.
+    """
     for change, synced in ((HostUpdateResult.removed, False), (HostUpdateResult.added, True), (HostUpdateResult.mixed, True)):
         order: list[str] = []
         state = state_of(step=0, mine=hvd.rank())
@@ -209,7 +212,7 @@ def check_changed_hosts_interrupt_all_ranks_at_the_same_commit() -> None:
 
 
 def check_an_interrupt_of_one_rank_alone() -> None:
-    """The others get an error in what they are at, go back, and wait for it in sync."""
+    """The other ranks get an error in their operation, go back, and wait for that rank in sync."""
     for who in (0, hvd.size() - 1):
         calls: list[int] = []
 
@@ -253,7 +256,7 @@ def check_a_job_of_a_communicator_starts_anew_as_it_was() -> None:
 
 
 def check_process_sets_are_there_again() -> None:
-    """The same objects, for the same ranks."""
+    """They are the same objects, for the same ranks."""
     p, r = hvd.size(), hvd.rank()
     if p < 3:
         return
@@ -272,7 +275,7 @@ def check_process_sets_are_there_again() -> None:
 
 
 def check_sets_of_communicators_are_there_again() -> None:
-    """Also where a rank is in none, or in others than the first."""
+    """This holds also if a rank is in no set, or not in the first."""
     p, r = hvd.size(), hvd.rank()
     if p < 3:
         return

@@ -1,4 +1,4 @@
-"""join(): ranks with different numbers of calls; the others go on with zeros in place of those that have joined."""
+"""join(): ranks make different numbers of calls, and zeros take the place of ranks that have joined."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = (1, 2, 3, 4)
 
 
 def require_last(expected: int | None = None) -> int:
-    """All ranks are told the same last one; and afterwards unnamed calls meet again."""
+    """Check that all ranks get the same last rank, and that unnamed calls work afterwards."""
     last = hvd.join()
     assert set(hvd.allgather_object(last)) == {last}
     assert expected is None or last == expected, (last, expected)
@@ -26,7 +26,7 @@ def require_last(expected: int | None = None) -> int:
 
 
 def check_rank_r_calls_r_times() -> None:
-    """Call i is made by ranks i+1 and up; Average divides by all; twice in a row, in either direction."""
+    """Ranks i+1 and up make call i. Average divides by all. This happens twice in a row, in either direction."""
     p, r = hvd.size(), hvd.rank()
     for calls in ([2 * i for i in range(p)], [2 * i for i in reversed(range(p))], [2 * i for i in range(p)]):
         for i in range(calls[r]):
@@ -37,7 +37,7 @@ def check_rank_r_calls_r_times() -> None:
 
 
 def check_averages_beside_ranks_that_have_joined() -> None:
-    """Numbers whose sum would overflow: the last rank's stands alone, the average divides by all."""
+    """Sums would overflow. The last rank's numbers stand alone, and the average divides by all ranks."""
     p, r = hvd.size(), hvd.rank()
     for dtype in (*averages.FLOATS, *averages.INTEGERS):
         for length in (3, 4913):
@@ -48,7 +48,7 @@ def check_averages_beside_ranks_that_have_joined() -> None:
 
 
 def check_every_operation_sees_zeros() -> None:
-    """Rank 0 joins at once; Min, Max and Product of the others' numbers and 0."""
+    """Rank 0 joins at once. Min, Max and Product see the other ranks' numbers and 0."""
     p, r = hvd.size(), hvd.rank()
     if r != 0:
         expected = {hvd.Min: 0, hvd.Max: p - 1, hvd.Product: 0, hvd.Sum: p * (p - 1) // 2}
@@ -60,7 +60,7 @@ def check_every_operation_sees_zeros() -> None:
             assert (hvd.allreduce(np.ones(4, kind), op=hvd.Max) == 1).all()
         a, b = ops.grouped_allreduce_([np.full(3, r), np.full((2, 2), 1.0)], ops.Sum)
         assert (a == p * (p - 1) // 2).all() and (b == p - 1).all()
-        short = [np.full(7, i, ("f4", "i8")[i % 2]) for i in range(30)]  # which travel together
+        short = [np.full(7, i, ("f4", "i8")[i % 2]) for i in range(30)]  # they travel together
         assert all((each == i * (p - 1)).all() for i, each in enumerate(ops.grouped_allreduce_(short, ops.Sum)))
         handles = [ops.allreduce_.start(np.full(10, i), ops.Sum, f"x{i}") for i in (range(8) if r % 2 else reversed(range(8)))]
         assert sorted(int(handle.wait()[0]) for handle in handles) == [i * (p - 1) for i in range(8)]
@@ -72,7 +72,7 @@ def check_every_operation_sees_zeros() -> None:
 
 
 def check_what_cannot_go_on_is_an_error() -> None:
-    """On the ranks that call it; all-reduces and join go on."""
+    """The error is on the calling ranks. All-reduces and join go on."""
     p, r = hvd.size(), hvd.rank()
     if r != p - 1 or p == 1:
         calls: list[Callable[[], Any]] = [
@@ -87,7 +87,7 @@ def check_what_cannot_go_on_is_an_error() -> None:
 
 
 def check_disagreement_while_a_rank_has_joined() -> None:
-    """The live ranks' mismatch is theirs; another order is sorted out."""
+    """Only the live ranks get a mismatch. Calls in another order are matched."""
     p, r = hvd.size(), hvd.rank()
     if p > 2 and r != 1:
         for turn in range(2):
@@ -102,7 +102,7 @@ def check_disagreement_while_a_rank_has_joined() -> None:
 
 
 def check_the_last_in_time() -> None:
-    """Equal work: who comes last is named."""
+    """With equal numbers of calls, the last rank in time is the last one."""
     for late in range(hvd.size()):
         hvd.barrier()
         if hvd.rank() == late and hvd.size() > 1:
@@ -111,7 +111,7 @@ def check_the_last_in_time() -> None:
 
 
 def check_calls_count_before_time() -> None:
-    """Clocks of hosts differ: who has called more is the last, though another joins later."""
+    """Clocks of hosts differ. So the rank with more calls is the last one, though another joins later."""
     p, r = hvd.size(), hvd.rank()
     for most in range(p):
         handles = [ops.allreduce_.start(np.ones(2), ops.Sum, f"x{i}") for i in range(2 * (r == most))]
@@ -123,7 +123,7 @@ def check_calls_count_before_time() -> None:
 
 
 def check_two_join_while_one_goes_on() -> None:
-    """Again and again, with each rank in turn as the one."""
+    """This is repeated with each rank in turn as the one."""
     p, r = hvd.size(), hvd.rank()
     for one in (*range(p), *range(p)):
         if r == one:
@@ -144,7 +144,7 @@ def check_waiting_takes_no_core() -> None:
 
 
 def check_shutdown_while_others_have_joined() -> None:
-    """Who waits in join() learns that a rank will not come."""
+    """Ranks that wait in join() learn that a rank will not come."""
     p, r = hvd.size(), hvd.rank()
     if p > 1 and r != 0:
         require_error(hvd.ShutdownError, hvd.join, "join", "rank 0 shut down")
@@ -154,7 +154,7 @@ def check_shutdown_while_others_have_joined() -> None:
 
 
 def check_objects_and_optimizer_names_afterwards() -> None:
-    """What is numbered on the ranks that went on goes on alike everywhere."""
+    """All ranks continue with the numbers of the ranks that went on."""
     if hvd.rank() == 0 and hvd.size() > 1:
         for _ in range(3):
             require_error(hvd.MismatchError, lambda: hvd.broadcast_object("x"), "joined")
@@ -163,7 +163,7 @@ def check_objects_and_optimizer_names_afterwards() -> None:
 
 
 def check_subnormal_sums_where_who_has_joined_flushes_them() -> None:
-    """It adds up its part of the others' sums, in a thread that inherits the setting."""
+    """The joined rank adds up its part of the others' sums, in a thread that inherits the setting."""
     from torch import set_flush_denormal
 
     p, r, bits = hvd.size(), hvd.rank(), np.int32(100)
@@ -181,7 +181,7 @@ def check_subnormal_sums_where_who_has_joined_flushes_them() -> None:
 
 
 def check_what_fails_fails_for_who_has_joined_too() -> None:
-    """And it waits on."""
+    """The joined rank goes on waiting."""
     if hvd.size() in (2, 4) and hvd.rank() != 0:
         require_error(hvd.HvdliteError, lambda: hvd.allreduce(np.ones(3, int), op=hvd.Adasum), "floating-point")
     require_last()

@@ -1,4 +1,4 @@
-"""Life and death: init and shutdown in any number, ranks that leave early, forked children, memory that stays."""
+"""The life of a job: several inits and shutdowns, ranks that leave early, forked children, memory that stays valid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.parallel.common import require_error
 
 
 def total() -> int:
-    """A round over all ranks: the sum of their numbers, found by communicating."""
+    """The sum of all ranks' numbers, found by communication."""
     return int(hvd.allreduce(np.array([hvd.rank()]), op=hvd.Sum)[0])
 
 
@@ -35,7 +35,7 @@ def check_init_twice() -> None:
 
 
 def check_shutdown_and_init_again() -> None:
-    """Ten lives, each with its own sums; between them everything says that init() is missing."""
+    """Ten jobs in one process, each with its own sums. Between them every call reports that init() is missing."""
     p, r = hvd.size(), hvd.rank()
     for _ in range(10):
         hvd.shutdown()
@@ -49,7 +49,7 @@ def check_shutdown_and_init_again() -> None:
 
 
 def check_init_with_a_communicator() -> None:
-    """A communicator in reverse order reverses the ranks; what is no communicator is refused."""
+    """A communicator in reverse order reverses the ranks. Other objects are refused."""
     p, r = hvd.size(), hvd.rank()
     from mpi4py import MPI
 
@@ -59,13 +59,13 @@ def check_init_with_a_communicator() -> None:
     hvd.init(comm=reverse)
     assert (hvd.rank(), hvd.size()) == (p - 1 - r, p) and total() == p * (p - 1) // 2
     hvd.shutdown()
-    assert reverse.Get_size() == p  # the user's is still there
+    assert reverse.Get_size() == p  # the user's communicator still exists
     reverse.Free()
     hvd.init()
 
 
 def check_rank_that_shuts_down_early() -> None:
-    """Each rank in turn leaves; the others' collective says who did; then all can leave and start again."""
+    """Each rank in turn leaves. The others' collective names that rank. Then all can leave and start again."""
     p, r = hvd.size(), hvd.rank()
     for early in range(p if p > 1 else 0):
         if r != early:
@@ -79,7 +79,7 @@ def check_rank_that_shuts_down_early() -> None:
 
 
 def check_rank_that_shuts_down_early_with_more_lanes() -> None:
-    """It leaves all lanes at once: the others learn of it on whichever they call."""
+    """It leaves all lanes at once: the others get the error on any lane."""
     p, r = hvd.size(), hvd.rank()
     for wanted in range(3 if p > 1 else 0):
         live = runtime.current()
@@ -93,7 +93,7 @@ def check_rank_that_shuts_down_early_with_more_lanes() -> None:
 
 
 def check_shutdown_completes_what_was_submitted() -> None:
-    """Handles that nobody waited for are done, and right, after shutdown()."""
+    """After shutdown(), handles for which nobody waited are done and correct."""
     p, r = hvd.size(), hvd.rank()
     handles = [ops.allreduce_.start(np.full(1000, i + r), ops.Sum) for i in range(5)]
     hvd.shutdown()
@@ -103,7 +103,7 @@ def check_shutdown_completes_what_was_submitted() -> None:
 
 
 def check_error_in_one_rank_of_a_set_of_arguments() -> None:
-    """What the caller alone did wrong raises at once, there alone, and harms no one."""
+    """A wrong argument on one rank raises at once on that rank only, and other ranks go on."""
     p, r = hvd.size(), hvd.rank()
     if r == 0:
         require_error(ValueError, lambda: hvd.broadcast(np.ones(1), root_rank=99), "99")
@@ -112,7 +112,7 @@ def check_error_in_one_rank_of_a_set_of_arguments() -> None:
 
 
 def check_memory_outlives_shutdown() -> None:
-    """Views on an arena, own and peers', are ordinary memory for as long as somebody looks at them."""
+    """Views of an arena, of one's own and of other ranks', are ordinary memory while somebody uses them."""
     p, r = hvd.size(), hvd.rank()
     lane = runtime.current().everyone.eager
     arena = lane.run(Request(Signature("test", "arena"), lambda lane: lane.workspace.allocate(
@@ -124,7 +124,7 @@ def check_memory_outlives_shutdown() -> None:
     hvd.shutdown()
     assert (mine == r).all() and [int(view[99]) for view in peers] == (list(range(p)) if p > 1 else [])
     hvd.init()
-    hvd.barrier()  # every rank has read
+    hvd.barrier()  # every rank has read its views
     mine[:] = r + 100
     hvd.barrier()
     assert [int(view[0]) for view in peers] == ([100 + other for other in range(p)] if p > 1 else [])
@@ -161,8 +161,10 @@ def in_a_child(function: Callable[[], object]) -> int:
 
 
 def check_forked_child_is_told() -> None:
-    """A forked child knows its parent's rank, gets a clear error from every call that communicates, may call shutdown(),
-    and exits; the parent goes on."""
+    """A forked child knows its parent's rank, and gets a clear error from every call that communicates.
+
+    It may call shutdown(), and exits. The parent goes on.
+    """
     p, numbers = hvd.size(), (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_rank(), hvd.mpi_enabled())
 
     def calls() -> None:
@@ -173,7 +175,7 @@ def check_forked_child_is_told() -> None:
         hvd.shutdown()
 
     if not hvd.mpi_enabled():
-        assert in_a_child(hvd.rank) == 17  # nothing is shared: both go on
+        assert in_a_child(hvd.rank) == 17  # they share nothing, and both go on
         return
     for _ in range(2):
         assert in_a_child(calls) == 17
@@ -181,8 +183,10 @@ def check_forked_child_is_told() -> None:
 
 
 def check_forked_child_waits_for_nothing_of_its_parents() -> None:
-    """Fork while requests are pending and a thread holds the lane's lock: their handles are errors in the child, and go
-    on in the parent."""
+    """Fork while requests are pending and a thread holds the lane's lock.
+
+    Their handles are errors in the child, and continue in the parent.
+    """
     p, r = hvd.size(), hvd.rank()
     lane, held, release = runtime.current().everyone.eager, threading.Event(), threading.Event()
 
@@ -214,7 +218,7 @@ def check_forked_child_waits_for_nothing_of_its_parents() -> None:
 
 
 def check_late_rank() -> None:
-    """Waiting for a rank that computes takes no core: the others sleep."""
+    """Ranks that wait for a computing rank sleep, and take no core."""
     hvd.barrier()
     if hvd.rank() == 0:
         time.sleep(1.0)
@@ -226,7 +230,7 @@ def check_late_rank() -> None:
 
 
 def in_memory(transport: Any) -> Any:
-    """A Maximum in memory that all ranks share; None where they do not, or writes may be seen in another order."""
+    """A Maximum in shared memory; None if ranks share none, or if they may see writes in another order."""
     place = runtime.current().everyone.eager.place
     if not place.shares_memory or platform.machine() != "x86_64":
         return None
@@ -236,7 +240,7 @@ def in_memory(transport: Any) -> Any:
 
 
 def check_a_maximum_is_everybodys() -> None:
-    """Again and again, tested and waited for, and of nothing: a barrier."""
+    """A maximum works many times, tested and waited for. A maximum of nothing is a barrier."""
     if hvd.size() == 1:
         return
     from mpi4py import MPI
@@ -247,7 +251,7 @@ def check_a_maximum_is_everybodys() -> None:
     for make in (lambda: transport.maximum(5), lambda: in_memory(transport)):
         maximum = make()
         for call in range(50 if maximum else 0):
-            largest = call % hvd.size()  # each rank has it once
+            largest = call % hvd.size()  # each rank has mapped it once
             maximum.start((1 << 62 if hvd.rank() == largest else -call, hvd.rank(), -hvd.rank(), call, 7))
             if (call + hvd.rank()) % 3 and isinstance(maximum, mpi_requests.MpiMaximum):
                 maximum.wait()
@@ -262,7 +266,7 @@ def check_a_maximum_is_everybodys() -> None:
 
 
 def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
-    """MPI may write to it later, when the other ranks have come."""
+    """MPI may write to the memory later, when the other ranks have come."""
     if hvd.size() == 1:
         return
     from mpi4py import MPI
@@ -276,7 +280,7 @@ def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
         pending.start([hvd.rank()] * 5)
         if hvd.rank() == 0:
             transport.maxima.clear()
-            del pending  # nobody keeps it
+            del pending  # nobody holds it
             comm.Barrier()
             (step,) = mpi_requests.GIVEN_UP.pop()
             step.wait()

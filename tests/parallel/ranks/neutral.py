@@ -51,7 +51,7 @@ def check_reductions_in_every_form() -> None:
 
 
 def check_tensors_by_name() -> None:
-    """Every form takes its tensors by the name that the plain one gives them."""
+    """Every form has the same names for its tensors as the plain form."""
     for tensor in (np.ones(hvd.size()), torch.ones(hvd.size())):
         for name in (name for name in hvd.__all__ if name.startswith("grouped_")):
             result = getattr(hvd, name)(tensors=[tensor])
@@ -123,10 +123,10 @@ def check_mismatches() -> None:
 
 
 def check_a_refused_call_is_not_counted() -> None:
-    """Unnamed calls go on in step after one that was refused on one rank."""
+    """After a call that was refused on one rank, unnamed calls stay in step."""
 
     def interrupted(number: int, frame: object) -> None:
-        if runtime.current().everyone.eager.turn.lent:  # else the machine is slow, and the call has not begun
+        if runtime.current().everyone.eager.turn.lent:  # otherwise the machine is slow, and the call has not begun
             require_error(hvd.HvdliteError, lambda: hvd.allreduce(np.ones(1)), "in the middle of another call")
             refused.append(number)
 
@@ -144,13 +144,13 @@ def check_a_refused_call_is_not_counted() -> None:
             time.sleep(0.4)  # meanwhile the last one waits
         for _ in range(2):
             np.testing.assert_array_equal(hvd.allreduce(np.ones(1), op=hvd.Sum), [hvd.size()])
-        time.sleep(0.4)  # until no signal is to come
+        time.sleep(0.4)  # until no signal can come any more
         assert bool(refused) == last()
     signal.signal(signal.SIGUSR1, before)
 
 
 def check_what_nobody_can_send() -> None:
-    """It is told before anything moves, and the job goes on."""
+    """The error comes before any message, and the job goes on."""
     held = {"w": np.ones(2), "names": np.array([None, "a"])}
     require_error(TypeError, lambda: hvd.broadcast_variables(held, 0), "names: an array of Python objects")
     for given, what in ((3, "array 0 is of type int"), ({"w": held["w"], "x": [1.0]}, "x is of type list")):
@@ -160,7 +160,10 @@ def check_what_nobody_can_send() -> None:
 
 
 def check_lengths_around_those_that_pass_through_shared_memory() -> None:
-    """From below the least to above the most that does; uneven; again and again, so that nobody may still be reading."""
+    """Lengths go from below the least to above the largest one that uses shared memory.
+
+    Uneven lengths come several times, so that a slow rank may still be reading.
+    """
     p, r = hvd.size(), hvd.rank()
     mib = 1 << 20
     for nbytes in (30_000, 32 * 1024, 100_003, mib, mib + 1, 1_500_000, 2 * mib, 2 * mib + 1, 5_000_000, 8 * mib + 1):
@@ -182,7 +185,7 @@ def check_lengths_around_those_that_pass_through_shared_memory() -> None:
 
 
 def check_long_messages_go_in_pieces() -> None:
-    """With pieces of 1000 bytes everything is as with pieces of a gigabyte."""
+    """Pieces of 1000 bytes give the same results as pieces of a gigabyte."""
     if hvd.size() == 1:
         return
     from hvdlite.job import runtime
@@ -205,7 +208,7 @@ def check_long_messages_go_in_pieces() -> None:
 
 
 def check_more_elements_than_a_c_int_counts() -> None:
-    """2^31 + 5 elements lie in pieces that MPI can count; nothing is sent, and no page of them is touched."""
+    """2^31 + 5 elements are divided into pieces that MPI can count. Nothing is sent, and no page is touched."""
     if hvd.size() == 1:
         return
     from hvdlite.transports.mpi import PIECE, MpiTransport

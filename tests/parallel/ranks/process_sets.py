@@ -28,7 +28,7 @@ def total(process_set: hvd.ProcessSet, **how: object) -> float:
 
 
 def lists(*given: Sequence[int]) -> list[hvd.ProcessSet]:
-    """Sets of those of these ranks that there are, where that is a new set."""
+    """Sets of the existing ones among these ranks, if that gives a new set."""
     found: list[list[int]] = [list(range(hvd.size()))]
     for ranks in given:
         kept = [rank for rank in ranks if rank < hvd.size()]
@@ -38,7 +38,10 @@ def lists(*given: Sequence[int]) -> list[hvd.ProcessSet]:
 
 
 def check_static_sets() -> None:
-    """Numbered from 1, overlapping; each gives its members' sum; a stranger is refused at once and harms no one."""
+    """Sets are numbered from 1 and may overlap.
+
+    Each gives its members' sum. A call of another rank fails at once, and affects no rank.
+    """
     sets = lists([0], [1, 2], [0, 2, 3], [3])
     restart(process_sets=sets)
     r = hvd.rank()
@@ -58,7 +61,7 @@ def check_static_sets() -> None:
 
 
 def check_every_collective_in_a_set() -> None:
-    """Results are in the order of the set; roots are global ranks; Average divides by the set's size."""
+    """Results are in the order of the set. Roots are global ranks. Average divides by the set's size."""
     p, r = hvd.size(), hvd.rank()
     members = list(range(1, p)) or [0]
     restart(process_sets=[] if p == 1 else [hvd.ProcessSet(members)])
@@ -100,7 +103,7 @@ def check_names_are_per_set_and_unnamed_calls_too() -> None:
 
 
 def check_mismatch_in_a_set() -> None:
-    """The members get the error, which names them by their global ranks; the others notice nothing."""
+    """The members get the error with their global ranks. Other ranks notice nothing."""
     p, r = hvd.size(), hvd.rank()
     if p < 3:
         return
@@ -117,7 +120,7 @@ def check_mismatch_in_a_set() -> None:
 
 
 def check_disjoint_sets_run_at_the_same_time() -> None:
-    """While the members of one set wait for a late one, the other set's calls are long done."""
+    """While the members of one set wait for a late one, the other set finishes its calls."""
     p, r = hvd.size(), hvd.rank()
     if p < 3:
         return
@@ -136,7 +139,7 @@ def check_disjoint_sets_run_at_the_same_time() -> None:
 
 
 def check_overlapping_sets_from_threads() -> None:
-    """Each rank calls in all its sets at once, from a thread for each."""
+    """Each rank calls in all its sets at once, from one thread for each set."""
     sets = lists([0, 1], [1, 2], [0, 2], [0, 1, 2], [1, 3])
     restart(process_sets=sets)
     found: dict[int, list[float]] = {}
@@ -155,7 +158,7 @@ def check_overlapping_sets_from_threads() -> None:
 
 
 def check_adding_and_removing() -> None:
-    """Sets come and go; numbers are used again; what is removed is refused, and can be added again."""
+    """Numbers of removed sets are used again. A removed set is refused, and can be added again."""
     p, r = hvd.size(), hvd.rank()
     restart(process_sets="dynamic")
     assert os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] == "1"
@@ -218,7 +221,7 @@ def check_ranks_that_add_different_sets() -> None:
 
 
 def check_sets_that_init_refuses() -> None:
-    """On every rank; afterwards init() works."""
+    """Every rank gets the error, and afterwards init() works."""
     p, r = hvd.size(), hvd.rank()
     bad = [[hvd.ProcessSet(range(p))], [hvd.ProcessSet([p])], [hvd.ProcessSet([0, 0])], [hvd.ProcessSet([])]]
     if p > 1:
@@ -266,7 +269,7 @@ def check_sets_of_communicators() -> None:
         assert sorted(runtime.current().groups.ranks) == [0, 1, 2]
         assert hvd.global_process_set.mpi_comm is MPI.COMM_WORLD
         hvd.shutdown()
-    if p > 2 and r < 2:  # one that reaches beyond the job, on one rank of it
+    if p > 2 and r < 2:  # on one rank: a communicator with ranks outside the job
         pair = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl([0, 1]))
         wrong = hvd.ProcessSet(pair if r else MPI.COMM_WORLD)
         require_error(ValueError, lambda: hvd.init(pair, [wrong]), "{0: ", "members that are not of the job's")
@@ -280,7 +283,7 @@ def check_sets_of_communicators() -> None:
 
 
 def check_a_job_of_some_of_the_ranks() -> None:
-    """init(comm=[...]) is called by those listed; in their order; another rank is told, and can wait elsewhere."""
+    """The listed ranks call init(comm=[...]), in their order. Another rank gets an error, and can wait elsewhere."""
     from mpi4py import MPI
 
     p, r = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
@@ -294,7 +297,7 @@ def check_a_job_of_some_of_the_ranks() -> None:
         assert total(hvd.global_process_set) == len(some) * (len(some) - 1) / 2
         made = runtime.current().world.comm
         hvd.shutdown()
-        assert made == MPI.COMM_NULL  # MPIs know 2,000
+        assert made == MPI.COMM_NULL  # MPIs have 2,000 communicators
     else:
         require_error(ValueError, lambda: hvd.init(comm=some), f"world rank {r} is not in")
     MPI.COMM_WORLD.Barrier()
@@ -303,7 +306,7 @@ def check_a_job_of_some_of_the_ranks() -> None:
 
 
 def check_copies_of_a_set() -> None:
-    """Are the same set: copied, or pickled and found by its ranks."""
+    """A copied set, or a pickled one found by its ranks, is the same set."""
     first = hvd.ProcessSet([0])
     restart(process_sets=[first] if hvd.size() > 1 else [])
     for each in ([first] if hvd.size() > 1 else []) + [hvd.global_process_set]:
@@ -319,7 +322,7 @@ def check_words_of_a_set() -> None:
 
 
 def check_sets_made_after_some_were_refused() -> None:
-    """Which ranks that had joined did not see: all count on alike."""
+    """Joined ranks have not seen the refused sets. All ranks go on with the same numbers."""
     restart(process_sets="dynamic")
     if hvd.size() > 1:
         if hvd.rank() == 0:

@@ -80,7 +80,7 @@ def check_an_optimizer_attached_anew() -> None:
         found.append(mappings())
     assert found[0] > 0 and len(set(found[1:])) == 1, found
     attach_anew()
-    require_error(tf.errors.OpError, lambda: model.fit(data, data[:, :1], batch_size=4, verbose=0), "attached anew")
+    require_error(tf.errors.OpError, lambda: model.fit(data, data[:, :1], batch_size=4, verbose=0), "attached again")
 
 
 def check_graphs_that_are_no_more() -> None:

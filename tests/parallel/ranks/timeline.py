@@ -24,13 +24,13 @@ def shared_folder() -> Path:
 
 
 def events_of(trace: Trace, tensor: str) -> Trace:
-    """A tensor's events, without what introduces it."""
+    """A tensor's events, without metadata."""
     (process,) = (e["pid"] for e in trace if e.get("name") == "process_name" and e["args"].get("name") == tensor)
     return [event for event in trace if event["pid"] == process and event["ph"] != "M"]
 
 
 def traced(folder: Path, mark_cycles: bool = False) -> Trace:
-    """Two all-reduces, an all-gather and a mismatch, and what the timeline says of them (on rank 0; else nothing)."""
+    """Run two all-reduces, an all-gather and a mismatch. Returns the timeline's events on rank 0, else none."""
     path = folder / f"trace-{mark_cycles}.json"
     hvd.start_timeline(str(path), mark_cycles)
     for _ in range(2):
@@ -47,7 +47,7 @@ def traced(folder: Path, mark_cycles: bool = False) -> Trace:
 
 
 def check_the_same_name_in_a_process_set() -> None:
-    """What fewer ranks do has them in its name."""
+    """The timeline's name contains the members, if they are not all ranks."""
     if hvd.size() == 1:
         return
     hvd.shutdown()
@@ -109,7 +109,7 @@ def check_a_timeline_from_the_environment_is_complete_at_shutdown() -> None:
 
 
 def check_switching() -> None:
-    """The same file twice changes nothing; another one ends the first; a stop too many is harmless."""
+    """The same file twice changes nothing. Another file ends the first. One stop too many is harmless."""
     restart(TIMELINE="DYNAMIC")
     folder = shared_folder()
     hvd.stop_timeline()
@@ -119,7 +119,7 @@ def check_switching() -> None:
     if hvd.rank() == 0:
         one = str(json.loads((folder / "one").read_text()))
         assert "allreduce.first" in one and "allreduce.second" in one
-        assert json.loads((folder / "two").read_text())  # complete, though it goes on
+        assert json.loads((folder / "two").read_text())  # complete, although the timeline goes on
     hvd.stop_timeline()
     hvd.stop_timeline()
     if hvd.rank() == 0:
@@ -132,7 +132,7 @@ def check_switching() -> None:
 def check_errors() -> None:
     require_error(ValueError, lambda: hvd.start_timeline("x.json"), "HVDLITE_TIMELINE=DYNAMIC")
     restart(TIMELINE="DYNAMIC")
-    hvd.start_timeline("/nowhere/to/be/found.json")  # an error in the log
+    hvd.start_timeline("/nowhere/to/be/found.json")  # this is an error in the log
     assert not os.path.exists("/nowhere") and not runtime.current().observers
     hvd.shutdown()
     for call in (hvd.stop_timeline, lambda: hvd.start_timeline("x.json")):
