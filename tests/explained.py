@@ -16,4 +16,10 @@ EXPLAINED: dict[str, str] = {
         "Horovod's signature of LearningRateScheduleCallback, whose arguments scripts give by position."
     ),
     "hvdlite.tensorflow.aggregation.__init__: 9 parameters": "Horovod's signature of LocalGradientAggregationHelper.",
+    "hvdlite.torch.attach.slots: alias.data": (
+        "The attribute is torch's: only assigning it gives an existing tensor other memory."
+    ),
+    "hvdlite.torch.sync_batch_norm.__init__: 9 parameters": (
+        "The parameters are those of torch.nn.BatchNorm2d and Horovod's process_set."
+    ),
 }

@@ -23,7 +23,7 @@ In every step a gradient walks through these modules:
     results    lie in views of the buckets; `use` tells which parameters had a gradient on any rank
 
 Beside that walk: `sparse` gathers rows instead of reducing. `accumulator` adds up several passes. `replica_check`
-compares weights between ranks, for Keras and TensorFlow through `watched`. `renewal` has the rules for attaching an
+compares weights between ranks, for Keras and TensorFlow through `watched`. `attaching` has the rules for attaching an
 optimizer again. `registry` keeps a process' record of variables and reductions. `framework`, `tensors` and `variables`
 are what this room knows of a framework.
 

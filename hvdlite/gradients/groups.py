@@ -33,6 +33,14 @@ class Groups:
         known = {key: number for number, group in enumerate(self.members) for key in group}
         return [known.get(key) for key in keys]
 
+    def among(self, keys: Sequence[Hashable]) -> Groups:
+        """These groups as lists of keys, for these parameters alone: parameters that come later join no group."""
+        members: dict[int, list[Hashable]] = {}
+        for key, number in zip(keys, self.numbers(keys), strict=True):
+            if number is not None:
+                members.setdefault(number, []).append(key)
+        return Groups(members=tuple(map(tuple, members.values())))
+
 
 def parse_groups(groups: object, key: Callable[[object], Hashable], what: str) -> Groups:
     """Parse the user's `groups=`.

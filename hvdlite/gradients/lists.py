@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from weakref import finalize, ref
 
-from hvdlite.gradients import renewal
+from hvdlite.gradients import attaching
 from hvdlite.gradients.accumulator import Accumulator
 from hvdlite.gradients.exchange import Contents, Exchange
 from hvdlite.gradients.framework import Framework
@@ -62,7 +62,7 @@ class Enrolment:
 
 
 class Gradients:
-    """Reduces lists of gradients over all ranks of a process set. A `renewal.Renewable`.
+    """Reduces lists of gradients over all ranks of a process set. `elastic.run` renews them.
 
     Attributes:
         settings: The user's settings.
@@ -150,7 +150,7 @@ class Gradients:
 
     def renew(self) -> None:
         """Go on under the present runtime with the same exchanges, to which graphs refer. Collective."""
-        if not renewal.can_renew(self.settings.process_set) or self.user() is None:  # without a user, `end` follows
+        if not attaching.can_renew(self.settings.process_set) or self.user() is None:  # without a user, `end` follows
             return
         if self.sums:
             self.sums.clear()
@@ -166,12 +166,15 @@ class Gradients:
         return self.enrolment.lane
 
     def require_replaceable(self) -> None:
-        """Raise RuntimeError unless the user may attach the optimizer again (`renewal.require_replaceable`)."""
-        renewal.require_replaceable(self, shared=bool(self.settings.process_set.included()))
+        """Raise RuntimeError unless another may take this one's place.
+
+        Where `elastic.run` has renewed this one, the function that it calls again may attach another.
+        """
+        attaching.require_replaceable(self.alive, self.renewed, self.settings.process_set)
 
     def require_alive(self) -> None:
-        """Raise RuntimeError or RemovedError if gradients cannot be reduced (`renewal.require_alive`)."""
-        renewal.require_alive(self)
+        """Raise RuntimeError when gradients would not be reduced, RemovedError when the process set was removed."""
+        attaching.require_alive(self.alive, self.group, shared=self.group is not None)
 
     # Reducing
 

@@ -15,7 +15,7 @@ from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 when_started.append(choose_gpu)
-if is_initialized() and not is_child():  # whose workers leave GPUs alone
+if is_initialized() and not is_child():  # a child of a rank leaves GPUs alone
     choose_gpu(local_rank())
 
 __all__ = [

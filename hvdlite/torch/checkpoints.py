@@ -1,11 +1,11 @@
-"""Checkpoints of PyTorch: what `torch.save` writes, a dict of state_dicts and plain data."""
+"""Checkpoints of PyTorch: files of `torch.save` with a dict of state_dicts and plain data."""
 
 from __future__ import annotations
 
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 import torch
 
@@ -19,72 +19,74 @@ from hvdlite.checkpoints.checkpoint import (
     random_states,
     set_random_states,
 )
-from hvdlite.torch.functions import load_in_place
+from hvdlite.torch.functions import Stateful, is_stateful, load_in_place
 
 
-def save(path: File, /, *, rng: bool = False, **what: Any) -> None:
-    """Save a checkpoint, which rank 0 writes: `hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch + 1)`.
+def save(path: File, /, *, rng: bool = False, **what: object) -> None:
+    """Save a checkpoint: `hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch + 1)`.
 
-    The file takes its name when it is whole; until then an older one stays. It is torch's:
-    `torch.load(path, weights_only=True)` gives a dict of what was given. Collective; waits until the file is written.
+    Rank 0 writes the file. The file takes its name once it is whole; until then an older file stays. Collective; waits
+    until the file is written. `torch.load(path, weights_only=True)` reads the file, and returns a dict of `what`.
 
     Args:
-        path: of the file, on rank 0's host; the others' paths do not matter.
-        rng: save each rank's generators of random numbers, too: torch's, those of its GPU, Python's and NumPy's.
-        what: by name, objects with state_dict() and load_state_dict() (models, optimizers, schedulers, a GradScaler),
-            and extras: tensors and plain data. NumPy's numbers become Python's.
+        path: The file on rank 0's host. Other ranks' paths are ignored.
+        rng: Whether to save each rank's generators of random numbers: torch's, its GPU's, Python's and NumPy's.
+        **what: By name, objects with state_dict() and load_state_dict() (models, optimizers, schedulers, a GradScaler),
+            and extras: tensors and plain data. NumPy numbers become Python numbers.
 
     Raises:
-        OSError: on every rank, where rank 0 cannot write the file (no room, no such folder, read-only). An older file
-            is as before.
-        TypeError: on every rank, for an extra that is no plain data. Types that were given to
-            torch.serialization.add_safe_globals are.
-        ValueError: on every rank, where ranks give other names.
+        OSError: Rank 0 cannot write the file (no room, no such folder, read-only); on every rank. An older file stays
+            as it is.
+        TypeError: An extra is not plain data, nor of a type that was given to torch.serialization.add_safe_globals; on
+            every rank.
+        ValueError: Ranks give different names; on every rank.
     """
     checkpoint.save(TorchFormat(), path, what, rng)
 
 
-def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: Any) -> dict[str, Any]:
-    """Restore a checkpoint on every rank, which rank 0 reads:
+def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: object) -> dict[str, Any]:
+    """Restore a checkpoint on every rank:
 
         start = hvd.load("run.pt", missing_ok=True, model=model, optimizer=optimizer, epoch=0)["epoch"]
 
-    Files of your own `torch.save({"model": model.state_dict(), ...}, path)` load, too. Collective; waits for all ranks.
-    The next steps compare the ranks' weights, as the first ones did.
+    Rank 0 reads the file. Files of your own `torch.save({"model": model.state_dict(), ...}, path)` load as well.
+    Collective; waits for all ranks. The next steps compare the ranks' weights, as at the beginning of training.
 
     Args:
-        path: of the file, on rank 0's host; the others' paths do not matter.
-        missing_ok: where there is no such file, restore nothing.
-        rng: restore each rank's generators of random numbers. If the file is of another number of ranks, rank 0 logs a
-            warning, and all generators stay as they are.
-        what: by name, objects to restore in place, on whichever device they are; and defaults of extras.
+        path: The file on rank 0's host. Other ranks' paths are ignored.
+        missing_ok: Whether to restore nothing, instead of raising an error, if there is no such file.
+        rng: Whether to restore each rank's generators of random numbers. If the file was saved by another number of
+            ranks, rank 0 logs a warning, and all generators stay as they are.
+        **what: By name, objects to restore in place, on any device; and defaults for extras.
 
     Returns:
-        What else the file has, by name: extras, and the states of objects that were not given. And the defaults of
-        extras that it has not.
+        The other contents of the file by name: extras, and states of objects that were not given. Extras that the file
+        lacks have their defaults.
 
     Raises:
-        OSError: on every rank, where rank 0 cannot read the file; FileNotFoundError where there is none.
-        ValueError: on every rank, where the file lacks an object that is given, or ranks give other names. Nothing has
-            been restored then.
-        pickle.UnpicklingError: on every rank, for a file with more than plain data in it. Call
+        OSError: Rank 0 cannot read the file; on every rank. FileNotFoundError if there is none.
+        ValueError: The file lacks an object that was given, or ranks give different names; on every rank. Nothing has
+            been restored.
+        pickle.UnpicklingError: The file has more than plain data in it; on every rank. Call
             torch.serialization.add_safe_globals with types that you trust.
-        Exception: what an object raises that the state does not fit; HvdliteError on the other ranks. Some objects may
-            have been restored then.
+        Exception: A state does not fit an object: that object's error, and HvdliteError on other ranks. Some objects
+            may have been restored.
     """
     return checkpoint.load(TorchFormat(), path, what, missing_ok, rng)
 
 
 class TorchFormat:
-    """A `hvdlite.checkpoints.Format`."""
+    """The `hvdlite.checkpoints.Format` of torch's files."""
 
-    def prepare(self, what: Mapping[str, Any]) -> None:
-        pass
+    def prepare(self, what: Mapping[str, object]) -> None:
+        """Do nothing: torch's objects always hold their state."""
 
-    def has_state(self, value: Any) -> bool:
-        return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    def has_state(self, value: object) -> TypeGuard[Stateful]:
+        """Whether a value is restored in place. Otherwise it is an extra."""
+        return is_stateful(value)
 
-    def write(self, file: BinaryIO, what: Mapping[str, Any]) -> None:
+    def write(self, file: BinaryIO, what: Mapping[str, object]) -> None:
+        """Write states and extras. Raises TypeError for an extra that is not plain data."""
         states = {name: plain(value.state_dict() if self.has_state(value) else value) for name, value in what.items()}
         torch.save(states, file)
         file.flush()
@@ -93,7 +95,8 @@ class TorchFormat:
             name = next(name for name in [*extras, *what] if not is_safe(alone(states[name])))
             raise not_plain(name, what[name])
 
-    def read(self, file: BinaryIO) -> dict[str, Any]:
+    def read(self, file: BinaryIO) -> dict[str, object]:
+        """Read states and extras. Raises ValueError for a file of another kind."""
         try:
             found = torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
@@ -103,7 +106,8 @@ class TorchFormat:
             raise ValueError(f"the file has a {type(found).__name__}, not a dict of states and extras by name")
         return found
 
-    def restore(self, what: Mapping[str, Any], found: dict[str, Any]) -> None:
+    def restore(self, what: Mapping[str, Stateful], found: dict[str, object]) -> None:
+        """Give each object its state."""
         for name, value in what.items():
             try:
                 if isinstance(value, torch.optim.Optimizer):
@@ -114,15 +118,17 @@ class TorchFormat:
                 error.add_note(f"hvd.load: {name!r} does not fit")
                 raise
 
-    def random_state(self, what: Mapping[str, Any]) -> Any:
+    def random_state(self, what: Mapping[str, object]) -> dict[str, Any]:
+        """Return the states of this rank's generators of random numbers."""
         return random_states()
 
-    def set_random_state(self, what: Mapping[str, Any], state: Any) -> None:
+    def set_random_state(self, what: Mapping[str, object], state: Mapping[str, Any]) -> None:
+        """Put this rank's generators into these states."""
         set_random_states(state)
 
 
-def is_safe(file: Any, mmap: bool = False) -> bool:
-    """Whether torch reads it without trust. mmap: tensors' values are not looked at."""
+def is_safe(file: str | BinaryIO, mmap: bool = False) -> bool:
+    """Whether torch reads a file without trusting code in it. mmap: whether to leave tensors' values on the disk."""
     try:
         torch.load(file, map_location="meta", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError:
@@ -130,8 +136,8 @@ def is_safe(file: Any, mmap: bool = False) -> bool:
     return True
 
 
-def alone(value: Any) -> BinaryIO:
-    """A file of one value."""
+def alone(value: object) -> BinaryIO:
+    """Return a file in memory with one value."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
@@ -139,13 +145,14 @@ def alone(value: Any) -> BinaryIO:
 
 
 def torchs_states() -> list[bytes]:
-    """Of torch's generator, and of the one on the current GPU, if that is in use."""
+    """Return the states of torch's generator on the CPU and, if a GPU is in use, of the one on the current GPU."""
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if used else [])]
     return [state.numpy().tobytes() for state in states]
 
 
 def set_torchs_states(states: Sequence[bytes]) -> None:
+    """Put torch's generators into these states."""
     own, *gpu = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states]
     torch.set_rng_state(own)
     if gpu and torch.cuda.is_available():

@@ -13,7 +13,13 @@ BF16Compressor = caster("BF16Compressor", "bfloat16", torch.is_floating_point, t
 
 
 class Compression:
-    """The compressors to choose from."""
+    """The compressors to choose from.
+
+    Attributes:
+        none: Tensors travel as they are.
+        fp16: Floating-point tensors travel as float16.
+        bf16: Floating-point tensors travel as bfloat16.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor

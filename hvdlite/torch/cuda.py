@@ -1,11 +1,10 @@
-"""Torch tensors on a GPU: as CuPy arrays of the same memory and back, and the streams that torch issues work on."""
+"""torch tensors on a GPU: as CuPy arrays on the same memory and back, and the streams on which torch issues work."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -16,10 +15,10 @@ from hvdlite.lanes.gpu_side import Gpu
 
 
 def to_array(tensor: torch.Tensor, dtype: DType) -> Array:
-    """A contiguous CUDA tensor's memory as a CuPy array. Raises HvdliteError where there is no CuPy."""
+    """Return a contiguous CUDA tensor's memory as a CuPy array of this dtype. Raises HvdliteError without CuPy."""
     gpu = gpu_at(tensor.device.index)
     with gpu.xp.cuda.Device(gpu.number):
-        if tensor.numel() == 0:  # CuPy would take what has no memory for the first GPU's
+        if tensor.numel() == 0:  # without memory, CuPy would take it for an array on the first GPU
             empty: Array = gpu.xp.empty(tuple(tensor.shape), dtype)
             return empty
         known = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # CuPy imports no bfloat16
@@ -28,7 +27,7 @@ def to_array(tensor: torch.Tensor, dtype: DType) -> Array:
 
 
 def to_tensor(array: Array) -> torch.Tensor:
-    """The array's memory as a tensor."""
+    """Return a CuPy array's memory as a tensor."""
     device = f"cuda:{arrays.device_of(array)}"
     if array.dtype == bfloat16:
         return torch.as_tensor(array.view("int16"), device=device).view(torch.bfloat16)
@@ -37,7 +36,7 @@ def to_tensor(array: Array) -> torch.Tensor:
 
 @cache
 def gpu_at(number: int) -> Gpu:
-    """A GPU as the core knows it, which from now on waits for torch's streams. Raises HvdliteError without CuPy."""
+    """Return a GPU for the core, which waits for torch's streams from now on. Raises HvdliteError without CuPy."""
     gpu = Gpu(cupy(), number)
     follow_torch()
     return gpu
@@ -45,12 +44,13 @@ def gpu_at(number: int) -> Gpu:
 
 @cache
 def follow_torch() -> None:
+    """Have the core wait for torch's current streams, and free torch's cached memory when a GPU has none left."""
     gpu_streams.FOLLOWED.append(lambda number: int(torch.cuda.current_stream(number).cuda_stream))
     gpu_streams.RELIEF.append(torch.cuda.empty_cache)
 
 
 def gpu_of(tensors: Iterable[torch.Tensor]) -> Gpu | None:
-    """The GPU that tensors lie on; None where all are on the host. Raises HvdliteError where they lie on several."""
+    """Return the GPU that tensors lie on; None if all lie on the host. Raises HvdliteError for several GPUs."""
     numbers = sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"})
     if len(numbers) > 1:
         raise HvdliteError(
@@ -62,23 +62,33 @@ def gpu_of(tensors: Iterable[torch.Tensor]) -> Gpu | None:
 
 @contextlib.contextmanager
 def on_torchs_stream(gpu: Gpu) -> Iterator[None]:
-    """Inside, what CuPy is told to do comes in order with what torch is, on torch's current stream."""
+    """Within this context, CuPy issues its work on torch's current stream, in order with torch's work."""
     stream = torch.cuda.current_stream(gpu.number).cuda_stream
     with gpu.xp.cuda.Device(gpu.number), gpu.xp.cuda.ExternalStream(stream):
         yield
 
 
 class Streams:
-    """Autograd computes gradients on several streams, one at a time: each goes on behind the one before, so that what
-    is behind the last is behind all."""
+    """The streams of one GPU on which autograd computes gradients, one stream at a time.
+
+    Each stream waits for the one before it. Work that waits for the last stream therefore waits for all gradients.
+
+    Attributes:
+        number: The GPU's number.
+        last: The last stream; None before the first gradient.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.last: torch.cuda.Stream | None = None
 
     def join(self, pack: Callable[[], None]) -> None:
-        """The current stream goes on behind the last. pack: called on that one, whose gradients it lets go of: their
-        memory would be used again there before another stream had read them."""
+        """Have the current stream wait for the last one.
+
+        Args:
+            pack: Copies the gradients computed so far, and frees them. It is called on the last stream: otherwise that
+                stream would use their memory again before another stream has read them.
+        """
         current = torch.cuda.current_stream(self.number)
         if current != self.last:
             if self.last is not None:
@@ -89,15 +99,23 @@ class Streams:
 
 
 def choose_gpu(local_rank: int) -> None:
-    """Make the GPU with this rank's number on its host torch's current one, where the script has not chosen nor used
-    any: without it every rank's `model.cuda()` would go to the first."""
+    """Make the GPU with this rank's number on its host torch's current one, unless the script has used a GPU already.
+
+    Otherwise `model.cuda()` would use the first GPU on every rank.
+
+    Args:
+        local_rank: This rank's number among the ranks of its host.
+    """
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if torch.cuda.is_available() and not used and torch.cuda.device_count() > 1:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
 
 
-def on_cpu(state: Any) -> Any:
-    """Nested dicts, lists and tuples with their CUDA tensors copied to the host: another rank may have no such GPU."""
+def on_cpu(state: object) -> object:
+    """Return nested dicts, lists and tuples with their CUDA tensors copied to the host.
+
+    Another rank may not have the same GPU.
+    """
     if isinstance(state, torch.Tensor):
         return state.cpu()
     if isinstance(state, dict):

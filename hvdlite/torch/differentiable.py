@@ -1,28 +1,46 @@
-"""Collectives that autograd goes through: what makes the results, and what makes the gradients, as two functions."""
+"""Collectives that autograd can differentiate: one function makes the results, another makes the gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import torch
 
+Back: TypeAlias = Callable[..., Sequence[torch.Tensor]]
+"""Makes the inputs' gradients from the results' gradients."""
+
+
+class Context(Protocol):
+    """autograd's context of one call."""
+
+    back: Back
+
 
 class Differentiable(torch.autograd.Function):
+    """A function whose gradients another function makes."""
+
     @staticmethod
-    def forward(ctx: Any, make: Callable[..., Any], back: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Context, make: Callable[..., tuple[torch.Tensor, ...]], back: Back, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         ctx.back = back
         return make(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Context, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return None, None, *ctx.back(*grads)
 
 
 def differentiable(
-    make: Callable[..., tuple[torch.Tensor, ...]], back: Callable[..., Sequence[torch.Tensor]],
-    tensors: Sequence[torch.Tensor],
+    make: Callable[..., tuple[torch.Tensor, ...]], back: Back, tensors: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """make(*tensors), whose gradients are back(*gradients of the results), one per tensor. Autograd keeps `back`, with
-    whatever that refers to: let no input be among it."""
+    """Return make(*tensors), and have autograd call `back` for the gradients.
+
+    Args:
+        make: Makes the results.
+        back: Called with the results' gradients; returns one gradient per tensor. Autograd keeps `back` with all that
+            it refers to, so it must not refer to the tensors.
+        tensors: The inputs.
+    """
     return Differentiable.apply(make, back, *tensors)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,9 +1,9 @@
-"""Starting alike: parameters and optimizer state of one rank, given to all."""
+"""Parameters and optimizer state of one rank, given to all ranks, so that training starts from the same model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol, TypeGuard, cast
 
 import torch
 
@@ -20,20 +20,40 @@ __all__ = [
     "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "broadcast_variables",
 ]  # fmt: skip
 
-HELD = ("param_groups", "state")  # what users, schedulers and wrappers hold on to
+HELD = ("param_groups", "state")
+"""The attributes of an optimizer that users, schedulers and wrappers keep references to."""
 LARGE_BYTES = 64 * 1024
-"""From which size on a tensor of an optimizer's state is not pickled with the rest."""
+"""The size from which a tensor of an optimizer's state travels by itself instead of being pickled."""
+
+
+class Stateful(Protocol):
+    """An object with a state: a module, an optimizer, a scheduler, a GradScaler."""
+
+    def state_dict(self) -> object: ...
+    def load_state_dict(self, state_dict: Any, /) -> object: ...
+
+
+def is_stateful(value: object) -> TypeGuard[Stateful]:
+    """Whether a value has a `state_dict` and a `load_state_dict`."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 @calling("hvd.broadcast_parameters")
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[torch.Tensor | tuple[str, torch.Tensor]], root_rank: int,
+    params: Mapping[str, object] | Iterable[torch.Tensor | tuple[str, torch.Tensor]], root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrite tensors with root_rank's, in place. params: `model.state_dict()`, `model.named_parameters()`, a list
-    of tensors or of (name, tensor) pairs; values that are no tensors are left alone. Waits for all ranks of the process
-    set. Raises MismatchError with a diff, on every rank, where names, shapes or dtypes differ; ValueError for anything
-    else.
+    """Overwrite tensors with root_rank's, in place. Collective; waits for all ranks of the process set.
+
+    Args:
+        params: `model.state_dict()`, `model.named_parameters()`, or a list of tensors or of (name, tensor) pairs. In a
+            dict, values that are no tensors are left alone.
+        root_rank: The global rank whose values are taken.
+        process_set: The ranks that take part.
+
+    Raises:
+        MismatchError: Names, shapes or dtypes differ between ranks; on every rank, with a diff.
+        ValueError: `params` is something else, or root_rank is not a member of the process set.
     """
     tensors = [(name, value) for name, value in named_values(params) if isinstance(value, torch.Tensor)]
     memories = []
@@ -45,8 +65,8 @@ def broadcast_parameters(
         deliver(None)
 
 
-def named_values(params: Any) -> list[tuple[str, Any]]:
-    """(name, value) pairs, in the same order on all ranks. Raises ValueError for what has none."""
+def named_values(params: object) -> list[tuple[str, object]]:
+    """Return (name, value) pairs, in the same order on all ranks. Raises ValueError if `params` has none."""
     if isinstance(params, Mapping):
         for name, value in params.items():
             if isinstance(value, Mapping) and any(isinstance(each, torch.Tensor) for each in value.values()):
@@ -62,15 +82,24 @@ def named_values(params: Any) -> list[tuple[str, Any]]:
 
 @calling("hvd.broadcast_optimizer_state")
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set
+    optimizer: torch.optim.Optimizer, root_rank: int, model: object = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give every rank root_rank's optimizer state and options (learning rates, ...), through `load_state_dict`, in the
-    groups and the state that there are.
+    """Give every rank root_rank's optimizer state and options (learning rates, ...). Waits for all ranks of the set.
 
-    The ranks that have no state yet get it from the root: no step is taken to create it, so parameters do not move.
-    Large tensors travel by themselves, so that others need memory for one copy of the state. model: accepted for
-    Horovod's sake. Raises ValueError for LBFGS, whose state is not tensors by parameter, TypeError for what is no
-    optimizer: a module, a scheduler.
+    Changes the optimizer's groups and state in place. Ranks without state get the root's: no step is taken to create
+    the state, so no parameter moves. Large tensors travel one by one, so that each rank needs memory for one copy of
+    the state.
+
+    Args:
+        optimizer: The optimizer.
+        root_rank: The global rank whose state is taken.
+        model: Ignored; accepted for Horovod's sake.
+        process_set: The ranks that take part.
+
+    Raises:
+        ValueError: The optimizer is an LBFGS, since its state is not tensors by parameter.
+        TypeError: `optimizer` is no optimizer but a module, say, or a scheduler.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state cannot serve torch.optim.LBFGS")
@@ -78,14 +107,14 @@ def broadcast_optimizer_state(
         raise TypeError(not_an_optimizer(optimizer))
     mine, large = runtime.rank() == root_rank, list[torch.Tensor]()
 
-    def take_out(value: Any) -> Any:
-        """A tensor on no device in place of a large one."""
+    def take_out(value: object) -> object:
+        """Return a tensor on no device in place of a large one."""
         if not is_large(value):
             return value
         large.append(value)
         return torch.empty_like(value, device="meta")
 
-    def put_in(value: Any) -> Any:
+    def put_in(value: object) -> object:
         if not (isinstance(value, torch.Tensor) and value.is_meta):
             return value
         large.append(torch.empty_like(value, device="cpu"))
@@ -99,36 +128,41 @@ def broadcast_optimizer_state(
         load_in_place(optimizer, state)
 
 
-def not_an_optimizer(given: Any) -> str:
-    """Why broadcast_optimizer_state refuses this, and what serves it."""
+def not_an_optimizer(given: object) -> str:
+    """Return the text of an error: `given` is no optimizer, and which function takes it."""
     text = f"broadcast_optimizer_state takes a torch optimizer, not {type(given).__name__}"
     if isinstance(given, torch.nn.Module):
         return f"{text}: give its state_dict() to hvd.broadcast_parameters"
-    if hasattr(given, "load_state_dict") and hasattr(given, "state_dict"):
+    if is_stateful(given):
         return (
-            f"{text}: hvd.save and hvd.load restore one alike on all ranks. Without a file, call "
+            f"{text}: hvd.save and hvd.load restore it on all ranks. Without a file, call "
             "scheduler.load_state_dict(hvd.broadcast_object(scheduler.state_dict(), root_rank)) on all ranks"
         )
     return text
 
 
 @torch.no_grad()
-def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """`load_state_dict`, but into the groups, the state and the tensors among options that there are, to which users,
-    schedulers and wrappers hold on, and in the root's dtypes, where that function casts to the parameters'."""
-    if not isinstance(optimizer, torch.optim.Optimizer):  # what is like one: it knows what it holds
+def load_in_place(optimizer: Stateful, state: object) -> None:
+    """Load a state_dict into an optimizer, without replacing the groups, the state and the tensors among the options.
+
+    Users, schedulers and wrappers keep references to these. Unlike `load_state_dict`, this keeps the dtypes of the
+    given state, instead of casting to the parameters' dtypes. An object that only resembles an optimizer loads the
+    state itself.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer.load_state_dict(state)
         return
     before = [(each, name, vars(each)[name]) for each in with_inner(optimizer) for name in HELD if name in vars(each)]
-    optimizer.load_state_dict(state)
-    given = state.get("state")
+    loadable = cast("dict[str, object]", state)
+    optimizer.load_state_dict(loadable)
+    given = loadable.get("state")
     for index, p in enumerate(flat(optimizer.param_groups)):
         its = given.get(index) if isinstance(given, dict) else None
         for name, value in its.items() if isinstance(its, dict) else ():
             loaded = optimizer.state[p].get(name)
             if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
                 optimizer.state[p][name] = value.to(loaded.device)
-    filled: set[int] = set()  # by id(): wrappers share groups with those inside
+    filled: set[int] = set()  # by id(): wrappers share groups with the optimizers inside
     for each, name, old in before:
         new, vars(each)[name] = vars(each)[name], old
         if new is not old and id(old) not in filled:
@@ -140,7 +174,7 @@ def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
 def with_inner(
     optimizer: torch.optim.Optimizer, found: Sequence[torch.optim.Optimizer] = ()
 ) -> list[torch.optim.Optimizer]:
-    """Those found, the optimizer, and what it has inside (SAM, Lookahead), at any depth."""
+    """Return the optimizers found so far, this one, and those inside it (SAM, Lookahead), at any depth."""
     everyone = [*found, optimizer]
     for value in vars(optimizer).values():
         if isinstance(value, torch.optim.Optimizer) and not any(value is each for each in everyone):
@@ -148,8 +182,8 @@ def with_inner(
     return everyone
 
 
-def replace(old: Any, new: Mapping[Any, Any]) -> None:
-    """Give one mapping what is in the other. A tensor in the place of one like it is copied there."""
+def replace(old: MutableMapping[object, object], new: Mapping[object, object]) -> None:
+    """Give one mapping the contents of another. Tensors of the same shape are copied in place."""
     for key in old.keys() - new.keys():
         del old[key]
     for key, value in new.items():
@@ -160,16 +194,16 @@ def replace(old: Any, new: Mapping[Any, Any]) -> None:
             old[key] = value
 
 
-def is_large(value: Any) -> bool:
-    """Whether it is a plain tensor, each of whose elements has its place in memory, that is worth a message."""
+def is_large(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a plain tensor, dense in memory, that is large enough for a message of its own."""
     return (
         type(value) is torch.Tensor and value.layout is torch.strided and value.dtype in DTYPES
         and value.nbytes >= LARGE_BYTES and torch.empty_like(value, device="meta").stride() == value.stride()
     )  # fmt: skip
 
 
-def with_values(state: Any, change: Callable[[Any], Any]) -> Any:
-    """An optimizer's state_dict with other values of its parameters' state. That of another kind as it is."""
+def with_values(state: object, change: Callable[[object], object]) -> object:
+    """Return an optimizer's state_dict with changed values of the parameters' state. Any other state stays as it is."""
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         return state
     each = {key: {name: change(value) for name, value in its.items()} if isinstance(its, dict) else its
@@ -178,8 +212,19 @@ def with_values(state: Any, change: Callable[[Any], Any]) -> Any:
 
 
 @calling("hvd.broadcast_variables")
-def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
-    """Give every rank root_rank's weights (a module, tensors in a dict or sequence) or optimizer state."""
+def broadcast_variables(variables: object, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
+    """Give every rank root_rank's weights or optimizer state, in place. Waits for all ranks of the process set.
+
+    Args:
+        variables: A module, an optimizer, a tensor, or tensors in a dict or a sequence.
+        root_rank: The global rank whose values are taken.
+        process_set: The ranks that take part.
+
+    Raises:
+        MismatchError: Names, shapes or dtypes differ between ranks; on every rank, with a diff.
+        TypeError: `variables` is a scheduler.
+        ValueError: `variables` is something else.
+    """
     if isinstance(variables, torch.optim.Optimizer):
         broadcast_optimizer_state(variables, root_rank, process_set=process_set)
     elif isinstance(variables, torch.nn.Module):
@@ -188,4 +233,4 @@ def broadcast_variables(variables: Any, root_rank: int = 0, process_set: Process
         raise TypeError(not_an_optimizer(variables))
     else:
         several = [variables] if isinstance(variables, torch.Tensor) else variables
-        broadcast_parameters(several, root_rank, process_set)
+        broadcast_parameters(cast("Iterable[torch.Tensor]", several), root_rank, process_set)

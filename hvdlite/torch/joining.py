@@ -1,10 +1,9 @@
-"""Ranks with fewer batches than others: `join()`, and a context in which nobody need call it."""
+"""Ranks with fewer batches than others: `join()`, and a context that calls it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from hvdlite.job import runtime
 from hvdlite.ops import join as joining
@@ -12,28 +11,37 @@ from hvdlite.torch.functions import broadcast_variables
 
 
 def join(device: int = -1) -> int:
-    """Wait until all ranks have joined; meanwhile the others' gradients go on being reduced, with zeros from here.
+    """Wait until all ranks have joined. Until then, this rank gives zeros to the others' reductions.
 
-    Returns the rank that joined last, whose weights are the newest: those of the others have not moved since they
-    joined. device: accepted for Horovod's sake.
+    Args:
+        device: Ignored; accepted for Horovod's sake.
+
+    Returns:
+        The global rank that joined last. Its weights are the newest: a rank's weights do not change once it has joined.
     """
     return joining.join()
 
 
 @contextlib.contextmanager
-def uneven_inputs(*variables: Any) -> Iterator[None]:
-    """A training loop in which ranks may have different numbers of batches, or none.
+def uneven_inputs(*variables: object) -> Iterator[None]:
+    """A context for a training loop in which ranks may have different numbers of batches, or none.
 
         with hvd.uneven_inputs(model, optimizer):
             for images, labels in loader: ...
 
-    A rank whose loop has ended helps the others until all have; then every rank gets the last one's `variables`
-    (modules, optimizers: see `broadcast_variables`). Only all-reduces may be called in the loop. An exception in it
-    passes, and ends the job as usual.
+    At its end a rank joins, and waits until all ranks have; then `variables` are overwritten with the values of the
+    rank that joined last. Within the context ranks may only call all-reduces. An exception passes through, and ends the
+    job as usual.
+
+    Args:
+        *variables: Modules and optimizers, as for `broadcast_variables`.
+
+    Yields:
+        None.
     """
     yield
     last = joining.join()
     for each in variables:
         broadcast_variables(each, last)
     for attachment in runtime.current().attachments:
-        attachment.name_root("0")  # all have the last one's now
+        attachment.name_root("0")  # all ranks have the same weights now

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
-from hvdlite.gradients.compression import compressor
-from hvdlite.gradients.groups import groups_given, parse_groups
-from hvdlite.gradients.terms import Terms, passes_of
+from hvdlite.gradients import attaching
+from hvdlite.gradients.compression import Compressor
+from hvdlite.gradients.settings import Arguments
+from hvdlite.gradients.terms import passes_of
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
@@ -18,7 +19,7 @@ from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
 from hvdlite.torch.attach.adasum_steps import DeltaAttachment, attach_delta
 from hvdlite.torch.attach.attachment import Attachment, attach
 from hvdlite.torch.attach.parameters import flat
-from hvdlite.torch.attach.settings import Settings
+from hvdlite.torch.attach.settings import TorchSettings, parameter_key
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.private_api import takes_hooks
 
@@ -28,7 +29,7 @@ OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 def DistributedOptimizer(
     optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
     op: Op | int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -38,58 +39,74 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     replica_check: str | None = None,
 ) -> OptimizerT:
-    """Make every backward() end with gradients averaged over all ranks, as long as the optimizer lives. Returns it.
+    """Make every backward() end with gradients that are averaged over all ranks, as long as the optimizer lives.
 
     After `loss.backward()`, `p.grad` of every parameter of the optimizer is the ranks' average: clip it, unscale it,
-    step. The optimizer gains `synchronize()`, `skip_synchronize()`, `no_sync()`, `set_backward_passes_per_step()`, and
-    to be read `op`, `process_set` and `backward_passes_per_step`. Collective: every rank attaches the same optimizer to
-    the same model; a difference raises MismatchError with a diff on every rank before any gradient moves. In a job of
-    one rank nothing is attached but these.
+    and call `step()`. Each backward() waits for all ranks. The optimizer gains the methods `synchronize()`,
+    `skip_synchronize()`, `no_sync()` and `set_backward_passes_per_step()`, and the attributes `op`, `process_set` and
+    `backward_passes_per_step`. In a job of one rank it gains only these.
 
-    named_parameters: `model.named_parameters()`, for names in messages; by default parameters are numbered.
-    compression: `Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel; or one's own, with
-    Horovod's `compress(gradient) -> (tensor of its shape, context)` and `decompress(reduced tensor, context)`; it is
-    asked with zeros, too, for the dtype and where a rank has no gradient.
-    backward_passes_per_step: gradients are summed locally over that many backward() and reduced at the last.
-    op: Average or Sum (Min, Max, Product where they make sense); Adasum combines the ranks' steps instead of their
-    gradients, and takes none of the arguments about gradients but compression. gradient_predivide_factor: f divides
-    before the sum and multiplies after; with Average only. groups: a number of groups, or lists of
-    parameters, that are to travel together; num_groups: deprecated name for the number. sparse_as_dense: sparse
-    gradients travel dense.
-    process_set: the ranks that reduce together; on others nothing is attached but these. Its members attach.
-    replica_check: what happens where the ranks begin with different weights or optimizer state: "error" (by default),
-    "warn", or "off", which never compares them. By default what HVDLITE_REPLICA_CHECK says.
+    Collective: every rank attaches the same optimizer to the same model.
 
-    Raises ValueError or TypeError for arguments that cannot be right, RuntimeError where the optimizer is attached
-    already.
+    Args:
+        optimizer: A torch optimizer. It stays the same object.
+        named_parameters: `model.named_parameters()`, for names in messages; None: messages number the parameters.
+        compression: The dtype in which gradients travel: hvd.Compression.none, fp16 or bf16. Or your own class with
+            Horovod's `compress(gradient) -> (tensor of the same shape, context)` and `decompress(tensor, context)`. It
+            is also called with zeros: to find out the dtype, and where a rank has no gradient.
+        backward_passes_per_step: Gradients are summed on each rank over that many backward() calls, and reduced in the
+            last one.
+        op: hvd.Average or Sum; Min, Max and Product are possible. Adasum combines the ranks' steps instead of their
+            gradients, and ignores all arguments about gradients but compression.
+        gradient_predivide_factor: Gradients are divided by it before the sum, and multiplied by it after. With Average
+            only.
+        num_groups: Deprecated: a number for `groups`.
+        groups: A number of groups, or lists of parameters whose gradients travel together.
+        sparse_as_dense: Whether sparse gradients travel dense.
+        process_set: The ranks that reduce together. On other ranks the optimizer only gains the methods and attributes.
+        replica_check: What happens if the ranks begin with different weights or optimizer state: "error", "warn", or
+            "off", which never compares them. By default what HVDLITE_REPLICA_CHECK says, else "error".
+
+    Returns:
+        The same optimizer object.
+
+    Raises:
+        MismatchError: Optimizers, models or arguments differ between ranks; on every rank, with a diff, before any
+            gradient moves. Or ranks begin with different weights; at the end of the first backward().
+        ValueError: An argument cannot be right, or another attached optimizer has some of the parameters.
+        TypeError: `optimizer` is no torch optimizer, or another argument has a wrong type.
+        RuntimeError: The optimizer is attached already.
+        NotImplementedError: `op` is Adasum, and the ranks are not all ranks of the job, or no power of two.
     """
     require_unattached(optimizer)
-    op, passes, size = op_of(op), passes_of(backward_passes_per_step), runtime.size()
+    op, passes = op_of(op), passes_of(backward_passes_per_step)
+    adasum = op is Adasum and runtime.size() > 1
     if op is Adasum:
-        require_adasum(size, process_set is global_process_set)
+        require_adasum(runtime.size(), process_set is global_process_set)
     parameters = flat(optimizer.param_groups)
-    settings = Settings(
-        known=tuple(parameters),
-        names=names_of(parameters, named_parameters),
-        groups=groups_of(parameters, groups_given(groups, num_groups)),
-        terms=Terms(op, gradient_predivide_factor),
-        compression=compressor(compression),
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-        replica_check=runtime.replica_check(replica_check),
-    )
+    names = names_of(parameters, named_parameters)
+    asked = Arguments(
+        compression=compression, sparse_as_dense=sparse_as_dense, op=op, num_groups=num_groups, groups=groups,
+        gradient_predivide_factor=gradient_predivide_factor, process_set=process_set, replica_check=replica_check,
+    )  # fmt: skip
+    settings = TorchSettings.of(asked.checked(parameter_key, "parameters"), parameters, names)
     with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
-        if op is Adasum and size > 1:
-            attach_delta(optimizer, settings, compression)
+        if adasum:
+            attach_delta(optimizer, settings)
         else:
             attach(optimizer, settings, passes)
     optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)
     return optimizer
 
 
-def require_unattached(optimizer: Any) -> None:
-    """Raises TypeError for what is no optimizer, RuntimeError for one that is attached, unless by `elastic.run`: what
-    that calls again may attach, too. Forgets older attachments."""
+def require_unattached(optimizer: object) -> None:
+    """Refuse an optimizer that cannot be attached, and detach it from an earlier runtime.
+
+    Raises:
+        TypeError: It is no torch optimizer.
+        RuntimeError: It is attached already, and not by `elastic.run`: the function that `elastic.run` calls again may
+            attach its optimizer.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"DistributedOptimizer takes a torch optimizer first, not a {type(optimizer).__name__}: "
@@ -101,16 +118,19 @@ def require_unattached(optimizer: Any) -> None:
             "not have: attach that one, and wrap it then"
         )
     attached: Attachment | DeltaAttachment | None = optimizer.__dict__.get("_hvdlite")
-    if attached is not None and attached.alive and attached.group is not None and not attached.renewed:
-        raise RuntimeError("this optimizer is attached already: call hvd.DistributedOptimizer once")
     if attached is not None:
+        attaching.require_replaceable(attached.alive, attached.renewed, attached.settings.process_set)
         attached.detach()
 
 
 def names_of(
     parameters: Sequence[torch.nn.Parameter], named: Iterable[tuple[str, torch.nn.Parameter]] | None
-) -> dict[int, str]:
-    """Parameter names by id(). Raises ValueError for what are no pairs, repeated names, or parameters left out."""
+) -> Mapping[int, str]:
+    """Return the parameters' names by id(); empty without names.
+
+    Raises:
+        ValueError: `named` has no (name, parameter) pairs, or repeats a name, or leaves out a parameter.
+    """
     if named is None:
         return {}
     pairs = list(named) if isinstance(named, Iterable) else [None]
@@ -123,21 +143,6 @@ def names_of(
     if missing := sum(id(p) not in by_id for p in parameters):
         raise ValueError(
             f"named_parameters, {len(pairs)} of them, leaves out {missing} of the optimizer's {len(parameters)} "
-            "parameters: give those of all of its models; a generator can be read only once"
+            "parameters: give those of all of its models. A generator can be read only once"
         )
     return by_id
-
-
-def groups_of(parameters: Sequence[torch.nn.Parameter], groups: object) -> dict[int, int]:
-    """Group numbers by id() of the parameters. Raises ValueError as `parse_groups`, and for members that are no
-    tensors."""
-    keys = [id(p) for p in parameters if p.requires_grad]
-    numbers = parse_groups(groups, parameter_key, "parameters").numbers(keys)
-    return {key: number for key, number in zip(keys, numbers, strict=True) if number is not None}
-
-
-def parameter_key(found: object) -> int:
-    """What a parameter in `groups=` is known by. Raises ValueError for what is no tensor."""
-    if not isinstance(found, torch.Tensor):
-        raise ValueError(f"groups must be a number or lists of parameters: {found!r} is no tensor")
-    return id(found)

@@ -1,7 +1,7 @@
-"""Names that torch keeps to itself, and hvdlite needs: the only file that uses them.
+"""Private names of torch that hvdlite needs. No other file uses private names.
 
-torch may change such a name in any release. `require` raises an error that says which one is gone, when an optimizer is
-attached. tests/unit/test_torch_private_api.py has a test for each.
+torch may change such a name in any release. When an optimizer is attached, `require` raises an error if a name is gone.
+tests/unit/test_torch_private_api.py has a test for each name.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 from operator import attrgetter
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import torch
+from torch.autograd.graph import Node
 
 from hvdlite.errors import HvdliteError
 
@@ -29,11 +30,11 @@ NEEDED = {
     "_foreach_copy_": "to copy many gradients by one call",
     "optim.Optimizer.profile_hook_step": "to find out whether a step() is part of another one",
 }
-"""By name inside torch: what for."""
+"""The purpose of each name inside torch."""
 
 
 def found(name: str) -> Any:
-    """What torch has by this name; None where it has none."""
+    """Return torch's object of this name; None if there is none."""
     try:
         return attrgetter(name)(torch)
     except AttributeError:
@@ -41,7 +42,7 @@ def found(name: str) -> Any:
 
 
 def require() -> None:
-    """Raise HvdliteError where torch lacks a name that hvdlite needs."""
+    """Raise HvdliteError if torch lacks a name that hvdlite needs."""
     for name, purpose in NEEDED.items():
         if found(name) is None and not is_none_by_nature(name):
             raise HvdliteError(
@@ -56,30 +57,30 @@ def is_none_by_nature(name: str) -> bool:
     return bool(owner) and hasattr(found(owner), attribute)
 
 
-def missing(*_: Any) -> Any:
-    """Takes the place of a function that torch lacks. `require` has raised before it can be called."""
+def missing(*_: object) -> NoReturn:
+    """Stand for a function that torch lacks. `require` raises before this can be called."""
     raise HvdliteError("this version of torch lacks a function that hvdlite needs")
 
 
-# Functions of C that loops over many gradients call: no function of Python's is between.
+# C functions for loops over many gradients. No Python function wraps them.
 
 current_run: Callable[[], int] = found("_C._current_graph_task_id") or missing
-"""The number of the run of autograd's engine that this thread is in; -1: in none."""
+"""Return the number of this thread's run of autograd's engine; -1 outside of a run."""
 
 queue_callback: Callable[[Callable[[], None]], None] = (
     found("autograd.Variable._execution_engine.queue_callback") or missing
 )
-"""Have a function called when this thread's run of autograd's engine ends."""
+"""Have a function called at the end of this thread's run of autograd's engine."""
 
 storage_uses: Callable[[int], int] = found("_C._storage_Use_Count") or missing
-"""How many tensors and storages have the memory of a storage, given by its number."""
+"""Return how many tensors and storages use the memory of a storage, given by its number."""
 
 version: Callable[[torch.Tensor], int] = attrgetter("_version")
-"""How often a tensor has been changed in place."""
+"""Return how often a tensor has been changed in place."""
 
 
 def storage_number(storage: torch.UntypedStorage) -> int:
-    """The number by which torch knows a storage. Valid as long as the storage lives."""
+    """Return torch's number of a storage. It is valid as long as the storage lives."""
     return int(storage._cdata)
 
 
@@ -99,13 +100,13 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return bool(torch._debug_has_internal_overlap(tensor) == 1)  # at::MemOverlap::Yes
 
 
-def hooks_after_accumulation(tensor: torch.Tensor) -> dict[int, Callable[[torch.Tensor], Any]]:
-    """The hooks that run once autograd has added to a parameter's gradient, in their order."""
+def hooks_after_accumulation(tensor: torch.Tensor) -> dict[int, Callable[[torch.Tensor], object]]:
+    """Return the hooks that run when autograd has added to a parameter's gradient, in their order."""
     return getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
 
 
 def renew_hooks_after_accumulation(tensor: torch.Tensor) -> None:
-    """Tell autograd of the hooks that Python has: torch.utils.swap_tensors may leave them to Python alone."""
+    """Register a tensor's Python hooks with autograd again: torch.utils.swap_tensors may have lost them there."""
     tensor._post_accumulate_grad_hooks = tensor._post_accumulate_grad_hooks
 
 
@@ -113,26 +114,28 @@ def renew_hooks_after_accumulation(tensor: torch.Tensor) -> None:
 
 _function = vars(found("autograd.function.BackwardCFunction") or object)
 APPLY = {id(_function[name].__code__) for name in ("apply", "apply_boxed") if name in _function}
-"""The code that runs the backward of a user's autograd function, by id(). The frame's `self` is the node."""
+"""The code that runs the backward of an autograd function, by id(). The frame's `self` is the node."""
 _around = found("optim.Optimizer.profile_hook_step")
 AROUND_STEP: str = _around(lambda: None).__code__.co_qualname if _around else ""
-"""The name of the function that calls hooks around a step."""
+"""The name of the function that calls the hooks around step()."""
 
 
-def outermost_node() -> Any:
-    """The node of the outermost run inside which this thread is in a nested one; None: the run is not nested."""
+def outermost_node() -> Node | None:
+    """Return the node of the outermost run around this thread's run; None if the run is not nested."""
     frame: FrameType | None = sys._getframe(1)
     node = None
     while frame is not None:
         if id(frame.f_code) in APPLY:
-            node = frame.f_locals["self"]
+            node = cast(Node, frame.f_locals["self"])
         frame = frame.f_back
     return node
 
 
 def step_is_nested(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step() is part of another one of the same optimizer, as where a subclass extends it: torch calls hooks
-    around each."""
+    """Whether the present step() is part of another step() of the same optimizer, as in a subclass.
+
+    torch calls hooks around each.
+    """
     frame: FrameType | None = sys._getframe(1)
     steps = 0
     while frame is not None:
@@ -143,55 +146,54 @@ def step_is_nested(optimizer: torch.optim.Optimizer) -> bool:
 
 # Modules and optimizers
 
-
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm
-"""The base of all batch normalizations."""
+"""The base class of all batch normalizations."""
 
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
-    """A module's children by name, also one that has two names."""
+    """Return a module's children by name. A child may have several names."""
     children: dict[str, torch.nn.Module | None] | None = vars(module).get("_modules")
     if children is None:
         raise HvdliteError(f"torch {torch.__version__} keeps a module's children elsewhere than in _modules")
     return children
 
 
-
 SCALES = "_step_supports_amp_scaling"
-"""The attribute by which an optimizer tells a GradScaler that its step() divides by the scale."""
+"""The attribute by which an optimizer declares to a GradScaler that its step() divides by the scale."""
 
 
 def takes_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether Optimizer.__init__ has made what step() hooks are kept in."""
+    """Whether an optimizer can have hooks around step(): its class has called Optimizer.__init__."""
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def names_of_step_hooks() -> tuple[str, str]:
-    """The attributes in which an optimizer keeps its hooks around step()."""
+    """Return the names of the attributes in which an optimizer keeps its hooks around step()."""
     return "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 
 
 # torch.compile
 
 AUTOGRAD = "torch._dynamo.compiled_autograd"
-"""The module, where it has been imported."""
+"""The module of compiled autograd, which may not have been imported."""
 
 
-def rules_of_dynamo() -> Any:
-    """What says which modules dynamo does not trace; None where dynamo is not in use: to import it takes seconds."""
+def rules_of_dynamo() -> object:
+    """Return dynamo's rules of what it does not trace; None if dynamo has not been imported, which takes seconds."""
     return getattr(sys.modules.get("torch._dynamo"), "trace_rules", None)
 
 
-def leave_out(rules: Any, package: str) -> None:
-    """Have dynamo run a package's functions as they are. Raises HvdliteError where these rules cannot be added to."""
-    if not hasattr(rules, "add"):
+def leave_out(rules: object, package: str) -> None:
+    """Have dynamo run a package's functions as they are. Raises HvdliteError if the rules take no additions."""
+    add: Callable[[str], object] | None = getattr(rules, "add", None)
+    if add is None:
         raise HvdliteError(
             f"torch {torch.__version__} has no torch._dynamo.trace_rules.add, which hvdlite needs so that "
             "torch.compile leaves it out: train without torch.compile, or install a newer hvdlite"
         )
-    rules.add(package)
+    add(package)
 
 
 def in_compiled_autograd() -> bool:
-    """Whether compiled autograd traces this thread's backward()."""
+    """Whether compiled autograd traces the present backward()."""
     return bool(getattr(sys.modules.get(AUTOGRAD), "in_compiled_autograd_region", False))

@@ -1,14 +1,13 @@
-"""Torch tensors and the core's arrays: two views of one memory, in both directions, without a copy."""
+"""torch tensors and the core's arrays: two objects on one memory, converted in both directions without a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 
-from hvdlite.arrays import Array, bfloat16, is_host
+from hvdlite.arrays import Array, bfloat16
 from hvdlite.torch import cuda
 
 DTYPES = {
@@ -17,10 +16,11 @@ DTYPES = {
     torch.bool: "bool", torch.complex64: "complex64", torch.complex128: "complex128", torch.uint16: "uint16",
     torch.uint32: "uint32", torch.uint64: "uint64",
 }  # fmt: skip
+"""The core's names of torch's dtypes that can be communicated."""
 
 
 def require_dense(tensor: torch.Tensor) -> None:
-    """Raises TypeError for what is no tensor, ValueError for a sparse one."""
+    """Raise TypeError for an object that is no tensor, ValueError for a sparse or nested tensor."""
     if not isinstance(tensor, torch.Tensor):
         plain = isinstance(tensor, (int, float, complex, list, tuple, np.ndarray, np.generic))
         cure = "use torch.as_tensor(...)" if plain else "objects travel by hvd.allgather_object, hvd.broadcast_object"
@@ -33,8 +33,12 @@ def require_dense(tensor: torch.Tensor) -> None:
 
 
 def dtype_name(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> str:
-    """The name in the core of the tensor's dtype, or of its gradient's. Raises ValueError for dtypes that cannot be
-    communicated."""
+    """Return the core's name of a dtype. Raises ValueError if the dtype cannot be communicated.
+
+    Args:
+        tensor: The tensor.
+        dtype: The dtype, for example that of the tensor's gradient; None: the tensor's own.
+    """
     dtype = dtype or tensor.dtype
     try:
         return DTYPES[dtype]
@@ -44,11 +48,11 @@ def dtype_name(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> str:
 
 
 def device_name(tensor: torch.Tensor) -> str:
-    """As bucket plans name it. Raises ValueError for devices that nothing here reaches."""
+    """Return the name of a tensor's device in bucket plans. Raises ValueError for a device that hvdlite cannot use."""
     if tensor.is_cpu:
         return "host"
     if tensor.is_cuda:
-        return "cuda"  # without its number, in which ranks differ
+        return "cuda"  # without its number, which differs between ranks
     cure = "it has no values (torch.empty_like(tensor, device='cpu') makes room)" if tensor.is_meta else (
         "move it to the CPU or a CUDA GPU"
     )
@@ -56,11 +60,11 @@ def device_name(tensor: torch.Tensor) -> str:
 
 
 def to_array(tensor: torch.Tensor) -> Array:
-    """The tensor's memory as an array. Raises ValueError where it is not plain or of a foreign dtype."""
+    """Return a tensor's memory as an array. Raises ValueError unless the tensor is contiguous and its dtype known."""
     name = dtype_name(tensor)
     if not is_plain(tensor):
         raise ValueError("the tensor is not contiguous: call .contiguous() first (.resolve_conj() of a conjugate)")
-    if device_name(tensor) == "cuda":  # the array keeps its own alias alive, whatever becomes of tensor.data meanwhile
+    if device_name(tensor) == "cuda":  # detach(): the array keeps this memory even if tensor.data is replaced
         return cuda.to_array(tensor.detach(), np.dtype(name))
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -71,37 +75,40 @@ def to_array(tensor: torch.Tensor) -> Array:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its memory holds its values, in order."""
+    """Whether a tensor's memory holds its values, in order."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of one whose memory holds the conjugates or negatives of its values."""
+    """Return the tensor, or a copy if its memory holds the conjugates or negatives of its values."""
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the same layout (channels_last, say), to be overwritten."""
+    """Return a copy with the same layout (channels_last, say), to be overwritten."""
     require_dense(tensor)
     return resolved(tensor.detach().clone(memory_format=torch.preserve_format))
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy, to be overwritten. Ranks exchange these: one rank's layout may differ from another's."""
+    """Return a contiguous copy, to be overwritten. Ranks exchange these, since their layouts may differ."""
     return resolved(tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
 def readable(tensor: torch.Tensor) -> Array:
-    """The tensor's values as an array: its own memory, or a plain copy."""
+    """Return a tensor's values as an array: its own memory, or a contiguous copy."""
     require_dense(tensor)
     return to_array(resolved(tensor.detach().contiguous()))
 
 
-def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[Any], torch.Tensor]]:
-    """Contiguous memory to work in, and what to call when it holds the result, which the tensor then has.
+def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[object], torch.Tensor]]:
+    """Return contiguous memory for an operation in place, and the function that delivers the result to the tensor.
 
-    Autograd is not told: leaf parameters are welcome, and no version counts. A tensor that is not contiguous changes
-    when it is delivered. Raises ValueError where elements share memory (expand), so that each cannot have its own.
+    The function takes one argument, which it ignores, and returns the tensor. A tensor that is not contiguous changes
+    when the result is delivered. Autograd does not notice: leaf parameters are allowed, and no version changes.
+
+    Raises:
+        ValueError: Elements of the tensor share memory (expand).
     """
     require_dense(tensor)
     if is_plain(tensor):
@@ -110,7 +117,7 @@ def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[Any], torch.Tensor]
         raise ValueError("a tensor whose elements share memory (expand) cannot be written in place: give its .clone()")
     copy = plain(tensor)
 
-    def put_back(_: Any) -> torch.Tensor:
+    def put_back(_: object) -> torch.Tensor:
         tensor.data.copy_(copy)
         return tensor
 
@@ -118,13 +125,13 @@ def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[Any], torch.Tensor]
 
 
 def laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The values of a contiguous tensor in the layout of `like`, which has the same shape."""
+    """Return the values of a contiguous tensor in the layout of `like`, which has the same shape."""
     return tensor if like.is_contiguous() else torch.empty_like(like, requires_grad=False).copy_(tensor)
 
 
-def to_tensor(array: Any) -> torch.Tensor:
-    """The array's memory as a tensor."""
-    if not is_host(array):
+def to_tensor(array: Array) -> torch.Tensor:
+    """Return an array's memory as a tensor."""
+    if not isinstance(array, np.ndarray):
         return cuda.to_tensor(array)
     if array.dtype == bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

@@ -1,10 +1,9 @@
-"""The modules of torch/attach: what each imports, and parts of an attachment alone."""
+"""The attachment to a torch optimizer: the walk of a gradient in its docstring, and its parts alone."""
 
 from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,46 +12,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hvdlite.torch import attach  # noqa: E402
+from hvdlite.gradients.compression import NoneCompressor  # noqa: E402
+from hvdlite.gradients.groups import Groups  # noqa: E402
+from hvdlite.gradients.settings import Settings  # noqa: E402
+from hvdlite.gradients.terms import Terms  # noqa: E402
+from hvdlite.torch import Compression, attach  # noqa: E402
+from hvdlite.torch.attach.parameters import Planned, dtype_sent  # noqa: E402
+from hvdlite.torch.attach.settings import TorchSettings  # noqa: E402
 from hvdlite.torch.attach.sharing import Sharing, reducer_of  # noqa: E402
 from hvdlite.torch.attach.steps import Steps  # noqa: E402
 
 FOLDER = Path(attach.__file__).parent
-MODULES = {path.stem: ast.parse(path.read_text()) for path in sorted(FOLDER.glob("*.py")) if path.stem != "__init__"}
-MOST_ATTRIBUTES = 12
-
-
-def imported(module: str) -> Iterator[str]:
-    """The modules of the folder that one module imports, at its top or inside functions."""
-    for node in ast.walk(MODULES[module]):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(attach.__name__):
-            last = str(node.module).removeprefix(attach.__name__).removeprefix(".")
-            yield from [last] if last else [alias.name for alias in node.names]
-
-
-def test_no_module_imports_itself_by_others() -> None:
-    above: dict[str, set[str]] = {}
-
-    def reach(module: str, way: tuple[str, ...]) -> set[str]:
-        assert module not in way, f"a circle of imports: {' -> '.join((*way, module))}"
-        if module not in above:
-            above[module] = set().union(*({name} | reach(name, (*way, module)) for name in imported(module)))
-        return above[module]
-
-    assert all("settings" not in reach(module, ()) or module != "settings" for module in MODULES)
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_no_class_has_many_attributes(module: str) -> None:
-    for node in (each for each in ast.walk(MODULES[module]) if isinstance(each, ast.ClassDef)):
-        own = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)
-               and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self"}  # fmt: skip
-        own |= {each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)}
-        assert len(own) <= MOST_ATTRIBUTES, (node.name, sorted(own))
 
 
 def test_the_walk_names_functions_that_there_are() -> None:
-    """Each function named in the walk of a gradient is in the file beside it."""
+    """In the files that it names."""
     root = FOLDER.parents[1]
     walk = [line.split() for line in str(attach.__doc__).splitlines() if line.startswith("      ")]
     steps = [words for words in walk if len(words) > 1 and words[1].endswith(".py")]
@@ -64,7 +38,7 @@ def test_the_walk_names_functions_that_there_are() -> None:
 
 
 class Attached:
-    """An attachment as `sharing` sees it: who reduces an optimizer's gradients."""
+    """An attachment, as far as it matters who reduces an optimizer's gradients."""
 
     def __init__(self) -> None:
         self.sharing, self.optimizer = Sharing(renewed=False), SimpleNamespace(_hvdlite=self)
@@ -94,7 +68,7 @@ def test_steps_inside_a_step_are_not_counted_twice() -> None:
             super().step()
 
     weight = torch.nn.Parameter(torch.ones(2))
-    torch.optim.SGD([weight])  # from now on torch also calls hooks around SGD.step
+    torch.optim.SGD([weight])  # from now on torch calls hooks around SGD.step, too
     optimizer = Outer([weight])
     optimizer.register_step_pre_hook(lambda *_: seen.append(steps.enter(optimizer)))
     optimizer.register_step_post_hook(lambda *_: steps.leave())
@@ -107,3 +81,25 @@ def test_a_step_that_has_raised_does_not_hide_the_next() -> None:
     steps = Steps()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
     assert steps.enter(optimizer) and steps.enter(optimizer)
+
+
+@pytest.mark.parametrize("count", [True, False])
+def test_groups_are_those_of_the_parameters_at_the_time_of_attaching(count: bool) -> None:
+    """Neither a parameter that was frozen then nor one that is added later joins a group."""
+    first, second, frozen, later = parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(4)]
+    frozen.requires_grad_(False)
+    lists = ((id(frozen),), (id(second),), (id(first),))
+    asked = Settings(Terms(), NoneCompressor, groups=Groups(count=2) if count else Groups(members=lists))
+    settings = TorchSettings.of(asked, parameters[:3], {id(first): "first"})
+    one, another, *others = [spec.group for spec in Planned(parameters, settings, [{"params": parameters}]).specs]
+    assert one is not None and another is not None and one != another and others == [None, None]
+    assert settings.name(first) == "first" and settings.name(later, "parameter.3") == "parameter.3"
+    assert (settings.terms, settings.replica_check) == (asked.terms, "error")
+
+
+def test_a_compressor_decides_on_the_dtype_that_travels() -> None:
+    small = torch.nn.Parameter(torch.zeros(2, dtype=torch.float8_e4m3fn))
+    assert dtype_sent(small, Compression.fp16) == "float16"
+    with pytest.raises(ValueError, match="float8"):
+        dtype_sent(small, Compression.none)
+    assert dtype_sent(torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64)), Compression.bf16) == "complex64"

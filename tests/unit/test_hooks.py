@@ -1,4 +1,4 @@
-"""Hooks on gradients: which hook is called for which backward."""
+"""Hooks on parameters, and the beginning and end of a backward()."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdlite.torch.private_api import current_run  # noqa: E402
 
 
 def test_hooks_are_on_members_alone() -> None:
-    """A hook is called once, while its owner lives."""
+    """Once, and no longer than their owner lives."""
     class Owner:
         pass
 
@@ -38,7 +38,7 @@ def test_hooks_are_on_members_alone() -> None:
 
 
 class Told:
-    """Three parameters with a Backward's hook, and the runs in which it was called."""
+    """Three parameters with a Backward's hook, and the runs in which it has told of a gradient."""
 
     def __init__(self) -> None:
         self.runs: list[int] = []
@@ -57,7 +57,7 @@ class Told:
 
     def end(self) -> None:
         self.ended += 1
-        self.backward.begin_anew()
+        self.backward.expect_another()
         self.backward.forget()
 
     def loss(self) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Told:
 
 
 class Failing(torch.autograd.Function):
-    """A function with a backward that raises, after some parameters have gradients."""
+    """Behind which a backward has gradients of some parameters and raises."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -77,7 +77,7 @@ class Failing(torch.autograd.Function):
 
 
 class Nested(torch.autograd.Function):
-    """A function with a backward that runs another backward, as reentrant checkpointing does."""
+    """Whose backward runs another one, as reentrant checkpointing does."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, told: Told) -> torch.Tensor:
@@ -111,10 +111,8 @@ def test_the_next_one_is_announced_where_a_backward_has_failed() -> None:
 
 @pytest.mark.parametrize("fails", (False, True))
 def test_the_next_one_is_announced_behind_a_signal(fails: bool) -> None:
-    """A signal's handler raises once C++ has returned: where the backward ends, or after it if it has failed.
-
-    The exception keeps its frames, but keeps no backward alive.
-    """
+    """Its handler raises once C++ is done: where the backward ends, or, where it has failed by then, behind that. The
+    exception, whose frames are kept, keeps no backward under way."""
 
     def late(*_: Any) -> None:
         raise TimeoutError
@@ -128,9 +126,9 @@ def test_the_next_one_is_announced_behind_a_signal(fails: bool) -> None:
         slow = slow @ factor
     loss = slow.sum() + sum(q.sum() for q in others)
     if fails:
-        scale.detach().add_(1)  # exp() needs its result in backward
+        scale.detach().add_(1)  # which exp() wants in its backward
     before, threads = signal.signal(signal.SIGALRM, late), torch.get_num_threads()
-    torch.set_num_threads(1)  # backward takes longer than the signal
+    torch.set_num_threads(1)  # however many there are, backward takes longer than until the signal comes
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.02)
         try:
@@ -154,7 +152,7 @@ def test_one_that_is_forgotten_is_announced_again() -> None:
 
     def step(_: torch.Tensor) -> None:
         told.backward.forget()
-        told.backward.begin_anew()
+        told.backward.expect_another()
 
     handles = [p.register_post_accumulate_grad_hook(step) for p in told.parameters]
     told.loss().backward()
@@ -166,7 +164,7 @@ def test_one_that_is_forgotten_is_announced_again() -> None:
 
 
 def test_nested_runs_are_announced() -> None:
-    """Each run is announced while the backward around it goes on: it may fail, and nobody would notice."""
+    """Each, while the backward around them goes on: it may fail unseen."""
     told = Told()
     x = torch.zeros(2, requires_grad=True)
     Nested.apply(Nested.apply(x.sum(), told), told).backward()

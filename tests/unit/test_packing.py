@@ -1,4 +1,4 @@
-"""Packing: when gradients are copied into their views, and by how many calls."""
+"""The copies of gradients into their views: at what time, and by how many calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL, LARGE = 10, PACK_BYTES // 4
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many gradients each call has copied."""
+    """How many gradients each call copied."""
     found: list[int] = []
     copy = torch._foreach_copy_
 
@@ -58,12 +58,12 @@ class Computed:
         self.ready += self.packing.pack(ended)
 
     def pack_rest(self) -> None:
-        """Pack as when backward has ended and all gradients have been reduced."""
+        """As when backward has ended, and all have been reduced."""
         self.packing.pack_rest(lambda indices, lent: self.ready.extend(indices))
         self.packing.hand_over()
 
     def require(self, *indices: int) -> None:
-        """Check that exactly these gradients have been packed."""
+        """Exactly these have been packed."""
         assert sorted(self.ready) == sorted(indices)
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             assert self.slots.holds(i, parameter.grad) == (i in indices)
@@ -97,7 +97,7 @@ def test_nothing_waits_where_a_bucket_could_leave(calls: list[int]) -> None:
 
 
 def test_few_are_not_noted_where_all_leave_at_the_end(calls: list[int]) -> None:
-    """Parameters without a gradient are left to the caller."""
+    """Those without a gradient are left to whoever asks for them."""
     computed = Computed(*[SMALL] * 4, at_end=True)
     assert computed.packing.at_end
     grad, computed.parameters[2].grad = computed.parameters[2].grad, None
@@ -164,10 +164,7 @@ def test_an_alias_that_points_elsewhere_is_replaced(change: Callable[[Any], None
 
 
 def test_who_keeps_a_gradient_keeps_that_one_only() -> None:
-    """The next round finds the kept gradient.
-
-    It does not change that gradient, and takes no other gradient for kept.
-    """
+    """The next round, which finds out, neither changes it nor takes the others for kept."""
     computed = Computed(*[SMALL] * 3)
     computed.add(2, 1, 0)
     computed.pack()
@@ -177,14 +174,14 @@ def test_who_keeps_a_gradient_keeps_that_one_only() -> None:
     computed.add(2, 1, 0)
     computed.pack()
     assert kept.eq(2.0).all() and computed.slots.own.keys() == {1}
-    assert [view[0].item() for view in computed.views] == [11.0, 2.0, 13.0]  # the kept gradient is copied at the end
+    assert [view[0].item() for view in computed.views] == [11.0, 2.0, 13.0]  # the kept one's is taken at the end
 
 
-BIG = PACK_BYTES // 4 + 40  # one element has 4 bytes
+BIG = PACK_BYTES // 4 + 40  # elements of 4 bytes
 
 
 def lending(*shapes: tuple[int, ...], to_lend: Any, dtype: Any = torch.float32) -> tuple[Computed, list[Any]]:
-    """A packing that lends the named gradients, and the gradients."""
+    """A packing that lends what is named of these gradients, and the gradients."""
     computed = Computed(at_end=True)
     computed.parameters = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
     grads = [torch.arange(1.0, p.numel() + 1).reshape(p.shape).to(dtype) for p in computed.parameters]
@@ -198,7 +195,7 @@ def lending(*shapes: tuple[int, ...], to_lend: Any, dtype: Any = torch.float32) 
 
 
 def lent_by(packing: Packing) -> tuple[list[int], dict[int, Any]]:
-    """The gradients that are packed when backward has ended, and the parts of them that are lent."""
+    """What is packed when backward has ended, and what of it is left where it lies."""
     found: list[Any] = []
     packing.pack_rest(lambda indices, lent: found.extend([list(indices), dict(lent)]))
     return found[0], found[1]
@@ -232,7 +229,7 @@ def test_all_gradients_may_be_large() -> None:
     lambda grad: grad.t().contiguous().t(),
     lambda grad: torch._neg_view(-grad),
     lambda grad: grad.as_subclass(torch.nn.Buffer),
-    lambda grad: torch._efficientzerotensor(grad.shape),  # like torch.sgn's gradient
+    lambda grad: torch._efficientzerotensor(grad.shape),  # as torch.sgn's gradient is
 ])  # fmt: skip
 def test_a_large_gradient_that_lies_otherwise_is_copied(other: Callable[[Any], Any]) -> None:
     computed, (grad,) = lending((BIG // 8, 8), to_lend=[(0, BIG)])
@@ -253,9 +250,9 @@ def test_one_may_be_lent_where_another_is_not_as_usual() -> None:
 
 
 def test_large_ones_of_which_nothing_is_lent_are_copied_as_they_come() -> None:
-    """This is the case on a GPU."""
+    """On a GPU, say."""
     assert not lending((BIG,), to_lend=[(0, 0)])[0].packing.at_end
-    assert lending((BIG,), (BIG,), to_lend=[(0, 0), (0, BIG)])[0].packing.at_end  # then they may wait
+    assert lending((BIG,), (BIG,), to_lend=[(0, 0), (0, BIG)])[0].packing.at_end  # then they may as well wait
 
 
 def test_much_is_copied_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +272,7 @@ def test_much_is_copied_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     (lambda computed: setattr(computed.parameters[1], "grad", computed.slots.aliases[1]), False),
 ])  # fmt: skip
 def test_what_is_not_as_usual_is_looked_at_one_by_one(change: Callable[[Any], Any], left_out: bool) -> None:
-    """Gradients set by the user, and missing gradients, are left to the caller. A view is written in either case."""
+    """Users' own, and what nobody has computed, is left to whoever asks for it; a view is written in either case."""
     computed, grads = lending((5,), (3, 3), to_lend=[(0, 0)] * 2)
     computed.kept = []
     assert computed.packing.usual_gradients() is not None

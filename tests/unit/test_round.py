@@ -1,4 +1,4 @@
-"""The states of a round of gradients: the table in `round` has every transition, and there are no others."""
+"""The states of a round: every transition of the table in `round`, and no others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def in_state(state: State, passes_per_step: int = 2) -> Round:
 
 @pytest.mark.parametrize(("event", "state"), list(itertools.product(TABLE, State)), ids=str)
 def test_every_transition(event: str, state: State) -> None:
-    """A transition leads to the table's state, or is an error that names both states and changes nothing."""
+    """It leads where the table says, or is an error that names both states and changes nothing."""
     sources, target = TABLE[event]
     found = in_state(state)
     call: Callable[[], Any] = getattr(found, event)

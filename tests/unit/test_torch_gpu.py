@@ -1,4 +1,4 @@
-"""The torch adapter's decisions about GPUs, with simulated answers of torch.cuda: which GPU, which order, how many."""
+"""The torch adapter's use of GPUs, with a fake torch.cuda: the choice of a GPU, the order of streams, several GPUs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hvdlite.torch.tensors import to_tensor  # noqa: E402
 def test_a_rank_takes_the_gpu_of_its_number(
     monkeypatch: pytest.MonkeyPatch, available: bool, used: bool, count: int, expected: list[int]
 ) -> None:
-    """Local rank 5 of 4 GPUs takes GPU 1, unless the script has used a GPU already, or there is no choice."""
+    """Local rank 5 of 4 GPUs takes 1; unless the script has used one already, or there is no choice."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
@@ -44,7 +44,7 @@ def test_a_rank_takes_the_gpu_of_its_number(
 
 
 def test_gradients_of_two_devices_come_one_at_a_time() -> None:
-    """Autograd has one thread for gradients on the host, and one for gradients on a GPU."""
+    """Autograd has a thread for those of the host and one for those of a GPU."""
     inside, most = 0, 0
 
     def add(p: torch.Tensor) -> None:
@@ -72,11 +72,8 @@ def test_gradients_of_two_devices_come_one_at_a_time() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_who_keeps_a_gradient_has_its_values_where_storages_stay(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
-    """This is so on a GPU.
-
-    A tensor gets other memory, and stays the same object for a graph that has saved it. A tensor that shares its
-    storage causes a warning.
-    """
+    """As on a GPU: a tensor gets other memory, and stays itself for a graph that has saved it; what shares its storage
+    is warned of."""
     monkeypatch.setattr(torch.UntypedStorage, "share_memory_", lambda storage: storage)
     memory = np.array([1.0, 2.0, 3.0])
     alias, weight = to_tensor(memory), torch.ones(3, dtype=torch.float64, requires_grad=True)
@@ -89,10 +86,8 @@ def test_who_keeps_a_gradient_has_its_values_where_storages_stay(monkeypatch: py
 
 
 def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So an event after the last one is after all.
-
-    Each is packed on the stream that computed it, to which its memory returns.
-    """
+    """So what is recorded behind the last is behind all; and each on the stream that computed it, to which its memory
+    returns."""
     log: list[Any] = []
 
     class Stream:
@@ -156,7 +151,7 @@ def test_devices_have_one_name_on_all_ranks() -> None:
 
 
 def test_state_travels_without_its_gpu() -> None:
-    """State is nested as optimizers nest it. Objects other than tensors do not change."""
+    """Nested as optimizers nest it; what is no tensor stays what it is."""
 
     class OnGpu(torch.Tensor):
         def cpu(self) -> Any:

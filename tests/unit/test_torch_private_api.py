@@ -1,4 +1,4 @@
-"""Private names of torch: each behaves as hvdlite expects, and a missing name is an error."""
+"""torch's private names: each does what hvdlite needs it for, and a missing name is an error."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hvdlite.torch import private_api  # noqa: E402
 
 
 def backward_with(hook: Any) -> None:
-    """Run a backward with this hook on its only gradient."""
+    """Run a backward whose only gradient's hook is this."""
     p = torch.nn.Parameter(torch.ones(2))
     p.register_post_accumulate_grad_hook(hook)
     p.sum().backward()
 
 
 def test_the_number_of_a_run() -> None:
-    """The number is the same within a run, different in the next, and -1 outside."""
+    """The same within a run, another one in the next, -1 outside."""
     found: list[int] = []
     for _ in range(2):
         backward_with(lambda p: found.extend([private_api.current_run(), private_api.current_run()]))
@@ -55,7 +55,7 @@ def test_an_exception_of_a_callback_reaches_the_user() -> None:
 
 
 def test_a_backward_that_fails_lets_go_of_its_callbacks() -> None:
-    """From this hvdlite knows that the backward has failed."""
+    """So hvdlite finds out that it has failed."""
 
     class Kept:
         def __call__(self) -> None:
@@ -136,7 +136,7 @@ def test_tensors_that_overlap_themselves() -> None:
 
 
 def test_hooks_after_accumulation() -> None:
-    """The hooks come in order, by their handles' ids."""
+    """In their order, by the handle's id; none where there are none."""
     p = torch.nn.Parameter(torch.ones(2))
     assert not private_api.hooks_after_accumulation(p)
     hooks = [lambda p: None, lambda p: None]
@@ -163,7 +163,7 @@ def test_the_base_of_batch_normalizations() -> None:
 
 
 def test_children_of_a_module() -> None:
-    """A child with two names comes twice, and None as None."""
+    """One that has two names twice, and None as None."""
     child = torch.nn.Linear(2, 2)
     module = torch.nn.Sequential(child, child)
     module.register_module("none", None)
@@ -197,7 +197,7 @@ def test_an_optimizer_that_takes_hooks() -> None:
 
 
 def test_an_optimizer_that_scales_by_itself() -> None:
-    """A GradScaler leaves the scale to such an optimizer, and always calls step()."""
+    """A GradScaler leaves the scale to it, and calls step() always."""
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight])
     setattr(optimizer, private_api.SCALES, True)
@@ -249,7 +249,7 @@ def test_a_name_that_is_gone_is_an_error_when_an_optimizer_is_attached(name: str
 
 
 KNOWN = {"_hvdlite", "_handlers", "_saved_state", "_set_attributes", "_replace", "_told"}
-"""Names that belong to hvdlite or to namedtuple."""
+"""hvdlite's own, and namedtuple's."""
 
 
 def test_no_other_file_uses_a_name_that_torch_keeps_to_itself() -> None:

@@ -1,4 +1,4 @@
-"""Checksums of tensors: they depend on the values' bits only; a tensor without readable memory has none."""
+"""Checksums of tensors depend on the bits of the values alone. A value without readable memory has none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_any_tensor_has_one_or_none() -> None:
 
 
 def test_what_changes_places_is_seen() -> None:
-    """Rows of an embedding in another order change the checksum. A tensor has the checksum of its array."""
+    """Rows of an embedding in another order; and a tensor's checksum is that of its array."""
     for shape in ((6, 2), (1000, 64), (333, 129)):
         table = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
         assert checksum(table) != checksum(table.flip(0))
@@ -44,7 +44,7 @@ def test_what_changes_places_is_seen() -> None:
             swapped[[first, second]] = table[[second, first]]
             assert checksum(swapped) != checksum(table)
         bits = table.reshape(-1).view(torch.uint8)
-        assert checksum(table) == replica_check.checksum_of(bits, torch.int64, torch.Tensor.numpy)  # like on a GPU
+        assert checksum(table) == replica_check.checksum_of(bits, torch.int64, torch.Tensor.numpy)  # as on a GPU
 
 
 def test_settings_that_can_be_compared() -> None:

@@ -1,24 +1,26 @@
-"""Adasum for a torch optimizer: each rank steps by itself, and the steps are combined, not the gradients.
+"""Adasum for a torch optimizer: each rank computes a step by itself, and Adasum combines the ranks' steps.
 
     before step():  remember the weights
     step():         the optimizer's own, with this rank's gradients
     after step():   weights = remembered + Adasum over ranks of (weights - remembered), tensor by tensor
 
-So momentum and the like are each rank's own, and the combined step needs no larger learning rate: where ranks' steps
-are orthogonal they add up, where they are equal one is taken. (Horovod does the same in backward, one by one.)
+Momentum and other state are therefore each rank's own. The combined step needs no larger learning rate, since
+orthogonal steps are added, and of equal steps one is taken. (Horovod combines the steps one by one during backward.)
 
-A torch.amp.GradScaler leaves out the steps of a rank whose gradients are not finite, and the others would be combined
-with a later one. So optimizers say that they scale by themselves: such a rank steps, too, with no parameters.
+A torch.amp.GradScaler skips the step of a rank whose gradients are not finite. The other ranks' steps would then be
+combined with a later step of that rank. hvdlite therefore declares to the scaler that the optimizer divides by the
+scale itself. The scaler then always calls step(), and on such a rank that step moves no parameter.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hvdlite.job import runtime
 from hvdlite.job.groups import Group
@@ -26,36 +28,45 @@ from hvdlite.lanes.calls import calling, numbered
 from hvdlite.ops import Adasum, grouped_allreduce_
 from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.replica_check import alike
-from hvdlite.torch.attach.settings import Settings
+from hvdlite.torch.attach.settings import TorchSettings
+from hvdlite.torch.attach.steps import Arguments, Options
 from hvdlite.torch.private_api import SCALES, names_of_step_hooks, step_is_nested
 from hvdlite.torch.reductions import grouped_allreduce
 
 
 class DeltaAttachment:
-    """One optimizer whose steps are combined."""
+    """An attachment to one optimizer that combines the ranks' steps.
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, settings: Settings, compression: Any, renewed: bool = False
-    ) -> None:
+    Attributes:
+        optimizer: The optimizer.
+        settings: What the user asked for.
+        runtime: The runtime that the optimizer was attached under.
+        name: The name of the operation that combines the steps.
+        title: The optimizer's step() in messages.
+        alike: The comparison of the ranks' weights.
+        starts: During a step(): the parameters that the step may move, and their values before it.
+        renewed: Whether `elastic.run` attached the optimizer again.
+        scales: Whether hvdlite divides gradients by a GradScaler's scale. Fused optimizers do it themselves.
+        scaler_waits: Whether a GradScaler has called step(), and will delete attributes that it has set.
+        hooks: torch's handles of the hooks around step(); empty once it is detached.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: TorchSettings, renewed: bool = False) -> None:
         self.optimizer, self.settings = optimizer, settings
-        self.compression = compression
         self.runtime = runtime.current()
         number = self.group.serial("optimizer")
         self.name = f"optimizer.{number} steps"
         self.title = numbered(f"step() of DistributedOptimizer({type(optimizer).__name__}, op=Adasum)", number)
-        self.alike = alike(optimizer, settings.names, settings.replica_check, state=False)
+        self.alike = alike(optimizer, settings, state=False)
         self.alike.enter(self.group.eager, self.name)
         self.alike.agree()
         self.starts: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """What a step may move, and where it was."""
         self.renewed = renewed
         self.scales = not getattr(optimizer, SCALES, False)
-        """In place of a GradScaler; fused optimizers do anyway."""
         if self.scales:
             setattr(optimizer, SCALES, True)
         self.scaler_waits = False
-        """A GradScaler has called step(), and will delete what it has set on the optimizer."""
-        self.hooks: list[Any] = [
+        self.hooks: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self.before_step), optimizer.register_step_post_hook(self.after_step)
         ]  # fmt: skip
         self.runtime.renewables.append(self)
@@ -63,21 +74,26 @@ class DeltaAttachment:
 
     @property
     def group(self) -> Group:
-        """All ranks: op=Adasum is for the global process set."""
+        """All ranks, since op=Adasum is for the global process set."""
         return self.runtime.everyone
 
     @property
     def alive(self) -> bool:
+        """Whether the hooks combine steps."""
         return bool(self.hooks) and self.runtime.live
 
     def parameters(self) -> Sequence[torch.Tensor]:
-        """What a step may move: frozen ones, too, that have a gradient."""
+        """Return the parameters that a step may move: also frozen ones that have a gradient."""
         return [p for p in flat(self.optimizer.param_groups) if p.requires_grad or p.grad is not None]
 
     def before_step(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Remember the weights. Returns other arguments for the step where it is to move none."""
+        self, optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Options
+    ) -> tuple[Arguments, Options] | None:
+        """A step() begins: remember the weights.
+
+        Returns:
+            Other arguments for step(), if it is to move no parameter.
+        """
         if step_is_nested(optimizer):
             return None
         found_inf, scale = self.take_scaling() if self.scales else (None, None)
@@ -92,14 +108,17 @@ class DeltaAttachment:
         return None
 
     def take_scaling(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """What a GradScaler has set, which the optimizer's own step refuses: whether gradients are not finite, and the
-        scale, None where `unscale_` has been called."""
+        """Remove the attributes that a GradScaler has set, since the optimizer's own step() refuses them.
+
+        Returns:
+            Whether gradients are not finite; and the scale, or None after `unscale_`. Both are None without a scaler.
+        """
         values = self.optimizer.__dict__
         self.scaler_waits = "found_inf" in values
         return values.pop("found_inf", None), values.pop("grad_scale", None)
 
-    def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Combine the steps. Collective; waits for all ranks."""
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Options) -> None:
+        """A step() has ended: combine the ranks' steps. Collective; waits for all ranks."""
         if step_is_nested(optimizer):
             return
         if self.scaler_waits:
@@ -111,30 +130,31 @@ class DeltaAttachment:
             self.combine(deltas)
 
     def combine(self, deltas: Sequence[torch.Tensor]) -> None:
-        """Move the parameters by the ranks' combined steps. deltas: this rank's. Waits for all ranks."""
+        """Move the parameters by the ranks' combined steps. Waits for all ranks. deltas: this rank's steps."""
         if deltas:
-            combined = grouped_allreduce(deltas, name=self.name, compression=self.compression, op=Adasum)
+            compression = self.settings.compression
+            combined = grouped_allreduce(deltas, name=self.name, compression=compression, op=Adasum)
             for (p, start), delta in zip(self.starts, combined, strict=True):
                 p.data.copy_(start + delta)
-        else:  # the others have none either, or all are told
+        else:  # if another rank has steps to combine, all ranks raise MismatchError
             grouped_allreduce_([], Adasum, self.name, or_none=True)
         self.starts = []
         self.alike.look()
 
     def renew(self) -> None:
-        """Attach the same optimizer again, in the same way, under the present runtime."""
+        """Attach the same optimizer again, in the same way, under the present runtime. Collective."""
         self.detach()
-        attach_delta(self.optimizer, self.settings, self.compression, renewed=True)
+        attach_delta(self.optimizer, self.settings, renewed=True)
 
     def give_up(self) -> None:
-        """This rank is about to join. Nothing is under way between steps."""
+        """This rank is about to join. Between steps no operation is under way."""
 
     def start_over(self) -> None:
-        """All ranks have joined."""
+        """All ranks have joined: compare the weights as at the beginning."""
         self.alike.expect()
 
     def detach(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         if self.scales:
             self.optimizer.__dict__.pop(SCALES, None)
         self.runtime.renewables.remove(self)
@@ -146,29 +166,34 @@ class DeltaAttachment:
 
 
 def without_parameters(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The same optimizer, whose step does nothing to parameters, gradients and state, and calls no hooks."""
+    """Return a twin of an optimizer whose step() changes no parameter, gradient or state, and calls no hooks."""
     twin = object.__new__(type(optimizer))
     groups = [{**group, "params": []} for group in optimizer.param_groups]
-    no_hooks = {name: OrderedDict[int, Any]() for name in names_of_step_hooks()}
+    no_hooks = {name: OrderedDict[int, object]() for name in names_of_step_hooks()}
     twin.__dict__.update(optimizer.__dict__, param_groups=groups, **no_hooks)
     return twin
 
 
 def skip_synchronize() -> NoReturn:
+    """Raise AssertionError: steps are always combined."""
     raise AssertionError("skip_synchronize() is not possible with op=Adasum: step() combines the ranks' steps")
 
 
-METHODS: dict[str, Callable[..., Any]] = {
+METHODS: Mapping[str, Callable[..., object]] = {
     "synchronize": lambda: None,
     "skip_synchronize": skip_synchronize,
-    "no_sync": contextlib.nullcontext,  # gradients accumulate locally anyway
+    "no_sync": contextlib.nullcontext,  # gradients accumulate on each rank anyway
     "set_backward_passes_per_step": lambda passes: None,
 }
-"""What users call on the optimizer. Gradients stay this rank's own, so there is nothing to synchronize."""
+"""The methods that the optimizer gains. Gradients stay this rank's own, so there is nothing to synchronize."""
 
 
-def attach_delta(
-    optimizer: torch.optim.Optimizer, settings: Settings, compression: Any, renewed: bool = False
-) -> None:
-    """Attach to the optimizer, and give it the methods that users call."""
-    optimizer.__dict__.update(METHODS, _hvdlite=DeltaAttachment(optimizer, settings, compression, renewed))
+def attach_delta(optimizer: torch.optim.Optimizer, settings: TorchSettings, renewed: bool = False) -> None:
+    """Attach to an optimizer, and add the methods that users call. Collective.
+
+    Args:
+        optimizer: The optimizer.
+        settings: What the user asked for.
+        renewed: Whether `elastic.run` attaches the optimizer again.
+    """
+    optimizer.__dict__.update(METHODS, _hvdlite=DeltaAttachment(optimizer, settings, renewed))

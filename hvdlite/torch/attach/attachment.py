@@ -1,12 +1,13 @@
-"""Attaching to a torch optimizer: hooks on its parameters, nothing wrapped.
+"""An attachment to a torch optimizer: hooks on its parameters and around step(). Nothing is wrapped.
 
-    backward():  each parameter's gradient is copied once into its slot of the arena (of a large one only what other
-                 ranks read), and `p.grad` becomes that view; an end-of-backward callback completes the round, so that
-                 clipping, unscaling and closures all see reduced gradients
-    step():      nothing is left to do; for gradients set by hand, a hook before the step completes a round
+    backward():  each gradient is copied once into its slot of the arena (of a large gradient only the part that other
+                 ranks read). When the backward() ends, the round is completed, and p.grad is the result. Clipping,
+                 unscaling and closures therefore see reduced gradients.
+    step():      has nothing left to do, except for gradients set by hand: a hook before step() makes a round for these.
 
-The optimizer stays the same object: schedulers, isinstance, state_dict, deepcopy and pickling go on working. Rejected:
-communicating in the step hook alone (GradScaler unscales before it, LBFGS calls it before its closure's backward).
+The optimizer stays the same object, so schedulers, isinstance, state_dict, deepcopy and pickling work as before.
+Rejected: to communicate only in the hook before step(). A GradScaler unscales gradients earlier, and LBFGS calls the
+hook before its closure's backward().
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
 from hvdlite.errors import HvdliteError, VoidError
+from hvdlite.gradients.attaching import can_renew
 from hvdlite.gradients.reducer import Reducer
 from hvdlite.gradients.use import Use
 from hvdlite.job.groups import Group
@@ -35,20 +36,36 @@ from hvdlite.torch.attach.parameters import Hooks, Parameter, Planned, flat
 from hvdlite.torch.attach.ranks import Ranks
 from hvdlite.torch.attach.replica_check import alike
 from hvdlite.torch.attach.round import ACCUMULATING, IDLE, OPEN, Round
-from hvdlite.torch.attach.settings import Settings
+from hvdlite.torch.attach.settings import TorchSettings
 from hvdlite.torch.attach.sharing import Sharing
 from hvdlite.torch.attach.steps import Steps
 from hvdlite.torch.private_api import current_run
 
 
 class Attachment:
-    """One optimizer's gradients, reduced. Lives as long as the optimizer, and works as long as the runtime that it was
-    made under."""
+    """An attachment to one optimizer, which reduces the optimizer's gradients.
+
+    It lives as long as the optimizer, and works as long as the runtime that it was made under.
+
+    Attributes:
+        reference: The optimizer, held weakly.
+        settings: What the user asked for.
+        ranks: The ranks that reduce together.
+        sharing: Whether another optimizer reduces the gradients instead.
+        gradients: p.grad of the plan's parameters.
+        results: The results that rounds have given.
+        alike: The comparison of the ranks' weights.
+        round: The state of the round.
+        backward: Where one backward() ends and the next begins.
+        hooks: The hooks on the parameters.
+        steps: The steps of the optimizer, and the hooks around them.
+        layout: The plan, and all that is replaced with it.
+    """
 
     layout: Layout
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int, renewed: bool = False
+        self, optimizer: torch.optim.Optimizer, settings: TorchSettings, passes_per_step: int, renewed: bool = False
     ) -> None:
         private_api.require()
         self.reference, self.settings = weakref.ref(optimizer), settings
@@ -58,7 +75,7 @@ class Attachment:
             sharing.refuse_some(self, self.others)
         self.gradients = Gradients(settings)
         self.results = self.gradients.results
-        self.alike = alike(optimizer, settings.names, settings.replica_check)
+        self.alike = alike(optimizer, settings)
         self.round = Round(passes_per_step, paused=self.ranks.alone)
         self.backward = Backward(partial(end_backward, weakref.ref(self)))
         self.hooks = Hooks(self, partial(on_gradient, weakref.ref(self)))
@@ -69,9 +86,9 @@ class Attachment:
         self.steps.hook(optimizer, self)
 
     def begin_reducing(self) -> None:
-        """Plan, share memory, and take the place of earlier optimizers with the same parameters. Collective."""
+        """Plan, share memory, and take over from earlier optimizers with the same parameters. Collective."""
         runtime = self.ranks.runtime
-        runtime.attachments.disperse()  # models that are no more take memory
+        runtime.attachments.disperse()  # frees the memory of models that are gone
         self.ranks.open_lane(self, f"DistributedOptimizer({type(self.optimizer).__name__})")
         self.alike.enter(self.ranks.lane, self.ranks.name)
         self.alike.agree()
@@ -81,106 +98,123 @@ class Attachment:
         if self.ranks.are_all:
             runtime.after_join.append(self)
 
-    # What others see of it
+    # What other objects ask
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Not kept by what is attached to it: else only the collector of cycles would free a dropped one, on each rank
-        at another time, and until then its hooks go on reducing."""
+        """The optimizer.
+
+        The attachment holds it weakly. Otherwise only the garbage collector would free a dropped optimizer, at another
+        time on each rank, and its hooks would reduce gradients until then.
+        """
         optimizer = self.reference()
         assert optimizer is not None
         return optimizer
 
     @property
     def alive(self) -> bool:
-        """Whether its hooks reduce."""
+        """Whether this attachment reduces gradients."""
         return not self.sharing.detached and self.reference() is not None and self.ranks.in_use
 
     @property
     def apart(self) -> bool:
-        """Whether weights may differ between ranks, since a step was made within no_sync()."""
+        """Whether weights may differ between ranks until the next step, since no_sync() was used."""
         return self.steps.apart
 
     @property
     def renewed(self) -> bool:
+        """Whether `elastic.run` attached the optimizer again."""
         return self.sharing.renewed
 
     @property
     def name(self) -> str:
+        """The name of the rounds on the lane."""
         return self.ranks.name
 
     @property
     def group(self) -> Group | None:
+        """The ranks that reduce together; None if this rank is not among them."""
         return self.ranks.group
 
     @property
     def lane(self) -> Lane:
+        """The optimizer's lane."""
         return self.ranks.lane
 
     @property
     def planned(self) -> Planned:
+        """The parameters as they were when the plan was made."""
         return self.layout.planned
 
     @property
     def reducer(self) -> Reducer:
+        """The reducer of the plan's buckets."""
         return self.layout.reducer
 
     @property
     def packing(self) -> Packing:
+        """The way from p.grad into the views."""
         return self.layout.packing
 
     @property
     def streams(self) -> cuda.Streams | None:
+        """The streams of the parameters' GPU; None for parameters on the host."""
         return self.layout.streams
 
     @property
     def is_shared(self) -> bool:
+        """Whether other optimizers with the same parameters may still step."""
         return self.sharing.shared
 
     @property
     def planned_ids(self) -> Collection[int]:
+        """The plan's parameters, by id()."""
         return self.planned.index.keys()
 
     @property
     def planned_parameters(self) -> Iterable[torch.Tensor]:
+        """The plan's parameters."""
         return self.gradients.parameters
 
     @property
     def reducer_of_gradients(self) -> Attachment | None:
-        """The attachment that reduces this optimizer's gradients: usually this one."""
+        """The attachment that reduces this optimizer's gradients: usually this one. None if there is none."""
         return sharing.reducer_of(self)
 
     @property
-    def way(self) -> tuple[Any, ...]:
-        """How gradients are reduced."""
+    def way(self) -> tuple[object, ...]:
+        """How gradients are reduced, to be compared with another optimizer's."""
         return self.settings.terms, self.round.passes_per_step, self.group
 
-    def refuse_other_way(self, reducer: Attachment) -> None:
-        sharing.refuse_other_way(self, reducer)
-
     def others(self) -> Iterable[Attachment]:
-        """All attachments, also those of ranks that are alone."""
+        """Return all attachments of this process, whatever their process sets."""
         return (each for each in self.ranks.runtime.renewables if isinstance(each, Attachment))
 
     def members(self) -> set[int]:
-        """The optimizer's parameters, trainable or not, by id(); none where it has been dropped."""
+        """Return the optimizer's parameters, trainable or not, by id(). Empty once the optimizer is gone."""
         optimizer = self.reference()
         return set(map(id, flat(optimizer.param_groups))) if optimizer else set()
 
-    # The plan, made anew when the set of parameters changed
+    # The plan, which is replaced when the parameters change
 
     def trainable(self) -> list[Parameter]:
-        """What a step may move: frozen parameters, too, while they have a gradient."""
+        """Return the parameters that a step may move: also frozen ones that have a gradient.
+
+        Parameters with sparse gradients are left out.
+        """
         sparse = self.gradients.sparse
         found = [p for p in flat(self.optimizer.param_groups) if p.requires_grad or p.grad is not None]
         return [p for p in found if id(p) not in sparse] if sparse else found
 
     def to_plan(self) -> list[Parameter]:
-        """What ranks have alike: whether frozen parameters still have a gradient may differ between ranks."""
+        """Return the trainable parameters that are the same on all ranks.
+
+        Frozen parameters are left out: whether they still have a gradient may differ between ranks.
+        """
         return [p for p in self.trainable() if p.requires_grad]
 
     def fits(self) -> bool:
-        """Whether the plan's parameters are those of the optimizer, and what they were."""
+        """Whether the plan fits the optimizer's present parameters."""
         planned = self.layout.planned
         if not self.gradients.sparse and planned.untouched(self.optimizer.param_groups):
             return True
@@ -195,8 +229,13 @@ class Attachment:
         return True
 
     def lacks_some(self) -> bool:
-        """Whether there are parameters that no plan has yet: a backward that reached only these has told nothing of it.
-        Alike on all ranks. Raises RuntimeError where they have gradients, and others' may not be reduced again."""
+        """Whether the optimizer has parameters that are not in the plan. The same on all ranks.
+
+        A backward() that reached only such parameters has called no hook.
+
+        Raises:
+            RuntimeError: These parameters have gradients, and there is a round whose results must not be reduced again.
+        """
         if not self.planned.may_lack_some(self.optimizer.param_groups):
             return False
         self.refuse_those_of_others()
@@ -206,37 +245,48 @@ class Attachment:
             return bool(lacking)
         for i, p in lacking.items():
             if p.grad is not None:
-                name = self.settings.names.get(id(p), f"parameter.{i}")
+                name, op = self.settings.name(p, f"parameter.{i}"), self.settings.terms.op.name
                 raise RuntimeError(
-                    f"the gradient of {name} has not been reduced: a backward() reached only parameters that were "
-                    "added or unfrozen after another one before this step, whose results "
-                    f"op={self.settings.terms.op.name} cannot reduce again. Add or unfreeze them between step() and "
-                    "the first backward()"
+                    f"the gradient of {name} has not been reduced: the parameter was added or unfrozen after the first "
+                    f"backward() of this step, and op={op} cannot reduce that backward()'s results again. Add or "
+                    "unfreeze parameters between step() and the first backward()"
                 )
         return False
 
     def refuse_those_of_others(self) -> None:
+        """Raise ValueError if a parameter that was added belongs to another attached optimizer, too."""
         sharing.refuse_those_of_others(self, {id(p) for p in self.to_plan()}, self.ranks.runtime.attachments)
 
     def renew_hooks(self) -> None:
+        """Have the hook on all present parameters of the optimizer."""
         self.hooks.renew(flat(self.optimizer.param_groups))
 
     def make_plan(self, now: Sequence[Parameter], order: list[int] | None = None) -> None:
-        """Plan, allocate and hook; order: of gradients, if known. Collective. If it raises, the plan before stays."""
+        """Plan, allocate and hook. Collective. If this raises, the last plan stays.
+
+        Args:
+            now: The parameters.
+            order: The order in which their gradients come, as indices; None if it is not known.
+        """
         to_be = Planned(now, self.settings, self.optimizer.param_groups)
         self.layout = lay_out(to_be, self.ranks, self.gradients, weakly(self.is_settled), order)
         self.renew_hooks()
 
-    # One backward
+    # One backward()
 
     def begin_backward(self, first: torch.Tensor) -> None:
-        """The first gradient of a run of autograd's has come, for the parameter `first`: a backward() has begun, or the
-        run is nested in one. Waits for nobody."""
+        """The first gradient of a run of autograd's has come. Waits for nobody.
+
+        A backward() has begun, unless the run is nested in the backward() under way.
+
+        Args:
+            first: The parameter whose gradient has come.
+        """
         run = current_run()
         with self.backward.lock:
             if self.backward.goes_on(run):
                 return
-            self.round.lose()  # a backward() that has failed
+            self.round.lose()  # if a backward() was under way, it has failed
             if not self.alive:
                 return
             if self.results.left_out_a_step and self.round.state is IDLE:
@@ -258,8 +308,10 @@ class Attachment:
             self.backward.begin(run)
 
     def note(self, p: torch.Tensor) -> None:
-        """A gradient has been computed that may leave before backward ends, or is too large to wait. Called by two
-        threads at once where some parameters lie on the host and some on a GPU."""
+        """A parameter's gradient has been computed, and may leave or be copied before the backward() ends.
+
+        Two threads call this at once if some parameters lie on the host and some on a GPU.
+        """
         layout = self.layout
         if layout.streams is None:
             if layout.packing.add(p):
@@ -271,28 +323,35 @@ class Attachment:
                 self.pack()
 
     def is_settled(self, p: torch.Tensor) -> bool:
-        """Whether no hook after hvdlite's may change its gradient; otherwise that is taken when backward ends."""
+        """Whether no later hook may change a parameter's gradient. If one may, it is taken when backward() ends."""
         return self.hooks.are_last(p, self.planned.name if self.reducer.overlap else None)
 
     def pack(self, ended: bool = False) -> None:
-        """Bring the gradients noted so far to their views. ended: see `Packing.pack`."""
+        """Copy the noted gradients into their views, and send full buckets. ended: whether the backward() has ended."""
         packed = self.packing.pack(ended)
         self.reducer.mark_ready(packed, self.round.tag)
         if self.reducer.overlap:
             self.gradients.note_sent(packed)
 
     def begin_round(self, first: torch.Tensor | None = None) -> None:
-        """A round begins. first: the parameter that has the first gradient of a backward() that has begun; then this
-        waits for nobody. Otherwise all ranks make another plan where the plan does not fit."""
+        """Begin a round.
+
+        Args:
+            first: The parameter with the first gradient of the backward() under way; then this waits for nobody. None:
+                all ranks make another plan if the present one does not fit.
+
+        Raises:
+            HvdliteError: A round has failed after some of it was reduced, and the user has not called zero_grad().
+        """
         compiled.pass_over()
-        self.layout.packing.forget()  # not kept here: what is made anew must let go of the gradients that it handed out
+        self.layout.packing.forget()  # no local variable keeps `packing`: a new plan must free the old one's aliases
         self.gradients.begin_round()
         if self.layout.reducer.abandon_round(self.round.tag, self.gradients.slots.preserve):
             self.round.retried(True)
             if self.gradients.has_aliases():
                 raise HvdliteError(
-                    "a backward has failed after some of its gradients had left; what came back lies where new ones "
-                    "were to be added: call zero_grad(), and backward() again"
+                    "a backward() has failed after some of its gradients had left, and p.grad holds results of the "
+                    "failed round: call zero_grad(), and backward() again"
                 )
         self.round.name(self.steps.number + 1, self.results.rounds + 1)
         if first is None and not self.fits():
@@ -301,17 +360,17 @@ class Attachment:
         self.gradients.slots.note_own(self.gradients.parameters, first)
 
     def finish_round(self) -> None:
-        """The backward() has ended: reduce what is left, and hand out the results. Waits for all ranks."""
+        """The backward() has ended: reduce the remaining gradients, and hand out the results. Waits for all ranks."""
         self.complete(self.round.finish())
 
     def reduce(self) -> None:
-        """A round for gradients that no backward() has reduced. Waits for all ranks."""
-        self.renew_hooks()  # some may be gone, since no backward() has called them
+        """Make a round for gradients that no backward() has reduced. Waits for all ranks."""
+        self.renew_hooks()  # torch.utils.swap_tensors may have removed some, and no backward() has noticed it
         self.round.finish_now()
         self.complete(False)
 
     def complete(self, begun: bool) -> None:
-        """From gradients to results. begun: the round has begun with the backward()."""
+        """Turn gradients into results. Waits for all ranks. begun: whether the round began with the backward()."""
         try:
             if not begun or (self.layout.packing.at_end and not self.fits()):
                 self.begin_round()
@@ -328,7 +387,11 @@ class Attachment:
             self.compare()
 
     def exchange(self) -> Sequence[Use]:
-        """Bring all gradients to their views, and reduce them there. Returns what each was, over all ranks."""
+        """Copy all gradients into their views, and reduce them there. Waits for all ranks.
+
+        Returns:
+            What each gradient was, over all ranks.
+        """
         layout = self.layout
         if self.results.once:
             self.results.refuse_all(list(self.gradients.sparse.values()))
@@ -337,7 +400,7 @@ class Attachment:
         if layout.packing.at_end:
             layout.packing.pack_rest(layout.reducer.mark_at_end)
         else:
-            self.pack(ended=not layout.reducer.overlap)  # else buckets leave with it, before `take_again`
+            self.pack(ended=not layout.reducer.overlap)  # with overlap, buckets leave before `take_again`
             self.gradients.take_again(layout.reducer)
         try:
             uses = layout.reducer.finish_round(self.gradients.take, self.round.tag)
@@ -348,31 +411,34 @@ class Attachment:
         return uses
 
     def compare(self) -> None:
-        """Compare the ranks' weights, now and then. Collective."""
+        """Compare the ranks' weights, if it is time to. Collective."""
         self.alike.look()
 
     # A round that fails
 
     def give_up(self) -> None:
-        """This rank is about to join, or to wait for others. If a backward has failed after buckets had left, the
-        others learn that the round is void. Never waits: they may come to that round only when this rank has joined."""
+        """This rank is about to join, or to wait for others: end a failed round if some of its buckets have left.
+
+        The other ranks learn that the round has no results. Never waits: the others may come to that round only after
+        this rank has joined.
+        """
         if self.reducer.half_sent:
             self.reducer.void_round(self.round.tag, self.gradients.slots.preserve)
 
     def void_round(self) -> None:
-        """No rank is to have results of the round under way. Never waits."""
+        """End the round under way without results on any rank. Never waits."""
         self.round.lose()
         self.reducer.void_round(self.round.tag, self.gradients.slots.preserve)
         self.gradients.let_go()
 
     def forget_round(self) -> None:
-        """Wait until all ranks have come to the end of a void round."""
+        """Wait until all ranks have come to the end of a round without results."""
         self.round.retried(self.reducer.forget_round())
 
     # Its life
 
     def start_over(self) -> None:
-        """All ranks have joined: count steps from 0, since some have made more."""
+        """All ranks have joined: count steps from 0 again, since some ranks have taken more than others."""
         if self.reducer.forget_round():
             self.gradients.let_go()
         self.round.start_over()
@@ -382,25 +448,28 @@ class Attachment:
         self.alike.expect()
 
     def forget_passes(self) -> None:
-        """The gradients accumulated so far are gone."""
+        """The accumulated gradients are gone."""
         self.round.forget_passes()
 
     def name_root(self, rank: str) -> None:
-        """The rank whose weights are the right ones, in words, for messages."""
+        """Name, in messages, the rank with the right weights."""
         self.alike.name_root(rank)
 
     def renew(self) -> None:
         """Attach the same optimizer again, in the same way, under the present runtime. Collective."""
-        if self.settings.process_set.process_set_id is None:  # it has been removed
+        if not can_renew(self.settings.process_set):
             return
         self.detach()
         attach(self.optimizer, self.settings, self.round.passes_per_step, renewed=True)
 
     def detach(self, heir: torch.optim.Optimizer | None = None) -> None:
-        """Take the hooks off; those around the step stay where the heir's attachment reduces its gradients from now
-        on."""
+        """Remove the hooks on the parameters, and those around step() unless there is an heir.
+
+        Args:
+            heir: An optimizer that reduces the gradients from now on.
+        """
         self.sharing.detach(heir)
-        self.round.lose()  # what is under way is the heir's, too
+        self.round.lose()  # the heir reduces the gradients of a backward() under way, too
         for each in (self.ranks.runtime.after_join, self.ranks.runtime.attachments, self.ranks.runtime.renewables):
             each.remove(self)
         self.ranks.runtime.last_looks.remove(self.alike)
@@ -410,8 +479,10 @@ class Attachment:
 
 
 def on_gradient(me: weakref.ref[Attachment], p: torch.Tensor) -> None:
-    """A parameter's hook: autograd has added to p.grad. Runs cold, once per parameter: every line here costs
-    microseconds."""
+    """Autograd has added to a parameter's gradient: the hook of each parameter.
+
+    Runs once per parameter with cold caches, so that each line takes microseconds.
+    """
     attachment = me()
     if attachment is None:
         return
@@ -422,11 +493,11 @@ def on_gradient(me: weakref.ref[Attachment], p: torch.Tensor) -> None:
 
 
 def end_backward(me: weakref.ref[Attachment]) -> None:
-    """autograd calls this when a backward() has ended: finish its rounds. Waits for all ranks."""
+    """A backward() has ended: finish its rounds. Autograd calls this. Waits for all ranks."""
     attachment = me()
     if attachment is None:
         return
-    attachment.backward.begin_anew()
+    attachment.backward.expect_another()
     if attachment.round.state is ACCUMULATING:
         attachment.round.end_pass()
     try:
@@ -436,8 +507,15 @@ def end_backward(me: weakref.ref[Attachment]) -> None:
 
 
 def attach(
-    optimizer: torch.optim.Optimizer, settings: Settings, passes_per_step: int, renewed: bool = False
+    optimizer: torch.optim.Optimizer, settings: TorchSettings, passes_per_step: int, renewed: bool = False
 ) -> None:
-    """Attach to the optimizer, and give it the methods that users call. Collective."""
+    """Attach to an optimizer, and add the methods that users call. Collective.
+
+    Args:
+        optimizer: The optimizer.
+        settings: What the user asked for.
+        passes_per_step: How many backward() calls one round sums up.
+        renewed: Whether `elastic.run` attaches the optimizer again.
+    """
     attachment = Attachment(optimizer, settings, passes_per_step, renewed)
     optimizer.__dict__.update(methods(attachment, lambda: attachment.optimizer), _hvdlite=attachment)

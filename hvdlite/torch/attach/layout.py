@@ -1,4 +1,4 @@
-"""What is made for one plan, and replaced with it: the parameters as they were then, memory, and the way there."""
+"""Everything that is made for one plan and replaced with it: the parameters' facts, memory, and the way of packing."""
 
 from __future__ import annotations
 
@@ -19,22 +19,33 @@ from hvdlite.torch.attach.ranks import Ranks
 
 @dataclass(frozen=True)
 class Layout:
-    """One plan's parameters, and what brings their gradients to the peers."""
+    """One plan, and the objects that bring its gradients to the other ranks.
+
+    Attributes:
+        planned: The parameters as they were when the plan was made.
+        reducer: Sends the plan's buckets.
+        packing: Copies gradients into their views.
+        streams: The streams of the GPU that the parameters lie on; None for parameters on the host.
+    """
 
     planned: Planned
     reducer: Reducer
     packing: Packing
     streams: cuda.Streams | None
-    """Of the GPU that the parameters lie on."""
 
 
 def lay_out(
     to_be: Planned, ranks: Ranks, gradients: Gradients, settled: Callable[[torch.Tensor], bool | None],
     order: Sequence[int] | None,
 ) -> Layout:
-    """Plan, and share memory with the other ranks. Collective; if it raises, the plan before stays.
+    """Make a plan, and share memory with the other ranks. Collective. If this raises, the last plan stays.
 
-    settled: see `Way`. order: that in which gradients come, if it is known.
+    Args:
+        to_be: The parameters of the new plan.
+        ranks: The ranks that reduce together.
+        gradients: The optimizer's gradients, which lie in the new memory from now on.
+        settled: See `Way`.
+        order: The order in which gradients come, as indices; None if it is not known.
     """
     now: Sequence[Parameter] = to_be.parameters
     layout, overlap = planned(to_be.specs, ranks.runtime.config, ranks.lane.place, order)
@@ -47,7 +58,7 @@ def lay_out(
         take=gradients.take,
         settled=settled,
         singly=gradients.need_taking,
-        urgent={bucket.members[-1] for bucket in layout.buckets if reducer.overlap},  # with them a bucket may leave
+        urgent={bucket.members[-1] for bucket in layout.buckets if reducer.overlap},
         to_lend=reducer.to_lend,
         at_end=overlap is False,
     )

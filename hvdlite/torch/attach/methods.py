@@ -1,10 +1,9 @@
-"""What users call on an attached optimizer."""
+"""The methods that an attached optimizer gains."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
@@ -14,31 +13,48 @@ from hvdlite.torch.attach import steps
 
 def methods(
     attached: steps.Attached, optimizer_of: Callable[[], torch.optim.Optimizer]
-) -> dict[str, Callable[..., Any]]:
-    """By name; each becomes an attribute of the optimizer."""
+) -> dict[str, Callable[..., object]]:
+    """Return the methods by name. Each becomes an attribute of the optimizer.
+
+    Args:
+        attached: The optimizer's attachment.
+        optimizer_of: Returns the optimizer, which its methods do not keep.
+    """
 
     @contextlib.contextmanager
     def no_sync() -> Iterator[None]:
-        """Backward passes inside only accumulate locally; the next one outside reduces the sum, or step() does."""
+        """Accumulate gradients on this rank only, within a `with` block. Waits for nobody.
+
+        The next backward() outside reduces the sum, or else the next step() does.
+        """
         reducer = attached.reducer_of_gradients
-        if reducer is not None:  # on all ranks, also where no backward inside reaches it
-            reducer.steps.come_apart(not reducer.ranks.alone)
+        if reducer is not None:  # on all ranks, even if no backward() within the block reaches this optimizer
+            reducer.steps.note_apart(not reducer.ranks.alone)
             if not reducer.results.once:
                 reducer.round.expect_local()
         with (reducer or attached).round.pausing():
             yield
 
     def skip_synchronize() -> contextlib.AbstractContextManager[None]:
-        """step() inside does not synchronize: the user has, with optimizer.synchronize()."""
+        """Have step() reduce nothing within a `with` block, after a call of `optimizer.synchronize()`."""
         return attached.steps.skipping_rounds()
 
     def synchronize() -> None:
-        """Average gradients that no backward() has averaged yet; then p.grad holds averages. Waits for all ranks."""
+        """Reduce the gradients that no backward() has reduced. Afterwards every p.grad is a result.
+
+        Waits for all ranks.
+        """
         steps.synchronize(attached)
 
     def set_backward_passes_per_step(passes: int) -> None:
-        """Sum gradients over that many backward() before they are averaged, from the next one on. Raises ValueError
-        below 1."""
+        """Sum up gradients over a number of backward() calls, counted from now on, before they are reduced.
+
+        Args:
+            passes: The number, at least 1; the same on all ranks.
+
+        Raises:
+            ValueError: The number is below 1.
+        """
         attached.round.set_passes_per_step(passes_of(passes))
         vars(optimizer_of())["backward_passes_per_step"] = attached.round.passes_per_step
 

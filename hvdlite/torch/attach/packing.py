@@ -1,8 +1,9 @@
-"""Copying gradients into their slots: small ones several at a time, by one call.
+"""How gradients are copied into their views: several small ones by one call.
 
-Where buckets leave during backward, or gradients are many, a hook notes each gradient (`add`), and `pack` copies those
-noted once they are a megabyte, which the cache still has. Where all leave when backward ends and they are few, no hook
-notes anything, and `pack_rest` copies all. Of large gradients it copies only what peers read: see `Bucket`.
+There are two cases. If buckets leave during the backward(), or gradients are many, a hook notes each gradient (`add`).
+Once the noted gradients make a megabyte, `pack` copies them, while they are still in the cache. Otherwise no hook notes
+a gradient, and `pack_rest` copies all gradients when the backward() ends. Of a large gradient `pack_rest` copies only
+the part that other ranks read, and lends the other part: see `gradients/bucket.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import TypeAlias
 
 import torch
 
@@ -21,14 +23,14 @@ from hvdlite.torch.tensors import to_array
 
 PACK_BYTES, LENT_BYTES = 1 << 20, 256 * 1024
 AT_END_BYTES = 128 << 20
-"""So much more memory may be in use when backward ends. Of gradients that are more, each is copied when it is there, so
-that its memory is free for the next."""
+"""How much memory unpacked gradients may hold when a backward() ends. If gradients are larger together, each is copied
+as it comes, so that its memory is free for the next one."""
 STRIDED = torch.strided
 USUAL = STRIDED, False
-"""The `kind` of a gradient that is dense, and was computed without create_graph."""
+"""The `kind` of a dense gradient that was computed without create_graph."""
 gradient, kind = attrgetter("grad"), attrgetter("layout", "requires_grad")
-Mark = Callable[[Sequence[int], Mapping[int, Array]], None]
-"""Takes the indices of gradients that are packed, and for some the elements that are lent instead of copied."""
+Mark: TypeAlias = Callable[[Sequence[int], Mapping[int, Array]], None]
+"""Receives the indices of packed gradients, and by index the elements that are lent instead of copied."""
 
 
 NOTHING_LENT: Mapping[int, Array] = {}
@@ -36,24 +38,41 @@ NOTHING_LENT: Mapping[int, Array] = {}
 
 @dataclass(frozen=True)
 class Way:
-    """How a plan's gradients are packed."""
+    """How the gradients of a plan are packed.
+
+    Attributes:
+        take: Brings one gradient to its view, by index, and returns what the gradient was.
+        settled: Whether a gradient will not change any more. Called if a parameter has hooks besides hvdlite's.
+        singly: Whether every gradient needs `take`. Otherwise only sparse gradients and parts of a graph do.
+        urgent: The gradients that complete a bucket, by index.
+        to_lend: The elements of each gradient, from and to, that can be lent if all buckets leave at the end.
+        at_end: Whether no bucket leaves before the backward() ends.
+    """
 
     take: Callable[[int], Use]
-    """Brings one gradient to its view, by index, and says what it was."""
     settled: Callable[[torch.Tensor], bool | None]
-    """Whether a gradient changes no more; asked where a parameter has hooks besides hvdlite's."""
     singly: bool = False
-    """Every gradient needs `take`; otherwise only those that are sparse or part of a graph."""
     urgent: Collection[int] = ()
-    """The gradients with which a bucket may leave, by index."""
     to_lend: Sequence[tuple[int, int]] = ()
-    """The elements of each gradient, from and to, that need not be copied where all leave at the end."""
     at_end: bool = False
-    """Nothing leaves before backward has ended."""
 
 
 class Packing:
-    """Brings gradients to their views, and the views in the gradients' places."""
+    """Copies the gradients of a plan into their views, and makes the aliases p.grad.
+
+    Attributes:
+        parameters: The plan's parameters.
+        way: How their gradients are packed.
+        slots: The views and aliases.
+        index: The place of each parameter in the plan, by id().
+        large: The gradients that are lent in part, by index.
+        at_end: Whether no hook notes gradients, and `pack_rest` packs all of them.
+        weights: How much each gradient counts toward the next `pack`, by id() of the parameter; mostly its bytes.
+        all: The indices of all gradients.
+        moved: The indices of the gradients that `hand_over` replaces.
+        fresh: The parameters whose gradients were noted since the last `pack`.
+        waiting: The weight of these.
+    """
 
     def __init__(self, parameters: Sequence[torch.Tensor], slots: Slots, way: Way) -> None:
         self.parameters, self.way = parameters, way
@@ -65,31 +84,31 @@ class Packing:
         nbytes = [view.nbytes for view in slots.views]
         small = sum(each for each in nbytes if each <= PACK_BYTES or not self.large)
         self.at_end = way.at_end and small <= PACK_BYTES and sum(nbytes) <= AT_END_BYTES
-        """Whether nothing is noted, and `pack_rest` packs all."""
         weights = [PACK_BYTES if index in way.urgent else view.nbytes for index, view in enumerate(slots.views)]
         self.weights = dict(zip(self.index, weights, strict=True))
         self.all = range(len(parameters))
         self.moved: Sequence[int] = ()
-        """The gradients that `hand_over` is to replace."""
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was noted: it stays where it is."""
+        """Forget the noted gradients, which stay where they are."""
         self.fresh: list[torch.Tensor] = []
         self.waiting = 0
-        """The weight of what is fresh."""
 
     def add(self, p: torch.Tensor) -> bool:
-        """Note that a gradient has been computed. Returns whether so much is fresh that it is to be packed now."""
+        """Note that a gradient has been computed. Returns whether the noted gradients are enough for `pack`."""
         self.fresh.append(p)
         self.waiting += self.weights.get(id(p), 0)
         return self.waiting >= PACK_BYTES
 
     def pack(self, ended: bool = False) -> list[int]:
-        """Pack what is fresh. Returns by index what lies in its view now.
+        """Pack the noted gradients, and return the indices of those that are in their views now.
 
-        Users' own gradients are left out: hooks may change them until backward ends, which no view of them shows.
-        ended: whether it has, so that no hook is to come.
+        Gradients that users keep are left out. Hooks may change such a gradient until the backward() ends, and the
+        view would not change with it.
+
+        Args:
+            ended: Whether the backward() has ended, so that no more hooks run.
         """
         fresh = self.fresh
         self.forget()
@@ -101,11 +120,11 @@ class Packing:
         return packed
 
     def pack_rest(self, mark: Mark) -> None:
-        """Pack all gradients that there are, when backward has ended; users' own are left out. `hand_over` is to follow
-        once they are reduced.
+        """The backward() has ended: pack all gradients but those that users keep. `hand_over` follows the reduction.
 
-        mark: takes what is packed and what is lent. The caller has no part of that: the frames that an error's
-        traceback keeps would make a gradient look like a user's own.
+        Args:
+            mark: Receives the result. A returned result would stay in the frames of an error's traceback, and hvdlite
+                would take its gradients for gradients that a user keeps.
         """
         grads = self.usual_gradients()
         packed: Sequence[int] = self.all
@@ -126,26 +145,33 @@ class Packing:
         mark(packed, {i: rest for i, rest in lent if rest is not None})
 
     def usual_gradients(self) -> list[torch.Tensor] | None:
-        """All gradients, if each is dense, none lies in its view, and none is a user's own or kept; otherwise None. By
-        loops of C, which take a fraction of one of Python's where caches are cold."""
+        """Return all gradients if each is dense, none lies in its view, and no user keeps any; otherwise None.
+
+        The loops run in C: they take a fraction of a Python loop's time.
+        """
         slots = self.slots
         if self.way.singly or slots.own:
             return None
         grads = list(map(gradient, self.parameters))
         try:
             usual = list(map(kind, grads)).count(USUAL) == len(grads)
-        except AttributeError:  # some have none
+        except AttributeError:  # a parameter has no gradient
             return None
         return grads if usual and slots.untouched() else None
 
     def chosen(self, candidates: Iterable[torch.Tensor], ended: bool) -> tuple[list[int], list[int]]:
-        """Two lists of indices among these parameters: the gradients that are to be reduced; and the part of them that
-        is to be copied into views. Unusual gradients are taken one by one here, and are not to be copied."""
+        """Choose the gradients of these parameters that are to be reduced.
+
+        Unusual gradients are taken one by one here.
+
+        Returns:
+            The indices of the chosen gradients; and of those that are still to be copied into their views.
+        """
         slots, way = self.slots, self.way
         plain = not way.singly
         fresh: list[int] = []
         moving: list[int] = []
-        for p in candidates:  # one loop: each function, or comprehension, costs 2-3 us to come to
+        for p in candidates:  # one loop, since each further call takes 2-3 us
             index, grad = self.index.get(id(p)), p.grad
             if grad is None or index is None or index in slots.own:
                 continue
@@ -159,17 +185,17 @@ class Packing:
         if not plain:
             return [index for index in fresh if way.take(index) is Use.DENSE and index not in slots.own], []
         slots.preserve(moving)
-        if slots.own:  # some have turned out to be users' own
+        if slots.own:  # `preserve` may have found more of them
             fresh = [index for index in fresh if index not in slots.own]
             moving = [index for index in moving if index not in slots.own]
         return fresh, moving
 
     def gradients(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        """What these parameters have in p.grad."""
+        """Return p.grad of these parameters."""
         return [gradient(self.parameters[index]) for index in indices]
 
     def hand_over(self) -> None:
-        """What is in the views takes the place of the gradients that were copied there."""
+        """Make the aliases p.grad, in place of the gradients that were copied into the views."""
         parameters, aliases = self.parameters, self.slots.aliases
         for index in self.moved:
             parameters[index].grad = aliases[index]
@@ -177,7 +203,13 @@ class Packing:
 
 
 class Large:
-    """A view of which some elements, from start to stop in memory, need not be copied."""
+    """A view that needs a copy of only a part of its gradient, since the other part is lent.
+
+    Attributes:
+        view: The view.
+        part: The elements that are lent, in the order of memory.
+        others: The other elements: as slices, and as parts of the view.
+    """
 
     def __init__(self, view: torch.Tensor, start: int, stop: int) -> None:
         self.view, self.part = view, slice(start, stop)
@@ -185,8 +217,10 @@ class Large:
         self.others = [(each, flat[each]) for each in (slice(start), slice(stop, None)) if flat[each].numel()]
 
     def copy(self, grad: torch.Tensor) -> Array | None:
-        """Copy the gradient but for these elements, which are returned. Where it lies otherwise in memory, copy all of
-        it, and return None."""
+        """Copy the gradient's other elements, and return the lent ones.
+
+        If the gradient lies in memory otherwise than the view, all of it is copied, and None is returned.
+        """
         view = self.view
         odd = type(grad) is not torch.Tensor or grad.is_neg() or grad.is_conj() or is_zero_tensor(grad)
         if odd or grad.dtype != view.dtype or grad.stride() != view.stride():

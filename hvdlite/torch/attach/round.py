@@ -1,35 +1,37 @@
-"""The states of a round: what an optimizer's gradients have come to, between one step and the next.
+"""The states of a round: how far the gradients of one optimizer have come between two steps.
 
-A round is one reduction of all gradients. Usually a backward() opens it, and it is finished when that ends. step() and
-synchronize() make a round, too, for gradients that no backward() has reduced.
+A round is one reduction of all gradients. Usually a backward() opens the round, and hvdlite finishes the round when the
+backward() ends. If some gradients were set by hand, or accumulated, step() and synchronize() make a round for these.
 
-    state          what it means
-    IDLE           every gradient there is has been reduced, or step() has applied it
-    UNREDUCED      a backward() may have left gradients of this rank alone: accumulated, in no_sync(), or it failed
+    state          meaning
+    IDLE           every gradient has been reduced, or step() has applied it
+    UNREDUCED      some gradients may be this rank's own: accumulated, made in no_sync(), or left by a failed backward()
     ACCUMULATING   a backward() is under way that only adds to p.grad (backward_passes_per_step)
-    OPEN           a backward() is under way, and its gradients are taken: as they come, or all when it ends
-    DEFERRED       a backward() is under way, but the plan no longer fits: the round begins when the backward() ends
-    VOID           a backward() is under way, but the round before has failed, and other ranks may still be in that one:
-                   the round begins when the backward() ends
-    FINISHING      this rank sends what is left, and waits for all ranks
+    OPEN           a backward() is under way, and its gradients are taken as they come, or when it ends
+    DEFERRED       a backward() is under way, and the plan no longer fits: the round begins when the backward() ends
+    VOID           a backward() is under way, and the previous round has failed, but other ranks may still be in it: the
+                   round begins when the backward() ends
+    FINISHING      this rank sends the remaining gradients and waits for all ranks
 
-    event          method        from                                            to
-    no_sync()      expect_local  any                                             UNREDUCED from IDLE, else the same
-    paused         note_local    IDLE, UNREDUCED                                 UNREDUCED
-    accumulates    accumulate    IDLE, UNREDUCED                                 ACCUMULATING
-    begins         open          IDLE, UNREDUCED                                 OPEN
-    plan is old    defer         IDLE, UNREDUCED                                 DEFERRED
-    others wait    open_void     IDLE, UNREDUCED                                 VOID
-    pass ends      end_pass      ACCUMULATING                                    UNREDUCED
-    backward ends  finish        OPEN, DEFERRED, VOID                            FINISHING
-    by hand        finish_now    any but FINISHING                               FINISHING
-    all have it    reduced       FINISHING                                       IDLE
-    it failed      lose          any                                             UNREDUCED, or the same from IDLE
-    step()         applied       any but FINISHING                               IDLE
-    join()         start_over    any                                             IDLE
+    event                       method        from                  to
+    no_sync() begins            expect_local  any                   UNREDUCED from IDLE, else the same
+    a backward() begins,
+      within no_sync()          note_local    IDLE, UNREDUCED       UNREDUCED
+      not the last pass         accumulate    IDLE, UNREDUCED       ACCUMULATING
+      as usual                  open          IDLE, UNREDUCED       OPEN
+      the plan no longer fits   defer         IDLE, UNREDUCED       DEFERRED
+      the last round has failed open_void     IDLE, UNREDUCED       VOID
+    a backward() ends,
+      not the last pass         end_pass      ACCUMULATING          UNREDUCED
+      the last pass             finish        OPEN, DEFERRED, VOID  FINISHING
+    step() has to reduce        finish_now    any but FINISHING     FINISHING
+    all ranks have results      reduced       FINISHING             IDLE
+    something failed            lose          any                   IDLE from IDLE, else UNREDUCED
+    step() applies gradients    applied       any but FINISHING     IDLE
+    all ranks have joined       start_over    any                   IDLE
 
-No hook waits for another rank, for several optimizers' gradients may come in another order there. So a round that needs
-all ranks to begin (DEFERRED, VOID) begins when backward() ends.
+A hook never waits for another rank, since the gradients of several optimizers may come in another order on that rank.
+A round that needs all ranks in order to begin (DEFERRED, VOID) therefore begins when the backward() ends.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ WORDS = "step {}, backward {}, attempt {}"
 
 
 class State(Enum):
-    """See the table above."""
+    """The state of a round; see the table above."""
 
     IDLE = auto()
     UNREDUCED = auto()
@@ -60,65 +62,69 @@ ACCUMULATING, OPEN = State.ACCUMULATING, State.OPEN
 DEFERRED, VOID = State.DEFERRED, State.VOID
 FINISHING = State.FINISHING
 BETWEEN = frozenset((IDLE, UNREDUCED))
-"""No backward() is under way."""
+"""The states in which no backward() is under way."""
 TO_FINISH = frozenset((OPEN, DEFERRED, VOID))
-"""When the backward() under way ends, its round is finished."""
+"""The states from which a round is finished when its backward() ends."""
 
 
 def illegal(event: str, state: State, target: State) -> AssertionError:
-    """The error of an event that is not in the table."""
+    """Return the error for a transition that is not in the table."""
     return AssertionError(f"{event}: a round in the state {state.name} cannot become {target.name}")
 
 
 class Round:
-    """The state of one optimizer's round, its name, and what it counts.
+    """The state, the name and the counts of one optimizer's round.
 
-    paused: gradients stay this rank's own, as within no_sync(). passes_per_step: backward() calls for one round.
+    Attributes:
+        state: The present state.
+        passes_per_step: How many backward() calls one round sums up.
+        paused: Whether gradients stay this rank's own, as within no_sync().
+        passes: How many backward() calls have been accumulated for the next round.
+        retries: How many attempts at this round have failed after parts of it were reduced. The same on all ranks.
+        tag: The round's name. Ranks compare it before each operation.
     """
 
     def __init__(self, passes_per_step: int, paused: bool) -> None:
         self.state = IDLE
-        self.passes_per_step, self.paused = passes_per_step, paused
+        self.passes_per_step = passes_per_step
+        self.paused = paused
         self.passes = 0
-        """How many backward() calls have been accumulated for the next round."""
         self.retries = 0
-        """How many rounds in a row have failed after parts of them were reduced, on all ranks alike."""
         self.tag = Name(WORDS, (0, 0, 0))
-        """The round's name, by which ranks compare what they are about to do."""
 
     # A backward() begins
 
     def note_local(self) -> None:
-        """A backward() has begun whose gradients stay this rank's own, as in no_sync()."""
+        """A backward() begins, and its gradients stay this rank's own, as within no_sync()."""
         if self.state not in BETWEEN:
             raise illegal("note_local", self.state, UNREDUCED)
         self.state = UNREDUCED
 
     def accumulate(self) -> None:
-        """A backward() has begun that only adds to p.grad."""
+        """A backward() begins, and only adds to p.grad."""
         if self.state not in BETWEEN:
             raise illegal("accumulate", self.state, ACCUMULATING)
         self.state = ACCUMULATING
 
     def open(self) -> None:
-        """A backward() has begun, and its gradients are taken."""
+        """A backward() begins, and its gradients are taken."""
         if self.state not in BETWEEN:
             raise illegal("open", self.state, OPEN)
         self.state = OPEN
 
     def defer(self) -> None:
-        """A backward() has begun, and all ranks must make another plan."""
+        """A backward() begins, and all ranks must make another plan when it ends."""
         if self.state not in BETWEEN:
             raise illegal("defer", self.state, DEFERRED)
         self.state = DEFERRED
 
     def open_void(self) -> None:
-        """A backward() has begun, and other ranks may still be in the round before, which has failed."""
+        """A backward() begins, while other ranks may still be in the previous round, which has failed."""
         if self.state not in BETWEEN:
             raise illegal("open_void", self.state, VOID)
         self.state = VOID
 
-    # It ends
+    # A backward() ends
 
     def end_pass(self) -> None:
         """A backward() that only added to p.grad has ended."""
@@ -128,7 +134,7 @@ class Round:
         self.passes += 1
 
     def finish(self) -> bool:
-        """The backward() has ended. Returns whether the round has begun already."""
+        """The backward() has ended. Return whether the round began with the backward()."""
         begun = self.state is OPEN
         if self.state not in TO_FINISH:
             raise illegal("finish", self.state, FINISHING)
@@ -136,7 +142,7 @@ class Round:
         return begun
 
     def finish_now(self) -> None:
-        """A round begins for what no backward() has reduced, also in the middle of one."""
+        """A round begins for gradients that no backward() has reduced. A backward() may be under way."""
         if self.state is FINISHING:
             raise illegal("finish_now", self.state, FINISHING)
         self.state = FINISHING
@@ -149,14 +155,14 @@ class Round:
         self.passes = self.retries = 0
 
     def lose(self) -> None:
-        """What was under way has failed, or is not to be finished: its gradients are this rank's own."""
+        """The round or the backward() under way has failed or was given up: its gradients are this rank's own."""
         if self.state is not IDLE:
             self.state = UNREDUCED
 
-    # step() and others
+    # Other events
 
     def expect_local(self) -> None:
-        """Gradients may come, on this rank or others, that stay a rank's own."""
+        """A rank, this one or another, may soon have gradients of its own."""
         if self.state is IDLE:
             self.state = UNREDUCED
 
@@ -167,30 +173,30 @@ class Round:
         self.state = IDLE
 
     def start_over(self) -> None:
-        """All ranks count from 0, and have no gradients to reduce."""
+        """All ranks count from 0 again, and have no gradients to reduce."""
         self.state = IDLE
         self.passes = self.retries = 0
 
     def forget_passes(self) -> None:
-        """The gradients accumulated so far are gone."""
+        """Forget the accumulated backward() calls, since their gradients are gone."""
         self.passes = 0
 
     def set_passes_per_step(self, passes: int) -> None:
-        """Reduce after that many backward() calls, counted from now on."""
+        """Reduce after this many backward() calls, counted from now on."""
         self.passes_per_step = passes
         self.forget_passes()
 
     def retried(self, partly_reduced: bool) -> None:
-        """A round that failed has been given up. partly_reduced: some of it was reduced, as all ranks know."""
+        """An attempt was given up. partly_reduced: whether some gradients were reduced; the same on all ranks."""
         self.retries += partly_reduced
 
     def name(self, step: int, backward: int) -> None:
-        """Name the round that begins: attempts at the same step and backward() are told apart."""
+        """Name the round that begins. The name counts attempts at the same step and backward()."""
         self.tag = Name(WORDS, (step, backward, self.retries + 1))
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
-        """Inside, gradients stay this rank's own."""
+        """Within this context, gradients stay this rank's own."""
         before, self.paused = self.paused, True
         try:
             yield

@@ -1,29 +1,40 @@
-"""What the user asked `DistributedOptimizer` for."""
+"""What a user asks of a torch optimizer: the settings of all frameworks, and the names of the parameters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from hvdlite.gradients.terms import Terms
-from hvdlite.job.process_sets import ProcessSet
+from hvdlite.gradients.settings import Settings
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the user asked for; see DistributedOptimizer."""
+@dataclass(frozen=True, kw_only=True)
+class TorchSettings(Settings):
+    """The settings of one attached optimizer. `groups` names parameters by their id().
+
+    Attributes:
+        known: The parameters at the time of attaching. While hvdlite keeps them, no other object has their id().
+        names: The parameters' names, by id(). Empty if the user gave no names.
+    """
 
     known: tuple[torch.nn.Parameter, ...]
-    """The parameters when it was attached: while they are kept, no other has their id()."""
-    names: dict[int, str]
-    """Parameter names by id()."""
-    groups: dict[int, int]
-    """Bucket group by id(), where the user grouped parameters."""
-    terms: Terms
-    compression: Any
-    sparse_as_dense: bool
-    process_set: ProcessSet
-    replica_check: str
-    """One of `config.REPLICA_CHECKS`."""
+    names: Mapping[int, str]
+
+    @classmethod
+    def of(cls, asked: Settings, parameters: Sequence[torch.nn.Parameter], names: Mapping[int, str]) -> TorchSettings:
+        """Add the parameters to checked settings. Parameters that are frozen now belong to no group."""
+        groups = asked.groups.among([id(p) for p in parameters if p.requires_grad])
+        return cls(**vars(replace(asked, groups=groups)), known=tuple(parameters), names=names)
+
+    def name(self, p: torch.Tensor, otherwise: str = "a parameter") -> str:
+        """Return a parameter's name in messages. otherwise: the result if the user gave no name."""
+        return self.names.get(id(p), otherwise)
+
+
+def parameter_key(found: object) -> int:
+    """Return the key of a parameter in `groups=`: its id(). Raises ValueError for an object that is no tensor."""
+    if not isinstance(found, torch.Tensor):
+        raise ValueError(f"groups must be a number or lists of parameters: {found!r} is no tensor")
+    return id(found)

@@ -1,7 +1,8 @@
-"""How the rounds of one backward() end, where it has gone through several attached optimizers.
+"""How the rounds of one backward() end if the backward() has gone through several attached optimizers.
 
-They end in the order in which the optimizers were attached, and all or none. The order of gradients may differ between
-ranks, which would wait for each other. For that reason no hook waits for anybody: see the states DEFERRED and VOID.
+The rounds end in the order in which the optimizers were attached, and either all of them have results or none. The
+order of the gradients would not do: it may differ between ranks, which would then wait for each other for ever. For the
+same reason no hook waits for another rank; see the states DEFERRED and VOID in `round`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from hvdlite.errors import MismatchError, VoidError
+from hvdlite.gradients.reducer import why_void
 from hvdlite.torch.attach.backward import Backward
 from hvdlite.torch.attach.round import FINISHING, TO_FINISH, VOID, Round
 
 
 class Member(Protocol):
-    """An attachment whose round may end with others'."""
+    """An attachment that may take part in another attachment's backward()."""
 
     @property
     def round(self) -> Round: ...
@@ -28,8 +30,16 @@ class Member(Protocol):
 
 
 def end(member: Member, everyone: Iterable[Member], run: int) -> None:
-    """The run in which one's backward() ends has ended: finish the rounds of all that end with it. Waits for all ranks.
-    Raises VoidError on all ranks where a rank has begun anew."""
+    """Finish the rounds of all attachments whose backward() ends with a run. Waits for all ranks.
+
+    Args:
+        member: The attachment that autograd has called.
+        everyone: All attachments, in the order of attaching.
+        run: The run that has ended.
+
+    Raises:
+        VoidError: The previous round of one of them has failed on some rank; on all ranks.
+    """
     ending = []
     for each in everyone:
         its = each is member
@@ -39,10 +49,7 @@ def end(member: Member, everyone: Iterable[Member], run: int) -> None:
             each.give_up()
     if len(ending) > 1 and any(each.round.state is VOID for each in ending):
         cancel(ending)
-        raise VoidError(
-            "a backward of this rank had raised after some of its gradients had left: no rank has results of this "
-            "one. The next begins anew"
-        )
+        raise VoidError(why_void("this rank"))
     while ending:
         try:
             ending.pop(0).finish_round()
@@ -52,8 +59,10 @@ def end(member: Member, everyone: Iterable[Member], run: int) -> None:
 
 
 def cancel(members: Sequence[Member]) -> None:
-    """No rank is to have results of these rounds. All ranks do so, in this order; waits for them: in the next
-    backward() none is to find these rounds under way, which others do not."""
+    """End these rounds without results on any rank. Waits for all ranks, which call this for the same rounds.
+
+    The next backward() then finds none of these rounds under way on one rank only.
+    """
     for each in members:
         each.void_round()
     for each in members:

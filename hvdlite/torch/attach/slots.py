@@ -1,7 +1,11 @@
-"""Where the gradients of a plan's parameters lie for the peers, and what users have of that.
+"""The places of gradients in memory that other ranks read, and the tensors that users have on it.
 
-Users may keep gradients, or have made them. Such a gradient keeps its values. To find out, hvdlite counts who has each
-tensor and its memory.
+    view     a gradient's place, as a tensor that only hvdlite keeps
+    alias    another tensor on the same memory, with a storage of its own; it becomes p.grad
+    own      gradients that users keep besides the parameter: such a gradient stays the same tensor
+
+A gradient that a user has kept must not change its values. hvdlite finds such gradients by counting the references to
+each tensor and to its storage.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ data_ptr, stride = torch.Tensor.data_ptr, torch.Tensor.stride
 
 
 def holders(p: torch.Tensor) -> tuple[int, int]:
-    """How many have p.grad, and how many have its memory (`p.grad.detach()`, a part of a flat buffer)."""
+    """Return the number of references to p.grad, and to its storage (`p.grad.detach()`, a part of a flat buffer)."""
     grad = p.grad
     assert grad is not None
     return getrefcount(grad), storage_uses(storage_number(grad.untyped_storage()))
@@ -31,11 +35,11 @@ def holders(p: torch.Tensor) -> tuple[int, int]:
 _alone = [torch.empty(0)]
 _storage = _alone[0].untyped_storage()
 ALONE = getrefcount(_alone[0])
-"""The count of references to a tensor that only a list has."""
+"""The number of references to a tensor that only a list has."""
 (ALONE_MAPPED,) = map(getrefcount, _alone)
-"""The same count, where `map` takes the tensor from the list."""
+"""The same number, counted by `map` over the list."""
 UNSHARED = storage_uses(storage_number(_storage))
-"""The uses of a storage that one tensor has, and Python."""
+"""The number of references to a storage that one tensor and one Python object have."""
 _parameter = torch.nn.Parameter(torch.empty(0))
 _parameter.grad = torch.empty(0)
 NOBODY = holders(_parameter)
@@ -43,13 +47,20 @@ NOBODY = holders(_parameter)
 
 
 class Slots:
-    """For each parameter a view of the peers' memory, which nobody else has, and an alias of the view to be p.grad.
+    """The views and aliases of one plan's gradients, by index of the parameter.
 
-    An alias has a storage of its own. What users make of an alias (p.grad.data = ..., model.share_memory()) may have it
-    point elsewhere: then another alias takes its place. The gradients in `own` stay the tensors that they are, and
-    results are copied into them.
+    Users may let an alias point to other memory (p.grad.data = ..., model.share_memory()). Another alias then takes its
+    place. Results are copied into the gradients in `own`.
 
-    arrays: the memory, in the shapes of the parameters. strides: the strides in which each is used, all of it.
+    Attributes:
+        arrays: The memory of each gradient, in the shape of its parameter.
+        strides: The strides of each view. A view covers all of its memory.
+        views: The views.
+        aliases: The aliases.
+        addresses: Where the views lie.
+        storages: The aliases' storages.
+        numbers: torch's numbers of these storages.
+        own: Users' own gradients. The value is the tensor that was copied in this round, or None.
     """
 
     def __init__(self, arrays: Sequence[Array], strides: Sequence[tuple[int, ...]]) -> None:
@@ -59,27 +70,27 @@ class Slots:
         self.addresses = [view.data_ptr() for view in self.views]
         self.storages = [alias.untyped_storage() for alias in self.aliases]
         self.numbers = list(map(storage_number, self.storages))
-        """Those of the storages, as long as these live."""
         self.own: dict[int, torch.Tensor | None] = {}
-        """Users' own gradients, by index: what was taken in this round."""
 
     def tensor(self, index: int) -> torch.Tensor:
-        """Of this memory, and of no other tensor's storage."""
+        """Return a new tensor on a gradient's memory, with a storage of its own."""
         made, strides = to_tensor(self.arrays[index]), self.strides[index]
         return made if made.stride() == strides else made.as_strided(made.shape, strides).detach()  # without its base
 
     def holds(self, index: int, grad: torch.Tensor) -> bool:
-        """Whether this gradient lies there."""
+        """Whether this gradient is the alias, and lies in the view's memory."""
         return grad is self.aliases[index] and self.alias(index) is grad
 
     def preserve(self, indices: Iterable[int]) -> None:
-        """The views of gradients that lie elsewhere are about to be written. Where a user has kept the alias that was
-        handed out (`before = p.grad`, `p.grad.detach()`), its values move to other memory, and the user is believed to
-        keep the next one, too."""
-        for index in indices:  # calls nothing of Python's as long as nobody has
+        """Save the aliases that users have kept, before other gradients are copied into these views.
+
+        An alias that a user has kept (`before = p.grad`, `p.grad.detach()`) moves to other memory with its values.
+        hvdlite then assumes that the user keeps the next gradient as well.
+        """
+        for index in indices:  # calls no Python function unless a user has kept an alias
             alias = self.aliases[index]
             shared = storage_uses(self.numbers[index]) > UNSHARED
-            if shared or getrefcount(alias) > ALONE + 1:  # we have it, too
+            if shared or getrefcount(alias) > ALONE + 1:  # the variable `alias` is a reference, too
                 self.own[index] = None
                 move(alias, self.arrays[index], shared)
                 self.renew(index)
@@ -87,38 +98,43 @@ class Slots:
                 self.renew(index)
 
     def alias(self, index: int) -> torch.Tensor:
-        """The view, for users."""
+        """Return the alias of a view, a new one if the last one points elsewhere."""
         alias = self.aliases[index]
         if alias.data_ptr() != self.addresses[index] or alias.stride() != self.strides[index]:
             alias = self.renew(index)
         return alias
 
     def renew(self, index: int) -> torch.Tensor:
-        """Another alias takes the place of one that is somebody else's now."""
+        """Make and return another alias. The last one belongs to a user now."""
         alias = self.aliases[index] = self.tensor(index)
         self.storages[index] = alias.untyped_storage()
         self.numbers[index] = storage_number(self.storages[index])
         return alias
 
     def note_own(self, parameters: Sequence[torch.Tensor], first: torch.Tensor | None = None) -> None:
-        """A backward begins, or has just begun: gradients that there were already, and that somebody has besides the
-        parameter (a list, a flat buffer), are to become the results. first: the parameter that autograd has accumulated
-        into: where its gradient was there, that has changed."""
+        """A backward() begins: find gradients from before it that a user keeps (in a list, in a flat buffer).
+
+        These gradients will receive the results.
+
+        Args:
+            parameters: The plan's parameters.
+            first: The parameter whose gradient autograd has just added to, or made; None if no backward() is under
+                way.
+        """
         for index, p in enumerate(parameters):
             grad = p.grad
             if grad is None or grad is self.aliases[index] or index in self.own:
                 continue
             if grad.layout is not torch.strided or grad.requires_grad:  # part of a graph
                 continue
-            if p is first and not grad.is_inference() and version(grad) == 0:
+            if p is first and not grad.is_inference() and version(grad) == 0:  # made by this backward()
                 continue
             del grad
             if any(map(gt, holders(p), NOBODY)) and can_be_own(p):
                 self.own[index] = None
 
     def untouched(self) -> bool:
-        """Whether nobody has kept an alias, or had it point elsewhere. By loops of C, which are quick where caches are
-        cold."""
+        """Whether no user has kept an alias, or let it point elsewhere. The loops run in C, which is quick."""
         many = len(self.aliases)
         return (
             list(map(storage_uses, self.numbers)).count(UNSHARED) == many
@@ -128,15 +144,15 @@ class Slots:
         )
 
     def note_taken(self, index: int, grad: torch.Tensor) -> None:
-        """Results are to be copied into this gradient of a user's."""
+        """Have the result copied into this gradient of a user's at the end of the round."""
         self.own[index] = grad
 
     def forget_taken(self) -> None:
-        """The round is over. The same gradients are believed to be users' own in the next."""
+        """The round is over. hvdlite assumes that users keep the same gradients in the next round."""
         self.own = dict.fromkeys(self.own)
 
     def handed_over(self, index: int, grad: torch.Tensor) -> torch.Tensor:
-        """What becomes p.grad once this gradient has been copied into its view."""
+        """Return what becomes p.grad, once this gradient has been copied into its view."""
         if self.own and index in self.own and not grad.requires_grad:
             self.note_taken(index, grad)
             return grad
@@ -144,21 +160,27 @@ class Slots:
 
 
 def move(alias: torch.Tensor, memory: Array, shared: bool) -> None:
-    """Give whoever has this tensor, or its storage (`shared`), other memory with the same values."""
-    for each in (alias, alias.untyped_storage()):  # their .numpy() still lies in this
+    """Give an alias that a user has kept other memory with the same values.
+
+    Args:
+        alias: The alias.
+        memory: The present memory. The user may have a NumPy array on it, so the alias keeps it.
+        shared: Whether another tensor uses the alias's storage: then the storage itself gets other memory.
+    """
+    for each in (alias, alias.untyped_storage()):
         each._hvdlite = memory  # type: ignore[union-attr]
     before = alias.data_ptr()
     if shared:
-        with contextlib.suppress(RuntimeError, OSError):  # it takes a file's descriptor, and room in /dev/shm
-            alias.untyped_storage().share_memory_()  # all that torch offers to change a storage itself; not on a GPU
+        with contextlib.suppress(RuntimeError, OSError):  # it needs a file descriptor, and room in /dev/shm
+            alias.untyped_storage().share_memory_()  # torch's only way to move a storage; not possible on a GPU
     if alias.data_ptr() == before and alias.numel():
-        alias.data = alias.clone()  # which graphs that have saved it take for the same tensor
+        alias.data = alias.clone()  # graphs that have saved the alias accept it as the same tensor
         if shared:
             warn("the values of a gradient that was kept (p.grad.detach()) are lost, this once: clone it")
 
 
 def can_be_own(p: torch.Tensor) -> bool:
-    """Whether results can be written into p.grad, an ordinary one: not where elements share memory."""
+    """Whether results can be written into p.grad, a dense gradient: not if its elements share memory."""
     grad = p.grad
     assert grad is not None
     return not grad.is_inference() and not overlaps_itself(grad)

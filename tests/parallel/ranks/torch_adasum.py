@@ -1,4 +1,4 @@
-"""DistributedOptimizer(op=Adasum): orthogonal steps add up, equal ones are taken once."""
+"""DistributedOptimizer(op=Adasum): orthogonal steps are added, and of equal steps one is taken."""
 
 from __future__ import annotations
 

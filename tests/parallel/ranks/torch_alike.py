@@ -1,4 +1,4 @@
-"""Ranks that would train different models without a word: it is an error after the first backward, later a warning."""
+"""The comparison of weights: a difference is an error after the first backward(), and a warning later."""
 
 from __future__ import annotations
 

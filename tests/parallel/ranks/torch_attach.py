@@ -1,4 +1,4 @@
-"""The attached optimizer is the user's own object: copies, pickles, schedulers, a second life after shutdown."""
+"""An attached optimizer stays the user's object: copies, pickles, schedulers, and use after another init()."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is one backward(): failing ones, those inside another's functions, and those that are none of ours."""
+"""Where a backward() begins and ends: if it fails, if it runs inside another one, if it reaches no parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SyncBatchNorm is one big batch: outputs, gradients and running statistics are those of BatchNorm on all inputs."""
+"""SyncBatchNorm: outputs, gradients and running statistics are those of BatchNorm on the inputs of all ranks."""
 
 from __future__ import annotations
 

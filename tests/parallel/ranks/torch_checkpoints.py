@@ -1,4 +1,4 @@
-"""Checkpoints: who resumes goes on bit for bit, and what rank 0 cannot write or read is one error on all ranks."""
+"""Checkpoints: training resumes with the same bits, and an error of rank 0 is the same error on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TorchState and ElasticSampler, and training that an error interrupts."""
+"""TorchState and ElasticSampler, and training that goes on after an error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What p.grad holds after backward(), by arithmetic: rank r's loss is (r+1) * sum of all weights, so its gradients are
-r+1 everywhere, and their average over p ranks is (p+1)/2."""
+"""The values of p.grad after backward().
+
+Rank r's loss is (r+1) * the sum of all weights. So its gradients are r+1 everywhere, and their average over p ranks is
+(p+1)/2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""join() with optimizers attached: weights by arithmetic, since rank r's gradients are r+1 everywhere, or absent."""
+"""join() with attached optimizers. The gradients of rank r are r+1 everywhere, or absent, so the weights are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""send and recv: any shape and dtype, in any order by name, and gradients through a model on two ranks."""
+"""send and recv: every shape and dtype, any order of names, and gradients through a model on two ranks."""
 
 from __future__ import annotations
 

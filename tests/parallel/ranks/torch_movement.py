@@ -1,5 +1,6 @@
-"""All-to-all, reduce-scatter, grouped all-gather, gather, scatter, reduce and sparse sums of torch tensors, and their
-gradients by analytic expectation: those of the average over ranks of the ranks' losses."""
+"""All-to-all, reduce-scatter, grouped all-gather, gather, scatter, reduce and sparse sums of torch tensors.
+
+The expected gradients are those of the average of the ranks' losses."""
 
 from __future__ import annotations
 

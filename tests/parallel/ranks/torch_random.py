@@ -1,5 +1,5 @@
-"""Random training programs give the same bits on every rank and however gradients travel, and what averaging by hand
-gives. What is random differs between ranks where it may: data, and which branches of the model are used."""
+"""Random training programs: weights have the same bits on every rank and in every setting, and are those of averaging by
+hand. Data and the used branches of the model differ between ranks."""
 
 from __future__ import annotations
 

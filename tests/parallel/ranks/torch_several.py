@@ -1,4 +1,4 @@
-"""Several attached optimizers, whose gradients come in another order on other ranks, or not at all."""
+"""Several attached optimizers. On other ranks their gradients come in another order, or not at all."""
 
 from __future__ import annotations
 

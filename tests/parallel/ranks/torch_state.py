@@ -1,4 +1,4 @@
-"""Starting alike: weights, optimizer state and objects of one rank, on all."""
+"""Weights, optimizer state and objects of one rank, given to all ranks."""
 
 from __future__ import annotations
 

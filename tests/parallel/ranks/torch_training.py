@@ -1,4 +1,4 @@
-"""N ranks with batches of B train like one process with batches of N*B, and end with the same bits on every rank.
+"""N ranks with batches of B train like one process with batches of N*B. All ranks end with the same bits.
 
 The reference runs in this process, on the whole batch, without hvdlite.
 """

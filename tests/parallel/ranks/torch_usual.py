@@ -1,4 +1,4 @@
-"""All gradients are packed at once when a backward ends as usual, also by a rank alone where others cannot."""
+"""In the usual case all gradients are packed at once when a backward() ends, even if other ranks cannot do so."""
 
 from __future__ import annotations
 
