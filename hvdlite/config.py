@@ -1,27 +1,62 @@
-"""All settings in one frozen object. Only this module and `system/launcher_environment` read the environment.
+"""All settings of a job, in one frozen object. The user's variables are read here and nowhere else.
 
-`HVDLITE_X` wins over Horovod's `HOROVOD_X`. A value that cannot be read is an error that names the variable.
+HVDLITE_X wins over Horovod's HOROVOD_X. A value that cannot be read is a ValueError that names the variable. What
+launchers set in the environment is read by `system.launcher_environment`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 MB = 1024 * 1024
 ALGORITHMS = ("auto", "ring", "halving_doubling", "doubling", "shared", "hierarchical", "native")
 REPLICA_CHECKS = ("error", "warn", "off")
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+DYNAMIC = "DYNAMIC"
+"""A timeline with this path may be started later."""
 T = TypeVar("T")
+
+
+class StallLimits(NamedTuple):
+    """Seconds that a rank may wait for others; 0: without a limit."""
+
+    check: float = 60.0
+    """After this time a report is printed. `HVDLITE_STALL_CHECK_TIME_SECONDS`, `HVDLITE_STALL_CHECK_DISABLE`."""
+    shutdown: float = 0.0
+    """After this time the job ends. `HVDLITE_STALL_SHUTDOWN_TIME_SECONDS`."""
+
+
+class TimelineFile(NamedTuple):
+    """The trace file that rank 0 writes."""
+
+    path: str = ""
+    """Its path; DYNAMIC to allow `start_timeline()`; "" for no file. `HVDLITE_TIMELINE`."""
+    mark_cycles: bool = False
+    """Whether to mark where a lane turns to its next request. `HVDLITE_TIMELINE_MARK_CYCLES`."""
+
+    @property
+    def from_start(self) -> bool:
+        """Whether the timeline begins with the job."""
+        return self.path.upper() not in ("", DYNAMIC)
+
+
+class LogStyle(NamedTuple):
+    """How hvdlite's log lines look."""
+
+    level: str = ""
+    """One of LOG_LEVELS; "" leaves Python's logging as it is. `HVDLITE_LOG_LEVEL`."""
+    hide_time: bool = False
+    """Whether lines have no time. `HVDLITE_LOG_HIDE_TIME`."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one run, read once by `init()`. Sizes are in bytes, times in seconds."""
+    """Settings of one job, which `init()` reads once."""
 
     algorithm: str = "auto"
     """One of ALGORITHMS; `HVDLITE_ALGORITHM`. `shared` and `hierarchical` mean the same: shared memory within a host,
@@ -32,28 +67,20 @@ class Config:
     `HOROVOD_FUSION_THRESHOLD` (bytes).
     """
     overlap: str = "auto"
-    """`1`: buckets leave during backward; `0`: all leave at its end; `auto`: try both. `HVDLITE_OVERLAP`."""
+    """`1`: buckets leave during backward; `0`: all leave at its end; `auto`: hvdlite tries both. `HVDLITE_OVERLAP`."""
     shared_memory: bool = True
     """Whether ranks of one host, and their GPUs, share memory; `HVDLITE_SHARED_MEMORY=0` turns it off."""
-    timeline: str = ""
-    """Path of the trace file that rank 0 writes, or DYNAMIC to allow `start_timeline()`; `HVDLITE_TIMELINE`."""
-    timeline_mark_cycles: bool = False
-    stall_check: float = 60.0
-    """Log waits of this length; 0: never. `HVDLITE_STALL_CHECK_TIME_SECONDS`, `HVDLITE_STALL_CHECK_DISABLE`."""
-    stall_shutdown: float = 0.0
-    """End the job after a wait of this length; 0: never. `HVDLITE_STALL_SHUTDOWN_TIME_SECONDS`."""
-    log_level: str = ""
-    """One of LOG_LEVELS; "" leaves Python's logging as it is. `HVDLITE_LOG_LEVEL`."""
-    log_hide_time: bool = False
-    """Leave the time out of log lines; `HVDLITE_LOG_HIDE_TIME`."""
+    timeline: TimelineFile = field(default_factory=TimelineFile)
+    stall: StallLimits = field(default_factory=StallLimits)
+    log: LogStyle = field(default_factory=LogStyle)
     gpu_operations: str = "auto"
-    """How arrays on GPUs are reduced: `auto` and `mpi` use `algorithm`, `nccl` uses NCCL. `HVDLITE_GPU_OPERATIONS`,
+    """How arrays on GPUs are reduced. `auto` and `mpi` use `algorithm`; `nccl` uses NCCL. `HVDLITE_GPU_OPERATIONS`,
     `HOROVOD_GPU_OPERATIONS`.
     """
     cuda_aware: bool | None = None
-    """Whether the MPI takes device pointers; None: find out. `HVDLITE_CUDA_AWARE`."""
+    """Whether the MPI takes pointers to GPU memory; None: hvdlite finds out. `HVDLITE_CUDA_AWARE`."""
     replica_check: str = "error"
-    """One of REPLICA_CHECKS: what happens if ranks begin to train different models. `HVDLITE_REPLICA_CHECK`."""
+    """One of REPLICA_CHECKS: the reaction if ranks train different models. `HVDLITE_REPLICA_CHECK`."""
 
     @property
     def algorithm_on_gpu(self) -> str:
@@ -64,7 +91,10 @@ class Config:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
-        """Read the environment.
+        """The settings that the environment has.
+
+        Args:
+            env: The variables to read; None for this process' own.
 
         Raises:
             ValueError: A variable has a value that cannot be read. The message names it.
@@ -73,24 +103,37 @@ class Config:
         bucket = read(env, "HVDLITE_BUCKET_MB", mebibytes)
         if bucket is None:
             bucket = read_either(env, "FUSION_THRESHOLD", whole)
-        stall_check = read_either(env, "STALL_CHECK_TIME_SECONDS", seconds)
-        read_either(env, DYNAMIC, truth)  # a bad value fails here, not when it is needed
-        stall_check = cls.stall_check if stall_check is None else stall_check
+        read_either(env, DYNAMIC_PROCESS_SETS, truth)  # a bad value fails here, not when it is needed
         return cls(
             algorithm=read(env, "HVDLITE_ALGORITHM", one_of(*ALGORITHMS)) or cls.algorithm,
             bucket_bytes=None if bucket is None else max(bucket, 1),
             overlap=read(env, "HVDLITE_OVERLAP", one_of("auto", "0", "1")) or cls.overlap,
-            timeline=read_either(env, "TIMELINE", str) or cls.timeline,
-            timeline_mark_cycles=read_either(env, "TIMELINE_MARK_CYCLES", truth) or cls.timeline_mark_cycles,
-            stall_check=0.0 if read_either(env, "STALL_CHECK_DISABLE", truth) else stall_check,
-            stall_shutdown=read_either(env, "STALL_SHUTDOWN_TIME_SECONDS", seconds) or cls.stall_shutdown,
             shared_memory=read(env, "HVDLITE_SHARED_MEMORY", one_of("0", "1")) != "0",
-            log_level=read_either(env, "LOG_LEVEL", one_of(*LOG_LEVELS)) or cls.log_level,
-            log_hide_time=read_either(env, "LOG_HIDE_TIME", truth) or cls.log_hide_time,
+            timeline=TimelineFile(
+                read_either(env, "TIMELINE", str) or "", read_either(env, "TIMELINE_MARK_CYCLES", truth) or False
+            ),
+            stall=stall_limits(env),
+            log=LogStyle(
+                read_either(env, "LOG_LEVEL", one_of(*LOG_LEVELS)) or "",
+                read_either(env, "LOG_HIDE_TIME", truth) or False,
+            ),
             gpu_operations=read_either(env, "GPU_OPERATIONS", one_of("auto", "mpi", "nccl")) or cls.gpu_operations,
             cuda_aware=read(env, "HVDLITE_CUDA_AWARE", truth),
             replica_check=read_either(env, "REPLICA_CHECK", one_of(*REPLICA_CHECKS)) or cls.replica_check,
         )
+
+
+def stall_limits(env: Mapping[str, str]) -> StallLimits:
+    """The limits that the environment sets.
+
+    Raises:
+        ValueError: A variable has a value that cannot be read.
+    """
+    check = read_either(env, "STALL_CHECK_TIME_SECONDS", seconds)
+    if read_either(env, "STALL_CHECK_DISABLE", truth):
+        check = 0.0
+    shutdown = read_either(env, "STALL_SHUTDOWN_TIME_SECONDS", seconds)
+    return StallLimits(StallLimits().check if check is None else check, shutdown or 0.0)
 
 
 NAMES = (
@@ -98,11 +141,15 @@ NAMES = (
     "LOG_HIDE_TIME", "LOG_LEVEL", "MPIEXEC", "OVERLAP", "REPLICA_CHECK", "SHARED_MEMORY", "STALL_CHECK_DISABLE",
     "STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS", "TIMELINE", "TIMELINE_MARK_CYCLES",
 )  # fmt: skip
-"""All settings, without the prefix HVDLITE_."""
+"""The names of all settings, without the prefix HVDLITE_."""
 
 
 def misspelt(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables that look like settings but are none, each with the setting that was probably meant."""
+    """The variables with a name similar to a setting's, and for each the setting that was probably meant.
+
+    Args:
+        env: The variables to read; None for this process' own.
+    """
     known = [f"HVDLITE_{name}" for name in NAMES]
     given = [name for name in (os.environ if env is None else env) if name.startswith("HVDLITE_") and name not in known]
     close = {name: get_close_matches(name, known, n=1, cutoff=0.8) for name in given}
@@ -110,7 +157,7 @@ def misspelt(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def chose_allocator() -> bool:
-    """Whether the user has chosen an allocator or settings of glibc's."""
+    """Whether the user has chosen another allocator, or settings of glibc's."""
     return any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in os.environ)
 
 
@@ -181,27 +228,20 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-DYNAMIC = "DYNAMIC_PROCESS_SETS"
-
-
-def allow_dynamic_process_sets() -> None:
-    """Horovod's `init(process_sets="dynamic")`: set Horovod's variable and unset ours."""
-    os.environ.pop(f"HVDLITE_{DYNAMIC}", None)
-    os.environ[f"HOROVOD_{DYNAMIC}"] = "1"
+DYNAMIC_PROCESS_SETS = "DYNAMIC_PROCESS_SETS"
 
 
 def dynamic_process_sets() -> bool:
-    """Whether process sets may be added and removed now.
+    """Whether the environment allows now that process sets are added and removed.
 
     Raises:
-        ValueError: The variable cannot be read.
+        ValueError: The variable has a value that cannot be read.
     """
-    return read_either(os.environ, DYNAMIC, truth) or False
+    return read_either(os.environ, DYNAMIC_PROCESS_SETS, truth) or False
 
 
 def cache_folder() -> Path:
-    """The folder for answers that are costly to find. Nothing can be kept for a user without a home, as in containers.
-    """
+    """The folder for results that take long to find. A user without a home, as in containers, gets an unusable path."""
     home = os.path.expanduser("~")
     kept = os.devnull if home == "~" else os.path.join(home, ".cache")
     return Path(os.environ.get("XDG_CACHE_HOME") or kept) / "hvdlite"

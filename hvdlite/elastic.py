@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from hvdlite.errors import HostsUpdatedInterrupt, HvdliteError
 from hvdlite.job import runtime
+from hvdlite.job.registries import Renewable
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object, broadcast_object
 
@@ -254,21 +255,21 @@ def start_anew() -> None:
     sets = sorted(before.groups.ranks.items())
     named = [process_set for same in before.groups.registered.values() for process_set in same]
     runtime.stop()
-    runtime.init(before.comm)
+    runtime.init(before.comm, "dynamic" if before.dynamic else None)
     now = runtime.current()
     for _, ranks in sets[1:]:  # also those that have no object here; the first one is everyone
         now.groups.open(ranks, now.world)
     now.groups.find_again(named)
     gc.collect()
-    for each in everywhere(before.renewables):
+    for each in everywhere(before.registries.renewables()):
         each.renew()
 
 
-def everywhere(renewables: Iterable[Any]) -> list[Any]:
+def everywhere(renewables: Iterable[Renewable]) -> list[Renewable]:
     """Those of which no member of their group lacks its own: what some ranks have let go of is not attached again, for
     they would be waited for. Collective."""
     mine = list(renewables)
-    names = [each.group and (each.group.ranks, each.name) for each in mine]
+    names = [(each.group.ranks, each.name) if each.group else None for each in mine]
     with calling("the restart of hvd.elastic.run"):
         everyones = [set(theirs) for theirs in allgather_object(names)]
     return [each for name, each in zip(names, mine, strict=True)

@@ -12,7 +12,8 @@ import time
 import traceback
 from typing import Any
 
-from hvdlite.job.folder import FOLDER, RANK
+from hvdlite.system.launcher_environment import JOB_FOLDER as FOLDER
+from hvdlite.system.launcher_environment import JOB_RANK as RANK
 
 _PATIENCE = 60.0  # seconds for the function to arrive on this host
 

@@ -4,6 +4,8 @@ A row that no longer occurs must go. Add one only where the rule would make the 
 """
 
 EXPLAINED: dict[str, str] = {
+    "hvdlite.check: os.environ": "The report shows what the environment has, and starts programs with it.",
+    "hvdlite.common.util: os.environ": "`env()` is Horovod's context manager that sets variables for a script.",
     "hvdlite.keras.elastic: self.state.batch": (
         "The user names this attribute (KerasState(model, batch=0)), and a state of the user's own has no "
         "setter."
@@ -15,10 +17,16 @@ EXPLAINED: dict[str, str] = {
     "hvdlite.keras.schedules.__init__: 7 parameters": (
         "Horovod's signature of LearningRateScheduleCallback, whose arguments scripts give by position."
     ),
+    "hvdlite.lanes.swallowed: _first": "A lane's handle notes the error where it raises it, below `job`.",
+    "hvdlite.lanes.swallowed: _watching": "Says whether `_first` may be noted.",
+    "hvdlite.lanes.swallowed: rank": "Belongs to `_first`, and is read after the job has ended.",
+    "hvdlite.runner.common.util.env: os.environ": "Horovod's function, which returns the launcher's variables.",
     "hvdlite.tensorflow.aggregation.__init__: 9 parameters": "Horovod's signature of LocalGradientAggregationHelper.",
+    "hvdlite.torch.attach.compiled: _told": "Remembers that dynamo, which is one per process, leaves hvdlite out.",
     "hvdlite.torch.attach.slots: alias.data": (
         "The attribute is torch's: only assigning it gives an existing tensor other memory."
     ),
+    "hvdlite.torch.elastic.state: _registry": "Horovod's registry of state handlers, which scripts set before init().",
     "hvdlite.torch.sync_batch_norm.__init__: 9 parameters": (
         "The parameters are those of torch.nn.BatchNorm2d and Horovod's process_set."
     ),

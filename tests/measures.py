@@ -2,9 +2,10 @@
 
 A class has at most 12 attributes, a function at most 6 parameters, an assignment at most two targets in a chain. `Any`
 is at most 5 % of the annotations. Every module has a room (`ROOMS`) and imports only rooms above its own. Private names
-of frameworks stand in `private_api.py`, the environment is read by `config` and `system/launcher_environment`. A public
-function has Args where it has parameters, and Returns where it returns something. `python -m tests.measures torch ops`
-prints the rows of these rooms alone. `tests/explained.py` names the exceptions, each with its reason.
+of frameworks stand in `private_api.py`. The environment is read by `config` and `system/launcher_environment`. What a
+process remembers is kept in `job`. A public function has Args where it has parameters, and Returns where it returns
+something. `python -m tests.measures torch ops` prints the rows of these rooms alone. `tests/explained.py` names the
+exceptions, each with its reason.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ ROOMS = (
 )  # fmt: skip
 """A room may import only rooms before it. "" is the package itself."""
 WINDOWS = (
-    "hvdlite", "hvdlite.api.names", "hvdlite.numpy", "hvdlite.elastic", "hvdlite.torch", "hvdlite.torch.mpi_ops",
-    "hvdlite.torch.elastic", "hvdlite.keras", "hvdlite.keras.callbacks", "hvdlite.keras.elastic", "hvdlite.tensorflow",
-    "hvdlite.tensorflow.mpi_ops", "hvdlite.tensorflow.elastic",
+    "hvdlite", "hvdlite.api.neutral", "hvdlite.api.names", "hvdlite.numpy", "hvdlite.elastic", "hvdlite.torch",
+    "hvdlite.torch.mpi_ops", "hvdlite.torch.elastic", "hvdlite.keras", "hvdlite.keras.callbacks",
+    "hvdlite.keras.elastic", "hvdlite.tensorflow", "hvdlite.tensorflow.mpi_ops", "hvdlite.tensorflow.elastic",
 )  # fmt: skip
 """Modules that users import. What they import from hvdlite's modules or name in __all__ is public."""
 WITHOUT_SECTIONS: frozenset[str] = frozenset()
 """Public functions that need no sections. This list may only shrink."""
 LIBRARIES = {"sys", "threading", "ctx", "mpi4py.rc"}
 """Owners of fields that belong to other libraries, where assigning them is the library's interface."""
+READ_THE_ENVIRONMENT = ("hvdlite.config", "hvdlite.system.launcher_environment")
+KEEPS_STATE = "job"
 MOST_ATTRIBUTES, MOST_PARAMETERS, MOST_CHAINED, MOST_ANY = 12, 6, 2, 0.05
 
 
@@ -194,15 +197,40 @@ def foreign_writes() -> list[str]:
     return sorted(set(found))
 
 
+def reads_of_the_environment() -> list[str]:
+    """Modules of hvdlite that read or write the environment, other than READ_THE_ENVIRONMENT."""
+    names = {"environ", "environb", "getenv", "putenv", "unsetenv"}
+    found = {
+        f"{module}: os.{node.attr}"
+        for module, tree in trees()
+        if module.split(".")[0] == "hvdlite" and module not in READ_THE_ENVIRONMENT
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in names
+    }
+    return sorted(found)
+
+
+def state_elsewhere() -> list[str]:
+    """Names of modules outside KEEPS_STATE that functions assign by `global`."""
+    found = {
+        f"{module}: {name}"
+        for module, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Global) and room(module) != KEEPS_STATE
+        for name in node.names
+    }
+    return sorted(found)
+
+
 def public_names() -> set[tuple[str, str]]:
     """Module and name of what users reach through WINDOWS."""
     found = set()
     paths = modules()
     for window in WINDOWS:
         for node in ast.walk(ast.parse(paths[window].read_text())):
-            if isinstance(node, ast.ImportFrom) and (window.count(".") < 2 or "mpi_ops" in window or "names" in window):
+            if isinstance(node, ast.ImportFrom) and (window.count(".") < 2 or window.endswith(("mpi_ops", "names", "neutral"))):
                 found |= {(str(node.module), alias.name) for alias in node.names}
-            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("__all__", "_OWN"):
                 texts = [each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)]
                 found |= {(window, text) for text in texts if isinstance(text, str)}
     return found
@@ -315,6 +343,8 @@ def measures() -> dict[str, list[str]]:
         f"functions with more than {MOST_PARAMETERS} parameters": long_signatures(),
         f"assignments to more than {MOST_CHAINED} targets": chains(),
         "writes to another object's fields": foreign_writes(),
+        "reads of the environment outside config and launcher_environment": reads_of_the_environment(),
+        f"module-level state outside {KEEPS_STATE}": state_elsewhere(),
         "public docstrings without Args or Returns": lacking_sections(),
     }
 

@@ -13,30 +13,16 @@ changes its argument in place. A name with `_async` returns a number at once, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdlite.api import frameworks
+from hvdlite.api.frameworks import function_of
 from hvdlite.ops.handles import poll, synchronize
 
 T = TypeVar("T")
-
-
-def function_of(tensor: object, name: str) -> Callable[..., Any]:
-    """The function of this name in the tensor's framework.
-
-    Raises:
-        TypeError: The framework is unknown, or has no such function.
-    """
-    adapter = frameworks.adapter(tensor)
-    try:
-        function: Callable[..., Any] = getattr(adapter, name)
-    except AttributeError:
-        raise TypeError(f"{adapter.__name__} has no {name}()") from None
-    return function
 
 
 def allreduce(tensor: T, *args: object, **kwargs: object) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 ADAPTERS = {
@@ -56,6 +56,20 @@ def refuse_legacy(optimizer: Any) -> None:
 def adapter(obj: Any) -> Any:
     """The module with this object's collectives."""
     return importlib.import_module(ADAPTERS[family(obj)])
+
+
+def function_of(tensor: object, name: str) -> Callable[..., Any]:
+    """The function of this name in the tensor's framework.
+
+    Raises:
+        TypeError: The framework is unknown, or has no such function.
+    """
+    module = adapter(tensor)
+    try:
+        function: Callable[..., Any] = getattr(module, name)
+    except AttributeError:
+        raise TypeError(f"{module.__name__} has no {name}()") from None
+    return function
 
 
 def adapter_of(values: Iterable[Any]) -> Any:

@@ -36,7 +36,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def changeable() -> runtime.Runtime:
     """The runtime, if its process sets may change. Raises ValueError where they may not."""
     live = runtime.current()
-    if not config.dynamic_process_sets():
+    if not (live.dynamic or config.dynamic_process_sets()):
         raise ValueError("process sets may change only after hvd.init(process_sets='dynamic'), or with "
                          "HVDLITE_DYNAMIC_PROCESS_SETS=1 in the environment")
     return live

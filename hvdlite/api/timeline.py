@@ -14,7 +14,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     written is told of in the log.
     """
     live = runtime.current()
-    if not live.config.timeline:
+    if not live.config.timeline.path:
         raise ValueError("start_timeline: set HVDLITE_TIMELINE=DYNAMIC (or HOROVOD_TIMELINE) in the job's environment")
     live.trace(file_path, mark_cycles)
 

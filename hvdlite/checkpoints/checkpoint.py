@@ -184,8 +184,8 @@ def portable(error: Exception | None) -> Exception | None:
 
 def begin_anew() -> None:
     """Compare the ranks' weights again at each optimizer's next step."""
-    for each in runtime.current().after_join:
-        if alike := getattr(each, "alike", None):
+    for each in runtime.current().registries.joining():
+        if alike := each.alike:
             alike.expect("0", ("weights", "state"))
 
 

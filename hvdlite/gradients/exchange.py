@@ -187,7 +187,7 @@ class Exchange:
         )
         self.rounds = RoundCounter(number)
         self.watched.enter(lane, name)
-        runtime.current().after_join.append(self)
+        runtime.current().registries.count_in_join(self)
 
     # Calls from the job when a rank joins
 

@@ -115,7 +115,7 @@ class Gradients:
 
     def end(self) -> None:
         """End all exchanges: the user is gone."""
-        self.enrolment.runtime.renewables.remove(self)
+        self.enrolment.runtime.registries.forget(self)
         for exchange in self.exchanges.values():
             exchange.end()
         self.exchanges.clear()
@@ -140,7 +140,7 @@ class Gradients:
     def enrolled(self) -> Enrolment:
         """Take a place under the present runtime. Collective over the process set."""
         current = runtime.current()
-        current.renewables.append(self)
+        current.registries.renew_later(self)
         if self.settings.size == 1 and not self.exchanges:
             return Enrolment(current, self.kind)
         group = runtime.group_of(self.settings.process_set)

@@ -149,7 +149,7 @@ class Alike:
             name: The name of rounds on that lane, the same on all ranks.
         """
         self.lane, self.name = lane, name
-        runtime.current().last_looks.append(self)
+        runtime.current().registries.compare_at_end(self)
 
     def agree(self) -> None:
         """Agree whether the ranks compare. Collective. Raises MismatchError if the ranks' modes differ."""

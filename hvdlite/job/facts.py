@@ -1,7 +1,7 @@
-"""Where this process is in its job: its rank, the number of ranks, and the like.
+"""The place of this process in its job: its rank, the number of ranks, and the like.
 
-`runtime` enters the place when a job begins, and leaves it when the job ends. A child of a rank, however it was
-started, knows the place of its parent, and may ask for it; it cannot communicate.
+`runtime` calls `enter` when a job begins, and `leave` when the job ends. A child process of a rank returns its parent's
+place, but cannot communicate.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from hvdlite.system.launcher_environment import Parent
 
 _here: Topology | None = None
 _parent = launcher_environment.parent()
-"""The place of the rank that this process is a child of (spawned, or from a forkserver)."""
+"""The place of the rank that started this process; None if no rank did."""
 
 
 def enter(here: Topology) -> None:
-    """A job has begun. Children that this process starts from now on know its place."""
+    """A job has begun. Processes that this one starts from now on get its place through the environment."""
     global _here
     _here = here
     launcher_environment.mark_place(Parent(**{field.name: getattr(here, field.name) for field in fields(Parent)}))
 
 
 def leave() -> None:
-    """The job has ended for this process."""
+    """The job has ended in this process."""
     global _here
     _here = None
     launcher_environment.mark_place(None)
 
 
 def is_child() -> bool:
-    """Whether this process cannot be a rank, since a rank started it.
+    """Whether a rank started this process, so that it cannot be a rank itself.
 
-    A child of a job of one without a launcher may become a job of one itself.
+    False in a child of a job without a launcher: that child may call `init()`.
     """
     return _here is None and _parent is not None and launcher_environment.rank_that_was_meant() is not None
 
 
 def place() -> Topology | Parent:
-    """Return the place of this rank, or of the rank that this process is a child of.
+    """The place of this rank, or of the rank that started this process.
 
     Raises:
         NotInitializedError: `hvd.init()` has not been called, or `hvd.shutdown()` has.
@@ -54,8 +54,7 @@ def place() -> Topology | Parent:
 
 
 def rank() -> int:
-    """This process' number among all, from 0. This and the like raise NotInitializedError, a ValueError, before
-    `init()`."""
+    """This process' number among all, from 0. All of these functions raise NotInitializedError before `init()`."""
     return place().rank
 
 
@@ -65,7 +64,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process' number among those of its host."""
+    """This process' number among the processes of its host, from 0."""
     return place().local_rank
 
 
@@ -75,7 +74,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """This process' number among those with its local rank on all hosts."""
+    """This process' number among the processes of all hosts with the same local rank, from 0."""
     return place().cross_rank
 
 

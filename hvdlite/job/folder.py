@@ -1,16 +1,16 @@
-"""What a rank and hvdliterun tell each other through files in the job's folder, on each host its own.
+"""Files by which a rank and hvdliterun inform each other. Each host has a folder for the job.
 
-    entered.RANK    it has begun to meet the others, which `entering.RANK` says while it waits for them
-    absent.RANK     it comes to no hvd.init() any more
-    present.RANK    the others count on it; has the number of its process, which a shell may have started
-    stopped.RANK    another rank has shut down: what this one fails with is that one's doing
-    swallowed.RANK  the error by which it learned that another rank has left, if the script has caught that and gone on
+    entered.RANK    the rank has called hvd.init()
+    entering.RANK   the rank waits in hvd.init() for other ranks
+    absent.RANK     the rank will not call hvd.init() any more
+    present.RANK    the other ranks count on this rank; contains its process number, since a shell may have started it
+    stopped.RANK    another rank has shut down, and causes the failures of this rank
+    swallowed.RANK  the error by which the rank learned that another rank has left, if the script has caught it
     failed          the host's first failure: rank, code, signal, time
-    ending          hvdliterun is ending the job by a signal, in which ranks have time to save their work
-    told            hvdliterun's word on several hosts: the rank whose failure was the first of all
+    ending          hvdliterun ends the job by a signal; ranks have time to save their work
+    told            written by hvdliterun on several hosts: the rank that failed first
 
-Without hvdliterun there is no folder, and nothing is told. The environment is read once: a script may
-clear it.
+Without hvdliterun there is no folder, and no file is written.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import os
 import time
 from collections.abc import Iterator
 
-FOLDER, RANK = os.environ.get("HVDLITE_JOB_DIR"), os.environ.get("HVDLITE_JOB_RANK")
-SEVERAL_HOSTS = "HVDLITE_JOB_HOSTS" in os.environ
+from hvdlite.system.launcher_environment import JOB_FOLDER as FOLDER
+from hvdlite.system.launcher_environment import JOB_RANK as RANK
+from hvdlite.system.launcher_environment import SEVERAL_HOSTS
 
 
 @contextlib.contextmanager
 def entering() -> Iterator[None]:
-    """Inside, this process waits for all others of its job: hvdliterun ends the job where one has ended before it came
-    so far."""
+    """Inside, this process waits for all ranks. hvdliterun ends the job if another rank has ended before."""
     note("entered")
     note("entering")
     try:
@@ -37,20 +37,26 @@ def entering() -> Iterator[None]:
 
 
 def note_presence(rank: int, present: bool) -> None:
-    """The others count on this rank from now on, or no more."""
+    """The other ranks count on this rank from now on, or no longer."""
     note("present", str(rank), present, str(os.getpid()))
 
 
 def stopped() -> None:
-    """What this process fails with from now on is not its doing, but that of a rank that has shut down, which is to be
-    told of instead."""
+    """Another rank has shut down, and causes this process' failures from now on. hvdliterun reports that rank."""
     note("stopped")
     if not FOLDER:
         time.sleep(0.5)
 
 
 def note(word: str, rank: str | None = RANK, there: bool = True, text: str = "") -> None:
-    """Make the file of this name with this text, or remove it."""
+    """Create or remove a file.
+
+    Args:
+        word: The first part of its name.
+        rank: The second part.
+        there: Whether to create the file, or to remove it.
+        text: Its contents.
+    """
     if FOLDER and rank:
         path = os.path.join(FOLDER, f"{word}.{rank}")
         with contextlib.suppress(OSError):  # the folder is on another host
@@ -62,7 +68,7 @@ def note(word: str, rank: str | None = RANK, there: bool = True, text: str = "")
 
 
 def write(word: str, text: str) -> bool:
-    """Make the file of this name with this text; whether that was possible."""
+    """Write this rank's file of this name. Returns whether that was possible."""
     if not (FOLDER and RANK):
         return False
     with contextlib.suppress(OSError):
@@ -78,10 +84,14 @@ def job_is_ending() -> bool:
 
 
 def claim(rank: int, code: int) -> bool:
-    """Whether this failure is the job's first: the first to create the file in the job's folder wins, and of several
-    hosts' firsts the one that hvdliterun names.
+    """Whether this failure is the job's first, and is to be printed.
 
-    Without such a folder (plain mpirun) every rank believes so, and tells its own.
+    On one host the rank that creates the file `failed` is the first; between hosts hvdliterun decides. Without
+    hvdliterun each rank prints its failure.
+
+    Args:
+        rank: This rank.
+        code: Its exit code.
     """
     if not FOLDER:
         return True
@@ -91,19 +101,23 @@ def claim(rank: int, code: int) -> bool:
     except FileExistsError:
         return False
     except OSError:
-        pass  # there is no such folder on this host: a scheduler started us
+        pass  # a scheduler has started this process on a host without the folder
     return not SEVERAL_HOSTS or is_first(rank, FOLDER)
 
 
 def is_first(rank: int, folder: str) -> bool:
-    """Whether this failure, the first of its host, is that of the whole job: hvdliterun decides between hosts.
+    """Whether the first failure of this host is the first of all hosts.
 
-    Waits for its word, a second at most, and then believes so: better told twice than never.
+    Waits for hvdliterun's answer for a second. Without an answer it is, since two reports are better than none.
+
+    Args:
+        rank: The rank that failed first on this host.
+        folder: The job's folder.
     """
-    word = os.path.join(folder, "told")
+    answer = os.path.join(folder, "told")
     deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), open(word, encoding="ascii") as file:
+        with contextlib.suppress(OSError), open(answer, encoding="ascii") as file:
             return file.read() == str(rank)
         time.sleep(0.01)
     return True

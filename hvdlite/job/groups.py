@@ -1,8 +1,8 @@
-"""The registered process sets of a job: who is in each, and the lanes of those that this process is a member of.
+"""The registered process sets of a job, and the lanes of the sets that this process is a member of.
 
-Every process knows every set, and all number them alike (0 is everyone, freed numbers are used first), so making and
-removing one is collective over the job. A set's own calls concern its members only: each set has its own eager lane,
-and its optimizers have lanes of their own, so sets run at the same time and have names of their own.
+Every process knows every set, under the same number. Number 0 is the set of all ranks, and the smallest free number is
+used next. So adding or removing a set is collective over the job. Calls in a set concern its members only: each set has
+its own eager lane, and each optimizer has a lane. So sets run at the same time, and names need not differ between sets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any
 
 from hvdlite.algorithms import Place
 from hvdlite.errors import RemovedError
@@ -32,40 +31,79 @@ from hvdlite.transports import Communicator
 
 
 class Group:
-    """A process set that this process is a member of. ranks: global, ascending; `rank`: this process' place there.
-    family: all lanes of this process."""
+    """A process set that this process is a member of.
+
+    Attributes:
+        ranks: The global ranks, ascending.
+        size: The number of ranks.
+        rank: This process' number among them.
+        transport: The communicator of these ranks.
+        eager: The lane of the user's calls.
+        lanes: The eager lane, then those of optimizers, in the order of their creation, the same on all members.
+        free: The numbers of lanes that may be used again.
+        post: Messages between two members.
+        unnamed: Numbers for calls without a name.
+        serials: For each kind of object the numbers given so far.
+    """
 
     def __init__(
-        self, ranks: tuple[int, ...], transport: Communicator, place: Place, observers: Sequence[Observer],
+        self,
+        ranks: tuple[int, ...],
+        transport: Communicator,
+        place: Place,
+        observers: Sequence[Observer],
         family: Callable[[], Iterable[Lane]],
     ) -> None:
-        self.ranks, self.size, self.rank, self.transport = ranks, len(ranks), transport.rank, transport
+        """
+        Args:
+            ranks: The global ranks, ascending.
+            transport: The communicator of these ranks.
+            place: The facts from which algorithms are chosen.
+            observers: The observers of all lanes.
+            family: Returns all lanes of this process.
+        """
+        self.ranks = ranks
+        self.size = len(ranks)
+        self.rank = transport.rank
+        self.transport = transport
         self.eager = Lane(transport, place, ranks, observers=observers, family=family)
-        """Where the user's calls run."""
         self.lanes = [self.eager]
-        """The eager one, then those of optimizers, in the order of their making, which all members share."""
         self.free: set[int] = set()
-        """The numbers of lanes whose users are no more."""
         self.post = Post(transport, ranks, observers, family)
-        """Messages between two members."""
         self.unnamed = count(1)
-        """Numbers for calls without a name."""
         self.serials = Counter[str]()
 
     @property
     def removed(self) -> bool:
-        """Whether this set was removed; calls on its lanes then are a RemovedError."""
+        """Whether this set was removed, so that calls on its lanes raise RemovedError."""
         return isinstance(self.eager.closed, RemovedError)
 
     def serial(self, kind: str) -> int:
-        """1, 2, 3, ... per kind: names for what the user did not name, equal on all members that do the same."""
+        """The next number of a kind, from 1. It is equal on all members that make the same calls."""
         self.serials[kind] += 1
         return self.serials[kind]
 
+    def go_on_from(self, serials: Iterable[Counter[str]], unnamed: int) -> None:
+        """Continue at the largest of all ranks' numbers, after ranks have made different calls.
+
+        Args:
+            serials: Each rank's numbers of named kinds.
+            unnamed: The next number for calls without a name.
+        """
+        for theirs in serials:
+            self.serials |= theirs  # the larger of each
+        self.unnamed = count(unnamed)
+
     def new_lane(self, name: str, user: object, title: str = "") -> Lane:
-        """A lane of its own over all members, for as long as `user` lives; one whose user is no more, on any of them,
-        is used again, for MPIs know 2,000 communicators. Collective: made as a request on the eager lane. title: the
-        user in messages."""
+        """A lane over all members for one object. Collective: a request on the eager lane makes it.
+
+        When the object is gone on all members, the lane is used again, since MPIs have about 2,000 communicators only.
+
+        Args:
+            name: The first part of the lane's name.
+            user: The object. The lane does not keep it alive.
+            title: The object's name in messages.
+        """
 
         def work(at: Workplace) -> int:
             free = [n for n in list(self.free) if self.lanes[n].closed is None and not self.lanes[n].queue.pending]
@@ -87,13 +125,31 @@ class Group:
 
 
 class Groups:
-    """All sets of a job. place: the facts for `choose` among given ranks. observers: of all lanes."""
+    """All process sets of a job.
+
+    Attributes:
+        rank: This process' global rank.
+        size: The number of ranks in the job.
+        place: Returns the facts from which algorithms are chosen for given ranks.
+        observers: The observers of all lanes.
+        ranks: The global ranks of each set, by the set's number.
+        mine: The groups of the sets with this process as a member, by number.
+        registered: The ProcessSets of each number.
+        changes: Numbers the changes of sets.
+        everyone: The group of all ranks.
+    """
 
     def __init__(
-        self, world: Communicator, topology: Topology, place: Callable[[Sequence[int]], Place],
+        self,
+        world: Communicator,
+        topology: Topology,
+        place: Callable[[Sequence[int]], Place],
         observers: Sequence[Observer],
     ) -> None:
-        self.rank, self.size, self.place, self.observers = topology.rank, topology.size, place, observers
+        self.rank = topology.rank
+        self.size = topology.size
+        self.place = place
+        self.observers = observers
         self.ranks: dict[int, tuple[int, ...]] = {}
         self.mine: dict[int, Group] = {}
         self.registered: dict[int, list[ProcessSet]] = {}
@@ -102,28 +158,30 @@ class Groups:
         self.everyone = self.mine[0]
 
     def of(self, process_set: ProcessSet) -> Group:
-        """The group of a set. Raises ValueError where it is unknown or this process is no member."""
+        """The group of a set. Raises ValueError if it is not registered, or this process is not a member."""
         found = self.find(process_set)
         if found is None:
             raise ValueError(f"rank {self.rank} is not a member of {process_set}: only members may call")
         return found
 
     def find(self, process_set: ProcessSet) -> Group | None:
-        """The group of a set; None where this process is no member. Raises ValueError where it is unknown."""
+        """The group of a set; None if this process is not a member. Raises ValueError if it is not registered."""
         require_set(process_set)
         number = process_set.process_set_id
         if number is None or process_set not in self.registered.get(number, ()):
-            raise ValueError(f"{process_set} is not registered (or not any more, after hvd.remove_process_set() or "
-                             "hvd.shutdown()): give it to hvd.init() or hvd.add_process_set()")
+            raise ValueError(
+                f"{process_set} is not registered (or not any more, after hvd.remove_process_set() or "
+                "hvd.shutdown()): give it to hvd.init() or hvd.add_process_set()"
+            )
         return self.mine.get(number)
 
     def lanes(self) -> list[Lane]:
-        """All lanes there are at the moment. From any thread."""
+        """The lanes that exist now. May be called in any thread."""
         groups = list(self.mine.values())
         return [lane for group in groups for lane in (*list(group.lanes), *list(group.post.lanes.values()))]
 
     def open(self, ranks: tuple[int, ...], world: Communicator) -> int:
-        """Enter a set under the smallest free number, which it returns. world: of all ranks. Collective."""
+        """Add a set, and return its number. Collective over the job. world: the communicator of all ranks."""
         whole = len(ranks) == self.size
         transport = world.duplicate() if whole else world.split(0 if self.rank in ranks else None)
         number = next(number for number in count() if number not in self.ranks)
@@ -133,18 +191,26 @@ class Groups:
         return number
 
     def bind(self, process_set: ProcessSet, number: int) -> None:
-        process_set.process_set_id, process_set.ranks = number, list(self.ranks[number])
+        """Let a ProcessSet stand for the set of this number."""
+        process_set.bind(number, self.ranks[number])
         self.registered.setdefault(number, []).append(process_set)
 
-    def add(self, process_set: ProcessSet) -> None:
-        """Register a set. Collective over the job. Raises ValueError for what `check` refuses."""
-        ranks = self.check(process_set.ranks or ())
+    def go_on_from(self, change: int) -> None:
+        """Number the next change of sets so."""
+        self.changes = count(change)
 
+    def add(self, process_set: ProcessSet) -> None:
+        """Register a set. Collective over the job. Raises ValueError for ranks that `check` refuses."""
+        ranks = self.check(process_set.ranks or ())
         number = self.change("add_process_set", ranks, lambda at: self.open(ranks, self.everyone.transport))
         self.bind(process_set, number)
 
     def remove(self, process_set: ProcessSet) -> bool:
-        """Forget a set; what is pending in it fails. Collective over the job. False for one that is not registered."""
+        """Remove a set. Its pending requests fail. Collective over the job.
+
+        Returns:
+            False, at once, if the set is the global set or is not registered.
+        """
         require_set(process_set)
         number = process_set.process_set_id
         if not number or process_set not in self.registered.get(number, ()):
@@ -153,28 +219,29 @@ class Groups:
         def work(at: Workplace) -> None:
             if group := self.mine.get(number):
                 for lane in group.lanes:
-                    lane.farewell.error = RemovedError(group.ranks)
+                    lane.farewell.leave_with(RemovedError(group.ranks))
                 leave([group])
-                swallowed.forget()  # all take part in this, so nobody has shut down
-                del self.mine[number]  # not before: other threads that call it meanwhile are told what it was
+                swallowed.forget()  # all ranks take part in this, so none has shut down
+                del self.mine[number]  # last: until then calls in other threads raise RemovedError
             self.forget(number)
 
         self.change("remove_process_set", self.ranks[number], work)
         return True
 
     def change(self, kind: str, ranks: tuple[int, ...], work: Callable[[Workplace], T]) -> T:
-        """Run `work` on all ranks as a request on everyone's lane, where all agree about the ranks."""
+        """Run `work` on all ranks as a request on everyone's lane. Raises MismatchError if `ranks` differs."""
         with calling(f"hvd.{kind}"):
             request = Request(Signature(kind, str(next(self.changes)), (("ranks", ranks),)), work)
         return self.everyone.eager.run(request)
 
     def forget(self, number: int) -> None:
+        """Unregister the set of this number."""
         del self.ranks[number]
         for process_set in self.registered.pop(number, ()):
-            process_set.process_set_id = None
+            process_set.unbind()
 
     def check(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """The ranks, ascending. Raises ValueError where they are none, unknown, repeated, or another set's."""
+        """The ranks, ascending. Raises ValueError if some are unknown or repeated, or a set has them, or for none."""
         wanted = tuple(sorted(ranks))
         if not wanted or len(set(wanted)) < len(wanted) or not 0 <= wanted[0] <= wanted[-1] < self.size:
             raise ValueError(f"a process set needs some of the ranks 0-{self.size - 1}, each once, not {list(wanted)}")
@@ -183,9 +250,13 @@ class Groups:
         return wanted
 
     def add_at_start(self, world: Communicator, process_sets: Sequence[ProcessSet]) -> None:
-        """Register the sets given to `init()`. Collective over the job. Raises ValueError on every rank where any
-        cannot be. Sets made of communicators may differ between ranks: then all of them are registered, and each
-        rank's object stands for its own.
+        """Register the sets given to `init()`. Collective over the job.
+
+        Sets made of communicators may differ between ranks. Then all of them are registered, and each rank's ProcessSet
+        stands for its own communicator.
+
+        Raises:
+            ValueError: On every rank, if a set is impossible on any rank.
         """
         kinds = ["ranks" if process_set.mpi_comm is None else "communicator" for process_set in process_sets]
         mine, problem = [], ""
@@ -212,6 +283,7 @@ class Groups:
                 self.bind(process_set, self.number_of(mine[index]))
 
     def add_one_at_start(self, world: Communicator, index: int, wanted: Sequence[int]) -> None:
+        """Register item `index` of the list given to `init()`. Collective; raises ValueError as `check` does."""
         try:
             ranks = self.check(wanted)
         except ValueError as error:
@@ -219,7 +291,7 @@ class Groups:
         self.open(ranks, world)
 
     def number_of(self, ranks: tuple[int, ...]) -> int:
-        """Raises KeyError where there is no set of these ranks."""
+        """The number of the set of these ranks. Raises KeyError if there is none."""
         for number, known in self.ranks.items():
             if known == ranks:
                 return number
@@ -229,7 +301,7 @@ class Groups:
         )
 
     def find_again(self, process_sets: Sequence[ProcessSet]) -> None:
-        """`init()` was called again: let these objects stand for the sets there are. KeyError for what is none."""
+        """`init()` was called again: bind these ProcessSets to the registered sets. Raises KeyError if one has none."""
         for process_set in process_sets:
             if process_set.process_set_id is None:
                 self.bind(process_set, self.number_of(tuple(process_set.ranks or ())))
@@ -241,8 +313,8 @@ class Groups:
             self.forget(number)
 
 
-def require_set(found: Any) -> None:
-    """Raises TypeError for what is no ProcessSet."""
+def require_set(found: object) -> None:
+    """Raise TypeError if it is not a ProcessSet."""
     if not isinstance(found, ProcessSet):
         raise TypeError(f"process_set must be an hvd.ProcessSet, not {found!r}")
 
@@ -250,8 +322,8 @@ def require_set(found: Any) -> None:
 def leave(groups: Sequence[Group]) -> None:
     """Leave all lanes of these groups. Collective over their members; waits for all.
 
-    It begins with all lanes at once, and answers who sends messages, so that a rank that waits in any of them for
-    this one learns of it. When all have come to leave, they tell each other which pairs have lanes.
+    A rank may wait for this one in any lane, or in a message. So this rank leaves all lanes at once, and answers
+    messages until all ranks leave. Then the ranks tell each other which pairs have lanes, and these leave, too.
     """
     lanes = [lane for group in groups for lane in group.lanes]
     for lane in lanes:
@@ -270,7 +342,7 @@ def leave(groups: Sequence[Group]) -> None:
         time.sleep(nap)
         nap = min(2 * nap, LONGEST_NAP)
     for handle in leaving:
-        handle.wait()  # raises where communication broke meanwhile: then nothing can be agreed on any more
+        handle.wait()  # raises if communication broke meanwhile, after which the ranks can agree on nothing
     for group in groups:
         if group.eager.farewell.departure is not None:
             group.post.leave(group.transport.allgather_object(list(group.post.lanes)))
@@ -279,6 +351,6 @@ def leave(groups: Sequence[Group]) -> None:
 
 
 def ranks_of(process_set: ProcessSet, world: Communicator) -> tuple[int, ...]:
-    """The set's ranks, ascending; none for a communicator that this process is not in."""
+    """The set's ranks, ascending; none if it was made of a communicator without this process."""
     found = process_set.ranks if process_set.mpi_comm is None else world.ranks_of(process_set.mpi_comm)
     return tuple(sorted(found or ()))

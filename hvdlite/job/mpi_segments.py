@@ -1,7 +1,7 @@
-"""The shared-memory files through which an MPI's processes have found each other.
+"""Removes the names of the shared-memory files of an MPI, once all its processes have opened the files.
 
-They are unlinked once all are attached: then no death whatsoever, nor one of mpirun, leaves a file behind. (Open MPI 4,
-which wants to unlink its own, has empty ones while ranks wait for each other at their end.)
+After that no killed process, not even mpirun, leaves a file in /dev/shm. Open MPI 4 looks for its files when it ends,
+and gets empty ones for that time.
 """
 
 from __future__ import annotations
@@ -9,31 +9,33 @@ from __future__ import annotations
 import contextlib
 import os
 
-from hvdlite.job.folder import FOLDER
+from hvdlite.system.launcher_environment import JOB_FOLDER, open_mpi_local_rank
 
 NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.")
 missed: set[str] = set()
-"""Files that are unlinked, which Open MPI 4 will look for."""
+"""Removed files that Open MPI 4 will look for."""
 
 
 def unlink() -> None:
-    """Remove the names of the MPI's shared-memory files that this process has mapped; the memory stays."""
+    """Remove the names of the MPI's shared-memory files that this process has mapped. The memory stays."""
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         found = (line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if "/dev/shm/" in line)
         paths = {path.removesuffix(" (deleted)") for path in found}
         for path in paths:
             folder, name = os.path.split(path)
             vader = name.startswith("vader_segment.")
-            if name.startswith(NAMES) and not (vader and FOLDER and folder.endswith(os.path.basename(FOLDER))):
+            if name.startswith(NAMES) and not (vader and JOB_FOLDER and folder.endswith(os.path.basename(JOB_FOLDER))):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
-                if vader and name.endswith(f".{os.environ.get('OMPI_COMM_WORLD_LOCAL_RANK')}"):
+                if vader and name.endswith(f".{open_mpi_local_rank()}"):
                     missed.add(path)
 
 
 def give_names() -> None:
-    """Just before MPI's end: Open MPI 4 complains at length where it finds no file to remove. (In a folder of
-    hvdliterun's, which removes that, its files keep their names.)"""
+    """Just before MPI ends: make empty files, since Open MPI 4 prints long warnings if it finds none to remove.
+
+    Files in the job's folder never lose their names, because hvdliterun removes the folder.
+    """
     for path in missed:
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))

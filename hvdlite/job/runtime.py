@@ -1,8 +1,8 @@
-"""Everything that communicates between `init()` and `shutdown()`: the only global state that a job has.
+"""The job of this process: `init()` begins it, `shutdown()` ends it, `current()` returns it.
 
-The communicator is here and in the lanes made from it, nowhere else, so that it can be replaced while the process
-lives. Importing this module does not initialize MPI; `init()` does, and only where a launcher started the process: a
-script started without one is a job of one and never touches MPI.
+The job's communicator is here and in the lanes made from it, nowhere else, so that it can be replaced while the process
+lives. Importing this module does not initialize MPI. `init()` does, and only if a launcher started the process: a
+script without a launcher is a job of one rank, and never touches MPI.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from hvdlite import config
 from hvdlite.algorithms import Place
@@ -29,47 +28,65 @@ from hvdlite.job.facts import local_size as local_size
 from hvdlite.job.facts import rank as rank
 from hvdlite.job.facts import size as size
 from hvdlite.job.groups import Group, Groups
-from hvdlite.job.process_sets import ProcessSet, global_process_set, note_registered, sets_of
+from hvdlite.job.hooks import when_started as when_started
+from hvdlite.job.hooks import when_stopped as when_stopped
+from hvdlite.job.process_sets import (
+    Given,
+    ProcessSet,
+    global_process_set,
+    is_communicator,
+    is_dynamic,
+    note_registered,
+    sets_of,
+)
+from hvdlite.job.registries import Registries
 from hvdlite.lanes import swallowed
 from hvdlite.lanes.matching import said_by
 from hvdlite.lanes.observer import Observer
+from hvdlite.observers import stall, timeline
 from hvdlite.system.user_warnings import warn
-from hvdlite.system.weak_references import Crowd
 from hvdlite.transports import Communicator
 from hvdlite.transports.threads import ThreadTransport
 
 
 class Runtime:
-    """One initialized job: its topology, its settings, its process sets with their lanes."""
+    """One initialized job.
 
-    def __init__(self, world: Communicator, place: topology.Topology, settings: Config) -> None:
-        self.world, self.topology, self.config = world, place, settings
+    Attributes:
+        world: The communicator of all ranks.
+        topology: The hosts of all ranks.
+        config: The job's settings.
+        comm: The argument of `init`.
+        dynamic: Whether `init` has allowed that process sets are added and removed.
+        may_share: Whether ranks of one host may share memory.
+        observers: The observers of all lanes.
+        groups: The process sets, with their lanes.
+        everyone: The group of all ranks.
+        watch: The stall watch; None if there is none.
+        registries: The objects that take part in restart, `join()` and the job's end.
+        live: Whether this is the present job, and this process may communicate.
+    """
+
+    def __init__(
+        self, world: Communicator, place: topology.Topology, settings: Config, comm: Given = None, dynamic: bool = False
+    ) -> None:
+        self.world = world
+        self.topology = place
+        self.config = settings
+        self.comm = comm
+        self.dynamic = dynamic
         self.may_share = agree_on(world, settings)
         self.observers: list[Observer] = []
         self.groups = Groups(world, place, self.place_of, self.observers)
         self.everyone = self.groups.everyone
-        from hvdlite.observers import stall  # milliseconds that a mere `import hvdlite` need not pay
-
-        self.watch = stall.watch(
-            world, self.groups.lanes, settings.stall_check, settings.stall_shutdown, exits.give_up
-        )
-        if settings.timeline.upper() not in ("", "DYNAMIC"):
-            self.trace(settings.timeline, settings.timeline_mark_cycles)
-        self.attachments = Crowd()
-        """Optimizers attached under this runtime; the adapters keep it."""
+        self.watch = stall.watch(world, self.groups.lanes, settings.stall, exits.give_up)
+        self.registries = Registries()
         self.live = False
-        """Whether this is the present runtime, and this process may communicate."""
-        self.comm: Any = None
-        """What `init` was given."""
-        self.renewables = Crowd()
-        """What `renew`s in order, collectively over its `group`, when another runtime has taken this one's place."""
-        self.after_join = Crowd()
-        """What `give_up`s before this rank joins, and `start_over`s when all have: counts of steps must be alike."""
-        self.last_looks = Crowd()
-        """What is compared between the ranks once more when the job ends."""
+        if settings.timeline.from_start:
+            self.trace(settings.timeline.path, settings.timeline.mark_cycles)
 
     def place_of(self, ranks: Sequence[int]) -> Place:
-        """What choosing an algorithm among these ranks depends on: a pure function of what all ranks agree on."""
+        """The facts from which an algorithm is chosen for a group of these ranks. They are equal on all ranks."""
         hosts = [[ranks.index(rank) for rank in host if rank in ranks] for host in self.topology.hosts]
         mine = tuple(tuple(host) for host in hosts if host)
         shares = self.may_share and any(len(host) > 1 for host in mine)
@@ -78,11 +95,21 @@ class Runtime:
             forced_on_gpu=self.config.algorithm_on_gpu, cuda_aware=self.config.cuda_aware,
         )  # fmt: skip
 
-    def trace(self, path: str | None, mark_cycles: bool = False) -> None:
-        """Begin a timeline in this file, or end the one there is (None). Does nothing but on rank 0."""
-        if self.topology.rank == 0 and (path or self.observers):
-            from hvdlite.observers import timeline
+    def begin(self) -> None:
+        """This is the present job now."""
+        self.live = True
 
+    def end(self) -> None:
+        """This process may no longer communicate in this job."""
+        self.live = False
+
+    def allow_dynamic_sets(self) -> None:
+        """Allow that process sets are added and removed."""
+        self.dynamic = True
+
+    def trace(self, path: str | None, mark_cycles: bool = False) -> None:
+        """Begin a timeline in this file, or end the present one (None). Only rank 0 has a timeline."""
+        if self.topology.rank == 0 and (path or self.observers):
             timeline.switch(self.observers, path, mark_cycles, self.topology.size)
 
     @contextmanager
@@ -96,15 +123,18 @@ class Runtime:
 
     @property
     def broken(self) -> HvdliteError | None:
-        """Why this job can no longer communicate, nor end in an orderly way; None while it can, and when all left."""
+        """The reason why this job can neither communicate nor end in order; None if it can, or if all ranks left."""
         reasons = [lane.closed for lane in self.groups.lanes()]
         return next((reason for reason in reasons if reason and not isinstance(reason, ShutdownError)), None)
 
     def close(self, look: bool) -> None:
-        """Leave all lanes. look: whether this rank ends well, and brings what is compared once more. Collective; waits
-        for all ranks to do the same. Raises where the job breaks meanwhile."""
-        for each in self.last_looks if look else ():
-            each.prepare_last_look()
+        """Leave all lanes. Collective; waits for all ranks. Raises if the job breaks meanwhile.
+
+        Args:
+            look: Whether this rank ends well, and its values are compared with other ranks' once more.
+        """
+        if look:
+            self.registries.prepare_last_looks()
         self.groups.close()
         if self.watch:
             self.watch.stop()
@@ -113,63 +143,94 @@ class Runtime:
 
 
 def agree_on(world: Communicator, settings: Config) -> bool:
-    """Whether all ranks may share memory. Raises HvdliteError where settings differ between ranks. Collective."""
+    """Whether all ranks may share memory. Collective.
+
+    Raises:
+        HvdliteError: On every rank, if settings differ between ranks. The message has each rank's value.
+    """
     said = world.allgather_object(
         (settings.algorithm, settings.bucket_bytes, settings.gpu_operations, settings.overlap, settings.replica_check,
          settings.shared_memory)
     )  # fmt: skip
     names = ("HVDLITE_ALGORITHM", "HVDLITE_BUCKET_MB (bytes)", "HVDLITE_GPU_OPERATIONS", "HVDLITE_OVERLAP",
              "HVDLITE_REPLICA_CHECK")  # fmt: skip
-    for what, values in zip(names, zip(*said, strict=True), strict=False):
+    for name, values in zip(names, zip(*said, strict=True), strict=False):
         if len(set(values)) > 1:
-            raise HvdliteError(f"{what} differs: {said_by(values, range(world.size))}. Set it alike everywhere.")
+            raise HvdliteError(
+                f"{name} differs: {said_by(values, range(world.size))}. Set it to one value on all ranks."
+            )
     return all(share for *_, share in said)
 
 
 _current: Runtime | None = None
 _broken: HvdliteError | None = None
-when_started: list[Callable[[int], None]] = []
-"""What adapters do whenever a job begins, given this process' local rank."""
-when_stopped: list[Callable[[], None]] = []
-"""What adapters undo whenever a job ends here."""
+"""The reason why this process cannot communicate any more."""
 _forked = False
 
 
 def current() -> Runtime:
-    """The live runtime. Raises NotInitializedError, or ForkedError in a rank's child."""
+    """The present job.
+
+    Raises:
+        NotInitializedError: There is none.
+        ForkedError: This process is a child of a rank.
+    """
     require_no_child()
     return known()
 
 
-def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Start communicating. Collective: every rank calls it; a second call without shutdown() keeps what is there.
+def known() -> Runtime:
+    """The present job, also in a forked child.
 
-    comm: None (or []) for all processes; a list of world ranks, which alone call it; or an mpi4py communicator, which
-    is duplicated. process_sets: a list of ProcessSets, equal on all ranks, to register; sets made of communicators
-    need a communicator for comm, and may differ between ranks. "dynamic": allow `add_process_set`.
+    Raises:
+        NotInitializedError: There is none.
+    """
+    live = _current  # read once: another thread may shut down meanwhile. AutoGraph warns of walruses
+    if live is None:
+        raise NotInitializedError()
+    return live
 
-    Raises HvdliteError when the launcher's MPI is not the one mpi4py loaded, or MPI lacks MPI_THREAD_MULTIPLE, or
-    communication broke (a stall, Ctrl-C while waiting) before shutdown(), or settings differ between ranks; ValueError
-    on every rank for process sets that cannot be, after which `init` may be called again; KeyError where a second call
-    brings another set; ForkedError in a forked child.
+
+def is_initialized() -> bool:
+    """Whether `init` has been called, in this process or in the rank that started it."""
+    return _current is not None or is_child()
+
+
+def init(comm: Given = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
+    """Start communicating. Collective: waits for all ranks. A second call without shutdown() changes nothing.
+
+    Args:
+        comm: None or an empty list for all processes; a list of ranks of MPI_COMM_WORLD, which alone make the call; or
+            an mpi4py communicator, which hvdlite duplicates.
+        process_sets: ProcessSets to register, equal on all ranks; or "dynamic", to allow `add_process_set`. Sets made
+            of communicators need a communicator as `comm`, and may differ between ranks.
+
+    Raises:
+        HvdliteError: The message has the cause and the cure. mpi4py may have loaded another MPI than the launcher's.
+            Settings may differ between ranks. Communication may have broken earlier in this process.
+        ValueError: On every rank, for impossible process sets. `init` may be called again afterwards.
+        KeyError: A second call names a process set that does not exist.
+        ForkedError: This process is a forked child of a rank.
     """
     global _current
     if _forked:
         raise ForkedError()
-    sets = sets_of(process_sets)
-    given_comm = comm if hasattr(comm, "Get_group") else None
+    sets, dynamic = sets_of(process_sets), is_dynamic(process_sets)
+    given_comm = comm if is_communicator(comm) else None
     if given_comm is None and any(process_set.mpi_comm is not None for process_set in sets):
         raise NotImplementedError("process sets made of communicators need init(comm=...) to be a communicator, too")
     if _current is not None:
         _current.groups.find_again(sets)
+        if dynamic:
+            _current.allow_dynamic_sets()
         return
     if _broken:
-        raise HvdliteError(f"this process can no longer communicate, start the job anew: {_broken}") from _broken
+        raise HvdliteError(f"this process can no longer communicate, start the job again: {_broken}") from _broken
     settings = Config.from_env()
-    world, place = connect(comm, settings.stall_check, stop)
-    logs.configure(settings, place.rank)
+    world, place = connect(comm, settings.stall.check, stop)
+    logs.configure(settings.log, place.rank)
     try:
-        live = Runtime(world, place, settings)
+        live = Runtime(world, place, settings, comm, dynamic)
     except HvdliteError:  # on all ranks
         world.close()
         exits.uninstall()
@@ -179,40 +240,46 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     except ValueError:
         close(live)
         raise
-    _current, live.live, live.comm = live, True, comm
+    _current = live
+    live.begin()
     facts.enter(place)
     note_registered(live.groups.registered)
-    global_process_set.mpi_comm = given_comm
+    global_process_set.stand_for(given_comm)
     swallowed.watch(place.rank)
-    atexit.unregister(end)  # of an earlier job that this process has recovered from
+    atexit.unregister(end)  # of an earlier job, after which this process has recovered
     atexit.register(end)
-    logs.tell_choice(live.everyone.eager.place, live.topology)
-    logs.tell_misspelt(place.rank, config.misspelt())
+    logs.log_choice(live.everyone.eager.place, live.topology)
+    logs.warn_of_misspelt(place.rank, config.misspelt())
     for prepare in when_started:
         prepare(live.topology.local_rank)
 
 
 def shutdown() -> None:
-    """Stop communicating; waits for all ranks to do the same. Later `init()` starts anew. Safe to call twice."""
-    error, counted = sys.exc_info()[1], exits.guarded()
+    """Stop communicating. Collective: waits for all ranks. `init()` may be called again; a second call does nothing."""
+    error, counted = sys.exc_info()[1], exits.is_guarded()
     stop(look=error is None)
     if isinstance(error, ShutdownError) and counted:  # in a `finally`
         folder.stopped()
 
 
 def stop(look: bool = False) -> None:
-    """`shutdown`, by whoever goes on. look: whether this rank ends well."""
+    """End the present job, if there is one. Collective; waits for all ranks.
+
+    Args:
+        look: Whether this rank ends well, and its values are compared with other ranks' once more.
+    """
     global _current, _broken
-    if _current is None or _forked or exits.ending:
+    if _current is None or _forked or exits.is_ending():
         return
-    ending, _current, exits.leaving = _current, None, True
-    ending.live = False
+    ending, _current = _current, None
+    exits.begin_leaving()
+    ending.end()
     facts.leave()
     note_registered({})
     swallowed.leave()
     try:
         close(ending, look)
-    except BaseException as error:  # Ctrl-C: the others wait for what will not come any more
+    except BaseException as error:  # Ctrl-C, say: the other ranks wait for this one in vain
         _broken = ending.broken or HvdliteError(f"hvd.shutdown() was interrupted ({type(error).__name__}: {error})")
         raise
     finally:
@@ -224,59 +291,64 @@ def stop(look: bool = False) -> None:
 
 
 def close(ending: Runtime, look: bool = False) -> None:
-    """Leave everything, unless that can no longer be done."""
+    """Leave all lanes, unless communication is broken. `look`: see `stop`."""
     if not ending.broken:
         ending.close(look)
         exits.uninstall()
-    global_process_set.ranks, global_process_set.mpi_comm = [], None
+    global_process_set.clear()
 
 
 def end() -> None:
-    """At the process' exit: shut down; where communication broke, MPI cannot be finalized, and the job is aborted.
-    While hvdliterun ends the job, others may have gone, and nothing is waited for. Where the script has caught the
-    error by which it learned that another rank has left, say so."""
+    """At the process' exit: shut down, or abort the job if communication broke, since MPI cannot be finalized then.
+
+    While hvdliterun ends the job, other ranks may have ended, so this process does not wait for them. If the script has
+    caught the error by which it learned that another rank has left, report that error.
+    """
     reason: BaseException | None = None
     try:
-        exits.ending |= folder.job_is_ending()
-        if not exits.ending:
-            exits.tell_of_uncaught()
+        note_ending_job()
+        if not exits.is_ending():
+            exits.end_for_uncaught()
         stop(look=True)
     except BaseException as error:  # Ctrl-C, too
-        if not exits.guarded():  # nobody waits for this process
+        if not exits.is_guarded():  # no other rank counts on this process
             raise
         reason = error
-        exits.ending |= folder.job_is_ending()
-    if _forked or exits.ending:
+        note_ending_job()
+    if _forked or exits.is_ending():
         return
     if reason := _broken or reason:
         exits.give_up(f"ended after communication broke: {str(reason) or type(reason).__name__}", at_exit=True)
-    if told := swallowed.found():
-        exits.tell_of_swallowed(told)
+    if error_text := swallowed.found():
+        exits.report_swallowed(error_text)
 
 
-def is_initialized() -> bool:
-    """Whether `init` was called, here or in the rank that this process is a child of."""
-    return _current is not None or is_child()
-
-
-def known() -> Runtime:
-    """The runtime, also in a forked process. Raises NotInitializedError."""
-    live = _current  # read once: another thread may shut down meanwhile. AutoGraph warns of walruses
-    if live is None:
-        raise NotInitializedError()
-    return live
+def note_ending_job() -> None:
+    """Note it if hvdliterun ends the job."""
+    if folder.job_is_ending():
+        exits.begin_ending()
 
 
 def group_of(process_set: ProcessSet | None) -> Group:
-    """The set's members and lanes; everyone for None. Raises ValueError where this process may not use it."""
+    """The group of a process set; everyone's for None.
+
+    Raises:
+        ValueError: The set is not registered, or this process is not a member.
+    """
     if process_set is None or process_set is global_process_set:
         return current().everyone
     return current().groups.of(process_set)
 
 
 def replica_check(given: str | None) -> str:
-    """What happens where ranks train different models. given: the user's argument; None for the job's setting. Raises
-    ValueError for an argument that is none of `config.REPLICA_CHECKS`."""
+    """The reaction if ranks train different models, one of `config.REPLICA_CHECKS`.
+
+    Args:
+        given: The user's argument; None for the job's setting.
+
+    Raises:
+        ValueError: The argument is another word.
+    """
     if given is None:
         return current().config.replica_check
     if given not in config.REPLICA_CHECKS:
@@ -286,14 +358,28 @@ def replica_check(given: str | None) -> str:
 
 
 def require_no_child() -> None:
-    """Raises ForkedError in a rank's child, forked after init() or started anew."""
+    """Check that this process is not a child of a rank.
+
+    Raises:
+        ForkedError: A rank has forked this process after init(), or started it.
+    """
     if _forked or (_current is None and is_child()):
         raise ForkedError()
 
 
 def require_attached(alive: bool, shared: bool, least: int = 2, lost: str = "gradients would not be reduced") -> None:
-    """Raises RuntimeError for an optimizer that is not `alive` under the present runtime, if that has `least` ranks;
-    ForkedError in a rank's child. Warns where it was `shared` with other ranks, and there is no runtime."""
+    """Check that an optimizer reduces gradients. Warns if its job has ended, and it shared its gradients.
+
+    Args:
+        alive: Whether the optimizer is attached under the present job.
+        shared: Whether it was attached with other ranks.
+        least: The number of ranks from which on it must be attached.
+        lost: What happens otherwise, in words.
+
+    Raises:
+        RuntimeError: The optimizer is not attached, and the job has at least `least` ranks.
+        ForkedError: This process is a child of a rank.
+    """
     require_no_child()
     if _current is None and shared:
         warn("after hvd.shutdown() each rank trains by itself", RuntimeWarning)
@@ -303,7 +389,7 @@ def require_attached(alive: bool, shared: bool, least: int = 2, lost: str = "gra
 
 
 def _after_fork() -> None:
-    """In a forked child nothing may touch MPI, nor wait for the parent's threads. (Without MPI both go on.)"""
+    """In a forked child: use neither MPI nor the parent's threads. A job without MPI goes on in parent and child."""
     global _forked
     if _current is None:
         return
@@ -311,13 +397,11 @@ def _after_fork() -> None:
         for lane in _current.groups.lanes():
             lane.go_on(ForkedError())
     else:
-        _forked, _current.live = True, False
+        _forked = True
+        _current.end()
         for lane in _current.groups.lanes():
             lane.orphan(ForkedError())
-        for attachment in _current.attachments:
-            attachment.gradients.let_go()
+        _current.registries.let_go()
 
 
 os.register_at_fork(after_in_child=_after_fork)
-if is_child():
-    global_process_set.process_set_id, global_process_set.ranks = 0, list(range(size()))

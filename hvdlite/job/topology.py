@@ -1,7 +1,7 @@
-"""Where the ranks are: which of them share a host's memory, and who is whose neighbour.
+"""The hosts of all ranks.
 
-The facts come from the communicator (`Split_type(SHARED)` gives each rank the list of ranks on its host), never
-from environment guesses. Everything here is a pure function of one list, so that all ranks derive the same.
+The facts come from the communicator (`Split_type(SHARED)` gives each rank the ranks of its host), and not from the
+environment. All functions here are pure functions of one list, so that all ranks compute equal results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topology:
-    """One rank's place. `hosts` lists the ranks of each host, ascending, ordered by their lowest rank."""
+    """The hosts, as one rank sees them.
+
+    Attributes:
+        rank: This rank.
+        size: The number of ranks.
+        hosts: The ranks of each host, ascending. Hosts are in the order of their lowest ranks.
+    """
 
     rank: int
     size: int
@@ -33,7 +39,7 @@ class Topology:
 
     @property
     def cross_ranks(self) -> tuple[int, ...]:
-        """The ranks with this local rank on all hosts that have one, by global rank."""
+        """The ranks of all hosts with this rank's local rank, ascending."""
         local = self.local_rank
         return tuple(sorted(ranks[local] for ranks in self.hosts if len(ranks) > local))
 
@@ -56,8 +62,13 @@ class Topology:
 
 
 def from_leaders(rank: int, leaders: Sequence[int]) -> Topology:
-    """leaders: for each rank, any number that ranks of one host share and ranks of other hosts do not."""
+    """The topology in which ranks with equal leaders are on one host.
+
+    Args:
+        rank: This rank.
+        leaders: For each rank a number that is the same for all ranks of a host, and differs between hosts.
+    """
     hosts: dict[int, list[int]] = {}
-    for member, leader in enumerate(leaders):  # ascending, so that hosts come in the order of their lowest ranks
+    for member, leader in enumerate(leaders):
         hosts.setdefault(leader, []).append(member)
     return Topology(rank, len(leaders), tuple(tuple(ranks) for ranks in hosts.values()))

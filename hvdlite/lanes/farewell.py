@@ -39,6 +39,10 @@ class Farewell:
         """All ranks have left, and the communicator is released."""
         self.released = True
 
+    def leave_with(self, error: HvdliteError) -> None:
+        """Raise this error in calls after all have left."""
+        self.error = error
+
     def bring(self, name: str, values: Mapping[K, V], report: Callable[[Sequence[Mapping[K, V]]], None]) -> None:
         """Compare these values when all ranks leave. report: gets all ranks' values, if they differ."""
         self.brought[name] = values, report

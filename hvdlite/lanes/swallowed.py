@@ -2,7 +2,7 @@
 
 A script's `except RuntimeError:` around a batch, meant for a GPU that is out of memory, catches ShutdownError, too.
 Then the rank would end with exit code 0, though it has not trained with the others. So this rank reports the error when
-it ends (`hvdlite.job.exits`). If the script calls `hvd.init()` after the error, it has recovered, and nothing is
+it ends (`exits.report_swallowed`). If the script calls `hvd.init()` after the error, it has recovered, and nothing is
 reported.
 """
 

@@ -1,7 +1,7 @@
-"""What a stall looks like, from what each rank says of itself: who waits for whom, in which collective. Pure functions.
+"""Finds stalls in the reports of all ranks: which ranks wait for which, and in which collective. Pure functions.
 
-A rank that does not answer is stopped, or dead, or in compiled code that holds Python's lock: whatever others wait
-for, they wait for it too.
+A rank without a report is stopped or dead, or it runs compiled code that holds Python's lock. So all waits of other
+ranks are waits for that rank, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from hvdlite.lanes.calls import COLLECTIVE, GRADIENTS
 from hvdlite.lanes.matching import ranks
@@ -19,56 +19,81 @@ from hvdlite.lanes.signature import UNEVEN
 MOST_CALLS = 6  # listed per rank
 PAGE_WIDTH = 160  # where stderr is no terminal
 NO_ANSWER = "no answer (stopped, or in code that holds Python's lock)"
+Identity: TypeAlias = tuple[object, ...]
+"""A wait of a rank, to compare it with a wait in a later report of the rank."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """One collective that a rank has called and that is not done."""
+    """A collective that a rank has called and that is not done.
+
+    Attributes:
+        lane: The name of its lane.
+        members: The ranks of that lane.
+        key: The request's key, equal on all ranks.
+        seconds: Time since the rank called it.
+        working: Time since all ranks had called it; 0.0 if some have not.
+        called: When the rank called it, by the rank's clock. Tells it from others with the same key.
+        title: Its name in messages.
+    """
 
     lane: str
     members: tuple[int, ...]
     key: str
     seconds: float
-    """Since the rank called it."""
     working: float
-    """Since all ranks had; 0.0 where some have not."""
     called: float = 0.0
-    """When, by that rank's clock: tells it from others of its name."""
     title: str = ""
-    """Its name in messages."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank says of itself."""
+    """The state of one rank.
+
+    Attributes:
+        position: The line that its main thread is at.
+        waits: The collectives that it waits in.
+        joined: The lanes (name and members) in which it has joined, and so takes part in other ranks' calls.
+        stuck: Whether only other ranks can make it go on.
+    """
 
     position: str
     waits: tuple[Wait, ...] = ()
     joined: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
-    """Lanes (name and members) in which it takes part in whatever the others call."""
     stuck: bool = False
-    """Its main thread, and no other has ever called hvdlite, waits for these."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """One collective that does not end. lacking: the ranks it waits for; none: all have called, the work goes on."""
+    """A collective that does not end.
+
+    Attributes:
+        key: The request's key.
+        waiting: The ranks that wait in it.
+        lacking: The ranks that it waits for; none if all have called it, and its work goes on.
+        seconds: The longest wait.
+        title: Its name in messages.
+    """
 
     key: str
     waiting: tuple[int, ...]
     lacking: tuple[int, ...]
     seconds: float
     title: str = ""
-    """Its name in messages."""
 
     @property
     def of_gradients(self) -> bool:
+        """Whether it reduces gradients."""
         return self.title.startswith(GRADIENTS)
 
 
 def diagnose(reports: Sequence[Report | None], patience: float) -> list[Stall]:
-    """The collectives in which ranks have waited for `patience` seconds, longest first. reports: by rank; None: no
-    answer."""
+    """The collectives in which ranks have waited for `patience` seconds, with the longest wait first.
+
+    Args:
+        reports: By rank; None for no answer.
+        patience: The shortest wait of interest, in seconds.
+    """
     waits: dict[tuple[str, str, tuple[int, ...]], dict[int, Wait]] = {}
     for rank, report in enumerate(reports):
         for wait in report.waits if report else ():
@@ -78,7 +103,7 @@ def diagnose(reports: Sequence[Report | None], patience: float) -> list[Stall]:
         joined = {m for m in members if (report := reports[m]) and (lane, members) in report.joined}
         lacking = tuple(m for m in members if m not in found and m not in joined)
         if any(wait.working for wait in found.values()):
-            lacking = tuple(m for m in lacking if reports[m] is None)  # all had called it, and some are done
+            lacking = tuple(m for m in lacking if reports[m] is None)  # all ranks had called it, and some are done
         times = [wait.seconds if lacking else wait.working for wait in found.values()]
         if max(times) >= patience:
             title = next((wait.title for wait in found.values() if wait.title), key)
@@ -87,22 +112,26 @@ def diagnose(reports: Sequence[Report | None], patience: float) -> list[Stall]:
 
 
 def deadlocked(reports: Sequence[Report | None], least: float) -> bool:
-    """Whether no rank can go on: all are stuck in what others have not called. least: seconds since the first was
-    asked; who waits for less may have been elsewhere then."""
+    """Whether no rank can go on, since each is stuck in a collective that others have not called.
+
+    Args:
+        reports: By rank; None for no answer.
+        least: Seconds since the first rank was asked. A rank that has waited for less may not have waited then.
+    """
     if not all(report and report.stuck and report.waits for report in reports):
         return False
     waits = [wait.seconds for report in reports if report for wait in report.waits]
     return min(waits) >= least and all(stall.lacking for stall in diagnose(reports, 0.0))
 
 
-def identities(reports: Sequence[Report | None]) -> list[set[tuple[Any, ...]]]:
-    """What each rank waits in, to be compared with another answer of it."""
+def identities(reports: Sequence[Report | None]) -> list[set[Identity]]:
+    """The waits of each rank, to compare them with a later report."""
     return [{(wait.lane, wait.members, wait.key, wait.called) for wait in report.waits} if report else set()
             for report in reports]  # fmt: skip
 
 
 def summary(stall: Stall) -> str:
-    """allreduce 'loss': ranks 0-1 have waited 60 s for rank 2."""
+    """One line, as in 'allreduce loss: ranks 0-1 have waited 60 s for rank 2'."""
     who = f"{ranks(stall.waiting)} {'has' if len(stall.waiting) == 1 else 'have'}"
     if not stall.lacking:
         return f"{stall.title}: all ranks have called it, and {who} been at it for {stall.seconds:.0f} s"
@@ -110,7 +139,7 @@ def summary(stall: Stall) -> str:
 
 
 def letter(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> str:
-    """The error's text: each stall, and where the ranks are that are waited for."""
+    """The error's text: each stall, and the positions of the ranks that others wait for."""
     missing = sorted({rank for stall in stalls for rank in stall.lacking})
     lines = [f"{summary(stall)}." for stall in stalls[:MOST_CALLS]]
     for rank in missing:
@@ -124,7 +153,10 @@ def letter(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> str:
 
 
 def rows(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> list[tuple[str, str, str, str]]:
-    """The table: ranks, what they wait in, for whom and how long, where they are. Ranks of which all is equal share."""
+    """The table of a report: ranks, their collectives, the ranks that these wait for, and positions.
+
+    Ranks with equal entries share a row.
+    """
     groups: dict[tuple[str, str, str], list[int]] = {}
     for rank, report in enumerate(reports):
         mine = [stall for stall in stalls if rank in stall.waiting]
@@ -138,7 +170,7 @@ def rows(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> list[tupl
 
 
 def show(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> None:
-    """Print the table on stderr."""
+    """Print the table of a report on stderr."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""What stall watches write to each other; `stall` says when."""
+"""The letters of stall watches; `stall` describes their order."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from hvdlite.observers.diagnosis import Report
 
 @dataclass(frozen=True)
 class Alarm:
-    """I have waited for `seconds`."""
+    """A rank has waited for `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Heard:
-    """Your alarm is seen to."""
+    """The answer to an Alarm: the sender asks all ranks."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """How are you?"""
+    """The request for a report."""
 
     serial: int
 
 
 @dataclass(frozen=True)
 class Answer:
+    """The report that the Ask of this serial number has asked for."""
+
     serial: int
     report: Report
 
 
 @dataclass(frozen=True)
 class End:
-    """Give up: `text` is the error."""
+    """The job ends: `text` is the error of all pending calls."""
 
     text: str

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 
 from hvdlite.job import runtime
 from hvdlite.lanes.lane import Lane
@@ -41,7 +40,7 @@ def join() -> int:
     afterwards. The global set only. Raises ShutdownError where a rank shuts down instead.
     """
     live = runtime.current()
-    for each in live.after_join:
+    for each in live.registries.joining():
         each.give_up()
     group, lanes = live.everyone, list(live.everyone.lanes)
     calls, seconds = sum(lane.queue.calls for lane in lanes), time.time()
@@ -61,9 +60,7 @@ def join() -> int:
 
 def count_on(live: runtime.Runtime, cards: list[Card]) -> None:
     """Go on from the largest number of each kind."""
-    for card in cards:
-        live.everyone.serials |= card.serials  # the larger of each
-    live.everyone.unnamed = count(max(card.unnamed for card in cards))
-    live.groups.changes = count(max(card.changes for card in cards))
-    for each in live.after_join:
+    live.everyone.go_on_from((card.serials for card in cards), max(card.unnamed for card in cards))
+    live.groups.go_on_from(max(card.changes for card in cards))
+    for each in live.registries.joining():
         each.start_over()

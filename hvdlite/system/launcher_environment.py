@@ -1,8 +1,9 @@
-"""Who started this process: what a launcher says in the environment, or a rank that passed that on; and how the MPI is
-tuned there.
+"""What the environment says about the launcher of this process, about the rank that started it, and about the MPI.
 
-Only the presence of a launcher and its words for telling ranks apart are read here, never who is where (`topology`
-learns that from MPI).
+With `config`, which reads the user's settings, this is the only module that reads the environment. It never reads
+which rank runs on which host: `job.topology` learns that from MPI. It writes defaults for the MPI before MPI starts. It
+also writes HVDLITE_RANKS_PROCESS and HVDLITE_RANKS_PLACE: a child process has no other way to learn that its parent is
+a rank.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
 
-# A launcher that started this process announces the number of ranks in one of these.
+AT_IMPORT = frozenset(os.environ)
+"""The variables that were set when hvdlite was imported. A script may clear its environment afterwards."""
+JOB_FOLDER = os.environ.get("HVDLITE_JOB_DIR")
+"""The job's folder on this host, which hvdliterun has made; None without hvdliterun."""
+JOB_RANK = os.environ.get("HVDLITE_JOB_RANK")
+"""This process' rank in MPI.COMM_WORLD, according to hvdliterun; None without hvdliterun."""
+SEVERAL_HOSTS = "HVDLITE_JOB_HOSTS" in AT_IMPORT
+"""Whether hvdliterun has started ranks on more than one host."""
+UNDER_HYDRA_OR_PMI = not AT_IMPORT.isdisjoint(("HYDI_CONTROL_FD", "PMI_FD"))
+"""Whether MPICH's Hydra, or Slurm by PMI-2, has started this process."""
+
+# A launcher that started this process announces the number of ranks in one of these variables.
 OPEN_MPI = "Open MPI's mpirun"
 ANNOUNCED_SIZE = {
     "OMPI_COMM_WORLD_SIZE": OPEN_MPI,
@@ -25,20 +37,29 @@ ANNOUNCED_SIZE = {
     "JSM_NAMESPACE_SIZE": "LSF's jsrun",
     "FLUX_JOB_SIZE": "Flux",
 }
-# Their presence alone says that a launcher is there.
+# If one of these variables is set, a launcher has started this process.
 LAUNCHED = ("PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT", "PALS_RANKID", "OMPI_COMM_WORLD_RANK", "ALPS_APP_PE")
 
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher says of itself in the environment: its name and the size it announces, if any."""
+    """What a launcher says about itself in the environment.
+
+    Attributes:
+        by: The launcher's name in messages.
+        size: The number of ranks that it announces; None if it announces none.
+    """
 
     by: str
     size: int | None
 
 
 def launcher(env: Mapping[str, str] | None = None) -> Launched | None:
-    """Which launcher started this process; None when none did, so that the job is one of one process."""
+    """The launcher that started this process; None if there is none, and the job has one process.
+
+    Args:
+        env: The environment to read; None for this process' own.
+    """
     env = os.environ if env is None else env
     for name, launcher in ANNOUNCED_SIZE.items():
         if name == "SLURM_STEP_NUM_TASKS" and "SLURM_PROCID" not in env:
@@ -50,7 +71,7 @@ def launcher(env: Mapping[str, str] | None = None) -> Launched | None:
     return None
 
 
-# What a launcher tells its processes, and a job started from one of them must not see.
+# Variables that a launcher sets for its processes. A job that is started from one of them must not see these.
 LAUNCHERS_OWN = (
     "OMPI_", "PMIX_", "PMI_", "PRTE_", "PALS_", "HYDRA_", "HYDI_", "MPI_LOCAL", "MPIR_", "SLURM_", "FLUX_", "JSM_",
     "MV2_COMM_", "ALPS_", "I_MPI_INFO_", "I_MPI_HYDRA_UUID", "I_MPI_HYDRA_TOPOLIB", "I_MPI_INTERNAL_", "I_MPI_PIN_INFO",
@@ -73,16 +94,16 @@ IDENTITY = (
     "SLURM_", "PALS_", "JSM_", "FLUX_", "ALPS_", "MV2_COMM_",
 )  # fmt: skip
 RANKS_PROCESS = "HVDLITE_RANKS_PROCESS"
-"""Set by `mark_rank` for the processes that a rank starts: its process number, and what its launcher told it."""
+"""A variable for the processes that a rank starts. `mark_rank` sets it to the rank's process number and `told()`."""
 
 
 def mark_rank() -> None:
-    """Let processes that this one starts know that what a launcher says in their environment was meant for this one."""
+    """Mark the environment, so that child processes recognize that the launcher's variables were meant for this one."""
     os.environ[RANKS_PROCESS] = f"{os.getpid()} {told()}"
 
 
 def rank_that_was_meant() -> int | None:
-    """The number of the process that was started as a rank and passed its environment on to this one, which is none."""
+    """The process number of the rank that started this process; None if this process may be a rank itself."""
     process, _, what = os.environ.get(RANKS_PROCESS, "").partition(" ")
     if not process or int(process) == os.getpid() or what != told() or launchers_pipe_is_open():
         return None
@@ -91,7 +112,7 @@ def rank_that_was_meant() -> int | None:
 
 @dataclass(frozen=True)
 class Parent:
-    """What a rank passed on to the processes that it started: where it is in its job. Named as in `Topology`."""
+    """The place of a rank in its job, as its child processes know it. Named as in `job.topology.Topology`."""
 
     rank: int
     size: int
@@ -103,14 +124,17 @@ class Parent:
 
 
 RANKS_PLACE = "HVDLITE_RANKS_PLACE"
-"""Set by `mark_place` from hvd.init() to hvd.shutdown(): as RANKS_PROCESS, and behind it what Parent has, in order."""
+"""A variable for child processes, set from init() to shutdown(): as RANKS_PROCESS, then the fields of Parent."""
 
 
 def mark_place(parent: Parent | None) -> None:
-    """Tell processes that this one starts from now on what its place is; None: it has none any more.
+    """Pass this rank's place on to the processes that it starts from now on.
 
-    The environment is all that a child has from a parent that does not know of it (multiprocessing with spawn or
-    forkserver, subprocess). A forkserver keeps the environment that it was started with.
+    This must go through the environment: multiprocessing (spawn, forkserver) and subprocess pass nothing else to a
+    child, and hvdlite does not see the child start. A forkserver keeps the environment that it was started with.
+
+    Args:
+        parent: This rank's place; None after hvd.shutdown().
     """
     if parent is None:
         os.environ.pop(RANKS_PLACE, None)
@@ -120,7 +144,7 @@ def mark_place(parent: Parent | None) -> None:
 
 
 def parent() -> Parent | None:
-    """The place of the rank that this process, which is none, descends from; None where there is none."""
+    """The place of the rank that started this process; None if no rank did, or this process may be a rank itself."""
     process, what, *numbers = os.environ.get(RANKS_PLACE, "- -").split()
     if process in ("-", str(os.getpid())) or what != told() or launchers_pipe_is_open():
         return None
@@ -129,14 +153,20 @@ def parent() -> Parent | None:
 
 
 def told() -> str:
-    """By what a launcher tells its jobs and ranks apart. (Some of what it sets is changed when MPI is initialized.)"""
-    told = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(IDENTITY))
-    return blake2b(os.fsencode("\n".join(told)), digest_size=8).hexdigest()
+    """A digest of the variables by which a launcher tells its jobs and ranks apart.
+
+    It leaves out the launcher's other variables, because initializing MPI changes some of them.
+    """
+    identity = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(IDENTITY))
+    return blake2b(os.fsencode("\n".join(identity)), digest_size=8).hexdigest()
 
 
 def launchers_pipe_is_open() -> bool | None:
-    """Whether the launcher's pipe has come to this process (subprocess closes it), and its other end is open (not after
-    an earlier program of this rank has ended MPI); None where there is none. Hydra tells jobs apart by little else."""
+    """Whether this process can talk to the launcher through the pipe PMI_FD; None if the launcher uses no pipe.
+
+    False if subprocess has closed the pipe, or if an earlier program of this rank has ended MPI. Hydra tells jobs apart
+    by little else.
+    """
     if not os.environ.get("PMI_FD", "").isdigit():
         return None
     pipe = select.poll()
@@ -145,16 +175,16 @@ def launchers_pipe_is_open() -> bool | None:
 
 
 def mpi_settings() -> list[str]:
-    """How the user has tuned the MPI: NAME=VALUE, sorted."""
+    """The user's settings of the MPI, each as NAME=VALUE, sorted."""
     return sorted(f"{name}={value}" for name, value in os.environ.items()
                   if name.startswith(MPI_SETTINGS) and not is_launchers(name))  # fmt: skip
 
 
 def offer_cores() -> None:
-    """Before MPI is initialized: has Open MPI and Intel MPI offer the core to others while they wait, unless the user
-    says otherwise; MPICH does. Else who waits for a short message may keep the core from the thread that is to send it,
-    for a scheduler's tick of 4 ms (measured: two ranks and their lanes on two cores). Where nobody wants it it takes
-    0.3 us.
+    """Set Open MPI and Intel MPI to yield the core while they wait, unless the user says otherwise.
+
+    Call it before MPI is initialized. MPICH yields anyway. Otherwise a thread that waits for a short message may keep
+    the core from the thread that sends it, for a scheduler's tick of 4 ms. A yield costs about 0.3 us.
     """
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     os.environ.setdefault("I_MPI_THREAD_YIELD", "2")
@@ -162,8 +192,10 @@ def offer_cores() -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Around MPI's initialization in a process that no launcher has started: Open MPI 5 would leave shared memory
-    behind, of which it needs none."""
+    """Inside, Open MPI uses no shared memory. For initializing MPI in a process without a launcher.
+
+    Otherwise Open MPI 5 would leave a file in shared memory after the process.
+    """
     name = "OMPI_MCA_btl"
     if name in os.environ:
         yield
@@ -176,12 +208,25 @@ def alone() -> Iterator[None]:
 
 
 def fresh_environment(packages: str) -> dict[str, str]:
-    """This process' environment as if no launcher had started it, for a job of its own, which finds our code at
-    `packages`."""
+    """This process' environment without the launcher's variables and hvdlite's settings, for a new job.
+
+    Args:
+        packages: The folder in which the new job finds hvdlite.
+    """
     kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
-    job = os.environ.get("HVDLITE_JOB_ID")  # whose folders are not the next one's
+    job = os.environ.get("HVDLITE_JOB_ID")  # variables that name this job's folders contain it
     kept = {name: value for name, value in kept.items()
             if not name.startswith(("HVDLITE_", "HOROVOD_")) and not (job and job in value)}  # fmt: skip
-    if os.geteuid() == 0:  # so is the job that asks
+    if os.geteuid() == 0:  # this job runs as root, so the new one may, too
         kept |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (kept.get("PYTHONPATH"), packages)))}
+
+
+def torchruns_world_size() -> str | None:
+    """The number of processes that torchrun has started with this one; None without torchrun."""
+    return os.environ.get("WORLD_SIZE", "1") if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def open_mpi_local_rank() -> str | None:
+    """This process' rank on its host, according to Open MPI's launcher; None without that."""
+    return os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK")

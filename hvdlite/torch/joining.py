@@ -43,5 +43,5 @@ def uneven_inputs(*variables: object) -> Iterator[None]:
     last = joining.join()
     for each in variables:
         broadcast_variables(each, last)
-    for attachment in runtime.current().attachments:
+    for attachment in runtime.current().registries.attachments:
         attachment.name_root("0")  # all ranks have the same weights now

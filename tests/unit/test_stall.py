@@ -17,13 +17,17 @@ from typing import Any, cast
 import pytest
 
 from hvdlite.algorithms import Place
+from hvdlite.config import StallLimits
 from hvdlite.errors import StallError
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Changed, Handle, Request
 from hvdlite.lanes.signature import JOIN, Signature
 from hvdlite.observers import diagnosis, positions
+from hvdlite.observers.board import MOST_WAITS, Board
 from hvdlite.observers.diagnosis import Report, Stall, Wait, deadlocked, diagnose
-from hvdlite.observers.stall import MOST_WAITS, Inquiry, Limits, StallWatch, watch
+from hvdlite.observers.inquiry import Inquiry
+from hvdlite.observers.patience import Limits
+from hvdlite.observers.stall import StallWatch, watch
 from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
 
 EVERYONE = (0, 1, 2)
@@ -161,7 +165,7 @@ def watched(
 
     def main(transport: ThreadTransport) -> None:
         lane = Lane(transport, Place(size, False))
-        watch = StallWatch(transport.mail(), transport.rank, size, lambda: [lane], Limits(CHECK, shutdown))
+        watch = StallWatch(transport.mail(), transport.rank, size, lambda: [lane], Limits(CHECK, shutdown), sys.exit)
 
         def tell(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> None:
             told.append((transport.rank, list(reports), list(stalls)))
@@ -269,22 +273,23 @@ def test_past_the_second_limit_all_pending_and_later_calls_fail(capfd: pytest.Ca
 
 
 def test_the_second_limit_is_not_put_off_by_what_was_told_lately() -> None:
-    watch = StallWatch(alone().mail(), 0, 1, list, Limits(CHECK, 1.2 * CHECK))
-    watch.told_at = now = time.monotonic()
+    watch = StallWatch(alone().mail(), 0, 1, list, Limits(CHECK, 1.2 * CHECK), sys.exit)
+    now = time.monotonic()
+    watch.patience.note_report(now)
     watch.inquire(CHECK, now)
-    assert watch.inquiry is None
+    assert watch.inquiries.open is None
     watch.inquire(1.2 * CHECK, now)
-    assert watch.inquiry is not None
+    assert watch.inquiries.open is not None
 
 
 def test_work_that_takes_longer_than_the_second_limit_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """All ranks have called it: a large broadcast over a slow network."""
     lane, now = Lane(alone(), Place(1, False)), time.monotonic()
-    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK))
+    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK), sys.exit)
     request = hang(lane)
     request.queued = request.agreed = now - 100
-    watch.conclude(Inquiry(1, now, now, {0: watch.report()}))
-    assert "all ranks have called it" in capfd.readouterr().err and watch.ended_at is None
+    watch.conclude(Inquiry(1, now, now, {0: watch.board.report()}))
+    assert "all ranks have called it" in capfd.readouterr().err and watch.ending.begun is None
 
 
 def test_a_deadlock_is_believed_only_when_it_is_seen_twice() -> None:
@@ -299,13 +304,13 @@ def test_a_deadlock_is_believed_only_when_it_is_seen_twice() -> None:
         waits = [Wait("eager", (0, 1), key, 100.0, 0.0, at) for key, at in zip("xy", called, strict=True)]
         return {rank: Report("a", (each,), stuck=True) for rank, each in enumerate(waits)}
 
-    watch = StallWatch(cast(Any, Mail()), 0, 2, list, Limits(CHECK, 9))
+    watch = StallWatch(cast(Any, Mail()), 0, 2, list, Limits(CHECK, 9), sys.exit)
     now = time.monotonic()
     for called in ((1.0, 2.0), (1.0, 3.0)):
         watch.conclude(Inquiry(1, now, now, answers(*called)))
-        assert watch.inquiry is not None and watch.ended_at is None and type(letters[-1]).__name__ == "Ask"
+        assert watch.inquiries.open is not None and watch.ending.begun is None and type(letters[-1]).__name__ == "Ask"
     watch.conclude(Inquiry(2, now, now, answers(1.0, 3.0)))
-    assert watch.ended_at is not None and type(letters[-1]).__name__ == "End"
+    assert watch.ending.begun is not None and type(letters[-1]).__name__ == "End"
 
 
 def test_only_a_caller_that_nothing_can_interrupt_is_ended() -> None:
@@ -313,7 +318,7 @@ def test_only_a_caller_that_nothing_can_interrupt_is_ended() -> None:
     given_up: list[str] = []
     lane = Lane(alone(), Place(1, False))
     watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK), given_up.append)
-    watch.ended_at, watch.text = time.monotonic() - 100, "over"
+    watch.ending.begun, watch.ending.text = time.monotonic() - 100, "over"
     watch.look(time.monotonic())
     assert given_up == []
     lane.turn.lent = True
@@ -343,9 +348,9 @@ def waiter(thread: int, done: bool = False) -> tuple[int, Handle]:
 def soon_stuck(watch: StallWatch) -> bool:
     """Whether the process is stuck, once other threads, also of other tests, have ended."""
     until = time.monotonic() + 10
-    while not watch.report().stuck and time.monotonic() < until:
+    while not watch.board.report().stuck and time.monotonic() < until:
         time.sleep(0.001)
-    return watch.report().stuck
+    return watch.board.report().stuck
 
 
 @pytest.mark.parametrize(
@@ -353,14 +358,14 @@ def soon_stuck(watch: StallWatch) -> bool:
 )
 def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     lane, request_over = Lane(alone(), Place(1, False)), list[threading.Event]()
-    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
+    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9), sys.exit)
     hang(lane)
     lane.turn.lent, lane.turn.lender = True, threading.get_ident()
     assert soon_stuck(watch)
     lane.turn.lent, lane.queue.changed.waiting = False, [waiter(threading.get_ident())]
     assert soon_stuck(watch)
     lane.queue.changed.waiting = [waiter(threading.get_ident(), done=True)]  # it is about to wake up
-    assert not watch.report().stuck
+    assert not watch.board.report().stuck
     lane.queue.changed.waiting = [waiter(threading.get_ident())]
     gone = threading.Thread(target=hang, args=(lane, "accuracy"))
     gone.start()
@@ -385,7 +390,7 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
             lane.queue.admit(Request(JOIN, lambda lane: None))
     else:  # a thread that did not call
         lane.queue.changed.waiting = [waiter(0)]
-    assert not watch.report().stuck
+    assert not watch.board.report().stuck
     for over in request_over:
         over.set()
 
@@ -393,24 +398,24 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
 def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A TensorFlow thread, which Python did not start, waits for the step that the main thread waits for."""
     lane, steps, over = Lane(alone(), Place(1, False)), set[int](), threading.Event()
-    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
+    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9), sys.exit)
     called = threading.Event()
     _thread.start_new_thread(lambda: (hang(lane), called.set(), over.wait()), ())
     called.wait()
     (thread,) = lane.queue.callers
     lane.queue.changed.waiting = [waiter(thread)]
-    monkeypatch.setattr("hvdlite.observers.stall.threads_in_steps", lambda: steps)
+    monkeypatch.setattr("hvdlite.observers.board.threads_in_steps", lambda: steps)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    assert not watch.report().stuck
+    assert not watch.board.report().stuck
     monkeypatch.setitem(sys.modules, "tensorflow", None)  # type: ignore[arg-type]
-    assert not watch.report().stuck  # the main thread computes something
+    assert not watch.board.report().stuck  # the main thread computes something
     steps.add(threading.get_ident())
     assert soon_stuck(watch)
     steps.add(thread + 1)  # another thread has begun a step, too
-    assert not watch.report().stuck
+    assert not watch.board.report().stuck
     steps.remove(thread + 1)
     lane.queue.changed.waiting = []
-    assert not watch.report().stuck
+    assert not watch.board.report().stuck
     hang(lane, "accuracy")
     lane.queue.changed.waiting = [waiter(threading.get_ident()), waiter(thread)]  # the main thread waits by itself, after its step
     assert soon_stuck(watch)
@@ -419,15 +424,15 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
 
 def test_a_suspended_process_has_not_waited() -> None:
     lane = Lane(alone(), Place(1, False))
-    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9))
+    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9), sys.exit)
     request = hang(lane)
     request.queued = request.agreed = time.monotonic() - 100
-    watch.note_suspension(time.monotonic() + 1)  # late, on a busy machine
-    assert watch.longest_wait() >= 100 and watch.report().waits[0].seconds >= 100
-    watch.looked = time.monotonic() - 99
-    watch.note_suspension(time.monotonic())
-    wait = watch.report().waits[0]
-    assert watch.longest_wait() < 10 and wait.seconds < 10 and wait.working < 10
+    watch.board.note_suspension(time.monotonic() + 1)  # late, on a busy machine
+    assert watch.board.longest_wait() >= 100 and watch.board.report().waits[0].seconds >= 100
+    watch.board.looked = time.monotonic() - 99
+    watch.board.note_suspension(time.monotonic())
+    wait = watch.board.report().waits[0]
+    assert watch.board.longest_wait() < 10 and wait.seconds < 10 and wait.working < 10
 
 
 def test_what_goes_wrong_in_the_watch_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
@@ -463,7 +468,7 @@ def test_settings_are_rank_0s() -> None:
     def limits(transport: ThreadTransport, check: float, shutdown: float) -> Limits | None:
         if transport.rank:
             check, shutdown = check + transport.rank, shutdown + transport.rank
-        made = watch(transport, list, check, shutdown, lambda text: None)
+        made = watch(transport, list, StallLimits(check, shutdown), lambda text: None)
         if made:
             made.stop()
         return made.limits if made else None
@@ -476,17 +481,17 @@ def test_settings_are_rank_0s() -> None:
 
 def test_a_letter_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank with thousands of pending calls reports the oldest ones only. No deadlock can be diagnosed from these."""
-    monkeypatch.setattr(StallWatch, "stuck", True)
+    monkeypatch.setattr(Board, "stuck", True)
 
     def rank_main(transport: ThreadTransport) -> None:
         lane = Lane(transport, Place(1, False))
-        watch = StallWatch(transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK))
+        watch = StallWatch(transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK), sys.exit)
         for i in range(MOST_WAITS):
             hang(lane, f"x{i}")
-        assert watch.report().stuck
+        assert watch.board.report().stuck
         for i in range(MOST_WAITS, 2 * MOST_WAITS):
             hang(lane, f"x{i}")
-        report = watch.report()
+        report = watch.board.report()
         assert [w.key for w in report.waits] == [f"allreduce 'x{i}'" for i in range(len(report.waits))]
         assert len(pickle.dumps(report)) < 100 * MOST_WAITS and not report.stuck
 

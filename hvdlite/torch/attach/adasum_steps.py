@@ -69,8 +69,8 @@ class DeltaAttachment:
         self.hooks: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self.before_step), optimizer.register_step_post_hook(self.after_step)
         ]  # fmt: skip
-        self.runtime.renewables.append(self)
-        self.runtime.after_join.append(self)
+        self.runtime.registries.renew_later(self)
+        self.runtime.registries.count_in_join(self)
 
     @property
     def group(self) -> Group:
@@ -157,9 +157,7 @@ class DeltaAttachment:
         """Remove the hooks."""
         if self.scales:
             self.optimizer.__dict__.pop(SCALES, None)
-        self.runtime.renewables.remove(self)
-        self.runtime.last_looks.remove(self.alike)
-        self.runtime.after_join.remove(self)
+        self.runtime.registries.forget(self, self.alike)
         for hook in self.hooks:
             hook.remove()
         self.hooks = []

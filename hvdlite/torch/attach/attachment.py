@@ -82,21 +82,21 @@ class Attachment:
         self.steps = Steps()
         if not self.ranks.alone:
             self.begin_reducing()
-        self.ranks.runtime.renewables.append(self)
+        self.ranks.runtime.registries.renew_later(self)
         self.steps.hook(optimizer, self)
 
     def begin_reducing(self) -> None:
         """Plan, share memory, and take over from earlier optimizers with the same parameters. Collective."""
-        runtime = self.ranks.runtime
-        runtime.attachments.disperse()  # frees the memory of models that are gone
+        registries = self.ranks.runtime.registries
+        registries.attachments.disperse()  # frees the memory of models that are gone
         self.ranks.open_lane(self, f"DistributedOptimizer({type(self.optimizer).__name__})")
         self.alike.enter(self.ranks.lane, self.ranks.name)
         self.alike.agree()
         self.make_plan(self.to_plan())
-        sharing.take_over(self, lambda: runtime.attachments)
-        runtime.attachments.append(self)
+        sharing.take_over(self, lambda: registries.attachments)
+        registries.attach(self)
         if self.ranks.are_all:
-            runtime.after_join.append(self)
+            registries.count_in_join(self)
 
     # What other objects ask
 
@@ -188,7 +188,7 @@ class Attachment:
 
     def others(self) -> Iterable[Attachment]:
         """Return all attachments of this process, whatever their process sets."""
-        return (each for each in self.ranks.runtime.renewables if isinstance(each, Attachment))
+        return (each for each in self.ranks.runtime.registries.renewables() if isinstance(each, Attachment))
 
     def members(self) -> set[int]:
         """Return the optimizer's parameters, trainable or not, by id(). Empty once the optimizer is gone."""
@@ -255,7 +255,7 @@ class Attachment:
 
     def refuse_those_of_others(self) -> None:
         """Raise ValueError if a parameter that was added belongs to another attached optimizer, too."""
-        sharing.refuse_those_of_others(self, {id(p) for p in self.to_plan()}, self.ranks.runtime.attachments)
+        sharing.refuse_those_of_others(self, {id(p) for p in self.to_plan()}, self.ranks.runtime.registries.attachments)
 
     def renew_hooks(self) -> None:
         """Have the hook on all present parameters of the optimizer."""
@@ -447,6 +447,10 @@ class Attachment:
         self.steps.start_over({reducer.name: reducer.results.done} if reducer else {})
         self.alike.expect()
 
+    def let_go(self) -> None:
+        """In a forked child: gradients must not be views of memory that other ranks write to."""
+        self.gradients.let_go()
+
     def forget_passes(self) -> None:
         """The accumulated gradients are gone."""
         self.round.forget_passes()
@@ -470,9 +474,7 @@ class Attachment:
         """
         self.sharing.detach(heir)
         self.round.lose()  # the heir reduces the gradients of a backward() under way, too
-        for each in (self.ranks.runtime.after_join, self.ranks.runtime.attachments, self.ranks.runtime.renewables):
-            each.remove(self)
-        self.ranks.runtime.last_looks.remove(self.alike)
+        self.ranks.runtime.registries.forget(self, self.alike)
         self.hooks.remove()
         if heir is None:
             self.steps.unhook()
@@ -501,7 +503,7 @@ def end_backward(me: weakref.ref[Attachment]) -> None:
     if attachment.round.state is ACCUMULATING:
         attachment.round.end_pass()
     try:
-        several.end(attachment, attachment.ranks.runtime.attachments, current_run())
+        several.end(attachment, attachment.ranks.runtime.registries.attachments, current_run())
     finally:
         attachment.backward.forget()
 

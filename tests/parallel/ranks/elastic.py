@@ -274,6 +274,23 @@ def check_process_sets_are_there_again() -> None:
     hvd.init()
 
 
+def check_sets_may_still_be_added() -> None:
+    """After a new start as before, and not after init() without "dynamic"."""
+    hvd.shutdown()
+    hvd.init(process_sets="dynamic")
+    elastic.start_anew()
+    if hvd.size() > 1:
+        assert hvd.add_process_set([0]).process_set_id == 1
+    hvd.shutdown()
+    hvd.init()
+    require_error(ValueError, lambda: hvd.add_process_set([0]), "dynamic")
+    hvd.init(process_sets="dynamic")  # a second call
+    if hvd.size() > 1:
+        assert hvd.add_process_set([0]).process_set_id == 1
+    hvd.shutdown()
+    hvd.init()
+
+
 def check_sets_of_communicators_are_there_again() -> None:
     """This holds also if a rank is in no set, or not in the first."""
     p, r = hvd.size(), hvd.rank()

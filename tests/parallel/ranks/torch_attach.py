@@ -246,12 +246,12 @@ def check_a_dropped_optimizer_is_gone_at_once() -> None:
     params = weights((3,), (4,))
     gc.collect()
     gc.disable()
-    before = len(runtime.current().attachments)
+    before = len(runtime.current().registries.attachments)
     optimizer = attach(params)
     loss_of(params).backward()
     optimizer.step()
     del optimizer
-    assert len(runtime.current().attachments) == before
+    assert len(runtime.current().registries.attachments) == before
     gc.enable()
     optimizer = attach(params[:1])
     for _ in range(2):
@@ -288,7 +288,7 @@ def check_models_that_are_no_more() -> None:
         return
     living = weights((3,))
     first = attach(living)
-    crowd = runtime.current().attachments.many
+    crowd = runtime.current().registries.attachments.many
     gc.disable()  # Python's own collector may come first
     for _ in range(4 * crowd):
         net = torch.nn.Linear(3, 3)
@@ -296,7 +296,7 @@ def check_models_that_are_no_more() -> None:
         optimizer = attach(list(net.parameters()))
         net(torch.ones(3)).sum().backward()
         optimizer.step()
-        assert len(runtime.current().attachments) <= 2 * crowd + 8
+        assert len(runtime.current().registries.attachments) <= 2 * crowd + 8
     assert len(runtime.current().everyone.lanes) <= 2 * crowd + 10  # communicators, of which MPIs have some 2,000
     gc.enable()
     loss_of(living).backward()

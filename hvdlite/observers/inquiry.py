@@ -1,0 +1,72 @@
+"""Inquiries: one rank asks all ranks for their reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hvdlite.observers.diagnosis import Report
+from hvdlite.observers.letters import Answer, Ask
+from hvdlite.transports import Mail
+
+
+@dataclass
+class Inquiry:
+    """The reports that one rank has asked for.
+
+    Attributes:
+        serial: Its number among this rank's inquiries.
+        begun: When it began.
+        deadline: When missing reports are no longer waited for.
+        reports: The reports so far, by rank.
+    """
+
+    serial: int
+    begun: float
+    deadline: float
+    reports: dict[int, Report] = field(default_factory=dict)
+
+
+class Inquiries:
+    """The inquiries of one rank, at most one at a time.
+
+    Attributes:
+        mail: Letters among all ranks.
+        rank: This rank.
+        size: The number of ranks.
+        patience: Seconds to wait for reports.
+        serial: The number of inquiries so far.
+        open: The present inquiry; None if there is none.
+    """
+
+    def __init__(self, mail: Mail, rank: int, size: int, patience: float) -> None:
+        self.mail = mail
+        self.rank = rank
+        self.size = size
+        self.patience = patience
+        self.serial = 0
+        self.open: Inquiry | None = None
+
+    def ask(self, own: Report, now: float) -> None:
+        """Ask all other ranks. own: this rank's report."""
+        self.serial += 1
+        self.open = Inquiry(self.serial, now, now + self.patience, {self.rank: own})
+        self.post(Ask(self.serial))
+
+    def take_in(self, sender: int, answer: Answer) -> None:
+        """Add a report to the inquiry that it answers."""
+        if self.open and answer.serial == self.open.serial:
+            self.open.reports[sender] = answer.report
+
+    def finished(self, now: float) -> Inquiry | None:
+        """The present inquiry, which is over then; None while reports are missing and time is left."""
+        found = self.open
+        if found is None or (len(found.reports) < self.size and now < found.deadline):
+            return None
+        self.open = None
+        return found
+
+    def post(self, letter: object) -> None:
+        """Send a letter to all other ranks."""
+        for other in range(self.size):
+            if other != self.rank:
+                self.mail.post(letter, other)
