@@ -5,29 +5,34 @@
     optimizer = hvd.DistributedOptimizer(optimizer)
     hvd.broadcast_variables(model, root_rank=0)
 
-The functions here serve every framework: which one is found from the object they are given, and only then imported.
-`hvdlite.torch` has Horovod's full set of names for PyTorch. Importing hvdlite imports no framework and no MPI. Most
-names come from `hvdlite.api.neutral`, which is imported when the first of them is used.
+The functions here serve every framework. Each finds the framework from its first argument, and imports only that one.
+`hvdlite.torch` has Horovod's full set of names for PyTorch. Importing hvdlite imports no framework and no MPI.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from hvdlite.api import frameworks
-from hvdlite.job import exit_codes as _exit_codes  # noqa: F401  # now: it must see sys.exit before the script does
+from hvdlite import elastic
+from hvdlite.api import frameworks, names
+from hvdlite.api.collectives import *  # noqa: F403
+from hvdlite.api.collectives import __all__ as _collectives
+from hvdlite.api.names import *  # noqa: F403
+from hvdlite.api.run import run
+from hvdlite.errors import (
+    HorovodInternalError,
+    HvdliteError,
+    MismatchError,
+    NotInitializedError,
+    ShutdownError,
+    StallError,
+)
 from hvdlite.job.hooks import when_started
-from hvdlite.job.process_sets import ProcessSet as ProcessSet
-from hvdlite.job.process_sets import global_process_set as global_process_set
-
-if TYPE_CHECKING:
-    from hvdlite import elastic as elastic
-    from hvdlite.api.collectives import *  # noqa: F403  # type checkers do not find these names in neutral.__all__
-    from hvdlite.api.names import *  # noqa: F403
-    from hvdlite.api.neutral import *  # noqa: F403
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.ops import Op, barrier
+from hvdlite.ops.join import join
+from hvdlite.ops.objects import allgather_object, broadcast_object
 
 when_started.append(frameworks.prepare_torch)
 
@@ -35,54 +40,93 @@ __version__ = "0.1.0"
 T = TypeVar("T")
 
 
-def DistributedOptimizer(optimizer: T, *args: Any, **kwargs: Any) -> T:
-    """Make the optimizer's gradients those of all ranks; returns the same object. The arguments are the framework's:
-    see `hvdlite.torch.DistributedOptimizer`. Collective."""
+def DistributedOptimizer(optimizer: T, *args: object, **kwargs: object) -> T:
+    """Make an optimizer reduce its gradients over all ranks. Collective; waits for all ranks.
+
+    Args:
+        optimizer: An optimizer of PyTorch or Keras, which changes in place.
+        *args: As for the framework's own function, such as `hvdlite.torch.DistributedOptimizer`.
+        **kwargs: As for the framework's own function.
+
+    Returns:
+        The same optimizer.
+
+    Raises:
+        TypeError: The optimizer's framework is unknown, or has no such function.
+    """
     return frameworks.function_of(optimizer, "DistributedOptimizer")(optimizer, *args, **kwargs)  # type: ignore[no-any-return]
 
 
-def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
-    """Overwrite the weights of a model, an optimizer's state, or variables in a dict or sequence with root_rank's.
-    Waits for all ranks of the process set. Raises MismatchError with a diff (of TensorFlow's variables
-    tf.errors.FailedPreconditionError), on every rank, where lists differ."""
+def broadcast_variables(variables: object, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
+    """Overwrite variables with root_rank's, in place. Collective; waits for all ranks of the process set.
+
+    Args:
+        variables: A model, an optimizer, or variables in a dict or sequence.
+        root_rank: A global rank.
+        process_set: The ranks that take part. Default: all ranks.
+
+    Raises:
+        MismatchError: The ranks' names, shapes or dtypes differ. Every rank raises it, with a diff. For TensorFlow's
+            variables it may be a tf.errors.FailedPreconditionError.
+        TypeError: The framework of the variables is unknown.
+    """
     variables = frameworks.materialized(variables)
     frameworks.adapter(variables).broadcast_variables(variables, root_rank, process_set=process_set)
 
 
-def save(path: str | os.PathLike[str], /, *, rng: bool = False, **what: Any) -> None:
-    """Save a checkpoint, which rank 0 writes: `hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch + 1)`.
-    See `hvdlite.torch.save` and, for the other frameworks, `hvdlite.keras.save`. Collective."""
+def save(path: str | os.PathLike[str], /, *, rng: bool = False, **what: object) -> None:
+    """Save a checkpoint: `hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch + 1)`.
+
+    Rank 0 writes the file. Collective; waits until the file is written. `hvdlite.torch.save` and, for the other
+    frameworks, `hvdlite.keras.save` describe it in full.
+
+    Args:
+        path: The file on rank 0's host. Other ranks' paths are ignored.
+        rng: Whether to save each rank's random number generators, too.
+        **what: By name, objects with a state, and extras: tensors, arrays and plain data.
+
+    Raises:
+        OSError: Rank 0 cannot write the file. Every rank raises it.
+        TypeError: An extra is not plain data. Every rank raises it.
+        ValueError: The ranks give different names. Every rank raises it.
+    """
     frameworks.adapter_of(what.values()).save(path, rng=rng, **what)
 
 
 def load(
-    path: str | os.PathLike[str], /, *, missing_ok: bool = False, rng: bool = False, **what: Any
+    path: str | os.PathLike[str], /, *, missing_ok: bool = False, rng: bool = False, **what: object
 ) -> dict[str, Any]:
-    """Restore a checkpoint on every rank, which rank 0 reads; what else the file has. See `hvdlite.torch.load` and, for
-    the other frameworks, `hvdlite.keras.load`. Collective."""
-    found: dict[str, Any] = frameworks.adapter_of(what.values()).load(path, missing_ok=missing_ok, rng=rng, **what)
-    return found
+    """Restore a checkpoint on every rank. Rank 0 reads the file. Collective; waits for all ranks.
+
+    `hvdlite.torch.load` and, for the other frameworks, `hvdlite.keras.load` describe it in full.
+
+    Args:
+        path: The file on rank 0's host. Other ranks' paths are ignored.
+        missing_ok: Whether to restore nothing, instead of raising FileNotFoundError, if there is no file.
+        rng: Whether to restore each rank's random number generators, too.
+        **what: By name, objects to restore in place, and defaults of extras.
+
+    Returns:
+        By name, everything else in the file, and the defaults of extras that the file lacks.
+
+    Raises:
+        OSError: Rank 0 cannot read the file. Every rank raises it.
+        ValueError: The file lacks an object, or the ranks give different names. Every rank raises it.
+    """
+    adapter = frameworks.adapter_of(what.values())
+    return adapter.load(path, missing_ok=missing_ok, rng=rng, **what)  # type: ignore[no-any-return]
 
 
-_OWN = ("DistributedOptimizer", "broadcast_variables", "elastic", "load", "save")
+__all__ = [
+    *_collectives, *names.__all__, "DistributedOptimizer", "HorovodInternalError", "HvdliteError", "MismatchError",
+    "NotInitializedError", "Op", "ShutdownError", "StallError", "allgather_object", "barrier", "broadcast_object",
+    "broadcast_variables", "elastic", "join", "load", "run", "save",
+]  # fmt: skip
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
-        """Import all other names when the first of them is used. A submodule's name is left to Python's import."""
-        if name == "elastic":
-            return importlib.import_module("hvdlite.elastic")
-        is_module = find_spec(f"hvdlite.{name}") is not None
-        if name == "__all__" or not (name.startswith("_") or is_module):
-            neutral = importlib.import_module("hvdlite.api.neutral")
-            globals().update({each: getattr(neutral, each) for each in neutral.__all__})
-            globals()["__all__"] = [*neutral.__all__, *_OWN]
-            if name in globals():
-                return globals()[name]
+    def __getattr__(name: str) -> NoReturn:
         raise AttributeError(
-            f"module 'hvdlite' has no {name}: it has what all frameworks share (broadcast_variables(model) for "
-            "broadcast_parameters, say); what one has alone is in hvdlite.torch, hvdlite.tensorflow, hvdlite.keras"
+            f"module 'hvdlite' has no {name}: it has what all frameworks share, such as broadcast_variables(model) for "
+            "broadcast_parameters. For the other names import hvdlite.torch, hvdlite.tensorflow or hvdlite.keras"
         )
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__getattr__("__all__")})

@@ -1,18 +1,18 @@
-"""Reports what is installed on this host and what of it hvdlite will use: `python -m hvdlite.check`, or
-`hvdliterun --check`. The last line is a verdict in one sentence, and the exit code is 1 if nothing can train here.
+"""`python -m hvdlite.check`, or `hvdliterun --check`: reports what is installed here, and what of it hvdlite will use.
 
-Everything that may crash or hang (loading an MPI, giving it GPU memory) happens in a child with a time limit.
-Frameworks are looked up, not imported: what takes ten seconds is not asked for twice.
+The last line is a verdict in one sentence. The exit code is 1 if nothing can train on this host. Everything that may
+crash or hang (loading MPI, giving it GPU memory) runs in a child process with a time limit. Frameworks are looked up
+and not imported, because an import may take ten seconds.
 
-`--json` prints one JSON object in one line instead. Its fields are the same for one host and for several
+`--json` prints one JSON object in one line instead. Its fields are the same for one host and for several hosts
 (`hvdlite_launcher.checks`):
 
     ready        whether training can start
     verdict      the sentence
-    ready_for    what can train: "torch on CPU", "keras on GPUs", ...
-    not_ready    what cannot, and why
-    hosts        a list of {host, own_name, ready, problem, hvdlite, python, mpi}; problem: what keeps a host out of a
-                 job of several, or null
+    ready_for    a list of what can train: "torch on CPU", "keras on GPUs", ...
+    not_ready    a list of what cannot train, with reasons
+    hosts        a list of {host, own_name, ready, problem, hvdlite, python, mpi}; problem: why the host cannot be part
+                 of a job on several hosts, or null
     findings     a list of {host, section, name, state, text, version}; state: ok, warning (works, but may fail later),
                  absent or broken (and needed), optional (absent, and not needed), not tried
 """
@@ -41,8 +41,8 @@ import hvdlite
 FRAMEWORKS = {"PyTorch": "torch", "TensorFlow": "tensorflow", "Keras": "keras", "JAX (with Keras)": "jax"}
 LIBRARIES = ("numpy", "mpi4py", "ml_dtypes", "cloudpickle", "rich", "pyyaml")
 SCHEDULERS = {"Slurm": "srun", "LSF": "jsrun", "LSF (blaunch)": "blaunch", "PBS": "qsub", "Flux": "flux"}
-ROOM = 1 << 30  # bytes of shared memory below which gradients of a large model may not fit
-SECONDS = 120
+ROOM = 1 << 30  # bytes of shared memory; with less, gradients of a large model may not fit
+SECONDS = 120  # for each child process
 _MPI = """
 import json, sys
 import mpi4py
@@ -65,7 +65,7 @@ MPI.Finalize()
 
 
 class State(enum.Enum):
-    """What was found. Of ABSENT and BROKEN, hvdlite needs what is meant; WARNING: it works, but may fail later."""
+    """The state of one finding. hvdlite needs what is ABSENT or BROKEN. A WARNING works, but may fail later."""
 
     OK = "ok"
     WARNING = "warning"
@@ -82,7 +82,12 @@ MARKS = {State.OK: "X", State.WARNING: "!", State.NOT_TRIED: "?"}
 class Finding:
     """One line of the report.
 
-    name stays the same from host to host; text is for people. version: of what was found, where it has one.
+    Attributes:
+        section: The heading above the line.
+        name: The same on every host.
+        state: Whether it works.
+        text: For people.
+        version: The version, if there is one.
     """
 
     section: str
@@ -97,7 +102,7 @@ class Finding:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report; returns the exit code."""
+    """Print the report. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m hvdlite.check", description="what is installed, and will be used")
     parser.add_argument("--json", action="store_true", help="print one JSON object in one line")
     parser.add_argument("--host", default="", metavar="NAME", help="this host's name among several")
@@ -118,7 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def findings(folder: str | None, alone: bool) -> Iterator[Finding]:
-    """All sections. folder: see `host`. alone: no other host is asked."""
+    """Find everything on this host.
+
+    Args:
+        folder: As for `host`.
+        alone: As for `host`.
+    """
     yield from frameworks()
     yield from mpi()
     yield from gpus()
@@ -128,7 +138,7 @@ def findings(folder: str | None, alone: bool) -> Iterator[Finding]:
 
 
 def report(found: Sequence[Finding], name: str) -> dict[str, object]:
-    """What `--json` prints. name: of this host."""
+    """Return the object that `--json` prints. `name` is this host's name."""
     from hvdlite_launcher.readiness import verdict
 
     good, bad = readiness(found)
@@ -147,7 +157,7 @@ def report(found: Sequence[Finding], name: str) -> dict[str, object]:
 
 
 def readiness(found: Sequence[Finding]) -> tuple[list[str], list[str]]:
-    """What can train on this host; and what cannot, and why."""
+    """Return what can train on this host, and what cannot, with reasons."""
     needed = ("MPI", "Libraries", "This host")
     missing = [each for each in found if each.section in needed and each.state in (State.ABSENT, State.BROKEN)]
     there = {each.name for each in found if each.section == "Frameworks" and each.state is State.OK}
@@ -169,7 +179,7 @@ def readiness(found: Sequence[Finding]) -> tuple[list[str], list[str]]:
 
 
 def _no_gpu(name: str, found: Sequence[Finding]) -> str | None:
-    """Why a framework cannot use this host's GPUs, or None."""
+    """Return why a framework cannot use this host's GPUs; None if it can."""
     if not any(each.name == "CuPy" and each.state is State.OK for each in found):
         return "CuPy is absent: pip install 'hvdlite[cuda12]' or [cuda13]"
     if name == "torch" and "+cpu" in (installed("torch") or ""):
@@ -178,7 +188,7 @@ def _no_gpu(name: str, found: Sequence[Finding]) -> str | None:
 
 
 def frameworks() -> Iterator[Finding]:
-    """Frameworks with an adapter."""
+    """Find the frameworks that have an adapter."""
     for name, module in FRAMEWORKS.items():
         version = installed(module)
         state = State.OK if version else State.OPTIONAL
@@ -186,7 +196,7 @@ def frameworks() -> Iterator[Finding]:
 
 
 def mpi() -> Iterator[Finding]:
-    """The launcher that hvdliterun takes, the library that mpi4py loads, and what it can do."""
+    """Find the launcher that hvdliterun uses and the library that mpi4py loads, and try what that library can do."""
     from hvdlite_launcher.probe import Mpi, find_mpi
     from hvdlite_launcher.usage import UsageError
 
@@ -216,7 +226,7 @@ def mpi() -> Iterator[Finding]:
 
 
 def library(said: Mapping[str, object], trouble: str, path: str | None) -> Finding:
-    """Whether mpi4py loads an MPI. path: of the one that it is given, or None."""
+    """Report whether mpi4py loads an MPI. `path` is the library that mpi4py was told to load, or None."""
     if "library" not in said:
         cure = "install an MPI and mpi4py, or point MPI4PY_LIBMPI to libmpi.so"
         return Finding("MPI", "library", State.BROKEN, f"library: {trouble}; {cure}")
@@ -225,8 +235,7 @@ def library(said: Mapping[str, object], trouble: str, path: str | None) -> Findi
 
 
 def mixed(family: str, library: str) -> Iterator[Finding]:
-    """A warning where the launcher and the library are of MPIs that do not understand each other. family: the
-    launcher's."""
+    """Warn if the launcher's MPI (`family`) and the library's MPI cannot work together."""
     if (family == "Open MPI") != library.startswith("Open MPI"):
         text = f"the launcher is {family}'s, but mpi4py loads {library}: ranks would not find each other"
         cure = "load one MPI's module, or set HVDLITE_MPIEXEC or MPI4PY_LIBMPI"
@@ -234,18 +243,20 @@ def mixed(family: str, library: str) -> Iterator[Finding]:
 
 
 def gpu_transport(said: Mapping[str, object], env: Mapping[str, str]) -> Iterator[Finding]:
-    """A warning where Cray's MPICH is asked for GPU memory without its library for that: it then ends each process,
-    since mpi4py is not linked to it as compiled programs are."""
+    """Warn if Cray's MPICH is asked for GPU memory without its library for GPUs. MPICH then ends each process.
+
+    Compiled programs are linked to that library, but mpi4py is not.
+    """
     asked = env.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
     if asked and "CRAY" in str(said.get("library", "")).upper() and not said.get("gtl"):
         preload = "$CRAY_MPICH_ROOTDIR/gtl/lib/libmpi_gtl_cuda.so"
-        text = "MPICH_GPU_SUPPORT_ENABLED=1, but libmpi_gtl_cuda is not loaded, without which MPI cannot be initialized"
+        text = "MPICH_GPU_SUPPORT_ENABLED=1, but libmpi_gtl_cuda is not loaded, and MPI cannot start without it"
         cure = f"set LD_PRELOAD={preload} (and give it to the ranks with -x LD_PRELOAD), or MPICH_GPU_SUPPORT_ENABLED=0"
         yield Finding("MPI", "GPU transport", State.WARNING, f"{text}: {cure}")
 
 
 def threads(said: Mapping[str, object], trouble: str) -> Finding:
-    """Whether MPI can be initialized, and used by several threads."""
+    """Report whether MPI can be initialized for several threads."""
     name = "MPI_THREAD_MULTIPLE"
     if "library" not in said:
         return Finding("MPI", name, State.NOT_TRIED, f"{name}: no MPI could be loaded")
@@ -258,12 +269,13 @@ def threads(said: Mapping[str, object], trouble: str) -> Finding:
 
 
 def cuda_aware(said: Mapping[str, object], trouble: str) -> Finding:
-    """Whether the MPI may be given GPU memory, and how that is known."""
+    """Report whether MPI can send GPU memory, and how that is known."""
     state, text = _cuda_aware(said, trouble)
     return Finding("MPI", "CUDA-aware", state, f"CUDA-aware: {text}")
 
 
 def _cuda_aware(said: Mapping[str, object], trouble: str) -> tuple[State, str]:
+    """Return the state and the text of `cuda_aware`."""
     chosen = os.environ.get("HVDLITE_CUDA_AWARE")
     if chosen:
         return State.OK if chosen == "1" else State.OPTIONAL, f"HVDLITE_CUDA_AWARE={chosen} decides"
@@ -281,7 +293,7 @@ def _cuda_aware(said: Mapping[str, object], trouble: str) -> tuple[State, str]:
 
 
 def gpus() -> Iterator[Finding]:
-    """GPUs by the driver's own tool, and CuPy."""
+    """Find GPUs, with the driver's own tool, and CuPy."""
     names = gpu_names()
     for name in names:
         yield Finding("GPUs", "GPU", State.OK, name)
@@ -296,7 +308,12 @@ def gpus() -> Iterator[Finding]:
 
 
 def host(folder: str | None, alone: bool) -> Iterator[Finding]:
-    """Cores, shared memory, ssh; the folder that ranks will start in, if one is named; whether others were asked."""
+    """Find cores, shared memory and ssh.
+
+    Args:
+        folder: The folder in which ranks will start, or None. It must exist here.
+        alone: Whether this is the only host that is checked.
+    """
     section = "This host"
     cores = f"{len(os.sched_getaffinity(0))} cores for this process, of {os.cpu_count()}"
     yield Finding(section, "cores", State.OK, cores)
@@ -311,7 +328,7 @@ def host(folder: str | None, alone: bool) -> Iterator[Finding]:
 
 
 def shared_memory() -> Finding:
-    """The room in /dev/shm."""
+    """Report the free space in /dev/shm."""
     try:
         room = shutil.disk_usage("/dev/shm").free
     except OSError as error:
@@ -323,7 +340,7 @@ def shared_memory() -> Finding:
 
 
 def schedulers() -> Iterator[Finding]:
-    """Schedulers' programs, and whether this is inside a job of theirs."""
+    """Find schedulers' programs, and the scheduler's job that this process belongs to."""
     from hvdlite_launcher.schedulers import allocation
     from hvdlite_launcher.usage import UsageError
 
@@ -343,7 +360,7 @@ def schedulers() -> Iterator[Finding]:
 
 
 def libraries() -> Iterator[Finding]:
-    """What hvdlite depends on."""
+    """Find the packages that hvdlite depends on."""
     for name in LIBRARIES:
         version = installed(name)
         state = State.OK if version else State.ABSENT
@@ -351,7 +368,7 @@ def libraries() -> Iterator[Finding]:
 
 
 def installed(module: str) -> str | None:
-    """The version of an installed module or distribution; None where there is none."""
+    """Return the version of a module or distribution; None if it is not installed."""
     try:
         return metadata.version(module)
     except metadata.PackageNotFoundError:
@@ -363,7 +380,7 @@ def installed(module: str) -> str | None:
 
 
 def gpu_names() -> list[str]:
-    """What `nvidia-smi -L` lists."""
+    """Return the lines of `nvidia-smi -L`, one per GPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -375,7 +392,7 @@ def gpu_names() -> list[str]:
 
 
 def ask(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, object], str]:
-    """The last facts that a Python child has printed, and its last words on stderr."""
+    """Run Python with these arguments. Returns the last JSON object that it printed, and its last line on stderr."""
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     argv = [sys.executable, "-P", *arguments]
     child = subprocess.Popen(argv, env=env, stdin=null, stdout=pipe, stderr=pipe, text=True)
@@ -391,5 +408,5 @@ def ask(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, object], s
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as of any command whose output is read by `head`
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `... | head` ends quietly
     sys.exit(main())

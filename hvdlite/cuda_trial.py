@@ -1,6 +1,6 @@
-"""`python -m hvdlite.cuda_trial`: one of two processes that try whether the MPI takes GPU memory.
+"""`python -m hvdlite.cuda_trial`: one of two processes that test whether MPI can send GPU memory.
 
-`hvdlite.transports.cuda_aware` starts them and reads what they print. They may crash.
+`hvdlite.transports.cuda_aware` starts both processes and reads their output, because they may crash.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from hvdlite.arrays import cupy
 from hvdlite.job import runtime
 from hvdlite.transports.cuda_aware import PASSED, SECONDS, STARTED
 
-LENGTHS = (3, 5000, 300_000)  # float64: sent at once, in pieces, and by agreement
+LENGTHS = (3, 5000, 300_000)  # of float64 arrays; MPI has another protocol for each of these sizes
 
 
 def main() -> None:
-    """One of the two processes: exchange device arrays with the other, and look at them."""
-    xp = cupy()  # before MPI, which then finds the driver's library
+    """Exchange arrays on the GPU with the other process, and exit with an error if they arrive wrong."""
+    xp = cupy()  # before MPI, which needs the driver's library
     signal.alarm(SECONDS)
     runtime.init()
     world = runtime.current().world
@@ -32,7 +32,7 @@ def main() -> None:
         xp.cuda.get_current_stream().synchronize()
         world.exchange(sent, other, received, other)
         if not np.array_equal(received.get(), theirs):
-            sys.exit(f"{length} elements arrived wrong")
+            sys.exit(f"rank {world.rank}: {length} elements arrived with wrong values")
     print(PASSED, flush=True)
     runtime.shutdown()
 

@@ -1,4 +1,4 @@
-"""Going on after an error or a change of hosts: states that can be committed, restored and given to all ranks.
+"""Continues training after an error or a change of hosts, from states that are committed, restored and broadcast.
 
     @hvd.elastic.run
     def train(state):
@@ -7,11 +7,11 @@
             state.epoch += 1
             state.commit()
 
-`run` calls the function with rank 0's state on every rank. After an `HvdliteError` (Horovod: HorovodInternalError) the
-state is what it was at its last commit; after a `HostsUpdatedInterrupt` it stays as it is; either way communication
-starts anew, attached optimizers are attached again, and the function is called again. This needs no new process: where
-a rank is lost or communication is broken for good, the error ends the job. The names and their meaning are Horovod's,
-but for `ObjectState.save`, which copies deeply: what the function changes in place is undone, too.
+`run` calls the function with rank 0's state on every rank. After an `HvdliteError` (Horovod: HorovodInternalError) it
+restores the last commit. After a `HostsUpdatedInterrupt` it keeps the state. In both cases it restarts communication,
+attaches the optimizers again, and calls the function again, in the same processes. If a rank is lost or communication
+cannot be restarted, the error ends the job. Names and meanings are Horovod's, except that `ObjectState.save` copies
+deeply, so that `restore` also undoes changes in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntFlag
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from hvdlite.errors import HostsUpdatedInterrupt, HvdliteError
 from hvdlite.job import runtime
@@ -33,20 +33,18 @@ from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object, broadcast_object
 
 MOST_REPETITIONS, MOST_RESTARTS = 3, 100
-"""The same error this often, or any errors, without a commit in between, are no accident."""
-
-
+"""`run` gives up at this number of equal errors, or of any errors, without a commit between them."""
 RETELLERS = ("tensorflow", "jax", "jaxlib")
-"""Frameworks whose errors may be ours, retold."""
-
-
+"""Frameworks that report hvdlite's errors as errors of their own."""
 P = ParamSpec("P")
 R = TypeVar("R")
-StateT = TypeVar("StateT")
+T = TypeVar("T")
+StateT = TypeVar("StateT", bound="State")
+VariableT = TypeVar("VariableT", bound="Assignable")
 
 
 class HostUpdateResult(IntFlag):
-    """How the hosts have changed."""
+    """How the hosts have changed. The flags may be combined."""
 
     no_update = 0
     removed = 1
@@ -54,13 +52,30 @@ class HostUpdateResult(IntFlag):
     mixed = 3
 
 
-class State:
-    """What training must not lose. Subclasses say how to `save`, `restore` and `sync`.
+class Broadcast(Protocol):
+    """A function that gives every rank rank 0's object, such as `broadcast_object`."""
 
-    bcast_object: gives rank 0's object to all ranks. get_rank: accepted for Horovod's sake.
+    def __call__(self, obj: T, /) -> T: ...
+
+
+class Assignable(Protocol):
+    """A framework's variable."""
+
+    @property
+    def assign(self) -> Callable[..., object]:
+        """A function that gives the variable another value."""
+        ...
+
+
+class State:
+    """The state of a training. Subclasses implement `save`, `restore` and `sync`.
+
+    Args:
+        bcast_object: Gives every rank rank 0's object.
+        get_rank: Accepted for Horovod's scripts, and ignored.
     """
 
-    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
+    def __init__(self, bcast_object: Broadcast, get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
         self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
         self._last_updated = 0.0
@@ -68,29 +83,46 @@ class State:
         self._commits = 0
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Have these called, in order, each time communication has started anew: to adapt to another size."""
+        """Register functions that are called after each restart of communication, to adapt to another size.
+
+        Args:
+            callbacks: Called in their order, without arguments.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Communication has started anew."""
+        """Communication has restarted: call `reset` and the registered functions."""
         self._host_messages = queue.SimpleQueue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Hosts have come or gone; the next `check_host_updates` acts on it. From any thread; only rank 0's counts."""
+        """Note that hosts have changed, for the next `check_host_updates`. Any thread of rank 0 may call this.
+
+        Args:
+            timestamp: When they changed. Changes that are not later than the last one are ignored.
+            update_res: A `HostUpdateResult`.
+        """
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Save, and `check_host_updates`. Collective. Not too often: saving copies everything."""
+        """Save the state, and call `check_host_updates`. Collective; waits for all ranks. Each call copies the state.
+
+        Raises:
+            HostsUpdatedInterrupt: As `check_host_updates`.
+        """
         self.save()
         self._commits += 1
         with calling("state.commit()"):
             self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks where rank 0 has learned of a change. Collective."""
+        """Ask rank 0 whether hosts have changed. Collective; waits for all ranks.
+
+        Raises:
+            HostsUpdatedInterrupt: Hosts have changed since the last call. Every rank raises it.
+        """
         before, last, change = self._last_updated, self._last_updated, HostUpdateResult.no_update
         while not self._host_messages.empty():
             timestamp, update = self._host_messages.get()
@@ -101,76 +133,94 @@ class State:
             raise HostsUpdatedInterrupt(skip_sync=change == HostUpdateResult.removed)
 
     def save(self) -> None:
-        """Keep the present state for `restore`."""
+        """Copy the present state for `restore`."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Return to what was saved last."""
+        """Return to the last saved state."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give rank 0's state to all ranks. Collective."""
+        """Give every rank rank 0's state. Collective; waits for all ranks."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapt to a new communicator. By default nothing."""
+        """Adapt to the new communicator. Does nothing unless a subclass overrides it."""
 
 
 class ObjectState(State):
-    """Attributes, given as keyword arguments, that can be pickled."""
+    """A state of attributes that can be pickled: `ObjectState(bcast_object, get_rank, epoch=0)` has `epoch`.
 
-    if TYPE_CHECKING:  # what has been given by name
+    Args:
+        bcast_object: As for `State`.
+        get_rank: As for `State`.
+        **kwargs: The attributes' first values, by name.
+    """
+
+    if TYPE_CHECKING:  # attributes that are given by name
 
         def __getattr__(self, name: str) -> Any: ...
-        def __setattr__(self, name: str, value: Any) -> None: ...
+        def __setattr__(self, name: str, value: object) -> None: ...
 
-    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+    def __init__(self, bcast_object: Broadcast, get_rank: Callable[[], int], **kwargs: object) -> None:
         super().__init__(bcast_object, get_rank)
         self._saved_state = kwargs
         self._set_attributes()
         self._saved_state = copy.deepcopy(kwargs)
 
     def save(self) -> None:
+        """Copy the attributes."""
         self._saved_state = copy.deepcopy({name: getattr(self, name) for name in self._saved_state})
-        self._commits += 1  # also where a subclass commits in its own way
+        self._commits += 1  # here too, because a subclass may override `commit`
 
     def restore(self) -> None:
+        """Set the attributes to their saved values."""
         self._set_attributes()
         self._saved_state = copy.deepcopy(self._saved_state)
 
     def sync(self) -> None:
-        """Give rank 0's present attributes to all ranks, and save them; what it has not is lost. Collective."""
+        """Give every rank rank 0's attributes, and save them. Other ranks' values are lost. Collective."""
         self._saved_state = self._bcast_object({name: getattr(self, name) for name in self._saved_state})
         self._set_attributes()
         self._saved_state = copy.deepcopy(self._saved_state)
 
     def _set_attributes(self) -> None:
+        """Set the attributes to their saved values, which are not copied."""
         for name, value in self._saved_state.items():
             setattr(self, name, value)
 
 
 class VariablesState(ObjectState):
-    """A framework's variables, and attributes.
+    """A state of a framework's variables, and of attributes.
 
-    variables: those there are, the same objects each time; more may come. read: a variable's value as an array, a copy.
-    broadcast: gives rank 0's values to all ranks, collectively.
+    Args:
+        variables: Returns the variables that exist now. The same variable is the same object in each call.
+        read: Returns a copy of a variable's value, as an array.
+        broadcast: Overwrites variables with rank 0's values. Collective.
+        **kwargs: The attributes' first values, by name.
     """
 
     def __init__(
-        self, variables: Callable[[], list[Any]], read: Callable[[Any], Any], broadcast: Callable[[list[Any]], Any],
-        **kwargs: Any,
+        self, variables: Callable[[], list[VariableT]], read: Callable[[VariableT], object],
+        broadcast: Callable[[list[VariableT]], object], **kwargs: object,
     ) -> None:
-        self._variables, self._read, self._broadcast = variables, read, broadcast
+        self._variables = cast("Callable[[], list[Assignable]]", variables)
+        self._read = cast("Callable[[Assignable], object]", read)
+        self._broadcast = cast("Callable[[list[Assignable]], object]", broadcast)
         super().__init__(broadcast_object, runtime.rank, **kwargs)
         self._saved = self._read_all()
 
     def save(self) -> None:
+        """Copy the variables' values and the attributes."""
         self._saved = self._read_all()
         super().save()
 
     def restore(self) -> None:
-        """Return to what was saved last. Variables that are new since then stay as they are, unless all are (a model
-        built anew), which get the old ones' values in their order."""
+        """Set variables and attributes to their saved values.
+
+        Variables that were made after the last save keep their values. If all variables are new, as those of a rebuilt
+        model are, they get the saved values in order.
+        """
         now, values = self._variables(), {id(variable): value for variable, value in self._saved}
         same = [(variable, values[id(variable)]) for variable in now if id(variable) in values]
         for variable, value in same or zip(now, [value for _, value in self._saved], strict=False):
@@ -178,20 +228,31 @@ class VariablesState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
+        """Give every rank rank 0's variables and attributes, and save them. Collective; waits for all ranks."""
         self._broadcast(self._variables())
         self._saved = self._read_all()
         super().sync()
 
-    def _read_all(self) -> list[tuple[Any, Any]]:
-        """Each variable, kept so that no other takes its place in memory, and its value."""
+    def _read_all(self) -> list[tuple[Assignable, object]]:
+        """Return each variable and its value. Keeping the variable keeps its `id` from being used again."""
         return [(variable, self._read(variable)) for variable in self._variables()]
 
 
-def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """`run`, for another way to start anew."""
+def run_fn(
+    func: Callable[Concatenate[StateT, P], R], reset: Callable[[], None]
+) -> Callable[Concatenate[StateT, P], R]:
+    """As `run`, with another way to restart communication.
+
+    Args:
+        func: The training function.
+        reset: Restarts communication. Collective.
+
+    Returns:
+        The function that `run` would return.
+    """
 
     @functools.wraps(func)
-    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(state: StateT, *args: P.args, **kwargs: P.kwargs) -> R:
         skip_sync, before, repetitions, restarts = False, "", 0, 0
         while True:
             commits = getattr(state, "_commits", 0)
@@ -200,7 +261,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     with calling("state.sync() of hvd.elastic.run"):
                         state.sync()
                 result = func(state, *args, **kwargs)
-                if runtime.is_initialized():  # else a rank whose function fails at its very end would go back alone
+                if runtime.is_initialized():  # wait for all ranks, because one may still fail and restart all
                     with calling("the end of hvd.elastic.run"):
                         allgather_object(None, name="the end of elastic.run")
                 return result
@@ -216,37 +277,45 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     raise
                 logging.getLogger("hvdlite").warning("back to the last commit, after: %s", origin)
                 before, skip_sync = str(origin), False
-                del origin  # and with it what its traceback holds: models, batches
+                del origin  # its traceback keeps models and batches
                 state.restore()
             reset()
-            if runtime.is_initialized():  # an interrupt on some ranks was an error on the others, who wait in sync
+            if runtime.is_initialized():  # if one rank had an error, all must sync, even if others were interrupted
                 with calling("the restart of hvd.elastic.run"):
                     skip_sync = all(allgather_object(skip_sync, name="the restart of elastic.run"))
             state.on_reset()
 
-    return wrapper
+    return wrapper  # type: ignore[return-value]  # callers may also name `state`
 
 
 def beyond_repair() -> bool:
-    """Whether communication is broken for good."""
+    """Return whether communication cannot be restarted."""
     return runtime.is_initialized() and runtime.known().broken is not None
 
 
 def run(func: Callable[Concatenate[StateT, P], R]) -> Callable[Concatenate[StateT, P], R]:
-    """Decorate the training function; its first argument is a `State`. Collective, and at its end waits for all ranks,
-    whom one that fails there takes back; see help(hvdlite.elastic).
+    """Decorate a training function, so that it continues after errors and changes of hosts; see help(hvdlite.elastic).
 
-    Nothing may communicate before its first call but what every rank does. Raises what the function raises, but for
-    HvdliteError (back to the last commit) and HostsUpdatedInterrupt (on from here), which it handles; an HvdliteError
-    is raised, too, where communication is broken for good, and without a commit in between the same one the third time,
-    and any the hundredth.
+    A call is collective. At its end it waits for all ranks, because a rank that fails there takes all ranks back to the
+    last commit. Before the first call, every rank must make the same collective calls.
+
+    Args:
+        func: The training function. Its first argument is a `State`.
+
+    Returns:
+        A function with the same arguments. It handles HvdliteError (restores the last commit) and HostsUpdatedInterrupt
+        (keeps the state), and raises all other exceptions of `func`. It raises an HvdliteError if communication cannot
+        be restarted, and, without a commit in between, at the third equal or the hundredth error.
     """
-    return run_fn(func, start_anew)
+    return run_fn(func, start_again)
 
 
-def start_anew() -> None:
-    """Shut down, initialize as before, with the same process sets, and attach again what was attached. Collective.
-    Raises HvdliteError where communication is broken for good."""
+def start_again() -> None:
+    """Shut down, initialize with the same process sets, and attach the same optimizers. Collective.
+
+    Raises:
+        HvdliteError: Communication cannot be restarted.
+    """
     if not runtime.is_initialized():
         runtime.init()
         return
@@ -257,7 +326,7 @@ def start_anew() -> None:
     runtime.stop()
     runtime.init(before.comm, "dynamic" if before.dynamic else None)
     now = runtime.current()
-    for _, ranks in sets[1:]:  # also those that have no object here; the first one is everyone
+    for _, ranks in sets[1:]:  # without the first set, which is everyone; with sets that have no object here
         now.groups.open(ranks, now.world)
     now.groups.find_again(named)
     gc.collect()
@@ -266,10 +335,12 @@ def start_anew() -> None:
 
 
 def everywhere(renewables: Iterable[Renewable]) -> list[Renewable]:
-    """Those of which no member of their group lacks its own: what some ranks have let go of is not attached again, for
-    they would be waited for. Collective."""
+    """Return those that every rank of their group still has. The others would wait for ranks that dropped theirs.
+
+    Collective; waits for all ranks.
+    """
     mine = list(renewables)
-    names = [(each.group.ranks, each.name) if each.group else None for each in mine]
+    names = [None if each.group is None else (each.group.ranks, each.name) for each in mine]
     with calling("the restart of hvd.elastic.run"):
         everyones = [set(theirs) for theirs in allgather_object(names)]
     return [each for name, each in zip(names, mine, strict=True)
@@ -277,21 +348,21 @@ def everywhere(renewables: Iterable[Renewable]) -> list[Renewable]:
 
 
 _retold: deque[str] = deque(maxlen=64)
-"""The texts of the last ones: several nodes of a graph may fail at once, and one of them is told."""
+"""The texts of the last errors that `retell` noted. Several nodes of a graph may fail, and one of them is reported."""
 
 
 def retell(error: HvdliteError) -> None:
-    """Note an error that a framework is about to tell as one of its own, as graphs do: `run` wants to know it."""
+    """Note an error that a framework will report as an error of its own, so that `run` recognizes it."""
     _retold.append(str(error))
 
 
 def origin_of(error: BaseException) -> HvdliteError | None:
-    """The HvdliteError that an error is, or comes from; None for what is somebody else's."""
+    """Return the HvdliteError that an error is or was caused by; None for any other error."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, HvdliteError):
         found = found.__cause__
     if found is None and type(error).__module__.partition(".")[0] in RETELLERS:
-        told = str(error)  # a graph's quotes an error's beginning as it is
-        quoted = (text for text in reversed([*_retold]) if text.partition("/")[0][:80] in told)
+        report = str(error)  # quotes the beginning of the node's error
+        quoted = (text for text in reversed([*_retold]) if text.partition("/")[0][:80] in report)
         found = next((HvdliteError(text) for text in quoted), None)
     return found

@@ -1,15 +1,15 @@
-"""The collectives for NumPy and CuPy arrays, with Horovod's names and the forms that they have for torch.
+"""Collectives on NumPy and CuPy arrays, under Horovod's names.
 
-Plain: waits, and returns a new array. `_async`: returns a number at once, for `synchronize`. A name that ends in `_`
-changes its argument in place, whatever its layout. Numbers count as 0-dimensional arrays. Results of a scatter or
-a message lie on the host.
+A function waits and returns new arrays, unless its name says otherwise. If the name contains `_async`, the function
+returns a handle at once: a number for `synchronize`, which returns the result. If the name ends in `_`, the function
+changes its arrays in place. Numbers are 0-dimensional arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -24,42 +24,47 @@ from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.ops.variables import broadcast_arrays
 
 
-def contiguous_copy(value: Any) -> Array:
-    """value as a new contiguous array in this machine's byte order; plain numbers become 0-dimensional ones."""
+def contiguous_copy(value: object) -> Array:
+    """Return a new contiguous array in this machine's byte order. A number becomes a 0-dimensional array."""
     if hasattr(value, "__cuda_array_interface__"):
-        there: Array = value.copy(order="C")
-        return there
+        return cast(Array, value).copy(order="C")
     copy = np.array(value, order="C")
     return copy if copy.dtype.isnative else copy.astype(copy.dtype.newbyteorder("="))
 
 
-def contiguous(value: Any) -> Array:
-    """The same, but value's own memory where it is so."""
-    return memory_of(value) if hasattr(value, "dtype") and is_plain(value) and value.ndim else contiguous_copy(value)
+def contiguous(value: object) -> Array:
+    """Return the value as a contiguous array: its own memory if that is contiguous, else a copy."""
+    if hasattr(value, "dtype") and is_plain(array := cast(Array, value)) and array.ndim:
+        return memory_of(array)
+    return contiguous_copy(value)
 
 
 def memory_of(array: Array) -> Array:
-    """The same memory as an array of the plain kind: a matrix has two dimensions whatever is done to it."""
+    """Return the array's memory as a plain array, because a NumPy matrix keeps its two dimensions in every view."""
     return np.asarray(array) if isinstance(array, np.ndarray) else array
 
 
-def is_plain(array: Any) -> bool:
-    """Whether its memory is what ranks exchange."""
+def is_plain(array: Array) -> bool:
+    """Return whether ranks can exchange the array's memory as it is."""
     return hasattr(array, "flags") and array.flags.c_contiguous and array.dtype.isnative
 
 
-def in_place(array: Array) -> tuple[Array, Callable[[Any], Array]]:
-    """Contiguous memory to work in, and what to call when it holds the result, which the array then has. Raises
-    TypeError for what is no array, ValueError for one that may not be written."""
+def in_place(array: Array) -> tuple[Array, Callable[[object], Array]]:
+    """Return contiguous memory to work in, and a function that puts the result there into the array and returns it.
+
+    Raises:
+        TypeError: `array` is not an array.
+        ValueError: The array is read-only.
+    """
     if not hasattr(array, "flags") or not hasattr(array, "dtype"):
-        raise TypeError(f"a collective in place takes an array, not {array!r}: the forms without _ return a new one")
+        raise TypeError(f"a collective in place takes an array, not {array!r}: those without a final _ take any")
     if not getattr(array.flags, "writeable", True):
-        raise ValueError("the array is read-only: the forms of collectives without _ return a new one")
+        raise ValueError("the array is read-only: collectives without a final _ return a new one")
     if is_plain(array):
         return memory_of(array), lambda _: array
     copy = contiguous_copy(array)
 
-    def put_back(_: Any) -> Array:
+    def put_back(_: object) -> Array:
         array[...] = copy
         return array
 
@@ -67,24 +72,48 @@ def in_place(array: Array) -> tuple[Array, Callable[[Any], Array]]:
 
 
 def allreduce(
-    value: Any, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    value: object, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Array:
-    """The reduction of all ranks' arrays as a new array: Average (default), Sum, Min, Max, Product, Adasum. Waits for
-    all ranks, of which each gives the same shape, dtype and arguments: else it raises MismatchError on every rank, and
-    the job can go on. name: what messages call it; calls without one are matched by their order. prescale_factor,
-    postscale_factor: multiply before and after. An average of integers is exact, truncated toward zero; of float16 it
-    does not overflow. A Sum overflows as NumPy's: integers wrap around. float16 and bfloat16 are added in float32. Of
-    booleans Sum and Max are the logical or, Min and Product the and; they have no Average."""
+    """Reduce all ranks' arrays. Collective; waits for all ranks of the process set.
+
+    An average of integers is exact, truncated toward zero; one of float16 does not overflow. A Sum of integers wraps
+    around, as NumPy's does. float16 and bfloat16 are added in float32. Of booleans, Sum and Max are the logical or, and
+    Min and Product the logical and.
+
+    Args:
+        value: An array or a number, of the same shape and dtype on every rank.
+        average: Deprecated: use `op`.
+        name: The call's name in messages, equal on all ranks. Calls without a name are matched by their order.
+        op: Average (default), Sum, Min, Max, Product or Adasum.
+        prescale_factor: Each rank's values are multiplied by it before the reduction.
+        postscale_factor: The result is multiplied by it.
+        process_set: The ranks that take part. Default: all ranks.
+
+    Returns:
+        The reduction, as a new array.
+
+    Raises:
+        MismatchError: The ranks' arguments differ. Every rank raises it, and the job can go on.
+        ValueError: Both `op` and `average` are given, or booleans are to be averaged.
+        NotImplementedError: Adasum is not defined for these ranks.
+    """
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return ops.allreduce_(contiguous_copy(value), *how)
 
 
 def allreduce_async(
-    value: Any, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    value: object, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> int:
-    """`allreduce` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `allreduce`: returns at once.
+
+    Args:
+        value, ...: As for `allreduce`.
+
+    Returns:
+        A handle for `synchronize`, which returns the reduction.
+    """
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return remember(ops.allreduce_.start(contiguous_copy(value), *how))
 
@@ -93,7 +122,20 @@ def allreduce_(
     array: Array, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Array:
-    """`allreduce` in place; the result is the argument."""
+    """`allreduce` in place.
+
+    Args:
+        array: A writable array of any layout. The result overwrites it.
+        average, ...: As for `allreduce`.
+
+    Returns:
+        The array itself.
+
+    Raises:
+        TypeError: `array` is not an array.
+        ValueError: As for `allreduce`, or the array is read-only.
+        MismatchError: As for `allreduce`.
+    """
     memory, deliver = in_place(array)
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return deliver(ops.allreduce_(memory, *how))
@@ -103,26 +145,52 @@ def allreduce_async_(
     array: Array, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> int:
-    """`allreduce_` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `allreduce_`: returns at once. The array must not be used before `synchronize` returns.
+
+    Args:
+        array, ...: As for `allreduce_`.
+
+    Returns:
+        A handle for `synchronize`, which returns the array.
+    """
     memory, deliver = in_place(array)
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return remember(ops.allreduce_.start(memory, *how), deliver)
 
 
 def grouped_allreduce(
-    values: Sequence[Any], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    values: Sequence[object], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> list[Array]:
-    """Several all-reduces as one operation; a list of new arrays. As many on every rank, else MismatchError."""
+    """Reduce several arrays as one operation. Collective; waits for all ranks of the process set.
+
+    Args:
+        values: Arrays or numbers, at least one and equally many on every rank. Otherwise as for `allreduce`.
+        average, ...: As for `allreduce`.
+
+    Returns:
+        The reductions, as new arrays.
+
+    Raises:
+        ValueError: As for `allreduce`, or `values` is empty.
+        MismatchError: As for `allreduce`.
+    """
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return ops.grouped_allreduce_([contiguous_copy(value) for value in values], *how)
 
 
 def grouped_allreduce_async(
-    values: Sequence[Any], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
+    values: Sequence[object], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> int:
-    """`grouped_allreduce` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `grouped_allreduce`: returns at once.
+
+    Args:
+        values, ...: As for `grouped_allreduce`.
+
+    Returns:
+        A handle for `synchronize`, which returns the reductions.
+    """
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return remember(ops.grouped_allreduce_.start([contiguous_copy(value) for value in values], *how))
 
@@ -131,8 +199,20 @@ def grouped_allreduce_(
     arrays: Sequence[Array], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> tuple[Array, ...]:
-    """Several all-reduces in place as one operation; the tuple of the arguments. Raises ValueError where arrays
-    share memory."""
+    """`grouped_allreduce` in place.
+
+    Args:
+        arrays: Writable arrays of any layout, which share no memory. The results overwrite them.
+        average, ...: As for `allreduce`.
+
+    Returns:
+        The arrays themselves.
+
+    Raises:
+        TypeError: An item of `arrays` is not an array.
+        ValueError: As for `grouped_allreduce`, or an array is read-only, or two share memory.
+        MismatchError: As for `allreduce`.
+    """
     memories = [in_place(array) for array in arrays]
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     ops.grouped_allreduce_([memory for memory, _ in memories], *how)
@@ -143,7 +223,14 @@ def grouped_allreduce_async_(
     arrays: Sequence[Array], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> int:
-    """`grouped_allreduce_` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `grouped_allreduce_`: returns at once. The arrays must not be used before `synchronize` returns.
+
+    Args:
+        arrays, ...: As for `grouped_allreduce_`.
+
+    Returns:
+        A handle for `synchronize`, which returns the arrays.
+    """
     memories = [in_place(array) for array in arrays]
     how = (ops.resolve_op(op, average), name, prescale_factor, postscale_factor, process_set)
     handle = ops.grouped_allreduce_.start([memory for memory, _ in memories], *how)
@@ -151,137 +238,318 @@ def grouped_allreduce_async_(
 
 
 def reduce(
-    value: Any, root_rank: int, op: Op | int = Average, name: str | None = None, prescale_factor: float = 1.0,
+    value: object, root_rank: int, op: Op | int = Average, name: str | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Array | None:
-    """`allreduce`, whose result root_rank (a global rank) alone gets; None elsewhere. Raises ValueError for a root that
-    is no member."""
+    """Reduce all ranks' arrays to one rank. Collective; waits for all ranks of the process set.
+
+    Args:
+        value: As for `allreduce`.
+        root_rank: The global rank that gets the result.
+        op: Average (default), Sum, Min, Max or Product.
+        name, ...: As for `allreduce`.
+
+    Returns:
+        The reduction on root_rank, as a new array. None on other ranks.
+
+    Raises:
+        ValueError: `root_rank` is no member of the process set, or booleans are to be averaged.
+        NotImplementedError: `op` is Adasum.
+        MismatchError: As for `allreduce`.
+    """
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return ops.reduce(contiguous(value), root_rank, *how)
 
 
 def reduce_async(
-    value: Any, root_rank: int, op: Op | int = Average, name: str | None = None, prescale_factor: float = 1.0,
+    value: object, root_rank: int, op: Op | int = Average, name: str | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
 ) -> int:
-    """`reduce` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `reduce`: returns at once.
+
+    Args:
+        value, ...: As for `reduce`.
+
+    Returns:
+        A handle for `synchronize`, which returns the reduction on root_rank, and None elsewhere.
+    """
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return remember(ops.reduce.start(contiguous(value), root_rank, *how))
 
 
 def reducescatter(
-    value: Any, name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
+    value: object, name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Array:
-    """This rank's rows of `allreduce`, by Average (default) or Sum: dealt out in rank order as evenly as possible, the
-    first ranks one more. Waits for all ranks; MismatchError as there."""
+    """Reduce all ranks' arrays, and divide the rows among the ranks.
+
+    Collective; waits for all ranks of the process set.
+
+    Args:
+        value: An array of at least one dimension, of the same shape and dtype on every rank.
+        name: As for `allreduce`.
+        op: Average (default) or Sum.
+        process_set, ...: As for `allreduce`.
+
+    Returns:
+        This rank's rows of the reduction, as a new array. Rows are divided in rank order, as evenly as possible; the
+        first ranks get one more.
+
+    Raises:
+        ValueError: `value` is a number, or booleans are to be averaged.
+        HvdliteError: `op` is neither Average nor Sum.
+        MismatchError: As for `allreduce`.
+    """
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return ops.reducescatter(contiguous(value), *how)
 
 
 def reducescatter_async(
-    value: Any, name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
+    value: object, name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:
-    """`reducescatter` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `reducescatter`: returns at once.
+
+    Args:
+        value, ...: As for `reducescatter`.
+
+    Returns:
+        A handle for `synchronize`, which returns this rank's rows.
+    """
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return remember(ops.reducescatter.start(contiguous(value), *how))
 
 
 def grouped_reducescatter(
-    values: Sequence[Any], name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
+    values: Sequence[object], name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> list[Array]:
-    """Several reduce-scatters as one operation; a list."""
+    """Reduce-scatter several arrays as one operation. Collective; waits for all ranks of the process set.
+
+    Args:
+        values: Arrays, at least one and equally many on every rank. Otherwise as for `reducescatter`.
+        name, ...: As for `reducescatter`.
+
+    Returns:
+        This rank's rows of each reduction, as new arrays.
+
+    Raises:
+        ValueError: As for `reducescatter`, or `values` is empty.
+        HvdliteError: As for `reducescatter`.
+        MismatchError: As for `allreduce`.
+    """
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return ops.grouped_reducescatter([contiguous(value) for value in values], *how)
 
 
 def grouped_reducescatter_async(
-    values: Sequence[Any], name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
+    values: Sequence[object], name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:
-    """`grouped_reducescatter` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `grouped_reducescatter`: returns at once.
+
+    Args:
+        values, ...: As for `grouped_reducescatter`.
+
+    Returns:
+        A handle for `synchronize`, which returns this rank's rows of each reduction.
+    """
     how = (op_of(op), name, prescale_factor, postscale_factor, process_set)
     return remember(ops.grouped_reducescatter.start([contiguous(value) for value in values], *how))
 
 
-def allgather(value: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
-    """All ranks' arrays concatenated in rank order along the first dimension, which may differ. Waits for all ranks;
-    raises MismatchError on every rank where dtypes or other dimensions differ."""
+def allgather(value: object, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
+    """Concatenate all ranks' arrays along the first dimension. Collective; waits for all ranks of the process set.
+
+    Args:
+        value: An array. Its first dimension may differ between ranks. Other dimensions and the dtype must agree.
+        name: As for `allreduce`.
+        process_set: As for `allreduce`.
+
+    Returns:
+        The rows of all ranks, in rank order, as a new array.
+
+    Raises:
+        ScalarError: All ranks gave numbers.
+        MismatchError: The ranks' arguments differ. Every rank raises it, and the job can go on.
+    """
     return ops.allgather(contiguous(value), name, process_set)
 
 
-def allgather_async(value: Any, name: str | None = None, process_set: ProcessSet | None = None) -> int:
-    """`allgather` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+def allgather_async(value: object, name: str | None = None, process_set: ProcessSet | None = None) -> int:
+    """Asynchronous `allgather`: returns at once.
+
+    Args:
+        value, ...: As for `allgather`.
+
+    Returns:
+        A handle for `synchronize`, which returns the rows of all ranks.
+    """
     return remember(ops.allgather.start(contiguous(value), name, process_set))
 
 
 def grouped_allgather(
-    values: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
+    values: Sequence[object], name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Array]:
-    """Several all-gathers as one operation; a list."""
+    """All-gather several arrays as one operation. Collective; waits for all ranks of the process set.
+
+    Args:
+        values: Arrays, at least one and equally many on every rank. Otherwise as for `allgather`.
+        name: As for `allreduce`.
+        process_set: As for `allreduce`.
+
+    Returns:
+        A new array for each given one, with the rows of all ranks.
+
+    Raises:
+        ValueError: `values` is empty.
+        ScalarError: As for `allgather`.
+        MismatchError: As for `allgather`.
+    """
     return ops.grouped_allgather([contiguous(value) for value in values], name, process_set)
 
 
 def grouped_allgather_async(
-    values: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
+    values: Sequence[object], name: str | None = None, process_set: ProcessSet | None = None
 ) -> int:
-    """`grouped_allgather` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `grouped_allgather`: returns at once.
+
+    Args:
+        values, ...: As for `grouped_allgather`.
+
+    Returns:
+        A handle for `synchronize`, which returns the new arrays.
+    """
     return remember(ops.grouped_allgather.start([contiguous(value) for value in values], name, process_set))
 
 
 def gather(
-    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+    value: object, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Array | None:
-    """`allgather`, whose result root_rank (a global rank) alone gets; None elsewhere."""
+    """Concatenate all ranks' arrays on one rank. Collective; waits for all ranks of the process set.
+
+    Args:
+        value: As for `allgather`.
+        root_rank: The global rank that gets the result.
+        name: As for `allreduce`.
+        process_set: As for `allreduce`.
+
+    Returns:
+        The rows of all ranks on root_rank, as a new array. None on other ranks.
+
+    Raises:
+        ValueError: `root_rank` is no member of the process set.
+        ScalarError: As for `allgather`.
+        MismatchError: As for `allgather`.
+    """
     return ops.gather(contiguous(value), root_rank, name, process_set)
 
 
 def gather_async(
-    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+    value: object, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> int:
-    """`gather` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `gather`: returns at once.
+
+    Args:
+        value, ...: As for `gather`.
+
+    Returns:
+        A handle for `synchronize`, which returns the rows on root_rank, and None elsewhere.
+    """
     return remember(ops.gather.start(contiguous(value), root_rank, name, process_set))
 
 
 def scatter(
-    value: Any, root_rank: int, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+    value: object, root_rank: int, splits: object = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Array:
-    """This rank's rows of root_rank's array: splits[0] rows for rank 0, and so on; without splits as evenly as
-    possible. Elsewhere value may be None. Waits for all ranks. Raises ValueError for splits that are not one number per
-    rank, or more than there are rows."""
+    """Divide root_rank's rows among the ranks. Collective; waits for all ranks of the process set.
+
+    Args:
+        value: The rows, on root_rank. Other ranks' values are ignored and may be None.
+        root_rank: A global rank.
+        splits: On root_rank, one number of rows per rank. Default: as evenly as possible, the first ranks one more.
+        name: As for `allreduce`.
+        process_set: As for `allreduce`.
+
+    Returns:
+        This rank's rows, as a new array on the host.
+
+    Raises:
+        ValueError: `root_rank` is no member of the process set. On root_rank also: there is no array, `splits` is not
+            one number per rank, or its sum exceeds the number of rows.
+        MismatchError: As for `allreduce`.
+    """
     array = None if value is None else contiguous(value)
     return ops.scatter(array, root_rank, splits, name, process_set)
 
 
 def scatter_async(
-    value: Any, root_rank: int, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+    value: object, root_rank: int, splits: object = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> int:
-    """`scatter` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `scatter`: returns at once.
+
+    Args:
+        value, ...: As for `scatter`.
+
+    Returns:
+        A handle for `synchronize`, which returns this rank's rows.
+    """
     array = None if value is None else contiguous(value)
     return remember(ops.scatter.start(array, root_rank, splits, name, process_set))
 
 
 def broadcast(
-    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+    value: object, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Array:
-    """root_rank's array, as a new array on every rank. Waits for all ranks, of which each gives an array of the same
-    shape and dtype: else MismatchError on every rank. Raises ValueError for a root that is no member."""
+    """Copy root_rank's array to every rank. Collective; waits for all ranks of the process set.
+
+    Args:
+        value: An array or a number, of the same shape and dtype on every rank.
+        root_rank: A global rank.
+        name: As for `allreduce`.
+        process_set: As for `allreduce`.
+
+    Returns:
+        root_rank's values, as a new array.
+
+    Raises:
+        ValueError: `root_rank` is no member of the process set.
+        MismatchError: The ranks' arguments differ. Every rank raises it, and the job can go on.
+    """
     return ops.broadcast_(contiguous_copy(value), root_rank, name, process_set)
 
 
 def broadcast_async(
-    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+    value: object, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> int:
-    """`broadcast` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `broadcast`: returns at once.
+
+    Args:
+        value, ...: As for `broadcast`.
+
+    Returns:
+        A handle for `synchronize`, which returns root_rank's values.
+    """
     return remember(ops.broadcast_.start(contiguous_copy(value), root_rank, name, process_set))
 
 
 def broadcast_(
     array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Array:
-    """`broadcast` in place; the result is the argument."""
+    """`broadcast` in place.
+
+    Args:
+        array: A writable array of any layout. root_rank's values overwrite it.
+        root_rank, ...: As for `broadcast`.
+
+    Returns:
+        The array itself.
+
+    Raises:
+        TypeError: `array` is not an array.
+        ValueError: As for `broadcast`, or the array is read-only.
+        MismatchError: As for `broadcast`.
+    """
     memory, deliver = in_place(array)
     return deliver(ops.broadcast_(memory, root_rank, name, process_set))
 
@@ -289,22 +557,36 @@ def broadcast_(
 def broadcast_async_(
     array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> int:
-    """`broadcast_` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `broadcast_`: returns at once. The array must not be used before `synchronize` returns.
+
+    Args:
+        array, ...: As for `broadcast_`.
+
+    Returns:
+        A handle for `synchronize`, which returns the array.
+    """
     memory, deliver = in_place(array)
     return remember(ops.broadcast_.start(memory, root_rank, name, process_set), deliver)
 
 
 def alltoall_with_counts(
-    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+    value: object, splits: object = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> tuple[Array, Array]:
-    """The rows that all ranks sent here, in rank order, and how many each sent (int32). See `alltoall`."""
+    """`alltoall`, but returns the numbers of rows even if there are no splits."""
     return ops.alltoall(contiguous(value), splits, name, process_set)
 
 
 def alltoall_async(
-    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+    value: object, splits: object = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> int:
-    """`alltoall` without waiting. Asynchronous: returns a number, and `synchronize` gives the result."""
+    """Asynchronous `alltoall`: returns at once.
+
+    Args:
+        value, ...: As for `alltoall`.
+
+    Returns:
+        A handle for `synchronize`, which returns the rows, and how many rows each rank sent (int32).
+    """
     return remember(ops.alltoall.start(contiguous(value), splits, name, process_set))
 
 
@@ -329,9 +611,13 @@ def send(value: object, dest: int, name: str | None = None, process_set: Process
 
 
 def send_async(value: object, dest: int, name: str | None = None, process_set: ProcessSet | None = None) -> int:
-    """`send` without waiting. Asynchronous: returns a number for `synchronize`, which returns None.
+    """Asynchronous `send`: returns at once. The array must not change before `synchronize` returns.
 
-    The array must not change before.
+    Args:
+        value, ...: As for `send`.
+
+    Returns:
+        A handle for `synchronize`, which returns None when the other rank has received the array.
     """
     array = contiguous(value)
     require_known(array.dtype)  # before a number is taken
@@ -357,25 +643,53 @@ def recv(source: int, name: str | None = None, process_set: ProcessSet | None = 
 
 
 def recv_async(source: int, name: str | None = None, process_set: ProcessSet | None = None) -> int:
-    """`recv` without waiting. Asynchronous: returns a number, for which `synchronize` gives the array."""
+    """Asynchronous `recv`: returns at once.
+
+    Args:
+        source, ...: As for `recv`.
+
+    Returns:
+        A handle for `synchronize`, which returns the array.
+    """
     return remember(ops.letter_from(source, name, process_set).start_receive(), itemgetter(0))
 
 
 def alltoall(
-    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
-) -> Any:
-    """Send the first splits[0] rows to rank 0, the next splits[1] to rank 1, and so on; without splits equal parts. The
-    rows that all ranks sent here, in rank order; with splits also how many each sent (int32). Waits for all ranks.
-    Raises MismatchError on every rank where dtypes or other dimensions differ; ValueError for splits that are not one
-    number per rank or more than there are rows, and for rows that do not divide."""
+    value: object, splits: object = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> Array | tuple[Array, Array]:
+    """Send rows to every rank, and receive rows from every rank. Collective; waits for all ranks of the process set.
+
+    Args:
+        value: An array. The first splits[0] rows go to rank 0, the next splits[1] rows to rank 1, and so on.
+        splits: One number of rows per rank. Their sum is at most the number of rows. Default: equal parts.
+        name: As for `allreduce`.
+        process_set: As for `allreduce`.
+
+    Returns:
+        The rows that all ranks sent here, in rank order, as a new array. If `splits` is given: a tuple of these rows,
+        and of how many rows each rank sent (int32).
+
+    Raises:
+        ValueError: `splits` does not fit, or there are none and the rows cannot be divided into equal parts.
+        MismatchError: As for `allgather`.
+    """
     rows, received = alltoall_with_counts(value, splits, name, process_set)
     return rows if splits is None else (rows, received)
 
 
-def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet | None = None) -> None:
-    """Overwrite arrays with root_rank's, in place. variables: an array, or a dict or sequence of arrays. Waits for all
-    ranks. Raises MismatchError with a diff, on every rank, where names, shapes or dtypes differ; TypeError for what is
-    no array."""
+def broadcast_variables(variables: object, root_rank: int = 0, process_set: ProcessSet | None = None) -> None:
+    """Overwrite arrays with root_rank's, in place. Collective; waits for all ranks of the process set.
+
+    Args:
+        variables: A writable array, or a dict or sequence of such arrays.
+        root_rank: A global rank.
+        process_set: The ranks that take part. Default: all ranks.
+
+    Raises:
+        MismatchError: The ranks' names, shapes or dtypes differ. Every rank raises it, with a diff.
+        TypeError: An item of `variables` is not an array.
+        ValueError: `root_rank` is no member of the process set, or an array is read-only.
+    """
     if isinstance(variables, Mapping):
         named = sorted(((str(name), array) for name, array in variables.items()), key=itemgetter(0))
     else:

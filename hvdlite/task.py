@@ -1,7 +1,7 @@
-"""The ranks' side of `hvdlite.run`: `python -m hvdlite.task`, started by hvdliterun, runs a function that it is sent.
+"""The ranks' side of `hvdlite.run`: hvdliterun starts `python -m hvdlite.task`, which runs the function.
 
-The function comes in a file of the job's folder and the result goes back in another; over ssh where the launcher is on
-another host. Nothing of this needs MPI, so that the function meets the same untouched process as a script does.
+The function arrives in a file of the job's folder, and the result leaves in another file. If the launcher is on another
+host, it moves both over ssh. This needs no MPI, so that the function starts in the same process state as a script.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import sys
 import time
 import traceback
-from typing import Any
 
 from hvdlite.system.launcher_environment import JOB_FOLDER as FOLDER
 from hvdlite.system.launcher_environment import JOB_RANK as RANK
@@ -19,15 +18,15 @@ _PATIENCE = 60.0  # seconds for the function to arrive on this host
 
 
 def main() -> None:
-    """Run the function; leave its result, or its exception, which is then raised here too and ends the job."""
+    """Run the function, and leave its result or its exception. An exception is also raised here, and ends the job."""
     import cloudpickle
 
     if FOLDER is None or RANK is None:
-        sys.exit("hvdlite.task is started by hvdlite.run(), not by hand")
+        sys.exit("hvdlite.task: only hvdlite.run() can start this module")
     try:
         function, args, kwargs = cloudpickle.loads(_receive(os.path.join(FOLDER, "task")))
         _leave(FOLDER, RANK, (True, function(*args, **kwargs), ""))
-    except (SystemExit, KeyboardInterrupt):  # end the job with their own codes
+    except (SystemExit, KeyboardInterrupt):  # these end the job with exit codes of their own
         raise
     except BaseException as error:
         _leave(FOLDER, RANK, (False, error, traceback.format_exc()))
@@ -35,6 +34,7 @@ def main() -> None:
 
 
 def _receive(path: str) -> bytes:
+    """Wait for the file, and read it."""
     deadline = time.monotonic() + _PATIENCE
     while not os.path.exists(path) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -42,14 +42,18 @@ def _receive(path: str) -> bytes:
         return file.read()
 
 
-def _leave(folder: str, rank: str, result: tuple[bool, Any, str]) -> None:
-    """Write the result; what cannot be pickled is an error that says so."""
+def _leave(folder: str, rank: str, result: tuple[bool, object, str]) -> None:
+    """Write whether the function returned, its value or exception, and the traceback's text.
+
+    Raises:
+        TypeError: The value cannot be pickled. An exception that cannot be pickled is replaced by its text.
+    """
     import cloudpickle
 
     try:
         data = cloudpickle.dumps(result)
         if not result[0]:
-            cloudpickle.loads(data)  # an exception may be pickled and yet not come back
+            cloudpickle.loads(data)  # some exceptions can be pickled but not unpickled
     except Exception as error:
         if result[0]:
             raise TypeError(f"rank {rank}: what the function returned cannot be pickled: {error}") from error

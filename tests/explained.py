@@ -20,6 +20,9 @@ EXPLAINED: dict[str, str] = {
     "hvdlite.lanes.swallowed: _first": "A lane's handle notes the error where it raises it, below `job`.",
     "hvdlite.lanes.swallowed: _watching": "Says whether `_first` may be noted.",
     "hvdlite.lanes.swallowed: rank": "Belongs to `_first`, and is read after the job has ended.",
+    "hvdlite.ops.reductions.reduce: 7 parameters": (
+        "allreduce_'s six, in the order that all reductions share, and the root"
+    ),
     "hvdlite.runner.common.util.env: os.environ": "Horovod's function, which returns the launcher's variables.",
     "hvdlite.tensorflow.aggregation.__init__: 9 parameters": "Horovod's signature of LocalGradientAggregationHelper.",
     "hvdlite.torch.attach.compiled: _told": "Remembers that dynamo, which is one per process, leaves hvdlite out.",

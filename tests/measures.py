@@ -26,7 +26,7 @@ ROOMS = (
 )  # fmt: skip
 """A room may import only rooms before it. "" is the package itself."""
 WINDOWS = (
-    "hvdlite", "hvdlite.api.neutral", "hvdlite.api.names", "hvdlite.numpy", "hvdlite.elastic", "hvdlite.torch",
+    "hvdlite", "hvdlite.api.names", "hvdlite.numpy", "hvdlite.elastic", "hvdlite.torch",
     "hvdlite.torch.mpi_ops", "hvdlite.torch.elastic", "hvdlite.keras", "hvdlite.keras.callbacks",
     "hvdlite.keras.elastic", "hvdlite.tensorflow", "hvdlite.tensorflow.mpi_ops", "hvdlite.tensorflow.elastic",
 )  # fmt: skip
@@ -228,7 +228,7 @@ def public_names() -> set[tuple[str, str]]:
     paths = modules()
     for window in WINDOWS:
         for node in ast.walk(ast.parse(paths[window].read_text())):
-            if isinstance(node, ast.ImportFrom) and (window.count(".") < 2 or window.endswith(("mpi_ops", "names", "neutral"))):
+            if isinstance(node, ast.ImportFrom) and (window.count(".") < 2 or window.endswith(("mpi_ops", "names"))):
                 found |= {(str(node.module), alias.name) for alias in node.names}
             elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("__all__", "_OWN"):
                 texts = [each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)]

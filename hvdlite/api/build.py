@@ -1,4 +1,4 @@
-"""What Horovod scripts ask about the build. Here nothing is built: the answers say what this package can use."""
+"""Horovod's questions about the build. hvdlite builds nothing: the answers say what it can use on this host."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ T = TypeVar("T")
 
 
 def mpi_built() -> bool:
-    """MPI is what hvdlite communicates with."""
+    """True: hvdlite communicates over MPI."""
     return True
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI is in use: after init(), and not in a job of one without a launcher."""
+    """Whether MPI is in use: after init(), except in a job of one rank without a launcher."""
     if runtime.is_child():
         return True
     return runtime.is_initialized() and not isinstance(runtime.known().world, ThreadTransport)
 
 
 def mpi_threads_supported() -> bool:
-    """True after init(), which refuses an MPI without MPI_THREAD_MULTIPLE. Raises ValueError before."""
+    """True after init(), which refuses an MPI without MPI_THREAD_MULTIPLE. Raises NotInitializedError before."""
     runtime.current()
     return True
 
 
 def gloo_built() -> bool:
-    """No: there is no gloo in here."""
+    """False: hvdlite does not use gloo."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """No: there is no gloo in here."""
+    """False: hvdlite does not use gloo."""
     return False
 
 
 def nccl_built() -> int:
-    """NCCL's version as a number, where CuPy has it; 0 elsewhere. HVDLITE_GPU_OPERATIONS=nccl uses it."""
+    """NCCL's version as a number if CuPy has NCCL, else 0. HVDLITE_GPU_OPERATIONS=nccl uses NCCL."""
     if not cuda_built():
         return 0
     nccl = nccl_of(cupy())
@@ -52,30 +52,45 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Whether CuPy is there, without which tensors on GPUs cannot be communicated."""
+    """Whether CuPy is installed, which tensors on GPUs need."""
     return importlib.util.find_spec("cupy") is not None
 
 
 def rocm_built() -> bool:
-    """No: GPUs are CUDA's."""
+    """False: hvdlite serves CUDA GPUs only."""
     return False
 
 
 def ddl_built() -> bool:
-    """No: there is no DDL in here."""
+    """False: hvdlite does not use DDL."""
     return False
 
 
 def ccl_built() -> bool:
-    """No: there is no oneCCL in here."""
+    """False: hvdlite does not use oneCCL."""
     return False
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether it is 1, 2, 4, 8, ... (what Adasum asks of the number of ranks)."""
+    """Return whether a number of ranks suits Adasum.
+
+    Args:
+        num_rank: The number of ranks.
+
+    Returns:
+        True for 1, 2, 4, 8, ...
+    """
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def split_list(items: Sequence[T], count: int) -> list[Sequence[T]]:
-    """`count` contiguous parts of nearly equal length, the first ones longer by one."""
+    """Divide a sequence into contiguous parts.
+
+    Args:
+        items: The sequence.
+        count: The number of parts.
+
+    Returns:
+        The parts in order. Their lengths are equal, or the first parts are longer by one.
+    """
     return [items[start:stop] for start, stop in pairwise(bounds(len(items), count))]

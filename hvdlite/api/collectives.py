@@ -1,15 +1,16 @@
-"""The neutral collectives: the framework is found from the tensor, and its own function of the same name is called.
+"""Collectives for every framework: each calls the function of the same name in the tensor's framework.
 
-The arguments after the tensor are passed on as they are: `name=`, `op=` and `process_set=` are the same everywhere, and
-the rest is described at `hvdlite.torch`, `hvdlite.tensorflow`, `hvdlite.keras` and `hvdlite.numpy`. A function without
-a tensor (`recv`) gives a NumPy array.
+All arguments after the tensor are passed on. `name=`, `op=` and `process_set=` mean the same in every framework;
+`hvdlite.torch`, `hvdlite.tensorflow`, `hvdlite.keras` and `hvdlite.numpy` describe the others. `recv`, which has no
+tensor, returns a NumPy array.
 
-Three endings tell the form of a function. Without one it waits and returns a new tensor. A name that ends in `_`
-changes its argument in place. A name with `_async` returns a number at once, and `synchronize` gives the result.
+A function waits and returns a new tensor, unless its name says otherwise. If the name contains `_async`, the function
+returns a handle at once: a number for `synchronize`, which returns the result. If the name ends in `_`, the function
+changes its tensor in place.
 """
 
 # mypy: disable-error-code=no-any-return
-# Which framework's function is called is known only when it is.
+# The framework's function, and so its type, is known only at the call.
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 def allreduce(tensor: T, *args: object, **kwargs: object) -> T:
-    """Reduce all ranks' tensors, and wait for all ranks.
+    """Reduce all ranks' tensors. Collective; waits for all ranks of the process set.
 
     An average of integers is truncated toward zero. Of booleans op=Sum is the logical or.
 
@@ -38,8 +39,8 @@ def allreduce(tensor: T, *args: object, **kwargs: object) -> T:
         The reduction, as a new tensor of the same kind.
 
     Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(tensor, "allreduce")(tensor, *args, **kwargs)
 
@@ -48,66 +49,51 @@ def allreduce_(tensor: T, *args: object, **kwargs: object) -> T:
     """`allreduce` in place.
 
     Args:
-        tensor: Of the same shape and dtype on every rank.
-        *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
+        tensor, ...: As for `allreduce`.
 
     Returns:
         The tensor itself, which holds the reduction.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
     """
     return function_of(tensor, "allreduce_")(tensor, *args, **kwargs)
 
 
 def allreduce_async(tensor: object, *args: object, **kwargs: object) -> int:
-    """`allreduce` without waiting.
+    """Asynchronous `allreduce`: returns at once.
 
     Args:
-        tensor: Of the same shape and dtype on every rank.
-        *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
+        tensor, ...: As for `allreduce`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensor, "allreduce_async")(tensor, *args, **kwargs)
 
 
 def allreduce_async_(tensor: object, *args: object, **kwargs: object) -> int:
-    """`allreduce_` without waiting. Leave the tensor alone until `synchronize` returns.
+    """Asynchronous `allreduce_`: returns at once. The tensor must not be used before `synchronize` returns.
 
     Args:
-        tensor: Of the same shape and dtype on every rank.
-        *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
+        tensor, ...: As for `allreduce_`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensor, "allreduce_async_")(tensor, *args, **kwargs)
 
 
 def grouped_allreduce(tensors: Sequence[T], *args: object, **kwargs: object) -> Sequence[T]:
-    """Several all-reduces as one operation.
+    """Reduce several tensors as one operation. Collective; waits for all ranks of the process set.
 
     Args:
-        tensors: As many on every rank, each of the same shape and dtype there.
+        tensors: Equally many on every rank, each of the same shape and dtype.
         *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
 
     Returns:
         The reductions, as new tensors.
 
     Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(tensors, "grouped_allreduce")(tensors, *args, **kwargs)
 
@@ -116,55 +102,40 @@ def grouped_allreduce_(tensors: Sequence[T], *args: object, **kwargs: object) ->
     """`grouped_allreduce` in place.
 
     Args:
-        tensors: As many on every rank, each of the same shape and dtype there.
-        *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
+        tensors, ...: As for `grouped_allreduce`.
 
     Returns:
         The tensors themselves, which hold the reductions.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
     """
     return function_of(tensors, "grouped_allreduce_")(tensors, *args, **kwargs)
 
 
 def grouped_allreduce_async(tensors: Sequence[object], *args: object, **kwargs: object) -> int:
-    """`grouped_allreduce` without waiting.
+    """Asynchronous `grouped_allreduce`: returns at once.
 
     Args:
-        tensors: As many on every rank, each of the same shape and dtype there.
-        *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
+        tensors, ...: As for `grouped_allreduce`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensors, "grouped_allreduce_async")(tensors, *args, **kwargs)
 
 
 def grouped_allreduce_async_(tensors: Sequence[object], *args: object, **kwargs: object) -> int:
-    """`grouped_allreduce_` without waiting. Leave the tensors alone until `synchronize` returns.
+    """Asynchronous `grouped_allreduce_`: returns at once. The tensors must not be used before `synchronize` returns.
 
     Args:
-        tensors: As many on every rank, each of the same shape and dtype there.
-        *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
+        tensors, ...: As for `grouped_allreduce_`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensors, "grouped_allreduce_async_")(tensors, *args, **kwargs)
 
 
 def reduce(tensor: T, root_rank: int, *args: object, **kwargs: object) -> T | None:
-    """Reduce all ranks' tensors to one rank. Waits for all ranks.
+    """Reduce all ranks' tensors to one rank. Collective; waits for all ranks of the process set.
 
     Args:
         tensor: Of the same shape and dtype on every rank.
@@ -172,174 +143,148 @@ def reduce(tensor: T, root_rank: int, *args: object, **kwargs: object) -> T | No
         *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
 
     Returns:
-        The reduction at root_rank, None elsewhere.
+        The reduction on root_rank. None on other ranks.
 
     Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(tensor, "reduce")(tensor, root_rank, *args, **kwargs)
 
 
 def reduce_async(tensor: object, root_rank: int, *args: object, **kwargs: object) -> int:
-    """`reduce` without waiting.
+    """Asynchronous `reduce`: returns at once.
 
     Args:
-        tensor: Of the same shape and dtype on every rank.
-        root_rank: A global rank.
-        *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
+        tensor, ...: As for `reduce`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensor, "reduce_async")(tensor, root_rank, *args, **kwargs)
 
 
 def reducescatter(tensor: T, *args: object, **kwargs: object) -> T:
-    """Reduce all ranks' tensors and deal out the rows. Waits for all ranks.
+    """Reduce all ranks' tensors, and divide the rows among the ranks. Collective; waits for all of them.
 
     Args:
         tensor: Of the same shape and dtype on every rank.
         *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
 
     Returns:
-        This rank's rows of the reduction. The first ranks get one more where they do not divide evenly.
+        This rank's rows of the reduction. If the rows cannot be divided evenly, the first ranks get one more.
 
     Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(tensor, "reducescatter")(tensor, *args, **kwargs)
 
 
 def reducescatter_async(tensor: object, *args: object, **kwargs: object) -> int:
-    """`reducescatter` without waiting.
+    """Asynchronous `reducescatter`: returns at once.
 
     Args:
-        tensor: Of the same shape and dtype on every rank.
-        *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
+        tensor, ...: As for `reducescatter`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensor, "reducescatter_async")(tensor, *args, **kwargs)
 
 
 def grouped_reducescatter(tensors: Sequence[T], *args: object, **kwargs: object) -> Sequence[T]:
-    """Several reduce-scatters as one operation.
+    """Reduce-scatter several tensors as one operation. Collective; waits for all ranks of the process set.
 
     Args:
-        tensors: As many on every rank, each of the same shape and dtype there.
+        tensors: Equally many on every rank, each of the same shape and dtype.
         *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
 
     Returns:
         This rank's rows of each reduction.
 
     Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(tensors, "grouped_reducescatter")(tensors, *args, **kwargs)
 
 
 def grouped_reducescatter_async(tensors: Sequence[object], *args: object, **kwargs: object) -> int:
-    """`grouped_reducescatter` without waiting.
+    """Asynchronous `grouped_reducescatter`: returns at once.
 
     Args:
-        tensors: As many on every rank, each of the same shape and dtype there.
-        *args, **kwargs: As for the function of the tensor's framework: `op=` (Average by default), `name=`, ...
+        tensors, ...: As for `grouped_reducescatter`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensors, "grouped_reducescatter_async")(tensors, *args, **kwargs)
 
 
 def allgather(tensor: T, *args: object, **kwargs: object) -> T:
-    """Concatenate all ranks' tensors along the first dimension. Waits for all ranks.
+    """Concatenate all ranks' tensors along the first dimension. Collective; waits for all ranks of the process set.
 
     Args:
-        tensor: Its first dimension may differ between ranks.
+        tensor: The first dimension may differ between ranks. Other dimensions and the dtype must agree.
         *args, **kwargs: As for the function of the tensor's framework: `name=`, `process_set=`, ...
 
     Returns:
         A new tensor with the rows of all ranks, in rank order.
 
     Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(tensor, "allgather")(tensor, *args, **kwargs)
 
 
 def allgather_async(tensor: object, *args: object, **kwargs: object) -> int:
-    """`allgather` without waiting.
+    """Asynchronous `allgather`: returns at once.
 
     Args:
-        tensor: Its first dimension may differ between ranks.
-        *args, **kwargs: As for the function of the tensor's framework: `name=`, `process_set=`, ...
+        tensor, ...: As for `allgather`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensor, "allgather_async")(tensor, *args, **kwargs)
 
 
 def grouped_allgather(tensors: Sequence[T], *args: object, **kwargs: object) -> Sequence[T]:
-    """Several all-gathers as one operation.
+    """All-gather several tensors as one operation. Collective; waits for all ranks of the process set.
 
     Args:
-        tensors: As many on every rank. Their first dimensions may differ between ranks.
+        tensors: Equally many on every rank. Their first dimensions may differ between ranks.
         *args, **kwargs: As for the function of the tensor's framework: `name=`, `process_set=`, ...
 
     Returns:
         A new tensor for each given one.
 
     Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(tensors, "grouped_allgather")(tensors, *args, **kwargs)
 
 
 def grouped_allgather_async(tensors: Sequence[object], *args: object, **kwargs: object) -> int:
-    """`grouped_allgather` without waiting.
+    """Asynchronous `grouped_allgather`: returns at once.
 
     Args:
-        tensors: As many on every rank. Their first dimensions may differ between ranks.
-        *args, **kwargs: As for the function of the tensor's framework: `name=`, `process_set=`, ...
+        tensors, ...: As for `grouped_allgather`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensors, "grouped_allgather_async")(tensors, *args, **kwargs)
 
 
 def gather(tensor: T, root_rank: int, *args: object, **kwargs: object) -> T | None:
-    """Concatenate all ranks' tensors at one rank. Waits for all ranks.
+    """Concatenate all ranks' tensors on one rank. Collective; waits for all ranks of the process set.
 
     Args:
-        tensor: Its first dimension may differ between ranks.
+        tensor: The first dimension may differ between ranks. Other dimensions and the dtype must agree.
         root_rank: A global rank.
         *args, **kwargs: As for the function of the tensor's framework: `name=`, `process_set=`, ...
 
@@ -347,32 +292,26 @@ def gather(tensor: T, root_rank: int, *args: object, **kwargs: object) -> T | No
         All rows, in rank order, at root_rank; None elsewhere.
 
     Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(tensor, "gather")(tensor, root_rank, *args, **kwargs)
 
 
 def gather_async(tensor: object, root_rank: int, *args: object, **kwargs: object) -> int:
-    """`gather` without waiting.
+    """Asynchronous `gather`: returns at once.
 
     Args:
-        tensor: Its first dimension may differ between ranks.
-        root_rank: A global rank.
-        *args, **kwargs: As for the function of the tensor's framework: `name=`, `process_set=`, ...
+        tensor, ...: As for `gather`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensor, "gather_async")(tensor, root_rank, *args, **kwargs)
 
 
 def scatter(tensor: T, root_rank: int, *args: object, **kwargs: object) -> T:
-    """Deal out the rows of root_rank's tensor. Waits for all ranks.
+    """Divide the rows of root_rank's tensor among the ranks. Collective; waits for all of them.
 
     Args:
         tensor: The root's rows. Elsewhere it only tells the framework; None means NumPy.
@@ -383,32 +322,26 @@ def scatter(tensor: T, root_rank: int, *args: object, **kwargs: object) -> T:
         This rank's rows.
 
     Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(0 if tensor is None else tensor, "scatter")(tensor, root_rank, *args, **kwargs)
 
 
 def scatter_async(tensor: object, root_rank: int, *args: object, **kwargs: object) -> int:
-    """`scatter` without waiting.
+    """Asynchronous `scatter`: returns at once.
 
     Args:
-        tensor: The root's rows. Elsewhere it only tells the framework; None means NumPy.
-        root_rank: A global rank.
-        *args, **kwargs: As for the function of the tensor's framework: `splits=`, `name=`, `process_set=`, ...
+        tensor, ...: As for `scatter`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(0 if tensor is None else tensor, "scatter_async")(tensor, root_rank, *args, **kwargs)
 
 
 def broadcast(tensor: T, root_rank: int, *args: object, **kwargs: object) -> T:
-    """Copy root_rank's tensor to every rank. Waits for all ranks.
+    """Copy root_rank's tensor to every rank. Collective; waits for all ranks of the process set.
 
     Args:
         tensor: Of the same shape and dtype on every rank.
@@ -419,8 +352,8 @@ def broadcast(tensor: T, root_rank: int, *args: object, **kwargs: object) -> T:
         root_rank's tensor, as a new tensor of the same kind.
 
     Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(tensor, "broadcast")(tensor, root_rank, *args, **kwargs)
 
@@ -429,86 +362,63 @@ def broadcast_(tensor: T, root_rank: int, *args: object, **kwargs: object) -> T:
     """`broadcast` in place.
 
     Args:
-        tensor: Of the same shape and dtype on every rank.
-        root_rank: A global rank.
-        *args, **kwargs: As for the function of the tensor's framework: `name=`, `process_set=`, ...
+        tensor, ...: As for `broadcast`.
 
     Returns:
         The tensor itself, which holds root_rank's values.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
     """
     return function_of(tensor, "broadcast_")(tensor, root_rank, *args, **kwargs)
 
 
 def broadcast_async(tensor: object, root_rank: int, *args: object, **kwargs: object) -> int:
-    """`broadcast` without waiting.
+    """Asynchronous `broadcast`: returns at once.
 
     Args:
-        tensor: Of the same shape and dtype on every rank.
-        root_rank: A global rank.
-        *args, **kwargs: As for the function of the tensor's framework: `name=`, `process_set=`, ...
+        tensor, ...: As for `broadcast`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensor, "broadcast_async")(tensor, root_rank, *args, **kwargs)
 
 
 def broadcast_async_(tensor: object, root_rank: int, *args: object, **kwargs: object) -> int:
-    """`broadcast_` without waiting. Leave the tensor alone until `synchronize` returns.
+    """Asynchronous `broadcast_`: returns at once. The tensor must not be used before `synchronize` returns.
 
     Args:
-        tensor: Of the same shape and dtype on every rank.
-        root_rank: A global rank.
-        *args, **kwargs: As for the function of the tensor's framework: `name=`, `process_set=`, ...
+        tensor, ...: As for `broadcast_`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensor, "broadcast_async_")(tensor, root_rank, *args, **kwargs)
 
 
 def alltoall(tensor: T, *args: object, **kwargs: object) -> T | tuple[T, T]:
-    """Send rows to every rank, and receive rows from every rank. Waits for all ranks.
+    """Send rows to every rank, and receive rows from every rank. Collective; waits for all of them.
 
     Args:
-        tensor: Its first dimension may differ between ranks.
+        tensor: The first dimension may differ between ranks. Other dimensions and the dtype must agree.
         *args, **kwargs: As for the function of the tensor's framework: `splits=`, `name=`, `process_set=`, ...
 
     Returns:
         The rows that all ranks sent here, in rank order. With splits= also how many rows each rank sent.
 
     Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(tensor, "alltoall")(tensor, *args, **kwargs)
 
 
 def alltoall_async(tensor: object, *args: object, **kwargs: object) -> int:
-    """`alltoall` without waiting.
+    """Asynchronous `alltoall`: returns at once.
 
     Args:
-        tensor: Its first dimension may differ between ranks.
-        *args, **kwargs: As for the function of the tensor's framework: `splits=`, `name=`, `process_set=`, ...
+        tensor, ...: As for `alltoall`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        MismatchError: The ranks' arguments differ; on every rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`, which returns the result.
     """
     return function_of(tensor, "alltoall_async")(tensor, *args, **kwargs)
 
@@ -525,26 +435,20 @@ def send(tensor: object, dest: int, *args: object, **kwargs: object) -> object:
         For PyTorch a scalar, through which the receiver's gradient comes back; else None.
 
     Raises:
-        ValueError: The other rank is no member of the process set, or is this rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        ValueError: The other rank is no member of the process set, or is this rank itself.
+        TypeError: The tensor's framework is unknown, or has no such function.
     """
     return function_of(tensor, "send")(tensor, dest, *args, **kwargs)
 
 
 def send_async(tensor: object, dest: int, *args: object, **kwargs: object) -> int:
-    """`send` without waiting. Leave the tensor as it is until `synchronize` returns.
+    """Asynchronous `send`: returns at once. The tensor must not change before `synchronize` returns.
 
     Args:
-        tensor: Of any shape and dtype.
-        dest: A global rank.
-        *args, **kwargs: As for the function of the tensor's framework: `name=`, `process_set=`.
+        tensor, ...: As for `send`.
 
     Returns:
-        A number for `synchronize`.
-
-    Raises:
-        ValueError: The other rank is no member of the process set, or is this rank.
-        TypeError: The framework of the tensor is unknown, or has no such function.
+        A handle for `synchronize`.
     """
     return function_of(tensor, "send_async")(tensor, dest, *args, **kwargs)
 
@@ -560,23 +464,19 @@ def recv(source: int, *args: object, **kwargs: object) -> NDArray[np.generic]:
         A new NumPy array. (`hvdlite.torch.recv` gives a tensor.)
 
     Raises:
-        ValueError: The other rank is no member of the process set, or is this rank.
+        ValueError: The other rank is no member of the process set, or is this rank itself.
     """
     return function_of(0, "recv")(source, *args, **kwargs)
 
 
 def recv_async(source: int, *args: object, **kwargs: object) -> int:
-    """`recv` without waiting.
+    """Asynchronous `recv`: returns at once.
 
     Args:
-        source: A global rank.
-        *args, **kwargs: `name` and `process_set`, as for `send`.
+        source, ...: As for `recv`.
 
     Returns:
-        A number for `synchronize`, which gives the result.
-
-    Raises:
-        ValueError: The other rank is no member of the process set, or is this rank.
+        A handle for `synchronize`, which returns the array.
     """
     return function_of(0, "recv_async")(source, *args, **kwargs)
 

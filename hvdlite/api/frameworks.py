@@ -1,10 +1,11 @@
-"""Which framework an object belongs to, found from its class without importing any; and that framework's adapter."""
+"""Finds the framework of an object from its class, and imports that framework's adapter alone."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 ADAPTERS = {
@@ -16,11 +17,14 @@ ADAPTERS = {
 }
 
 
-def family(obj: Any) -> str:
-    """'torch', 'numpy', ...: the first package in the class's ancestry that there is an adapter for.
+def family(obj: object) -> str:
+    """Return the framework of an object: 'torch', 'numpy', ...
 
-    Mappings are judged by their first value, lists and tuples by their last element. Raises TypeError, naming the type,
-    for anything else.
+    It is the first package among the object's class and base classes that `ADAPTERS` names. The first value stands for
+    a mapping, and the last item for a list or tuple.
+
+    Raises:
+        TypeError: The object belongs to none of these frameworks.
     """
     for kind in type(obj).__mro__:
         root = kind.__module__.partition(".")[0]
@@ -34,8 +38,8 @@ def family(obj: Any) -> str:
         return "numpy"
     if isinstance(obj, (Mapping, list, tuple)):
         raise TypeError(
-            f"an empty {type(obj).__name__} tells no framework: call the function of hvdlite.torch, "
-            "hvdlite.tensorflow or hvdlite.keras, or none"
+            f"an empty {type(obj).__name__} belongs to no framework: call the function of hvdlite.torch, "
+            "hvdlite.tensorflow, hvdlite.keras or hvdlite.numpy"
         )
     raise TypeError(
         f"hvdlite does not know {type(obj).__module__}.{type(obj).__qualname__}: it serves models, optimizers, "
@@ -43,8 +47,8 @@ def family(obj: Any) -> str:
     )
 
 
-def refuse_legacy(optimizer: Any) -> None:
-    """Raise TypeError for one of Keras 2's, with what there is for it."""
+def refuse_legacy(optimizer: object) -> None:
+    """Raise TypeError for an optimizer of Keras 2."""
     if any(kind.__module__.startswith("tf_keras") for kind in type(optimizer).__mro__):
         raise TypeError(
             f"{type(optimizer).__name__} is of Keras 2 (tf_keras, as with TF_USE_LEGACY_KERAS=1), and "
@@ -53,13 +57,20 @@ def refuse_legacy(optimizer: Any) -> None:
         )
 
 
-def adapter(obj: Any) -> Any:
-    """The module with this object's collectives."""
+def adapter(obj: object) -> ModuleType:
+    """Return the module with the collectives of the object's framework. Raises TypeError if that is unknown."""
     return importlib.import_module(ADAPTERS[family(obj)])
 
 
 def function_of(tensor: object, name: str) -> Callable[..., Any]:
-    """The function of this name in the tensor's framework.
+    """Find the function of a framework.
+
+    Args:
+        tensor: A tensor or another object of the framework.
+        name: The function's name.
+
+    Returns:
+        The function.
 
     Raises:
         TypeError: The framework is unknown, or has no such function.
@@ -72,9 +83,11 @@ def function_of(tensor: object, name: str) -> Callable[..., Any]:
     return function
 
 
-def adapter_of(values: Iterable[Any]) -> Any:
-    """The module of the framework to which some of these values belong; NumPy's where none does. An object of a user's
-    own with a state_dict is PyTorch's."""
+def adapter_of(values: Iterable[object]) -> ModuleType:
+    """Return the adapter of the first value that belongs to a framework; NumPy's adapter if no value does.
+
+    An object of an unknown class with `load_state_dict` counts as PyTorch's.
+    """
     found = "numpy"
     for value in values:
         try:
@@ -87,11 +100,11 @@ def adapter_of(values: Iterable[Any]) -> Any:
 
 
 def prepare_torch(local_rank: int) -> None:
-    """Where torch is in use, let its adapter choose the GPU before the script does."""
+    """If torch is imported, import its adapter, which then chooses the GPU before the script does."""
     if "torch" in sys.modules:
         importlib.import_module(ADAPTERS["torch"])
 
 
-def materialized(obj: Any) -> Any:
-    """A generator (model.parameters()) as a list, so that it can be looked at; anything else as it is."""
+def materialized(obj: object) -> object:
+    """Return an iterator (model.parameters()) as a list, and any other object as it is."""
     return list(obj) if isinstance(obj, Iterator) else obj

@@ -1,4 +1,4 @@
-"""What `hvdlite` and all of its adapters offer in the same way: jobs, ranks, process sets, operations."""
+"""The names that `hvdlite` and all of its adapters have in common: jobs, ranks, process sets, reductions."""
 
 from hvdlite.api.build import (
     ccl_built,

@@ -1,4 +1,4 @@
-"""Adding and removing process sets while the job runs. The names and rules are Horovod's."""
+"""Adding and removing process sets while the job runs, with Horovod's names and rules."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from hvdlite.job.process_sets import ProcessSet
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Register a set of ranks; returns it. Collective over the whole job, members or not, in the same order everywhere.
+    """Register a process set. Collective over all ranks of the job, members or not, in the same order on every rank.
 
-    Raises ValueError where sets may not be added (see `init`), for ranks that cannot be or are another set's, and
-    MismatchError on every rank where ranks differ in what they add; NotImplementedError for communicators.
+    Args:
+        process_set: A set, or its global ranks.
+
+    Returns:
+        The set.
+
+    Raises:
+        ValueError: Sets may not change after this `init()`, a rank does not exist or is repeated, or another set has
+            the same ranks.
+        MismatchError: The ranks add different sets. Every rank raises it.
+        NotImplementedError: The set is made of a communicator.
     """
     wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     live = changeable()
@@ -26,15 +35,25 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a set, whose pending operations fail; it may be added again. Collective over the whole job.
+    """Remove a process set. Collective over all ranks of the job, members or not.
 
-    False, at once, for the global set and for one that is not registered. Raises ValueError as `add_process_set`.
+    Pending operations of the set fail. The set may be added again.
+
+    Args:
+        process_set: The set.
+
+    Returns:
+        True. False, without waiting, for the global set and for a set that is not registered.
+
+    Raises:
+        ValueError: Sets may not change after this `init()`.
+        MismatchError: The ranks remove different sets. Every rank raises it.
     """
     return changeable().groups.remove(process_set)
 
 
 def changeable() -> runtime.Runtime:
-    """The runtime, if its process sets may change. Raises ValueError where they may not."""
+    """Return the runtime. Raises ValueError if its process sets may not change."""
     live = runtime.current()
     if not (live.dynamic or config.dynamic_process_sets()):
         raise ValueError("process sets may change only after hvd.init(process_sets='dynamic'), or with "

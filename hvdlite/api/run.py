@@ -1,7 +1,7 @@
-"""`hvdlite.run`: a function on N ranks, from Python or a notebook, with the results as a list.
+"""`hvdlite.run`: calls a function on several ranks, from Python or a notebook, and returns the results as a list.
 
-The function travels pickled by cloudpickle (so it may be defined in a notebook), by way of hvdliterun, whose flags the
-parameters are: everything that is true of `hvdliterun` is true here.
+cloudpickle pickles the function, so that it may be defined in a notebook. The ranks are started as hvdliterun starts
+them, and most parameters are hvdliterun's flags.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ import site
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvdlite.errors import HvdliteError
+
+if TYPE_CHECKING:
+    from hvdlite_launcher.run import Outcome
+
+R = TypeVar("R")
 
 
 class RemoteTraceback(Exception):
@@ -27,13 +32,13 @@ class RemoteTraceback(Exception):
 
 ELASTIC = ("min_num_proc", "max_num_proc", "min_np", "max_np", "slots", "reset_limit", "cooldown_range",
            "host_discovery_script")  # fmt: skip
-"""Arguments of `horovod.run` that ask for something that is not there."""
+"""Arguments of `horovod.run` for ranks that come and go, which hvdlite does not support."""
 
 
 def run(
-    fn: Callable[..., Any] | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    fn: Callable[..., R] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     np: int | None = None,
     hosts: str | None = None,
     *,
@@ -52,21 +57,48 @@ def run(
     disable_cache: bool | None = None,
     use_mpi: bool | None = None,
     use_gloo: bool | None = None,
-    func: Callable[..., Any] | None = None,
+    func: Callable[..., R] | None = None,
     network_interface: str | None = None,
-    **others: Any,
-) -> list[Any]:
-    """Call `fn(*args, **kwargs)` on `np` ranks and return what each returned, in rank order.
+    **others: object,
+) -> list[R]:
+    """Call `fn(*args, **kwargs)` on several ranks. Waits until all ranks have ended.
 
-    np (or num_proc): ranks; by default all slots of `hosts`, or 2 on this machine. hosts, hostfile and all others: as
-    hvdliterun's flags of the same names. env: variables for all ranks. prefix: whether the ranks' output carries their
-    rank. executable: the ranks' interpreter. network_interfaces: names with commas between, or a list of them. func,
-    network_interface: Horovod's names for fn, network_interfaces. The function, its arguments and results are pickled.
-    It has no input: stdin is this process' own.
-    Waits for all ranks. Raises the first failing rank's exception, with its traceback as the cause; HvdliteError when
-    a rank was killed, a host is not ready, or no MPI or no room is there; ValueError for parameters that hvdliterun
-    refuses. A signal that comes meanwhile ends the job, and then does to this process what it would have done (Ctrl-C:
-    KeyboardInterrupt).
+    The function, its arguments and its results are pickled. The ranks have no input: stdin stays this process' own. A
+    signal to this process ends the job, and then has its usual effect here (Ctrl-C: KeyboardInterrupt).
+
+    Args:
+        fn: The function.
+        args: Its positional arguments, a tuple or list.
+        kwargs: Its keyword arguments.
+        np: The number of ranks. Default: all slots of `hosts` or `hostfile`; without these, 2 ranks on this host.
+        hosts: As hvdliterun's --hosts: "hosta:4,hostb:4".
+        num_proc: The same as `np`.
+        hostfile: As hvdliterun's --hostfile: the path of a file that names hosts.
+        start_timeout: Seconds within which all hosts must be ready.
+        ssh_port: As hvdliterun's --ssh-port.
+        ssh_identity_file: As hvdliterun's --ssh-identity-file.
+        network_interfaces: Networks to use between hosts: names separated by commas, or a list of names.
+        output_filename: A folder, where each rank's output is written too.
+        env: Variables for all ranks.
+        mpi_args: As hvdliterun's --mpi-args: further options for the MPI's launcher.
+        verbose: As hvdliterun's --verbose.
+        prefix: Whether each line of the ranks' output begins with the rank.
+        executable: The ranks' Python interpreter. Default: this process' interpreter.
+        disable_cache: Accepted for Horovod's scripts, and ignored.
+        use_mpi: Accepted for Horovod's scripts, and ignored.
+        use_gloo: Must be false: hvdlite communicates over MPI only.
+        func: Horovod's other name for `fn`.
+        network_interface: Horovod's other name for `network_interfaces`.
+        **others: Horovod's arguments for ranks that come and go. They must be None.
+
+    Returns:
+        What the function returned on each rank, in rank order.
+
+    Raises:
+        Exception: The first failing rank's exception, with that rank's traceback as its cause.
+        HvdliteError: A rank was killed, a host is not ready, or MPI or free memory is missing.
+        ValueError: hvdliterun refuses an argument.
+        TypeError: An argument is of the wrong type.
     """
     import cloudpickle
 
@@ -84,17 +116,16 @@ def run(
     }  # fmt: skip
     arguments = [*_written(flags), *_variables(env or {})]
     task = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
-    if sys.stdout:  # as there is not in a program without a console
+    if sys.stdout:  # None in a program without a console
         sys.stdout.flush()
     outcome = _launched([*arguments, executable or sys.executable, "-P", "-m", "hvdlite.task"], task)
     return _results({rank: _loaded(rank, data) for rank, data in outcome.results.items()}, outcome)
 
 
 def _check(
-    fn: Callable[..., Any] | None, args: Sequence[Any], env: Mapping[str, str] | None, others: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """The function. Raises TypeError for arguments of the wrong kind, ValueError for those that ask for what is not
-    there."""
+    fn: Callable[..., R] | None, args: object, env: Mapping[str, str] | None, others: Mapping[str, object]
+) -> Callable[..., R]:
+    """Return the function. Raises TypeError or ValueError for arguments that `run` does not take."""
     if not callable(fn):
         raise TypeError(f"run takes a function first, not {fn!r}")
     if not isinstance(args, (list, tuple)):
@@ -111,29 +142,32 @@ def _check(
 
 
 def _listed(names: str | Sequence[str] | None) -> str | None:
-    """Networks' names as on a command line. Raises TypeError for what is none."""
+    """Return interfaces' names as hvdliterun's flag takes them. Raises TypeError for anything but names."""
     several = [names] if isinstance(names, str) else names or []
     if not isinstance(several, (list, tuple)) or not all(isinstance(name, str) for name in several):
         raise TypeError(f"run(network_interfaces=...) takes a name or a list of names, not {names!r}")
     return ",".join(several) or None
 
 
-def _written(flags: Mapping[str, Any]) -> list[str]:
-    """The flags as on a command line; without those whose value is None or False."""
+def _written(flags: Mapping[str, object]) -> list[str]:
+    """Return the flags as on a command line, without those that are None or False."""
     given = {flag: value for flag, value in flags.items() if value is not None and value is not False}
     return [flag if value is True else f"{flag}={value}" for flag, value in given.items()]
 
 
 def _variables(env: Mapping[str, str]) -> list[str]:
-    """Flags for these variables, and for a PYTHONPATH by which ranks find what this process finds."""
+    """Return flags for these variables, and for a PYTHONPATH with which ranks find the modules of this process."""
     own = _own_folders()
-    folders = (folder or os.getcwd() for folder in sys.path if isinstance(folder, str))  # imports skip others, too
+    folders = (folder or os.getcwd() for folder in sys.path if isinstance(folder, str))  # as imports do
     path = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *(each for each in folders if each not in own)]))
     return [f"--env={name}={value}" for name, value in {**env, "PYTHONPATH": path}.items()]
 
 
 def _own_folders() -> set[str]:
-    """Where an interpreter looks by itself. Programs in another Python's that ranks start (gsutil) must not."""
+    """Return the folders that belong to this interpreter.
+
+    They stay out of PYTHONPATH, because ranks may start programs that use another Python (gsutil).
+    """
     library = sysconfig.get_path("platstdlib")
     packed = os.path.join(os.path.dirname(library), f"python{sys.version_info[0]}{sys.version_info[1]}.zip")
     users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
@@ -141,8 +175,8 @@ def _own_folders() -> set[str]:
     return {library, sysconfig.get_path("stdlib"), compiled, packed, *site.getsitepackages(), *users}
 
 
-def _launched(arguments: Sequence[str], task: bytes) -> Any:
-    """How the job of this command line ended. Passes a signal that ended it on to this process."""
+def _launched(arguments: Sequence[str], task: bytes) -> Outcome:
+    """Run the job of this command line, and return how it ended. A signal that ended the job is raised here, too."""
     from hvdlite_launcher import cli, options, readiness
     from hvdlite_launcher.usage import UsageError
 
@@ -155,18 +189,20 @@ def _launched(arguments: Sequence[str], task: bytes) -> Any:
         raise HvdliteError(f"{error}: {states}") from error
     if outcome.signal == signal.SIGINT:
         raise KeyboardInterrupt
-    if outcome.signal == signal.SIGPIPE:  # which Python ignores, and tells of in this way
+    if outcome.signal == signal.SIGPIPE:  # Python ignores this signal and raises this error instead
         raise BrokenPipeError(errno.EPIPE, "run: nobody reads the ranks' output any more")
     if outcome.signal:
         signal.raise_signal(outcome.signal)
     return outcome
 
 
-def _loaded(rank: int, data: bytes) -> Any:
+def _loaded(rank: int, data: bytes) -> tuple[bool, Any, str]:
+    """Unpickle what a rank left: True and the value, or False, the exception and its traceback's text."""
     import cloudpickle
 
     try:
-        return cloudpickle.loads(data)
+        found: tuple[bool, Any, str] = cloudpickle.loads(data)
+        return found
     except Exception as error:
         raise HvdliteError(
             f"run: what the function returned on rank {rank} was pickled, but cannot be unpickled here: "
@@ -174,8 +210,8 @@ def _loaded(rank: int, data: bytes) -> Any:
         ) from error
 
 
-def _results(found: Mapping[int, tuple[bool, Any, str]], outcome: Any) -> list[Any]:
-    """The values by rank, or the failure's exception."""
+def _results(found: Mapping[int, tuple[bool, Any, str]], outcome: Outcome) -> list[Any]:
+    """Return the values in rank order, or raise the first failing rank's exception."""
     failed = {rank: (error, text) for rank, (well, error, text) in found.items() if not well}
     if outcome.code:
         first = outcome.rank if outcome.rank in failed else min(failed, default=None)

@@ -1,4 +1,4 @@
-"""Switching the timeline on and off while a job runs. See `hvdlite.observers.timeline` for what it shows."""
+"""Switching the timeline on and off while a job runs. `hvdlite.observers.timeline` describes what it shows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from hvdlite.job import runtime
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Record what happens to each tensor, in file_path, until `stop_timeline` or `shutdown`. Rank 0 writes; on other
-    ranks it does nothing. A timeline that runs already goes on if its file is the same, and is stopped if not.
+    """Record what happens to each tensor until `stop_timeline` or `shutdown`.
 
-    mark_cycles: also mark where the next operation begins. Raises ValueError before `init()`, and where
-    HOROVOD_TIMELINE (or HVDLITE_TIMELINE) was not set then; set it to DYNAMIC to start later. A file that cannot be
-    written is told of in the log.
+    Rank 0 writes the file; on other ranks the call does nothing. A running timeline goes on if its file is the same,
+    and else ends. If the file cannot be written, rank 0 logs an error.
+
+    Args:
+        file_path: The file.
+        mark_cycles: Whether to mark the beginning of each operation.
+
+    Raises:
+        NotInitializedError: `init()` has not been called.
+        ValueError: Neither HOROVOD_TIMELINE nor HVDLITE_TIMELINE was set when `init()` was called. DYNAMIC allows a
+            timeline to start later.
     """
     live = runtime.current()
     if not live.config.timeline.path:
@@ -20,5 +27,5 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Complete the file and close it. Without a timeline nothing happens. Raises ValueError before `init()`."""
+    """Complete the timeline's file and close it, if there is one. Raises NotInitializedError before `init()`."""
     runtime.current().trace(None)

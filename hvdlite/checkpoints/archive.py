@@ -1,11 +1,11 @@
 """Checkpoints of Keras, TensorFlow and NumPy: an .npz file, which `numpy.load` reads without running code.
 
-    variables/model/00003/dense/kernel      a variable, under the name that its object was given
+    variables/model/00003/dense/kernel      a variable of the object that was saved as "model"
     arrays/NAME                             an extra that is an array
     extras                                  all other extras: a pickle without classes or functions
 
-Only values are kept, no configuration: a script builds its model, and `load` restores it. So one file serves every
-backend of Keras, and all objects that have variables.
+The file holds values and no configuration: a script builds its model, and `load` restores the values. Therefore one
+file serves every backend of Keras, and every object that has variables.
 """
 
 from __future__ import annotations
@@ -14,66 +14,93 @@ import io
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, Protocol, TypeGuard, cast
 
 import numpy as np
 
 from hvdlite.arrays import Array
 from hvdlite.checkpoints import checkpoint
 from hvdlite.checkpoints.checkpoint import File, not_plain, plain, random_states, set_random_states
+from hvdlite.gradients.tensors import Variable
 from hvdlite.gradients.variables import have_layers_follow, name_of, variables_of
 
 OPTIMIZER = ".optimizer"
-"""After a model's name: the optimizer that it was compiled with."""
+"""The name of a model's optimizer is the model's name and this ending."""
 
 
-def save(path: File, /, *, rng: bool = False, **what: Any) -> None:
-    """Save a checkpoint, which rank 0 writes: `hvd.save("run.npz", model=model, epoch=epoch + 1)`.
+class Model(Protocol):
+    """A model of Keras."""
 
-    The file takes its name when it is whole; until then an older one stays. `numpy.load` reads it. Collective; waits
-    until the file is written.
+    trainable_variables: Sequence[Variable]
+
+
+class Optimizer(Protocol):
+    """An optimizer of Keras.
+
+    Attributes:
+        built: Whether its variables exist.
+    """
+
+    built: bool
+
+    def build(self, variables: Sequence[Variable], /) -> object:
+        """Make its variables."""
+
+
+class Readable(Protocol):
+    """A variable of Keras or TensorFlow outside of graphs."""
+
+    def numpy(self) -> object:
+        """The value on the host."""
+
+
+def save(path: File, /, *, rng: bool = False, **what: object) -> None:
+    """Save a checkpoint: `hvd.save("run.npz", model=model, epoch=epoch + 1)`.
+
+    Rank 0 writes the file. The file gets its name when it is complete, and until then an older file stays. `numpy.load`
+    reads it. Collective; waits until the file is written.
 
     Args:
-        path: of the file, on rank 0's host, with any ending; the others' paths do not matter.
-        rng: save each rank's generators of random numbers, too: Python's, NumPy's, PyTorch's where it is the backend,
-            and the models' own (dropout). There a model's first fit draws numbers of its own; TensorFlow's global
-            generator stays as it is.
-        what: by name, objects with variables (a compiled model brings its optimizer along), variables in a dict or
-            list, and extras: arrays and plain data. NumPy's numbers become Python's.
+        path: The file on rank 0's host, with any ending. Other ranks' paths are ignored.
+        rng: Whether to save each rank's random number generators, too: Python's, NumPy's, the models' own (dropout),
+            and PyTorch's if PyTorch is the backend. TensorFlow's global generator is not saved.
+        **what: By name, objects with variables, variables in a dict or list, and extras: arrays and plain data. A
+            compiled model includes its optimizer. NumPy's numbers become Python's.
 
     Raises:
-        OSError: on every rank, where rank 0 cannot write the file (no room, no such folder, read-only). An older file
-            is as before.
-        TypeError: on every rank, for an extra that is no plain data.
-        ValueError: on every rank, where ranks give other names; for a model that has no weights yet.
+        OSError: Rank 0 cannot write the file (disk full, no such folder, read-only). Every rank raises it, and an older
+            file stays as it was.
+        TypeError: An extra is not plain data. Every rank raises it.
+        ValueError: The ranks give different names (every rank raises it), or a model has no weights yet.
     """
     checkpoint.save(ArchiveFormat(), path, what, rng)
 
 
-def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: Any) -> dict[str, Any]:
-    """Restore a checkpoint on every rank, which rank 0 reads:
+def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: object) -> dict[str, Any]:
+    """Restore a checkpoint on every rank:
 
         start = hvd.load("run.npz", missing_ok=True, model=model, epoch=0)["epoch"]
         model.fit(data, initial_epoch=start, ...)
 
-    Collective; waits for all ranks. Ranks' weights are compared from now on as they are from the beginning of training.
+    Rank 0 reads the file. Collective; waits for all ranks. As at the beginning of training, the next steps compare the
+    ranks' weights.
 
     Args:
-        path: of the file, on rank 0's host; the others' paths do not matter.
-        missing_ok: where there is no such file, restore nothing.
-        rng: restore each rank's generators of random numbers. If the file is of another number of ranks, rank 0 logs a
-            warning, and all generators stay as they are.
-        what: by name, objects whose variables are assigned to (a compiled model brings its optimizer along), and
-            defaults of extras.
+        path: The file on rank 0's host. Other ranks' paths are ignored.
+        missing_ok: Whether to restore nothing, instead of raising FileNotFoundError, if there is no file.
+        rng: Whether to restore each rank's random number generators, too. If another number of ranks saved the file,
+            rank 0 logs a warning, and all generators stay as they are.
+        **what: By name, objects whose variables get the saved values, and defaults of extras. A compiled model includes
+            its optimizer.
 
     Returns:
-        What else the file has, by name: extras, and lists of arrays for objects that were not given. And the defaults
-        of extras that it has not.
+        By name: the file's extras, and the defaults of extras that the file lacks. For each object that was not given,
+        a list of the file's arrays.
 
     Raises:
-        OSError: on every rank, where rank 0 cannot read the file; FileNotFoundError where there is none.
-        ValueError: where the file lacks an object that is given, or has other shapes, or ranks give other names; on
-            ranks whose objects fit HvdliteError.
+        OSError: Rank 0 cannot read the file. Every rank raises it.
+        ValueError: The file lacks an object, or its shapes differ, or the ranks give different names.
+        HvdliteError: Another rank's object does not fit the file.
     """
     return checkpoint.load(ArchiveFormat(), path, what, missing_ok, rng)
 
@@ -81,11 +108,11 @@ def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: 
 class ArchiveFormat:
     """The `Format` of .npz files."""
 
-    def prepare(self, what: Mapping[str, Any]) -> None:
+    def prepare(self, what: Mapping[str, object]) -> None:
         """Make the variables of optimizers that have not stepped yet."""
-        models = [value for value in what.values() if hasattr(value, "trainable_weights")]  # optimizers lack it
+        models = [value for value in what.values() if is_model(value)]
         for name, value in with_optimizers(what).items():
-            if hasattr(value, "jax_state_sync"):  # during fit, JAX keeps values elsewhere
+            if hasattr(value, "jax_state_sync"):  # during fit, Keras on JAX keeps values outside of variables
                 value.jax_state_sync()
             if is_optimizer(value) and not value.built:
                 mine = [model for model in models if getattr(model, "optimizer", None) is value] or models
@@ -93,14 +120,16 @@ class ArchiveFormat:
                     raise ValueError(f"{name} has no state yet: call its build(model.trainable_variables)")
                 value.build(mine[0].trainable_variables)
 
-    def has_state(self, value: Any) -> bool:
+    def has_state(self, value: object) -> bool:
+        """Return whether a value has variables."""
         try:
             return bool(variables_of(value))
         except TypeError:
             return False
 
-    def write(self, file: BinaryIO, what: Mapping[str, Any]) -> None:
-        entries, extras = dict[str, Any](), dict[str, Any]()
+    def write(self, file: BinaryIO, what: Mapping[str, object]) -> None:
+        """Write variables and extras. Raises TypeError for an extra that is not plain data."""
+        entries, extras = dict[str, Any](), dict[str, object]()
         for name, value in with_optimizers(what).items():
             if self.has_state(value):
                 for index, variable in enumerate(variables_of(value)):
@@ -114,65 +143,76 @@ class ArchiveFormat:
         entries["extras"] = np.frombuffer(pickle.dumps(extras), np.uint8)
         np.savez(file, **entries)
 
-    def read(self, file: BinaryIO) -> dict[str, Any]:
+    def read(self, file: BinaryIO) -> dict[str, object]:
+        """Return extras, and a list of arrays for each object. Raises ValueError for a file of another kind."""
         try:
             with np.load(file, allow_pickle=False) as archive:
                 entries = dict(archive)
-            found: dict[str, Any] = PlainUnpickler(io.BytesIO(entries.pop("extras").tobytes())).load()
+            found: dict[str, object] = PlainUnpickler(io.BytesIO(entries.pop("extras").tobytes())).load()
         except (ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-            what = "the file is none that hvd.save has written (hvdlite.torch.load reads one of PyTorch)"
+            what = "hvd.save has not written this file (hvdlite.torch.load reads files of PyTorch)"
             raise ValueError(what) from error
+        objects: dict[str, list[Array]] = {}
         for key in sorted(entries):
             kind, name, *_ = key.split("/", 2)
             if kind == "variables":
-                found.setdefault(name, []).append(entries[key])
+                objects.setdefault(name, []).append(entries[key])
             else:
                 found[name] = entries[key]
-        return found
+        return found | objects
 
-    def restore(self, what: Mapping[str, Any], found: dict[str, Any]) -> None:
+    def restore(self, what: Mapping[str, object], found: dict[str, object]) -> None:
+        """Assign the saved values, if all objects fit. Raises ValueError otherwise."""
         pairs = [pair for name, value in with_optimizers(what).items() if name in found
-                 for pair in matched(name, variables_of(value), found[name])]  # fmt: skip
+                 for pair in matched(name, variables_of(value), cast("list[Array]", found[name]))]  # fmt: skip
         for variable, value in pairs:
             variable.assign(value)
         have_layers_follow([variable for variable, _ in pairs])
         for name in what:
             found.pop(name + OPTIMIZER, None)
 
-    def random_state(self, what: Mapping[str, Any]) -> Any:
+    def random_state(self, what: Mapping[str, object]) -> dict[str, object]:
+        """Return the states of this process' generators and of the models' own."""
         return {**random_states(), "seeds": [value_of(seed).tolist() for seed in seeds(what)]}
 
-    def set_random_state(self, what: Mapping[str, Any], state: Any) -> None:
+    def set_random_state(self, what: Mapping[str, object], state: Mapping[str, object]) -> None:
+        """Put the generators into these states."""
         set_random_states(state)
-        for variable, value in zip(seeds(what), state["seeds"], strict=True):
+        for variable, value in zip(seeds(what), cast("list[object]", state["seeds"]), strict=True):
             variable.assign(np.array(value, value_of(variable).dtype))
 
 
-def is_optimizer(value: Any) -> bool:
-    """Whether a value is an optimizer of Keras."""
+def is_model(value: object) -> TypeGuard[Model]:
+    """Return whether a value is a model or layer of Keras. Optimizers have no `trainable_weights`."""
+    return hasattr(value, "trainable_weights")
+
+
+def is_optimizer(value: object) -> TypeGuard[Optimizer]:
+    """Return whether a value is an optimizer of Keras."""
     return hasattr(value, "apply_gradients") and hasattr(value, "built")
 
 
-def with_optimizers(what: Mapping[str, Any]) -> dict[str, Any]:
-    """The given objects, and the optimizers that the models among them were compiled with."""
+def with_optimizers(what: Mapping[str, object]) -> dict[str, object]:
+    """Return the given objects, and the optimizers with which the models among them were compiled."""
     inside = {name + OPTIMIZER: getattr(value, "optimizer", None) for name, value in what.items()}
     given = [*map(id, what.values())]
     return {**what, **{name: value for name, value in inside.items() if is_optimizer(value) and id(value) not in given}}
 
 
-def seeds(what: Mapping[str, Any]) -> list[Any]:
-    """The state of Keras' generators in models, which differs between ranks."""
-    variables = [each for value in what.values() if hasattr(value, "layers") for each in value.variables]
+def seeds(what: Mapping[str, object]) -> list[Variable]:
+    """Return the variables in which models keep their generators' states, which differ between ranks."""
+    models = [value for value in what.values() if hasattr(value, "layers")]
+    variables = [variable for model in models for variable in getattr(model, "variables", ())]
     return [variable for variable in variables if name_of(variable).endswith("seed_generator_state")]
 
 
-def value_of(variable: Any) -> Array:
-    """A copy on the host."""
-    return np.array(variable.numpy())
+def value_of(variable: Variable) -> Array:
+    """Copy a variable's value to the host."""
+    return np.array(cast(Readable, variable).numpy())
 
 
-def matched(name: str, variables: Sequence[Any], values: Sequence[Array]) -> list[tuple[Any, Array]]:
-    """Each variable with its value. Raises ValueError if their numbers or shapes differ."""
+def matched(name: str, variables: Sequence[Variable], values: Sequence[Array]) -> list[tuple[Variable, Array]]:
+    """Return each variable of an object with its saved value. Raises ValueError if their numbers or shapes differ."""
     if len(variables) != len(values):
         raise ValueError(f"{name} has {len(variables)} variables, and {len(values)} in the file")
     for variable, value in zip(variables, values, strict=True):
@@ -182,20 +222,21 @@ def matched(name: str, variables: Sequence[Any], values: Sequence[Array]) -> lis
     return [(variable, typed(value, variable)) for variable, value in zip(variables, values, strict=True)]
 
 
-def typed(value: Array, variable: Any) -> Array:
-    """The value with the variable's dtype. NumPy's files store dtypes that are not NumPy's own (bfloat16) as bytes."""
+def typed(value: Array, variable: Variable) -> Array:
+    """Return the value with the variable's dtype. NumPy's files store foreign dtypes (bfloat16) as bytes."""
     return value.view(value_of(variable).dtype) if value.dtype.kind == "V" else value
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads numbers, strings, bytes, lists, tuples, dicts and sets, and nothing that would run code."""
+    """Reads numbers, strings, bytes, lists, tuples, dicts and sets, and refuses everything that would run code."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
+        """Raise UnpicklingError for a class or function."""
         raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
 
 
-def is_plain(value: Any) -> bool:
-    """Whether `PlainUnpickler` reads the value."""
+def is_plain(value: object) -> bool:
+    """Return whether `PlainUnpickler` reads the value."""
     try:
         PlainUnpickler(io.BytesIO(pickle.dumps(value))).load()
     except Exception:

@@ -3,10 +3,10 @@
     hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch + 1)
     epoch = hvd.load("run.pt", missing_ok=True, model=model, optimizer=optimizer, epoch=0)["epoch"]
 
-"run.pt" is always a whole checkpoint, the new one or the previous one: the data are written to a file beside it, which
-takes its name once all is on the disk. If rank 0 cannot write or read, every rank raises the same error. All ranks get
-the file's bytes and decode them, so that other hosts need no file. A `Format` gives the bytes their meaning. Rejected:
-to broadcast decoded objects, because each kind of object needs another call.
+"run.pt" is always a complete checkpoint, the new one or the previous one: rank 0 writes a file in the same folder, and
+renames it when all data are on the disk. If rank 0 cannot write or read, every rank raises the same error. All ranks
+get the file's bytes and decode them, so that other hosts need no file. A `Format` encodes and decodes the bytes.
+Rejected: to broadcast decoded objects, because each kind of object needs another call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -34,42 +34,45 @@ from hvdlite.job import runtime
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object, broadcast_object
 
-RNG = "rng_of_ranks"  # in the file
+RNG = "rng_of_ranks"  # the name of the generators' states in the file
 ENDING = ".unfinished"
-LONGEST_PAUSE = 3600.0  # seconds; an unfinished file without a write for so long was abandoned
+LONGEST_PAUSE = 3600.0  # seconds without a write after which an unfinished file counts as abandoned
 T = TypeVar("T")
 File = str | os.PathLike[str]
 
 
 class Format(Protocol):
-    """How a framework's objects become a file and come back."""
+    """Encodes a framework's objects into a file, and restores them from it."""
 
-    def prepare(self, what: Mapping[str, Any]) -> None:
-        """Make all objects hold their state, on every rank, before a file is written or read."""
+    def prepare(self, what: Mapping[str, object]) -> None:
+        """Make all objects hold their state. Called on every rank before a file is written or read."""
 
-    def has_state(self, value: Any) -> bool:
-        """Whether a value is an object that is restored in place. Otherwise it is an extra."""
+    def has_state(self, value: object) -> bool:
+        """Return whether a value is an object that is restored in place. Otherwise it is an extra."""
 
-    def write(self, file: BinaryIO, what: Mapping[str, Any]) -> None:
-        """Write objects' states and extras. Raises TypeError, which names it, for an extra that is no plain data."""
+    def write(self, file: BinaryIO, what: Mapping[str, object]) -> None:
+        """Write objects' states and extras. Raises TypeError, with the extra's name, if an extra is not plain data."""
 
-    def read(self, file: BinaryIO) -> dict[str, Any]:
-        """Objects' states and extras by name. Raises ValueError for a file of another kind."""
+    def read(self, file: BinaryIO) -> dict[str, object]:
+        """Return objects' states and extras by name. Raises ValueError for a file of another kind."""
 
-    def restore(self, what: Mapping[str, Any], found: dict[str, Any]) -> None:
-        """Give each object its state. Removes from `found` what the caller did not name. Raises ValueError if one does
-        not fit.
+    def restore(self, what: Mapping[str, object], found: dict[str, object]) -> None:
+        """Give each object its state. Raises ValueError if one does not fit.
+
+        Args:
+            what: The objects by name.
+            found: What `read` returned. States that are restored with an object but have other names are removed.
         """
 
-    def random_state(self, what: Mapping[str, Any]) -> Any:
-        """This rank's generators of random numbers, as plain data."""
+    def random_state(self, what: Mapping[str, object]) -> dict[str, object]:
+        """Return the states of this rank's random number generators, as plain data."""
 
-    def set_random_state(self, what: Mapping[str, Any], state: Any) -> None:
-        """Put this rank's generators into that state."""
+    def set_random_state(self, what: Mapping[str, object], state: Mapping[str, object]) -> None:
+        """Put this rank's random number generators into these states."""
 
 
-def save(form: Format, path: File, what: Mapping[str, Any], rng: bool) -> None:
-    """Write one file on rank 0. Waits for all ranks. See `hvdlite.torch.save`."""
+def save(form: Format, path: File, what: Mapping[str, object], rng: bool) -> None:
+    """Write one file on rank 0. Collective; waits for all ranks. See `hvdlite.torch.save`."""
     with calling(f"hvd.save({str(path)!r})"):
         form.prepare(what)
         states = agree("hvd.save", what, form.random_state(what) if rng else None)
@@ -77,8 +80,8 @@ def save(form: Format, path: File, what: Mapping[str, Any], rng: bool) -> None:
         on_rank_0("hvd.save", path, lambda: replace_file(path, lambda file: form.write(file, everything)))
 
 
-def load(form: Format, path: File, what: Mapping[str, Any], missing_ok: bool, rng: bool) -> dict[str, Any]:
-    """Read one file on rank 0, restore objects on every rank, and return the extras. See `hvdlite.torch.load`."""
+def load(form: Format, path: File, what: Mapping[str, object], missing_ok: bool, rng: bool) -> dict[str, Any]:
+    """Read one file on rank 0, and restore objects on every rank. Collective. See `hvdlite.torch.load`."""
     with calling(f"hvd.load({str(path)!r})"):
         form.prepare(what)
         agree("hvd.load", what)
@@ -89,29 +92,29 @@ def load(form: Format, path: File, what: Mapping[str, Any], missing_ok: bool, rn
     objects = {name: value for name, value in what.items() if name not in extras}
     with calling(f"hvd.load({str(path)!r})"):
         found = on_all("hvd.load", path, lambda: restored(form, io.BufferedReader(Stream(data)), objects, rng))
-    begin_anew()
+    compare_again()
     return extras | found
 
 
-def restored(form: Format, file: BinaryIO, objects: Mapping[str, Any], rng: bool) -> dict[str, Any]:
-    """Restore objects on this rank. Returns what else the file has.
+def restored(form: Format, file: BinaryIO, objects: Mapping[str, object], rng: bool) -> dict[str, object]:
+    """Restore objects on this rank. Returns everything else in the file.
 
     Raises:
-        ValueError: The file lacks a state that is asked for. Nothing is restored.
+        ValueError: The file lacks a state. Nothing is restored.
     """
     found = form.read(file)
     if missing := [name for name in objects if name not in found]:
         there = ", ".join(str(name) for name in found if name != RNG) or "nothing"
         raise ValueError(f"hvd.load: the file has no {' and no '.join(missing)}: it has {there}")
     if rng and RNG not in found:
-        raise ValueError("hvd.load: rng=True, and the file was saved without it")
+        raise ValueError("hvd.load: rng=True, but the file was saved without it")
     form.restore(objects, found)
-    states = found.pop(RNG, ())
+    states = cast("list[dict[str, object]]", found.pop(RNG, []))
     if rng and len(states) == runtime.size():
         form.set_random_state(objects, states[runtime.rank()])
     elif rng and runtime.rank() == 0:
         logging.getLogger("hvdlite").warning(
-            "hvd.load: the file has the random states of %d ranks, and this job has %d: none is restored",
+            "hvd.load: the file has the random states of %d ranks, but this job has %d ranks: none is restored",
             len(states), runtime.size(),
         )  # fmt: skip
     return {name: value for name, value in found.items() if name not in objects}
@@ -119,27 +122,24 @@ def restored(form: Format, file: BinaryIO, objects: Mapping[str, Any], rng: bool
 
 # Agreement
 
-def agree(call: str, what: Mapping[str, Any], state: Any = None) -> list[Any]:
-    """Each rank's state. Raises ValueError on every rank if they name different things."""
+def agree(call: str, what: Mapping[str, object], state: object = None) -> list[object]:
+    """Return each rank's `state`. Raises ValueError on every rank if the ranks give different names."""
     everyone = allgather_object((sorted(what), state), name=call)
     for rank, (names, _) in enumerate(everyone):
         if names != everyone[0][0]:
             first, other = (", ".join(each) or "nothing" for each in (everyone[0][0], names))
-            raise ValueError(f"{call}: rank 0 gives {first}, and rank {rank} gives {other}: they must give the same")
+            raise ValueError(f"{call}: rank 0 gives {first}, but rank {rank} gives {other}: give the same on all ranks")
     return [state for _, state in everyone]
 
 
 def on_rank_0(call: str, path: File, work: Callable[[], T]) -> T:
-    """Call work() on rank 0 and return its result on every rank. Waits for all ranks. If it raises, every rank raises
-    the same.
-    """
-    result: Any = None
-    failure = None
+    """Call work() on rank 0, and return its result on every rank. If it raises, every rank raises the same error."""
+    result, failure = None, None
     if runtime.rank() == 0:
         try:
             result = work()
         except Exception as error:
-            failure = told(error, call, path)
+            failure = named(error, call, path)
     result, sent = broadcast_object((result, portable(failure)), 0, name=f"{call} on rank 0")
     if sent is not None:
         raise failure or sent
@@ -147,7 +147,7 @@ def on_rank_0(call: str, path: File, work: Callable[[], T]) -> T:
 
 
 def on_all(call: str, path: File, work: Callable[[], T]) -> T:
-    """Call work() on every rank. Waits for all ranks. If it raises on some ranks, the others raise HvdliteError."""
+    """Call work() on every rank, and wait for all ranks. If it raises on some, the others raise HvdliteError."""
     result, failure = None, None
     try:
         result = work()
@@ -163,8 +163,8 @@ def on_all(call: str, path: File, work: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
-def told(error: Exception, call: str, path: File) -> Exception:
-    """The error that every rank raises: the operating system's with its number, if there is one among the causes."""
+def named(error: Exception, call: str, path: File) -> Exception:
+    """Return the error that every rank raises: if an OSError caused `error`, that one with the call and the path."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OSError) and cause.errno):
         cause = cause.__cause__ or cause.__context__
@@ -174,7 +174,7 @@ def told(error: Exception, call: str, path: File) -> Exception:
 
 
 def portable(error: Exception | None) -> Exception | None:
-    """The error, or one with its text if it cannot be pickled."""
+    """Return the error, or an HvdliteError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -182,8 +182,8 @@ def portable(error: Exception | None) -> Exception | None:
     return error
 
 
-def begin_anew() -> None:
-    """Compare the ranks' weights again at each optimizer's next step."""
+def compare_again() -> None:
+    """Make each optimizer's next step compare the ranks' weights."""
     for each in runtime.current().registries.joining():
         if alike := each.alike:
             alike.expect("0", ("weights", "state"))
@@ -192,9 +192,9 @@ def begin_anew() -> None:
 # The file
 
 def replace_file(path: File, write: Callable[[BinaryIO], None]) -> None:
-    """Replace `path` by what write(file) writes, as a whole, even if the process is killed or the power fails.
+    """Replace a file by what write(file) writes: completely or not at all, even if the process or the host dies.
 
-    The new file has the old one's permissions. A link keeps pointing to the file.
+    The new file gets the old file's permissions. A link to the file stays a link to it.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -216,7 +216,7 @@ def replace_file(path: File, write: Callable[[BinaryIO], None]) -> None:
 
 
 def sweep(target: Path) -> None:
-    """Remove files that processes left beside the target because they were killed while they wrote."""
+    """Remove the unfinished files of processes that were killed while they wrote the target."""
     for left in target.parent.glob(f".{target.name}.*{ENDING}"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > LONGEST_PAUSE:
@@ -224,7 +224,7 @@ def sweep(target: Path) -> None:
 
 
 def settle_folder(folder: Path) -> None:
-    """Write the folder's new entry to the disk, if the file system can."""
+    """Write the folder's new entry to the disk, if the file system supports that."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -234,7 +234,7 @@ def settle_folder(folder: Path) -> None:
 
 
 def bytes_of(path: File, missing_ok: bool) -> Array | None:
-    """All bytes of a file; None if there is none and `missing_ok` is true."""
+    """Return all bytes of a file; None if there is no file and `missing_ok` is true."""
     try:
         return np.fromfile(path, np.uint8)
     except FileNotFoundError:
@@ -244,7 +244,7 @@ def bytes_of(path: File, missing_ok: bool) -> Array | None:
 
 
 class Stream(io.RawIOBase):
-    """Bytes in memory as a file. (io.BytesIO would copy them.)"""
+    """Bytes in memory as a file. Unlike io.BytesIO it does not copy them."""
 
     def __init__(self, data: Array) -> None:
         self.data, self.place = data.data, 0
@@ -268,11 +268,11 @@ class Stream(io.RawIOBase):
 
 # What all formats share
 
-def plain(value: Any) -> Any:
-    """The value with Python numbers in place of NumPy's; the same object if it has none."""
+def plain(value: object) -> object:
+    """Replace NumPy's numbers in a value by Python's. Returns the same object if it has none."""
     if isinstance(value, np.generic):
         return value.item()
-    if type(value) not in (dict, list, tuple):
+    if not isinstance(value, (dict, list, tuple)) or type(value) not in (dict, list, tuple):
         return value
     before = list(value.values()) if isinstance(value, dict) else list(value)
     after = [plain(each) for each in before]
@@ -281,29 +281,30 @@ def plain(value: Any) -> Any:
     return dict(zip(value, after, strict=True)) if isinstance(value, dict) else type(value)(after)
 
 
-def not_plain(name: str, value: Any) -> TypeError:
-    """The error for an extra that a file must not have."""
+def not_plain(name: str, value: object) -> TypeError:
+    """Return the error for an extra that is not plain data."""
     return TypeError(
-        f"hvd.save: {name!r} ({type(value).__name__}) is not plain data, so nothing is saved: whoever opened the file "
-        "would have to trust code in it. Give numbers, strings, lists, dicts (vars(args), say) or tensors; an object "
-        "that can restore itself needs state_dict() and load_state_dict() (PyTorch) or variables (Keras, TensorFlow)"
+        f"hvd.save: {name!r} ({type(value).__name__}) is not plain data, so nothing is saved: reading it would "
+        "run code from the file. Give numbers, strings, lists, dicts (such as vars(args)) or tensors; an object that "
+        "can restore itself needs state_dict() and load_state_dict() (PyTorch) or variables (Keras, TensorFlow)"
     )
 
 
 @dataclass(frozen=True)
 class Generator:
-    """A generator of random numbers of this process.
+    """A random number generator of this process.
 
     Attributes:
         get: Returns its state, as plain data.
         set: Puts it into a state.
     """
 
-    get: Callable[[], Any]
+    get: Callable[[], object]
     set: Callable[[Any], None]
 
 
-def numpys_state() -> Any:
+def numpys_state() -> tuple[object, ...]:
+    """Return the state of NumPy's global generator, as plain data."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return kind, np.asarray(keys).tolist(), *rest
 
@@ -311,15 +312,15 @@ def numpys_state() -> Any:
 GENERATORS = {
     "python": Generator(random.getstate, random.setstate), "numpy": Generator(numpys_state, np.random.set_state),
 }  # fmt: skip
-"""The generators that `rng=True` saves, by name. Frameworks add theirs."""
+"""The generators that `rng=True` saves, by name. Adapters add those of their frameworks."""
 
 
-def random_states() -> dict[str, Any]:
-    """The states of all generators, by name."""
+def random_states() -> dict[str, object]:
+    """Return the states of all generators, by name."""
     return {name: each.get() for name, each in GENERATORS.items()}
 
 
-def set_random_states(states: Mapping[str, Any]) -> None:
-    """Put the existing generators into these states."""
+def set_random_states(states: Mapping[str, object]) -> None:
+    """Put generators into these states, and ignore the states of generators that are not in use here."""
     for name in states.keys() & GENERATORS.keys():
         GENERATORS[name].set(states[name])

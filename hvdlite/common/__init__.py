@@ -1,1 +1,5 @@
-"""Horovod's `horovod.common`, as far as scripts import from it."""
+"""`horovod.common`: the names that scripts import from there.
+
+Belongs here: Horovod's module names, and names that exist only there. Not here: anything else than imports and a few
+lines.
+"""

@@ -1,4 +1,4 @@
-"""What scripts ask Horovod's `_basics` object, under the name of Horovod's module."""
+"""`horovod.common.basics`: the object that Horovod's scripts ask about ranks and process sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ class HorovodBasics:
         return getattr(names, name)
 
     def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
-        """The ranks of each registered process set, by its number; 0 is all ranks. Raises ValueError before init()."""
+        """Return the ranks of each registered process set by its number. The set 0 has all ranks.
+
+        Raises:
+            NotInitializedError: `init()` has not been called.
+        """
         return {number: list(ranks) for number, ranks in sorted(runtime.current().groups.ranks.items())}
 
 

@@ -1,4 +1,4 @@
-"""States and `run_fn` under the name of Horovod's module."""
+"""`horovod.common.elastic`: states and `run_fn`."""
 
 from hvdlite.elastic import ObjectState, State, run_fn
 

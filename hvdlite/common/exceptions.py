@@ -1,10 +1,10 @@
-"""The exceptions under the name of Horovod's module."""
+"""`horovod.common.exceptions`: Horovod's exceptions."""
 
 from hvdlite.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 
 class HorovodVersionMismatchError(ImportError):
-    """For scripts that catch it: nothing is built against one version of a framework, so it is never raised."""
+    """Exists for scripts that catch it. hvdlite never raises it, because it is not built against a framework."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"{name} is {installed_version}, not {version}")

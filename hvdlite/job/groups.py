@@ -196,7 +196,7 @@ class Groups:
         self.registered.setdefault(number, []).append(process_set)
 
     def go_on_from(self, change: int) -> None:
-        """Number the next change of sets so."""
+        """Continue with this number for the next change of process sets."""
         self.changes = count(change)
 
     def add(self, process_set: ProcessSet) -> None:

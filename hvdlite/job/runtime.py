@@ -43,7 +43,6 @@ from hvdlite.job.registries import Registries
 from hvdlite.lanes import swallowed
 from hvdlite.lanes.matching import said_by
 from hvdlite.lanes.observer import Observer
-from hvdlite.observers import stall, timeline
 from hvdlite.system.user_warnings import warn
 from hvdlite.transports import Communicator
 from hvdlite.transports.threads import ThreadTransport
@@ -79,6 +78,8 @@ class Runtime:
         self.observers: list[Observer] = []
         self.groups = Groups(world, place, self.place_of, self.observers)
         self.everyone = self.groups.everyone
+        from hvdlite.observers import stall  # importing hvdlite alone needs no observer, which take 8 ms
+
         self.watch = stall.watch(world, self.groups.lanes, settings.stall, exits.give_up)
         self.registries = Registries()
         self.live = False
@@ -110,6 +111,8 @@ class Runtime:
     def trace(self, path: str | None, mark_cycles: bool = False) -> None:
         """Begin a timeline in this file, or end the present one (None). Only rank 0 has a timeline."""
         if self.topology.rank == 0 and (path or self.observers):
+            from hvdlite.observers import timeline
+
             timeline.switch(self.observers, path, mark_cycles, self.topology.size)
 
     @contextmanager

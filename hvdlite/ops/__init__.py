@@ -1,9 +1,12 @@
 """Collectives on NumPy or CuPy arrays: each builds a request for the eager lane of its process set.
 
 Each is a `Collective`: a call waits for the result, and `.start(...)` returns a `Handle` at once. Arrays are
-contiguous; adapters turn a framework's tensors into arrays that share their memory. What one rank alone can know to be
-wrong (bad splits, no member, a name in flight) is a ValueError there, at once. Where ranks differ, all of them get a
-MismatchError.
+contiguous; adapters turn a framework's tensors into arrays that share their memory. If one rank alone can see an error
+(bad splits, no member, a name in flight), that rank raises ValueError at once. If the ranks' arguments differ, every
+rank raises MismatchError.
+
+Belongs here: everything that users or adapters call on arrays or objects. Not here: how bytes are reduced and moved
+(`algorithms/`), and in what order requests run (`lanes/`).
 """
 
 from hvdlite.ops.common import Adasum, Average, Max, Min, Op, Product, Sum, op_of, reduction, resolve_op, sparse_facts
@@ -23,6 +26,7 @@ from hvdlite.ops.reductions import (
     allreduce_,
     amplification,
     grouped_allreduce_,
+    grouped_allreduce_of_none,
     grouped_reducescatter,
     reduce,
     reducescatter,
@@ -32,6 +36,6 @@ from hvdlite.ops.reductions import (
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Op", "Product", "Sum", "allgather", "allgather_several", "allreduce_",
     "alltoall", "amplification", "barrier", "broadcast_", "broadcast_several_", "gather", "grouped_allgather",
-    "grouped_allreduce_", "grouped_reducescatter", "letter_from", "letter_to", "op_of", "reduce", "reducescatter",
-    "reduction", "require_adasum", "resolve_op", "scatter", "sparse_facts",
+    "grouped_allreduce_", "grouped_allreduce_of_none", "grouped_reducescatter", "letter_from", "letter_to", "op_of",
+    "reduce", "reducescatter", "reduction", "require_adasum", "resolve_op", "scatter", "sparse_facts",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What all collectives share: the operations' names, what ranks must agree on, and how a request is sent off."""
+"""What all collectives share: the reductions' names, the facts that ranks must agree on, and the way to a lane."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ Average, Sum, Adasum, Min, Max, Product = Op
 
 
 def op_of(given: Op | int) -> Op:
-    """The operation, also by its number. Raises ValueError for anything else that Python takes for a number: torch's
-    own ReduceOp.SUM equals 0, which is Average here."""
+    """Return the reduction that is given as an `Op` or by its number.
+
+    Raises:
+        ValueError: Anything else, even if it equals a number: torch's ReduceOp.SUM equals 0, and Average is 0 here.
+    """
     if type(given) is Op:
         return given
     if not isinstance(given, (int, np.integer)) or isinstance(given, bool) or given not in range(len(Op)):
@@ -51,10 +54,14 @@ def op_of(given: Op | int) -> Op:
 
 
 def resolve_op(op: Op | int | None, average: bool | None) -> Op:
-    """Horovod's two ways to say it: `op`, or the deprecated `average`; Average when neither is given. Raises TypeError
-    for a name in average's place, ValueError for both."""
+    """Return the reduction that `op` or the deprecated `average` asks for; Average if neither is given.
+
+    Raises:
+        TypeError: `average` is a text, such as a tensor's name.
+        ValueError: Both are given.
+    """
     if isinstance(average, str):
-        raise TypeError(f"average={average!r} is no yes or no; a tensor's name is given as name={average!r}")
+        raise TypeError(f"average={average!r} is neither True nor False; give a tensor's name as name={average!r}")
     if op is not None and average is not None:
         raise ValueError("give either op or average (deprecated), not both")
     if average is not None:
@@ -64,7 +71,17 @@ def resolve_op(op: Op | int | None, average: bool | None) -> Op:
 
 
 def reduction(op: Op, size: int, prescale: float = 1.0, postscale: float = 1.0) -> Reduction:
-    """The arithmetic for an op over `size` ranks. Raises TypeError for factors that are no numbers."""
+    """Return the arithmetic of a reduction.
+
+    Args:
+        op: The reduction.
+        size: The number of ranks.
+        prescale: Each rank's values are multiplied by it before the reduction.
+        postscale: The result is multiplied by it.
+
+    Raises:
+        TypeError: A factor is not a number.
+    """
     try:
         return known_reduction(op, size, float(prescale), float(postscale))
     except (TypeError, ValueError):
@@ -74,18 +91,19 @@ def reduction(op: Op, size: int, prescale: float = 1.0, postscale: float = 1.0) 
 
 @lru_cache(maxsize=1024)
 def known_reduction(op: Op, size: int, before: float, after: float) -> Reduction:
+    """`reduction`, for factors that are floats."""
     operation = "sum" if op in (Average, Sum) else Op(op).name.lower()
     return Reduction(operation, before, after, size if op == Average else 1)
 
 
 def reduction_facts(op: Op, how: Reduction, array: Array) -> Facts:
-    """What ranks must agree on for a reduction of this array. Raises TypeError for what has no such reduction."""
+    """Return what ranks must agree on to reduce this array. Raises TypeError if its dtype has no such reduction."""
     return facts_of_reduction(op, how, array.dtype, array.shape, is_host(array))
 
 
 @lru_cache(maxsize=1024)
 def facts_of_reduction(op: Op, how: Reduction, dtype: DType, shape: tuple[int, ...], host: bool) -> Facts:
-    """Cached, as `facts_of_array`: mostly it is the same again."""
+    """`reduction_facts` of an array with these properties. Cached, because training repeats the same few calls."""
     facts = facts_of_array(dtype, shape, host, 0)
     if dtype.kind not in "biuf" and dtype != bfloat16 and not (dtype.kind == "c" and op in (Average, Sum)):
         raise TypeError(
@@ -97,13 +115,17 @@ def facts_of_reduction(op: Op, how: Reduction, dtype: DType, shape: tuple[int, .
 
 
 def array_facts(array: Array, skip: int = 0) -> Facts:
-    """dtype, shape (from dimension `skip` on) and placement of an array. Raises TypeError for Python objects, and for
-    numbers in a foreign byte order."""
+    """Return an array's dtype, its shape from dimension `skip` on, and whether it is on the host.
+
+    Raises:
+        TypeError: The array holds Python objects, or numbers in a foreign byte order.
+    """
     return facts_of_array(array.dtype, array.shape, is_host(array), skip)
 
 
 @lru_cache(maxsize=1024)
 def facts_of_array(dtype: DType, shape: tuple[int, ...], host: bool, skip: int) -> Facts:
+    """`array_facts` of an array with these properties."""
     if dtype.hasobject:
         raise TypeError(
             "an array of Python objects cannot be sent: use hvd.allgather_object, hvd.broadcast_object, or an array of "
@@ -111,7 +133,7 @@ def facts_of_array(dtype: DType, shape: tuple[int, ...], host: bool, skip: int) 
         )
     if not dtype.isnative:
         raise TypeError(
-            f"an array of {dtype.str} is not in this machine's byte order, in which ranks communicate: give "
+            f"an array of {dtype.str} is not in this machine's byte order, which ranks need: give "
             "array.astype(array.dtype.newbyteorder('='))"
         )
     what = "shape" if skip == 0 else "shape after the first dimension"
@@ -120,15 +142,19 @@ def facts_of_array(dtype: DType, shape: tuple[int, ...], host: bool, skip: int) 
 
 
 def sparse_facts(op: Op, shape: Sequence[int] | None) -> Facts:
-    """What ranks must agree on, besides the parts that are gathered, to add up sparse tensors of this dense shape (None
-    where it is not known)."""
+    """Return what ranks must agree on to add up sparse tensors, besides the facts of the parts that are gathered.
+
+    Args:
+        op: The reduction.
+        shape: The dense shape; None if it is not known.
+    """
     whole = UNKNOWN if shape is None else tuple(int(length) for length in shape)
     return (("operation", op.name), ("shape of the dense tensor", whole))
 
 
 @lru_cache(maxsize=256)
 def grouped_facts(facts: tuple[Facts, ...]) -> Facts:
-    """The facts of several arrays as those of one operation, and their number; of a single one by their own names."""
+    """Return the facts of several arrays as one operation's facts. A single array's facts keep their names."""
     number = (("number of tensors", len(facts)),)
     if len(facts) == 1:
         return (*number, *facts[0])
@@ -139,14 +165,15 @@ def grouped_facts(facts: tuple[Facts, ...]) -> Facts:
 
 @dataclass(slots=True)
 class Operation(Generic[T]):
-    """A collective whose arguments have been checked: `run` waits for its result, and `start` does not.
+    """A collective with checked arguments: `run` waits for its result, and `start` does not.
 
     Attributes:
-        group: The process set. The operation goes on its eager lane.
-        name: Ranks' operations are matched by it. None: a number is taken when it is run or started.
+        group: The process set. The operation runs on its eager lane.
+        kind: The collective, such as "allreduce".
+        name: Ranks' operations are matched by it. None: `request` takes a number.
         facts: What ranks must agree on.
-        work: Runs on the lane; what it returns is the result.
-        array: The lane waits for the current stream of this array's GPU. None where there is no array.
+        work: Runs on the lane. Its return value is the result.
+        array: The lane waits for the current stream of this array's GPU. None if there is no array.
         stand_in: As in `Request`.
         count: As in `Request`.
     """
@@ -161,13 +188,13 @@ class Operation(Generic[T]):
     count: int = 0
 
     def run(self) -> T:
-        """Wait for the result. Where the lane is idle, the work runs in the calling thread.
+        """Wait for all ranks, and return the result. If the lane is idle, the work runs in the calling thread.
 
         Raises:
-            MismatchError: The ranks' facts differ; on every rank.
+            MismatchError: The ranks' facts differ. Every rank raises it.
             HvdliteError: The calling thread is in the middle of another operation.
         """
-        if self.name is None:  # before the call is counted: what is refused is none
+        if self.name is None:  # raises before a number is taken
             self.group.eager.require_no_lender(calls.current() or self.kind)
         return self.group.eager.run(self.request())
 
@@ -176,6 +203,7 @@ class Operation(Generic[T]):
         return self.group.eager.submit(self.request())
 
     def request(self) -> Request[T]:
+        """Make the operation's request, which waits for the array's GPU."""
         name = f"{calls.UNNAMED}{next(self.group.unnamed)}" if self.name is None else self.name
         request = Request(Signature(self.kind, name, self.facts), self.work, stand_in=self.stand_in, count=self.count)
         if self.array is not None and not is_host(self.array):
@@ -184,7 +212,7 @@ class Operation(Generic[T]):
 
 
 class Collective(Generic[P, T]):
-    """Decorates a function that prepares an operation. A call runs the operation; `start` returns its handle.
+    """Decorates a function that prepares an operation. A call runs the operation, and `start` returns its handle.
 
         result = allreduce_(array, Sum)
         handle = allreduce_.start(array, Sum)
@@ -200,22 +228,24 @@ class Collective(Generic[P, T]):
         return self.prepare(*args, **kwargs).run()
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
+        """Start the operation and return its handle at once."""
         return self.prepare(*args, **kwargs).start()
 
 
 def root_of(group: Group, kind: str, root_rank: int) -> int:
-    """The place in the group of a root given as a global rank. Raises ValueError where it is no member."""
+    """Return the root's place in the group. Raises ValueError if the global rank `root_rank` is no member."""
     if root_rank not in group.ranks:
         raise ValueError(f"{kind}: root_rank={root_rank!r} is not one of the ranks {describe(group)}")
     return group.ranks.index(root_rank)
 
 
 def describe(group: Group) -> str:
+    """Return the group's ranks as a text for messages."""
     whole = group.ranks == tuple(range(runtime.size()))
     return f"0-{group.size - 1}" if whole and group.size > 1 else ", ".join(map(str, group.ranks))
 
 
 def even_rows(rows: int, size: int) -> list[int]:
-    """Rows dealt out in rank order as evenly as possible, the first ranks one more."""
+    """Return each rank's number of rows when they are divided as evenly as possible; the first ranks get one more."""
     each, more = divmod(rows, size)
     return [each + (place < more) for place in range(size)]

@@ -1,4 +1,4 @@
-"""Handles of asynchronous operations: plain numbers, as in Horovod, whatever framework the operation was called in."""
+"""Handles of asynchronous operations: plain numbers, as in Horovod, the same for every framework."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ T = TypeVar("T")
 
 
 def as_it_is(result: T) -> T:
+    """Return the result."""
     return result
 
 
 @dataclass(frozen=True)
 class Awaited(Generic[T]):
-    """A request's handle and how its result becomes the user's tensor."""
+    """An operation that has been started.
+
+    Attributes:
+        handle: The promise of its result.
+        deliver: Makes the user's tensor of the result.
+    """
 
     handle: Handle[T]
     deliver: Callable[[T], object]
@@ -30,24 +36,52 @@ _numbers = count(1)
 
 
 def remember(handle: Handle[T], deliver: Callable[[T], object] = as_it_is) -> int:
-    """A number for the handle. deliver: called once, by `synchronize`, with the request's result."""
+    """Keep a handle for `synchronize`.
+
+    Args:
+        handle: The promise of a request's result.
+        deliver: `synchronize` calls it once with that result, and returns what it returns.
+
+    Returns:
+        A number for `poll` and `synchronize`.
+    """
     number = next(_numbers)
     _awaited[number] = Awaited(handle, deliver)
     return number
 
 
 def poll(handle: int) -> bool:
-    """Whether synchronize(handle) would return at once. Raises ValueError for a handle that is not pending, TypeError
-    for what is none."""
+    """Return whether an asynchronous operation has ended. Does not wait.
+
+    Args:
+        handle: A number that an asynchronous function returned.
+
+    Returns:
+        True if `synchronize` would return at once.
+
+    Raises:
+        ValueError: The handle is unknown, or has been synchronized.
+        TypeError: `handle` is not a number.
+    """
     require_handle(handle)
     if handle not in _awaited:
         raise ValueError(f"{handle} is not a pending handle: unknown, or already synchronized")
     return _awaited[handle].handle.done
 
 
-def synchronize(handle: int | Callable[[], Any]) -> Any:
-    """Wait for an asynchronous operation; its output. None for a handle already synchronized, as in Horovod. What waits
-    itself, as `sparse_allreduce_async` returns it, is called. Raises TypeError for what is no handle."""
+def synchronize(handle: int | Callable[[], object]) -> Any:
+    """Wait for an asynchronous operation. Every rank must have called that operation.
+
+    Args:
+        handle: A number that an asynchronous function returned, or the function that `sparse_allreduce_async` returned.
+
+    Returns:
+        The operation's result. As in Horovod, None if the handle has been synchronized before.
+
+    Raises:
+        MismatchError: The ranks' arguments differ. Every rank raises it.
+        TypeError: `handle` is neither a number nor a function.
+    """
     if callable(handle):
         return handle()
     require_handle(handle)
@@ -57,11 +91,12 @@ def synchronize(handle: int | Callable[[], Any]) -> Any:
     try:
         result = awaited.handle.wait()
     finally:
-        if awaited.handle.done:  # else a signal's handler has raised: it can be awaited again
+        if awaited.handle.done:  # else a signal's handler has raised, and the user may wait again
             _awaited.pop(handle, None)
     return awaited.deliver(result)
 
 
 def require_handle(handle: object) -> None:
+    """Raise TypeError if `handle` is not a number."""
     if not isinstance(handle, Integral):
         raise TypeError(f"a handle is what an asynchronous function (_async) returned, not {type(handle).__name__}")

@@ -1,8 +1,9 @@
-"""`join()`: a rank whose data have come to an end waits until all have, and helps the others meanwhile.
+"""`join()`: a rank without further data waits until all ranks have joined, and takes part in their sums with zeros.
 
-It is a request on every lane of the global set: on one lane alone, a request of the next epoch could meet a rank that
-has joined for this one elsewhere, and would be averaged with silent zeros. The ranks that go on count calls and steps
-that the others have not seen, so when all have joined they agree to count on from the largest.
+`join()` is a request on every lane of the global set. With a join on one lane alone, a request of the next epoch on
+another lane could meet a rank that still joins. It would then be averaged with zeros. While some ranks have joined, the
+others number calls and steps that the joined ranks have not seen. When all ranks have joined, they continue from the
+largest numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from hvdlite.lanes.workplace import Workplace
 
 @dataclass(frozen=True)
 class Card:
-    """What a rank brings: how far it got (calls, then time), and its counters."""
+    """What a rank brings to the join: how far it got, and its counters.
+
+    Attributes:
+        calls: How many operations the rank has called.
+        seconds: When the rank joined, in seconds of `time.time()`.
+        rank: The global rank.
+        serials: The rank's numbers for names, by kind.
+        unnamed: The rank's next number for a call without a name.
+        changes: The rank's next number for a change of process sets.
+    """
 
     calls: int
     seconds: float
@@ -32,12 +42,18 @@ class Card:
 
 
 def join() -> int:
-    """Wait until every rank has joined. Returns the global rank that joined last, the same on all.
+    """Wait until every rank of the global process set has joined.
 
-    While some ranks have joined, all-reduces (and optimizers) of the others go on: the ranks that have joined take
-    part with zeros, in sums of sparse gradients with none, and Average still divides by the number of all ranks. Other
-    collectives, and new or changed optimizers, are a MismatchError on the ranks that call them, who may join
-    afterwards. The global set only. Raises ShutdownError where a rank shuts down instead.
+    While some ranks have joined, all-reduces and optimizers of the other ranks go on. Ranks that have joined take part
+    with zeros, and in sums of sparse gradients with no rows. Average still divides by the number of all ranks. Other
+    collectives, and new or changed optimizers, raise MismatchError on the ranks that call them. These ranks may join
+    afterwards.
+
+    Returns:
+        The global rank that joined last, the same on all ranks.
+
+    Raises:
+        ShutdownError: A rank shut down instead of joining.
     """
     live = runtime.current()
     for each in live.registries.joining():
@@ -59,7 +75,7 @@ def join() -> int:
 
 
 def count_on(live: runtime.Runtime, cards: list[Card]) -> None:
-    """Go on from the largest number of each kind."""
+    """Continue from the largest number of each kind."""
     live.everyone.go_on_from((card.serials for card in cards), max(card.unnamed for card in cards))
     live.groups.go_on_from(max(card.changes for card in cards))
     for each in live.registries.joining():

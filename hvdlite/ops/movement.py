@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,17 @@ from hvdlite.transports import Transport
 def broadcast_(
     array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Operation[Array]:
-    """Overwrite every rank's array with root_rank's (a global rank), in place. Same shape and dtype on every rank."""
+    """Overwrite every rank's array with root_rank's, in place.
+
+    Args:
+        array: Contiguous, of the same shape and dtype on every rank.
+        root_rank: A global rank.
+        name: Calls of the ranks are matched by it. None: by their order.
+        process_set: The ranks that take part. None: all.
+
+    Raises:
+        ValueError: `root_rank` is no member.
+    """
     group = runtime.group_of(process_set)
     root = root_of(group, "broadcast", root_rank)
 
@@ -43,8 +52,14 @@ def broadcast_(
 def broadcast_several_(
     arrays: Sequence[Array], root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Operation[None]:
-    """Overwrite every rank's flat arrays on the host with root_rank's, in place, as one operation. As many, of the same
-    lengths and dtypes, on every rank. Waits for all."""
+    """Overwrite every rank's arrays with root_rank's, in place, as one operation.
+
+    Args:
+        arrays: Flat and on the host. The ranks know that their numbers, lengths and dtypes agree.
+        root_rank: A global rank.
+        name: As for `broadcast_`.
+        process_set: As for `broadcast_`.
+    """
     group = runtime.group_of(process_set)
     root = root_of(group, "broadcast", root_rank)
 
@@ -60,11 +75,18 @@ def allgather(
     array: Array, name: str | None = None, process_set: ProcessSet | None = None,
     addends: bool = False, facts: Facts = (),
 ) -> Operation[Array]:
-    """All ranks' arrays, concatenated along the first dimension in rank order, on every rank.
+    """Concatenate all ranks' arrays along the first dimension, in rank order. Every rank gets the result.
 
-    The first dimension may differ between ranks (0 is allowed); the others and the dtype must agree. Raises
-    ScalarError where all ranks gave scalars. addends: what is gathered will be added up, so that ranks that have
-    joined may be left out; otherwise they are an error. facts: what else ranks must agree on.
+    Args:
+        array: Its first dimension may differ between ranks, and may be 0. Other dimensions and the dtype must agree.
+        name: As for `broadcast_`.
+        process_set: As for `broadcast_`.
+        addends: Whether the rows will be added up, so that ranks that have joined may give none. Otherwise a rank that
+            has joined makes the call an error.
+        facts: What else ranks must agree on.
+
+    Raises:
+        ScalarError: All ranks gave scalars.
     """
     group = runtime.group_of(process_set)
     facts, count = (*array_facts(array, skip=1), *facts), count_of([array])
@@ -78,12 +100,13 @@ def allgather(
 
 @dataclass(frozen=True)
 class NoRows(StandIn):
-    """An all-gather to which nothing is given."""
+    """An all-gather to which this rank gives no rows."""
 
     shape: tuple[int, ...]
     dtype: DType
 
-    def take_part(self, at: Any, xp: ModuleType) -> Array:
+    def take_part(self, at: Workplace, xp: ModuleType) -> Array:
+        """Gather with no rows of this rank's."""
         return gathered(at, xp.empty((0, *self.shape), self.dtype))
 
 
@@ -91,7 +114,7 @@ class NoRows(StandIn):
 def grouped_allgather(
     arrays: Sequence[Array], name: str | None = None, process_set: ProcessSet | None = None
 ) -> Operation[list[Array]]:
-    """All-gather several arrays as one operation. Result: the list of what they become. Raises ValueError for none."""
+    """All-gather several arrays as one operation. Raises ValueError if `arrays` is empty."""
     group = runtime.group_of(process_set)
     if not arrays:
         raise ValueError("grouped_allgather needs at least one tensor")
@@ -104,13 +127,13 @@ def grouped_allgather(
 
 
 def count_of(arrays: Sequence[Array]) -> int:
-    """A number that is the same on two ranks when all their arrays have as many rows."""
+    """Return a number that two ranks have in common if each of their arrays has equally many rows."""
     rows = [array.shape[0] if array.ndim else 0 for array in arrays]
     return int(rows[0]) if len(rows) == 1 else digest(str(rows))
 
 
 def gathered(at: Workplace, array: Array) -> Array:
-    """All ranks' arrays, concatenated. Runs on the lane."""
+    """Concatenate all ranks' arrays. Runs on the lane."""
     transport = at.transport
     rows = rows_of_all(at, array)
     result = at.workspace.new(array, (sum(rows), *array.shape[1:]))
@@ -121,7 +144,7 @@ def gathered(at: Workplace, array: Array) -> Array:
 
 
 def fill(at: Workplace, pieces: Sequence[Array]) -> None:
-    """Every rank's piece, on all; this rank's own is filled already. Runs on the at."""
+    """Fill every rank's piece on all ranks. This rank's own piece is filled already. Runs on the lane."""
     longest = max(piece.nbytes for piece in pieces) if is_host(pieces[0]) else 0
     if memory := through_memory.memory_for(longest, at.transport, at.workspace, at.place):
         through_memory.allgather(at.transport, memory, pieces)
@@ -134,9 +157,13 @@ def allgather_several(
     mine: Sequence[Array], lengths: Sequence[Sequence[int]], name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Operation[list[list[Array]]]:
-    """Every rank's arrays of bytes, in rank order, each in new memory of its own. Waits for all.
+    """Give every rank all ranks' arrays of bytes. The result has one list per rank, of new arrays.
 
-    mine: flat, on the host, any number. lengths: those of each rank's arrays, the same on every rank; not all empty.
+    Args:
+        mine: This rank's arrays: flat and on the host, any number of them.
+        lengths: Each rank's lengths in bytes, equal on every rank. At least one rank has an array.
+        name: As for `broadcast_`.
+        process_set: As for `broadcast_`.
     """
     group = runtime.group_of(process_set)
     nothing: Array = np.empty(0, np.uint8)
@@ -153,9 +180,10 @@ def allgather_several(
 
 
 def rows_of_all(at: Workplace, array: Array) -> list[int]:
-    """Every rank's number of rows. No message where all have said the same with the roll call.
+    """Return every rank's number of rows. Sends no message if the roll call has shown that all numbers are equal.
 
-    Raises ScalarError where the arrays, which have as many dimensions everywhere, have none.
+    Raises:
+        ScalarError: The arrays, which have equally many dimensions on all ranks, have none.
     """
     if array.ndim == 0:
         raise ScalarError("scalars cannot be gathered: give tensors of at least one dimension (reshape to (1,))")
@@ -168,13 +196,20 @@ def rows_of_all(at: Workplace, array: Array) -> list[int]:
 
 @Collective
 def alltoall(
-    array: Array, splits: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+    array: Array, splits: object = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Operation[tuple[Array, Array]]:
-    """Send the first splits[0] rows to rank 0, the next splits[1] to rank 1, and so on. Result: what all ranks sent
-    here, in rank order, and how many rows each did (int32).
+    """Send the first splits[0] rows to rank 0, the next splits[1] rows to rank 1, and so on.
 
-    splits: one whole number per rank of the set, a sum of at most the number of rows; None: equal parts. The other
-    dimensions and the dtype must agree. Raises ValueError for splits that do not fit.
+    The result has the rows that all ranks sent here, in rank order, and how many rows each rank sent (int32).
+
+    Args:
+        array: Its first dimension may differ between ranks. Other dimensions and the dtype must agree.
+        splits: One whole number per rank. Their sum is at most the number of rows. None: equal parts.
+        name: As for `broadcast_`.
+        process_set: As for `broadcast_`.
+
+    Raises:
+        ValueError: The splits do not fit.
     """
     group = runtime.group_of(process_set)
     rows = rows_to_send("alltoall", group, array, splits, even=True)
@@ -187,21 +222,30 @@ def alltoall(
         return result, np.array(received, np.int32 if max(received, default=0) < 1 << 31 else np.int64)
 
     equal = all(count == rows[0] for count in rows)
-    count = rows[0] if equal else -1 - group.rank  # which is no other rank's
+    count = rows[0] if equal else -1 - group.rank  # another number on each rank
     return Operation(group, "alltoall", name, array_facts(array, skip=1), work, array, count=count)
 
 
 def rows_to_receive(transport: Transport, rows: Sequence[int]) -> list[int]:
-    """How many rows each rank sends here. rows: how many go to each."""
-    told, heard = np.array(rows, np.int64), np.empty(len(rows), np.int64)
-    movement.alltoall(transport, list(told.reshape(-1, 1)), list(heard.reshape(-1, 1)))
-    return [int(count) for count in heard]
+    """Return how many rows each rank sends here, given how many rows this rank sends to each."""
+    sent, received = np.array(rows, np.int64), np.empty(len(rows), np.int64)
+    movement.alltoall(transport, list(sent.reshape(-1, 1)), list(received.reshape(-1, 1)))
+    return [int(count) for count in received]
 
 
-def rows_to_send(kind: str, group: Group, array: Array, splits: Any, even: bool) -> list[int]:
-    """The number of rows for each rank. even: without splits, all must get the same number.
+def rows_to_send(kind: str, group: Group, array: Array, splits: object, even: bool) -> list[int]:
+    """Return the number of rows for each rank.
 
-    Raises ValueError where they do not fit the array or the ranks."""
+    Args:
+        kind: The collective, for messages.
+        group: The ranks.
+        array: The rows.
+        splits: The user's numbers, or None.
+        even: Whether all ranks must get equally many rows if `splits` is None.
+
+    Raises:
+        ValueError: The numbers do not fit the array or the ranks.
+    """
     size = group.size
     if array.ndim == 0:
         raise ValueError(f"{kind} needs a tensor of at least one dimension; reshape the scalar to (1,)")
@@ -213,7 +257,7 @@ def rows_to_send(kind: str, group: Group, array: Array, splits: Any, even: bool)
     given = np.asarray(splits)
     if given.ndim != 1 or given.dtype.kind not in "iu" or given.size != size or (given < 0).any():
         raise ValueError(f"{kind}: splits must be {size} whole numbers, one per rank, not {splits}")
-    rows = [int(count) for count in given]  # whose sum does not wrap
+    rows = [int(count) for count in given]  # Python's integers, because a sum of NumPy's may wrap
     if sum(rows) > array.shape[0]:
         raise ValueError(f"{kind}: splits add up to {sum(rows)}, but there are {array.shape[0]} rows")
     return rows
@@ -223,9 +267,16 @@ def rows_to_send(kind: str, group: Group, array: Array, splits: Any, even: bool)
 def gather(
     array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Operation[Array | None]:
-    """All ranks' arrays, concatenated along the first dimension in rank order, at root_rank; None elsewhere.
+    """Concatenate all ranks' arrays along the first dimension, in rank order. Other ranks than the root get None.
 
-    The first dimension may differ between ranks; the others and the dtype must agree. root_rank: a global rank.
+    Args:
+        array: Its first dimension may differ between ranks. Other dimensions and the dtype must agree.
+        root_rank: A global rank, which gets the result.
+        name: As for `broadcast_`.
+        process_set: As for `broadcast_`.
+
+    Raises:
+        ValueError: `root_rank` is no member.
     """
     group = runtime.group_of(process_set)
     root = root_of(group, "gather", root_rank)
@@ -245,14 +296,20 @@ def gather(
 
 @Collective
 def scatter(
-    array: Array | None, root_rank: int, splits: Any = None, name: str | None = None,
+    array: Array | None, root_rank: int, splits: object = None, name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Operation[Array]:
-    """This rank's rows of root_rank's array: the first splits[0] rows go to rank 0, and so on.
+    """Divide root_rank's rows among the ranks. The result, this rank's rows, is on the host.
 
-    array, splits: the root's count, the others' are ignored and may be None. Without splits the rows are dealt out
-    as evenly as possible, the first ranks one more. The result lies on the host. Raises ValueError at the root for
-    splits that do not fit.
+    Args:
+        array: The root's rows. Other ranks may give None, and their arrays are ignored.
+        root_rank: A global rank.
+        splits: At the root, one whole number of rows per rank. None: as evenly as possible, the first ranks one more.
+        name: As for `broadcast_`.
+        process_set: As for `broadcast_`.
+
+    Raises:
+        ValueError: `root_rank` is no member. At the root also: there is no array, or the splits do not fit.
     """
     group = runtime.group_of(process_set)
     root = root_of(group, "scatter", root_rank)
@@ -261,7 +318,7 @@ def scatter(
         return Operation(group, "scatter", name, facts, lambda at: label.receive(at.transport, root)[0], None)
     if array is None:
         raise ValueError("scatter: the root must give a tensor")
-    array = on_host(array)  # the others cannot know that it lay on a GPU
+    array = on_host(array)  # the other ranks cannot know whether it is on a GPU
     blocks = split_rows(array, rows_to_send("scatter", group, array, splits, even=False))
     labels = [label.encode(block.shape, block.dtype) for block in blocks]
 
@@ -275,6 +332,10 @@ def scatter(
 
 @Collective
 def barrier(process_set: ProcessSet | None = None) -> Operation[None]:
-    """Wait until every member of the process set has called this."""
+    """Wait until every member of the process set has called this.
+
+    Args:
+        process_set: The ranks that take part. Default: all ranks.
+    """
     group = runtime.group_of(process_set)
     return Operation(group, "barrier", None, (), lambda at: None, None)

@@ -1,8 +1,8 @@
-"""Any picklable object between ranks, as Horovod's `broadcast_object` and `allgather_object`.
+"""Picklable objects between ranks: Horovod's `broadcast_object` and `allgather_object`.
 
-Large arrays inside an object do not go through its pickle: they travel from the memory where they lie into memory that
-the receiver's object keeps (pickle protocol 5, out-of-band buffers). Rejected: one stream for all ranks' objects. Two
-ranks with 300 MB each held 2.4 GB each, and page faults took most of 1.1 to 6.2 s; now 0.9 GB and 0.1 to 0.3 s.
+Large arrays inside an object do not go through its pickle. They travel from their own memory into memory that the
+receiver's object keeps (out-of-band buffers of pickle's protocol 5). Rejected: one stream for all ranks' objects, which
+took up to 20 times as long and three times the memory, mostly for page faults.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hvdlite.lanes.calls import calling
 from hvdlite.ops.common import root_of
 
 LARGE_BYTES = 64 * 1024
-"""From which size on an array inside an object travels by itself."""
+"""An array inside an object travels by itself if it has at least this size."""
 
 
 @dataclass(frozen=True)
 class Unpicklable:
-    """What others get in place of a rank's object, so that all learn what is wrong with it."""
+    """Takes the place of an object that cannot be pickled, so that every rank can report the rank and the reason."""
 
     rank: int
     why: str
@@ -36,9 +36,14 @@ class Unpicklable:
 
 @dataclass(frozen=True)
 class Packet:
-    """An object on its way. stream: its pickle, then the sizes of its large arrays (negative where one is read-only),
-    their number, and the length of the pickle. buffers: the large arrays' bytes. cause: why an Unpicklable is in the
-    object's place."""
+    """An object on its way.
+
+    Attributes:
+        stream: The pickle, then the sizes of the large arrays, their number, and the length of the pickle. The size of
+            a read-only array is negative.
+        buffers: The large arrays' bytes.
+        cause: Why an `Unpicklable` has the object's place; None if the object could be pickled.
+    """
 
     stream: Array
     buffers: Sequence[Array] = ()
@@ -46,21 +51,31 @@ class Packet:
 
 
 def broadcast_object(
-    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None
+    obj: object = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:
-    """root_rank's object, on every rank. The root gets its own back; the others an unpickled copy. Waits for all.
+    """Give every rank the object of one rank. Collective; waits for all ranks of the process set.
 
-    name: of the operation; equal on all ranks (the type of the object does not matter, it may differ). Raises
-    pickle.PicklingError on every rank where the root's cannot be pickled.
+    Args:
+        obj: Any object that cloudpickle can pickle, on root_rank. Other ranks' objects are ignored.
+        root_rank: A global rank.
+        name: The operation's name, equal on all ranks. Calls without a name are matched by their order.
+        process_set: The ranks that take part. Default: all ranks.
+
+    Returns:
+        The object itself on root_rank, and a copy on the other ranks.
+
+    Raises:
+        pickle.PicklingError: The object cannot be pickled. Every rank raises it.
+        ValueError: `root_rank` is no member of the process set.
     """
     with calling(called("broadcast_object", name)):
         return broadcast_pickled(obj, root_rank, name, process_set)
 
 
-def broadcast_pickled(obj: Any, root_rank: int, name: str | None, process_set: ProcessSet | None) -> Any:
-    """`broadcast_object`, as two broadcasts."""
+def broadcast_pickled(obj: object, root_rank: int, name: str | None, process_set: ProcessSet | None) -> object:
+    """As `broadcast_object`: broadcast the length, the stream, and the large arrays."""
     group = runtime.group_of(process_set)
-    root_of(group, "broadcast_object", root_rank)  # before the call is counted: what is refused is none
+    root_of(group, "broadcast_object", root_rank)  # raises before a number is taken
     name = name or f"object.{group.serial('broadcast_object')}"
     mine = runtime.rank() == root_rank
     packet = pickled(obj) if mine else Packet(np.empty(0, np.uint8))
@@ -75,9 +90,20 @@ def broadcast_pickled(obj: Any, root_rank: int, name: str | None, process_set: P
     return obj if mine and packet.cause is None else unpickled(stream, buffers, packet.cause)
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
-    """Every rank's object, in rank order, on every rank. Waits for all. Raises pickle.PicklingError on every rank where
-    one cannot be pickled."""
+def allgather_object(obj: object, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
+    """Give every rank the objects of all ranks. Collective; waits for all ranks of the process set.
+
+    Args:
+        obj: Any object that cloudpickle can pickle. Its type may differ between ranks.
+        name: As for `broadcast_object`.
+        process_set: As for `broadcast_object`.
+
+    Returns:
+        A copy of each rank's object, in rank order.
+
+    Raises:
+        pickle.PicklingError: A rank's object cannot be pickled. Every rank raises it.
+    """
     group, title = runtime.group_of(process_set), called("allgather_object", name)
     name = name or f"object.{group.serial('allgather_object')}"
     packet = pickled(obj)
@@ -91,18 +117,18 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def called(function: str, name: str | None) -> str:
-    """The call in messages."""
+    """Return the user's call for messages."""
     return f"hvd.{function}" if name is None else f"hvd.{function}(name={name!r})"
 
 
-def pickled(obj: Any) -> Packet:
-    """The object, or an Unpicklable in its place."""
-    import cloudpickle  # 50 ms, not for every user of hvdlite
+def pickled(obj: object) -> Packet:
+    """Pickle the object, or an `Unpicklable` in its place."""
+    import cloudpickle  # takes 50 ms, which a mere `import hvdlite` need not pay
 
     large: list[Array] = []
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
-        """Whether an array's bytes go into the pickle."""
+        """Return whether an array's bytes go into the pickle."""
         memory = np.frombuffer(buffer.raw(), np.uint8)
         if memory.size >= LARGE_BYTES:
             large.append(memory)
@@ -119,9 +145,14 @@ def pickled(obj: Any) -> Packet:
     return Packet(np.frombuffer(file.getbuffer(), np.uint8), large, cause)
 
 
-def unpickled(stream: Array, buffers: Sequence[Array], cause: Exception | None) -> Any:
-    """The object, which keeps the buffers. Raises pickle.PicklingError for an Unpicklable; cause: why this rank's is
-    one."""
+def unpickled(stream: Array, buffers: Sequence[Array], cause: Exception | None) -> object:
+    """Return a packet's object, which keeps the buffers. Raises pickle.PicklingError for an `Unpicklable`.
+
+    Args:
+        stream: As in `Packet`.
+        buffers: As in `Packet`.
+        cause: The cause of that error, if this rank's own object could not be pickled.
+    """
     sizes = sizes_in(stream)
     memories = [each.data if size > 0 else each.data.toreadonly()
                 for size, each in zip(sizes, buffers, strict=True)]  # fmt: skip
@@ -132,18 +163,18 @@ def unpickled(stream: Array, buffers: Sequence[Array], cause: Exception | None) 
 
 
 def numbers(stream: Array, end: int, count: int) -> list[int]:
-    """So many whole numbers that end at this byte."""
+    """Read `count` integers of 8 bytes; the last one ends at byte `end`."""
     return [int(each) for each in np.frombuffer(stream[end - 8 * count : end].tobytes(), np.int64)]
 
 
 def sizes_in(stream: Array) -> list[int]:
-    """Of the large arrays, as they stand at a stream's end."""
+    """Read the sizes of the large arrays from a stream's end."""
     count, _ = numbers(stream, stream.size, 2)
     return numbers(stream, stream.size - 16, count)
 
 
 def split(streams: Array, count: int) -> list[Array]:
-    """The streams of so many ranks, which lie one after the other."""
+    """Divide the concatenated streams of `count` ranks."""
     found, end = list[Array](), streams.size
     for _ in range(count):
         several, length = numbers(streams, end, 2)

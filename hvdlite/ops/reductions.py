@@ -1,4 +1,4 @@
-"""Reductions: all-reduce, reduce to a root, reduce-scatter. Adasum is an operation like others here."""
+"""Reductions: all-reduce, reduce to a root, and reduce-scatter, for every `Op`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,19 @@ def allreduce_(
     array: Array, op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Operation[Array]:
-    """All-reduce in place. array: contiguous, same shape and dtype on every rank, of any dtype MPI or we can add.
+    """All-reduce an array in place. The result is the array.
 
-    result = op over ranks of (array * prescale), * postscale, / size for Average. Result: the
-    array. Raises MismatchError on every rank when the ranks' arguments differ.
+    Args:
+        array: Contiguous, of the same shape and dtype on every rank.
+        op: The reduction. Average divides by the number of ranks.
+        name: Calls of the ranks are matched by it. None: by their order.
+        prescale: Each rank's values are multiplied by it before the reduction.
+        postscale: The result is multiplied by it.
+        process_set: The ranks that take part. None: all.
+
+    Raises:
+        ValueError: Booleans have no average.
+        NotImplementedError: Adasum is not defined for these ranks.
     """
     group = runtime.group_of(process_set)
     how = reduction(op, group.size, prescale, postscale)
@@ -59,18 +68,29 @@ def allreduce_(
 @Collective
 def grouped_allreduce_(
     arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
-    process_set: ProcessSet | None = None, or_none: bool = False,
+    process_set: ProcessSet | None = None,
 ) -> Operation[list[Array]]:
-    """All-reduce several arrays in place as one operation, short ones together. Result: the list of arrays. Raises
-    ValueError for arrays that share memory, and for none, unless `or_none`: then ranks agree that none gives any, and
-    it is a MismatchError where some do."""
-    if not arrays and not or_none:
+    """All-reduce several arrays in place as one operation, short arrays together. The result is a list of the arrays.
+
+    Args:
+        arrays: At least one, equally many on every rank, otherwise as for `allreduce_`. They share no memory.
+        op: As for `allreduce_`.
+        name: As for `allreduce_`.
+        prescale: As for `allreduce_`.
+        postscale: As for `allreduce_`.
+        process_set: As for `allreduce_`.
+
+    Raises:
+        ValueError: There is no array, or two share memory, or booleans are to be averaged.
+        NotImplementedError: Adasum is not defined for these ranks.
+    """
+    if not arrays:
         raise ValueError("grouped_allreduce needs at least one tensor")
     group = runtime.group_of(process_set)
     if shared := overlapping(arrays):
         raise ValueError(
-            f"grouped_allreduce_: tensors {min(shared)} and {max(shared)} share memory, where each needs its own for "
-            "its result: give each once, or use grouped_allreduce, which returns new ones"
+            f"grouped_allreduce_: tensors {min(shared)} and {max(shared)} share memory, but each needs memory "
+            "for its result: give each tensor once, or use grouped_allreduce, which returns new tensors"
         )
     how = reduction(op, group.size, prescale, postscale)
     for array in arrays:
@@ -81,12 +101,19 @@ def grouped_allreduce_(
         allreduce_all(at.transport, at.workspace, at.place, arrays, how)
         return list(arrays)
 
-    first = arrays[0] if arrays else None
-    return Operation(group, "grouped_allreduce", name, facts, work, first, lambda: Zeros.like(arrays, how))
+    return Operation(group, "grouped_allreduce", name, facts, work, arrays[0], lambda: Zeros.like(arrays, how))
+
+
+@Collective
+def grouped_allreduce_of_none(name: str | None = None) -> Operation[None]:
+    """Take part in a `grouped_allreduce_` to which no rank gives arrays. If other ranks do, all raise MismatchError."""
+    group = runtime.group_of(None)
+    nothing = Zeros.like((), reduction(Sum, group.size))
+    return Operation(group, "grouped_allreduce", name, grouped_facts(()), lambda at: None, None, lambda: nothing)
 
 
 def check(group: Group, op: Op, array: Array) -> None:
-    """Raises ValueError for what cannot be averaged, NotImplementedError where Adasum is not defined."""
+    """Raise ValueError for an average of booleans, and NotImplementedError if Adasum is not defined for these ranks."""
     if op == Average and array.dtype.kind == "b":
         raise ValueError("booleans have no average: use op=hvd.Max (any) or op=hvd.Min (all), or cast them first")
     if op == Adasum:
@@ -94,7 +121,12 @@ def check(group: Group, op: Op, array: Array) -> None:
 
 
 def require_adasum(size: int, everyone: bool) -> None:
-    """Raises NotImplementedError where Adasum over so many ranks, all of the job's or not, is not defined."""
+    """Raise NotImplementedError if Adasum is not defined for these ranks.
+
+    Args:
+        size: The number of ranks.
+        everyone: Whether these are all ranks of the job.
+    """
     if not everyone:
         raise NotImplementedError("op=Adasum is for the global process set only; use op=Average")
     if size & (size - 1):
@@ -106,23 +138,33 @@ def reduce(
     array: Array, root_rank: int, op: Op = Average, name: str | None = None, prescale: float = 1.0,
     postscale: float = 1.0, process_set: ProcessSet | None = None,
 ) -> Operation[Array | None]:
-    """Reduce to root_rank. Result: there the reduction, as a new array; None elsewhere. The array is left as it is.
+    """Reduce to one rank. The result is a new array there, and None on other ranks. `array` keeps its values.
 
-    Arguments as for `allreduce_`; root_rank: a global rank. Raises NotImplementedError for Adasum.
+    Args:
+        array: As for `allreduce_`.
+        root_rank: A global rank, which gets the result.
+        op: As for `allreduce_`.
+        name: As for `allreduce_`.
+        prescale: As for `allreduce_`.
+        postscale: As for `allreduce_`.
+        process_set: As for `allreduce_`.
+
+    Raises:
+        ValueError: `root_rank` is no member, or booleans are to be averaged.
+        NotImplementedError: `op` is Adasum.
     """
     group = runtime.group_of(process_set)
     root = root_of(group, "reduce", root_rank)
     check(group, op, array)
     if op == Adasum:
-        raise NotImplementedError("reduce with op=Adasum: use allreduce")
+        raise NotImplementedError("reduce with op=Adasum is not possible: use allreduce")
     how = reduction(op, group.size, prescale, postscale)
-
     facts = (*reduction_facts(op, how, array), ("root rank", group.ranks[root]))
     return Operation(group, "reduce", name, facts, lambda at: whole_at(at, array, root, how), array)
 
 
 def whole_at(at: Workplace, array: Array, root: int, how: Reduction) -> Array | None:
-    """The reduction, at a root. Runs on the at."""
+    """Reduce to a root, which gets a new array. Runs on the lane."""
     if widening := wide.widening(how, array.dtype, at.transport.size):
         found = whole_at(at, widening.widen(array), root, how.plain)
         return None if found is None else narrowed(at, widening, found, array)
@@ -137,7 +179,7 @@ def whole_at(at: Workplace, array: Array, root: int, how: Reduction) -> Array | 
 
 
 def narrowed(at: Workplace, widening: wide.Widening, found: Array, like: Array) -> Array:
-    """A new array with like's dtype of what was found in a wider one, and may have other rows."""
+    """Return a result of a wider dtype as a new array of the dtype of `like`. Its number of rows may be another."""
     result = at.workspace.new(like, found.shape[: like.ndim])
     widening.narrow(found, result)
     return result
@@ -148,10 +190,21 @@ def reducescatter(
     array: Array, op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Operation[Array]:
-    """This rank's rows of the reduction of all ranks' arrays, as a new array; the array is left as it is.
+    """Reduce all ranks' arrays and divide the rows among the ranks. The result, this rank's rows, is a new array.
 
-    The rows are dealt out in rank order, as evenly as possible, the first ranks one more. Same shape and dtype on
-    every rank. Only Average and Sum.
+    The rows are divided in rank order, as evenly as possible; the first ranks get one more.
+
+    Args:
+        array: Of at least one dimension, otherwise as for `allreduce_`. It keeps its values.
+        op: Average or Sum.
+        name: As for `allreduce_`.
+        prescale: As for `allreduce_`.
+        postscale: As for `allreduce_`.
+        process_set: As for `allreduce_`.
+
+    Raises:
+        ValueError: The array is a scalar, or booleans are to be averaged.
+        HvdliteError: `op` is neither Average nor Sum.
     """
     group, how = scatterable("reducescatter", [array], op, prescale, postscale, process_set)
     facts = reduction_facts(op, how, array)
@@ -163,7 +216,7 @@ def grouped_reducescatter(
     arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Operation[list[Array]]:
-    """Reduce-scatter several arrays as one operation. Result: a list."""
+    """Reduce-scatter several arrays as one operation. Otherwise as `reducescatter`."""
     group, how = scatterable("grouped_reducescatter", arrays, op, prescale, postscale, process_set)
     facts = grouped_facts(tuple(reduction_facts(op, how, array) for array in arrays))
 
@@ -176,7 +229,7 @@ def grouped_reducescatter(
 def scatterable(
     kind: str, arrays: Sequence[Array], op: Op, prescale: float, postscale: float, process_set: ProcessSet | None
 ) -> tuple[Group, Reduction]:
-    """The group and the arithmetic. Raises ValueError for tensors without rows, HvdliteError for other operations."""
+    """Return the group and the arithmetic of a reduce-scatter. Raises what `reducescatter` raises."""
     group = runtime.group_of(process_set)
     if not arrays or any(array.ndim == 0 for array in arrays):
         raise ValueError(f"{kind} needs tensors, of at least one dimension each")
@@ -188,12 +241,15 @@ def scatterable(
 
 
 def amplification(op: Op, prescale: float, postscale: float, process_set: ProcessSet | None) -> float:
-    """By how much the gradient of a reduce-scatter is larger than the gathered gradients."""
+    """Return the factor by which the gradient of a reduce-scatter is larger than the gathered gradients."""
     return (runtime.group_of(process_set).size if op is Sum else 1) * prescale * postscale
 
 
 def own_rows(at: Workplace, array: Array, how: Reduction) -> Array:
-    """This rank's rows of the reduction. In memory, or a ring, n(p-1)/p elements sent per rank. Runs on the at."""
+    """Return this rank's rows of the reduction. Runs on the lane.
+
+    Ranks add in shared memory, or send each other n(p-1)/p elements in a ring.
+    """
     if integers := wide.of_integers(how, array.dtype, at.transport.size):
         return narrowed(at, integers, own_rows(at, integers.widen(array), how.plain), array)
     rank, rows = at.transport.rank, even_rows(array.shape[0], at.transport.size)
@@ -218,7 +274,7 @@ def own_rows(at: Workplace, array: Array, how: Reduction) -> Array:
 
 
 def add_up_rows(at: Workplace, array: Array, rows: Sequence[int], result: Array, how: Reduction) -> None:
-    """The same for 16-bit floats, by messages."""
+    """Write this rank's rows of a reduction of 16-bit floats into `result`, by messages."""
     pieces = [block.reshape(-1) for block in split_rows(array, rows)]
     mine = result.reshape(-1)
     mine[...] = pieces[at.transport.rank]

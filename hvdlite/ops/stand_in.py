@@ -1,11 +1,10 @@
-"""How a rank that has joined takes part in the all-reduces of the others: with zeros; of sparse tensors, with none."""
+"""Stand-ins: how a rank that has joined takes part in other ranks' operations, with zeros or with no rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,11 @@ from hvdlite.lanes.workplace import Workplace
 
 @dataclass(frozen=True)
 class StandIn:
-    """What a rank does instead of an operation's work. Picklable."""
+    """What a rank that has joined does instead of an operation's work. Picklable.
+
+    Attributes:
+        on_gpu: Whether the operation is one of arrays on a GPU.
+    """
 
     on_gpu: bool
 
@@ -29,25 +32,32 @@ class StandIn:
         else:
             self.take_part(at, np)
 
-    def take_part(self, at: Workplace, xp: ModuleType) -> Any:
-        """Returns the arrays, which a GPU may still be writing."""
+    def take_part(self, at: Workplace, xp: ModuleType) -> object:
+        """Do this rank's part with arrays of the module `xp`. Returns the arrays, which a GPU may still be writing."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Zeros(StandIn):
-    """An all-reduce of zeros of these lengths and dtypes, whose results nobody sees."""
+    """An all-reduce of zeros. Its results are dropped.
+
+    Attributes:
+        lengths: Each array's length and dtype.
+        how: The arithmetic.
+    """
 
     lengths: tuple[tuple[int, DType], ...]
     how: Reduction
 
     @classmethod
     def like(cls, arrays: Iterable[Array], how: Reduction) -> Zeros:
+        """Return the stand-in for an all-reduce of these arrays."""
         arrays = list(arrays)
         on_gpu = any(not is_host(array) for array in arrays)
         return cls(on_gpu, tuple((array.size, array.dtype) for array in arrays), how)
 
     def take_part(self, at: Workplace, xp: ModuleType) -> list[Array]:
+        """All-reduce zeros."""
         arrays = [xp.zeros(length, dtype) for length, dtype in self.lengths]
         allreduce_all(at.transport, at.workspace, at.place, arrays, self.how)
         return arrays

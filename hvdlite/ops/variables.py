@@ -1,4 +1,4 @@
-"""Broadcasting many arrays at once, each under a name that all ranks agree on."""
+"""Broadcasting many arrays at once. All ranks agree on each array's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvdlite.ops.common import Operation, array_facts, root_of
 
 @contextlib.contextmanager
 def naming(name: str) -> Iterator[None]:
-    """A ValueError or TypeError inside says which variable it is about."""
+    """Put the variable's name into the text of a ValueError or TypeError that is raised inside."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -28,22 +28,31 @@ def naming(name: str) -> Iterator[None]:
 def broadcast_arrays(
     arrays: Sequence[Array], names: Sequence[str], root_rank: int, process_set: ProcessSet | None
 ) -> None:
-    """Overwrite contiguous arrays with root_rank's, in place, as one operation (those on a GPU as a second). Waits for
-    all ranks.
+    """Overwrite arrays with root_rank's, in place: those on the host as one operation, those on a GPU as another.
 
-    names: of the variables, for messages. Raises MismatchError with a diff, on every rank, where the ranks' lists
-    differ; ValueError for a root_rank that there is not; TypeError for arrays of Python objects.
+    Collective; waits for all ranks of the process set.
+
+    Args:
+        arrays: Contiguous. Equally many on every rank.
+        names: The arrays' names, which ranks compare.
+        root_rank: A global rank.
+        process_set: The ranks that take part. None: all.
+
+    Raises:
+        MismatchError: The ranks' names, shapes, dtypes or devices differ. Every rank raises it, with a diff.
+        ValueError: `root_rank` is no member.
+        TypeError: An array holds Python objects, or numbers in a foreign byte order.
     """
     with calling("hvd.broadcast_variables"):
         broadcast_all(arrays, names, root_rank, runtime.group_of(process_set))
 
 
 def broadcast_all(arrays: Sequence[Array], names: Sequence[str], root_rank: int, group: Group) -> None:
-    """`broadcast_arrays`, in a group."""
+    """As `broadcast_arrays`, for a group."""
     root = root_of(group, "broadcast", root_rank)
     for name, array in zip(names, arrays, strict=True):
         with naming(name):
-            array_facts(array)  # neither Python objects nor a foreign byte order
+            array_facts(array)  # raises for Python objects and for a foreign byte order
     lines = tuple(
         f"{name}: {dtype_name(array.dtype)}{list(array.shape)} on {'host' if is_host(array) else 'cuda'}"
         for name, array in zip(names, arrays, strict=True)
@@ -59,5 +68,5 @@ def broadcast_all(arrays: Sequence[Array], names: Sequence[str], root_rank: int,
         Operation(group, "broadcast", name, facts, work, arrays[0] if arrays else None).run()
 
     broadcast(name, [array for array in arrays if is_host(array)])
-    if there := [array for array in arrays if not is_host(array)]:  # on every rank, then
+    if there := [array for array in arrays if not is_host(array)]:  # all ranks have agreed on the devices
         broadcast(f"{name} on GPUs", there)

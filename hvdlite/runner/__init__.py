@@ -1,4 +1,4 @@
-"""`run` under the name of Horovod's module, and what else scripts import from there."""
+"""`horovod.runner`: `run` under the name of Horovod's module."""
 
 from hvdlite.api.run import run
 

@@ -106,13 +106,13 @@ class TorchFormat:
             raise ValueError(f"the file has a {type(found).__name__}, not a dict of states and extras by name")
         return found
 
-    def restore(self, what: Mapping[str, Stateful], found: dict[str, object]) -> None:
+    def restore(self, what: Mapping[str, object], found: dict[str, object]) -> None:
         """Give each object its state."""
         for name, value in what.items():
             try:
                 if isinstance(value, torch.optim.Optimizer):
                     load_in_place(value, found[name])
-                else:
+                elif self.has_state(value):
                     value.load_state_dict(found[name])
             except Exception as error:
                 error.add_note(f"hvd.load: {name!r} does not fit")

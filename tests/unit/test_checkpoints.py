@@ -127,9 +127,9 @@ def test_extras_alone(tmp_path: Path) -> None:
     found = hvdlite.load(tmp_path / "run", more="default")
     assert found.pop("weights").tolist() == [0, 1, 2] and found == {"epoch": 3, "best": 0.5, "more": "default"}
     (tmp_path / "other").write_bytes(b"something else")
-    with pytest.raises(ValueError, match=r"none that hvd.save has written"):
+    with pytest.raises(ValueError, match=r"hvd.save has not written this file"):
         hvdlite.load(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"none that hvd.save has written"):
+    with pytest.raises(ValueError, match=r"hvd.save has not written this file"):
         hvdlite.load(os.devnull)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -125,8 +126,10 @@ def test_state_is_kept_in_job() -> None:
     assert [row for row in measures.state_elsewhere() if row not in EXPLAINED] == []
 
 
-def python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+def python(code: str, env: dict[str, str] | None = None) -> str:
+    """What Python prints. env: its environment, if not this process' own."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=env).stdout
 
 
 def test_import_is_light() -> None:
@@ -138,19 +141,19 @@ def test_import_is_light() -> None:
     assert python(f"import hvdlite, sys; print([name for name in {heavy} if name in sys.modules])").strip() == "[]"
 
 
-def test_import_is_quick() -> None:
-    """Beyond NumPy's own import some 15 ms of computing, without compiled files; the best of five, with room."""
-    code = "import numpy, time; t = time.process_time(); import hvdlite; print(time.process_time() - t)"
-    assert min(float(python(code)) for _ in range(5)) < 0.06
-
-
-def test_import_leaves_to_later_what_needs_a_job() -> None:
-    """The first name that is used brings all; a submodule's name brings that module alone."""
-    seen = "[name for name in ('lanes', 'ops', 'job.runtime', 'elastic') if f'hvdlite.{name}' in sys.modules]"
-    assert python(f"import hvdlite, sys; from hvdlite import errors; print({seen})").strip() == "[]"
-    assert python(f"import hvdlite, sys; hvdlite.size; print(len({seen}))").strip() == "3"
-    assert python("import hvdlite; print(hvdlite.elastic.__name__, 'init' in dir(hvdlite))") == "hvdlite.elastic True\n"
-    assert python("from hvdlite import *; print(allreduce.__name__, elastic.__name__)") == "allreduce hvdlite.elastic\n"
+def test_import_is_quick(tmp_path: Path) -> None:
+    """It takes about as long as NumPy's own import (some 55 ms), once Python has compiled it."""
+    code = """if True:
+        import time
+        began = time.process_time()
+        import numpy
+        between = time.process_time()
+        import hvdlite
+        print((time.process_time() - between) / (between - began))
+    """
+    env = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    assert min(float(python(code, env)) for _ in range(6)) < 1.4
 
 
 def test_import_for_tensorflow_is_quick() -> None:

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from hvdlite.job import runtime
 from hvdlite.job.groups import Group
 from hvdlite.lanes.calls import calling, numbered
-from hvdlite.ops import Adasum, grouped_allreduce_
+from hvdlite.ops import Adasum, grouped_allreduce_of_none
 from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.replica_check import alike
 from hvdlite.torch.attach.settings import TorchSettings
@@ -137,7 +137,7 @@ class DeltaAttachment:
             for (p, start), delta in zip(self.starts, combined, strict=True):
                 p.data.copy_(start + delta)
         else:  # if another rank has steps to combine, all ranks raise MismatchError
-            grouped_allreduce_([], Adasum, self.name, or_none=True)
+            grouped_allreduce_of_none(self.name)
         self.starts = []
         self.alike.look()
 

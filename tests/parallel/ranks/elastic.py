@@ -249,7 +249,7 @@ def check_a_job_of_a_communicator_starts_anew_as_it_was() -> None:
     p, r = hvd.size(), hvd.rank()
     hvd.shutdown()
     hvd.init(comm=list(range(p))[::-1])
-    elastic.start_anew()
+    elastic.start_again()
     assert hvd.rank() == p - 1 - r and total() == p
     hvd.shutdown()
     hvd.init()
@@ -264,7 +264,7 @@ def check_process_sets_are_there_again() -> None:
     pair, rest = hvd.ProcessSet([0, 1]), hvd.ProcessSet(range(1, p))
     hvd.init(process_sets=[pair, rest])
     before = runtime.current()
-    elastic.start_anew()
+    elastic.start_again()
     assert runtime.current() is not before and (pair.process_set_id, rest.process_set_id) == (1, 2)
     if r <= 1:
         assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=pair)[0] == 2
@@ -304,7 +304,7 @@ def check_sets_of_communicators_are_there_again() -> None:
     sets = [hvd.ProcessSet(pair), hvd.ProcessSet(parity)]
     hvd.init(comm=world, process_sets=sets)
     for _ in range(2):
-        elastic.start_anew()
+        elastic.start_again()
         if r < 2:
             assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=sets[0])[0] == 2
         assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=sets[1])[0] == len(range(r % 2, p, 2))

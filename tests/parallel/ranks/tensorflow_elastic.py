@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as hvd_keras
-from hvdlite.elastic import start_anew
+from hvdlite.elastic import start_again
 from hvdlite.errors import HorovodInternalError
 from tests.parallel.common import last, require_error, require_same_bits
 from tests.parallel.keras_common import WIDTH, model
@@ -78,7 +78,7 @@ def check_passes_before_a_restart_or_a_restore_do_not_count() -> None:
     optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
     state = hvd_keras.elastic.KerasState(trained, optimizer)
     w = trained.weights[0]
-    for forget in (start_anew, state.restore):
+    for forget in (start_again, state.restore):
         w.assign([[0.0]])
         optimizer.apply([tf.constant([[8.0]])], [w])
         forget()
@@ -170,7 +170,7 @@ def check_a_set_of_one_goes_on() -> None:
     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
     hvd.remove_process_set(process_set)
     del os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"]
-    start_anew()  # all ranks, without the optimizer
+    start_again()  # all ranks, without the optimizer
     hvd.shutdown()
     hvd.init()
 

@@ -182,7 +182,7 @@ def check_what_one_rank_has_let_go_of_is_not_attached_again() -> None:
     if last():
         others.clear()
         gc.collect()
-    elastic.start_anew()
+    elastic.start_again()
     step(model, optimizer, 0)
     require_same_bits([p.detach() for p in model.parameters()])
 

@@ -153,7 +153,7 @@ def check_starting_anew_without_a_set_that_was_removed() -> None:
     theirs = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), process_set=members)
     ours = hvd.DistributedOptimizer(torch.optim.SGD([v], lr=1.0))
     hvd.remove_process_set(members)
-    elastic.start_anew()
+    elastic.start_again()
     (v.sum() * (hvd.rank() + 1)).backward()
     assert (v.grad == (hvd.size() + 1) / 2).all()
     ours.step()
