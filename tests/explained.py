@@ -6,6 +6,9 @@ A row that no longer occurs must go. Add one only where the rule would make the 
 EXPLAINED: dict[str, str] = {
     "hvdlite.check: os.environ": "The report shows what the environment has, and starts programs with it.",
     "hvdlite.common.util: os.environ": "`env()` is Horovod's context manager that sets variables for a script.",
+    "hvdlite.keras.attachment: optimizer.built": (
+        "Keras' own attribute: its optimizers set it, and so do their subclasses."
+    ),
     "hvdlite.keras.elastic: self.state.batch": (
         "The user names this attribute (KerasState(model, batch=0)), and a state of the user's own has no "
         "setter."
