@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 
+from hvdlite.job.folder import path_of
 from hvdlite.system.launcher_environment import JOB_FOLDER as FOLDER
 from hvdlite.system.launcher_environment import JOB_RANK as RANK
 
@@ -24,7 +25,7 @@ def main() -> None:
     if FOLDER is None or RANK is None:
         sys.exit("hvdlite.task: only hvdlite.run() can start this module")
     try:
-        function, args, kwargs = cloudpickle.loads(_receive(os.path.join(FOLDER, "task")))
+        function, args, kwargs = cloudpickle.loads(_receive(path_of(FOLDER, "task")))
         _leave(FOLDER, RANK, (True, function(*args, **kwargs), ""))
     except (SystemExit, KeyboardInterrupt):  # these end the job with exit codes of their own
         raise
@@ -58,7 +59,7 @@ def _leave(folder: str, rank: str, result: tuple[bool, object, str]) -> None:
         if result[0]:
             raise TypeError(f"rank {rank}: what the function returned cannot be pickled: {error}") from error
         data = cloudpickle.dumps((False, RuntimeError(f"{type(result[1]).__name__}: {result[1]}"), result[2]))
-    with open(os.path.join(folder, f"result.{rank}"), "wb") as file:
+    with open(path_of(folder, "result", rank), "wb") as file:
         file.write(data)
 
 

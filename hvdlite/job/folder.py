@@ -1,16 +1,7 @@
 """Files by which a rank and hvdliterun inform each other. Each host has a folder for the job.
 
-    entered.RANK    the rank has called hvd.init()
-    entering.RANK   the rank waits in hvd.init() for other ranks
-    absent.RANK     the rank will not call hvd.init() any more
-    present.RANK    the other ranks count on this rank; contains its process number, since a shell may have started it
-    stopped.RANK    another rank has shut down, and causes the failures of this rank
-    swallowed.RANK  the error by which the rank learned that another rank has left, if the script has caught it
-    failed          the host's first failure: rank, code, signal, time
-    ending          hvdliterun ends the job by a signal; ranks have time to save their work
-    told            written by hvdliterun on several hosts: the rank that failed first
-
-Without hvdliterun there is no folder, and no file is written.
+`FILES` lists the files that ranks write or read; `launcher/hvdlite_launcher/job_folder.py` has the whole table. Without
+hvdliterun there is no folder, and no file is written.
 """
 
 from __future__ import annotations
@@ -23,6 +14,29 @@ from collections.abc import Iterator
 from hvdlite.system.launcher_environment import JOB_FOLDER as FOLDER
 from hvdlite.system.launcher_environment import JOB_RANK as RANK
 from hvdlite.system.launcher_environment import SEVERAL_HOSTS
+
+FILES = {
+    # name: (writer, reader, lifetime). Those of one rank end with its number: `present.3`.
+    "task": ("agent", "rank", "the job: the pickled function of hvdlite.run"),
+    "ending": ("agent", "keeper, rank", "from a signal to hvdliterun on: ranks save their work"),
+    "told": ("agent", "rank", "from the job's first failure on: the number of that rank"),
+    "failed": ("keeper, rank", "agent", "from the host's first failure on: rank, code, signal, time"),
+    "absent": ("keeper, rank", "agent", "from the end of a rank on that nobody may wait for in hvd.init()"),
+    "entered": ("rank", "keeper", "from the first hvd.init() on"),
+    "entering": ("rank", "agent", "during hvd.init(): it waits for the others"),
+    "present": ("rank", "agent, keeper", "from hvd.init() to hvd.shutdown(): the process id"),
+    "stopped": ("rank", "keeper", "from the end of hvd.shutdown() on, if another rank has caused that"),
+    "swallowed": ("rank", "agent", "the job: the error with which the script went on after another rank had left"),
+    "result": ("rank", "agent", "the job: what the function of hvdlite.run has returned, pickled"),
+}
+DECISION = 1.0  # seconds for hvdliterun to say which rank was the first to fail on several hosts
+LEAVER_FIRST = 0.5  # seconds that a rank leaves to the one whose shutdown has stopped it, where no keeper waits
+
+
+def path_of(folder: str, name: str, rank: str | None = None) -> str:
+    """The path of one of FILES. Raises KeyError for another name."""
+    assert FILES[name]
+    return os.path.join(folder, name if rank is None else f"{name}.{rank}")
 
 
 @contextlib.contextmanager
@@ -45,7 +59,7 @@ def stopped() -> None:
     """Another rank has shut down, and causes this process' failures from now on. hvdliterun reports that rank."""
     note("stopped")
     if not FOLDER:
-        time.sleep(0.5)
+        time.sleep(LEAVER_FIRST)
 
 
 def note(word: str, rank: str | None = RANK, there: bool = True, text: str = "") -> None:
@@ -58,7 +72,7 @@ def note(word: str, rank: str | None = RANK, there: bool = True, text: str = "")
         text: Its contents.
     """
     if FOLDER and rank:
-        path = os.path.join(FOLDER, f"{word}.{rank}")
+        path = path_of(FOLDER, word, rank)
         with contextlib.suppress(OSError):  # the folder is on another host
             if there:
                 with open(path, "x", encoding="ascii") as file:
@@ -72,7 +86,7 @@ def write(word: str, text: str) -> bool:
     if not (FOLDER and RANK):
         return False
     with contextlib.suppress(OSError):
-        with open(os.path.join(FOLDER, f"{word}.{RANK}"), "w", encoding="utf-8", errors="replace") as file:
+        with open(path_of(FOLDER, word, RANK), "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
         return True
     return False
@@ -80,7 +94,7 @@ def write(word: str, text: str) -> bool:
 
 def job_is_ending() -> bool:
     """Whether hvdliterun ends the job by a signal."""
-    return os.path.exists(os.path.join(FOLDER or os.devnull, "ending"))
+    return os.path.exists(path_of(FOLDER or os.devnull, "ending"))
 
 
 def claim(rank: int, code: int) -> bool:
@@ -96,7 +110,7 @@ def claim(rank: int, code: int) -> bool:
     if not FOLDER:
         return True
     try:
-        with open(os.path.join(FOLDER, "failed"), "x", encoding="ascii") as file:
+        with open(path_of(FOLDER, "failed"), "x", encoding="ascii") as file:
             file.write(f"{rank} {code} 0 {time.time()}\n")
     except FileExistsError:
         return False
@@ -114,8 +128,8 @@ def is_first(rank: int, folder: str) -> bool:
         rank: The rank that failed first on this host.
         folder: The job's folder.
     """
-    answer = os.path.join(folder, "told")
-    deadline = time.monotonic() + 1.0
+    answer = path_of(folder, "told")
+    deadline = time.monotonic() + DECISION
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), open(answer, encoding="ascii") as file:
             return file.read() == str(rank)

@@ -1,61 +1,41 @@
-"""Watches over one host's part of a job, for hvdliterun on another host, at the far end of an ssh connection.
+"""The agent: a process that watches over a job's ranks on one host, and leaves nothing of the job there.
 
-What hvdliterun, its pipes and its janitor are on their own host, the agent is on this one: before the start it
-answers whether the host is ready, makes the job's folders, then reads the ranks' named pipes and sends what they
-write, reports the first failure, passes signals on, and in the end leaves no process and no file. The end is word
-from hvdliterun, the end of the connection, or silence: each side says something every second, so that a host
-without power or network is noticed by both within seconds.
+Each host of a job has an agent. On hvdliterun's own host it is a child process of hvdliterun; on other hosts an ssh
+connection starts it. The agent makes the job's folder and reports whether the host is ready. While the job runs, it
+forwards the ranks' output, reports how ranks begin and end, and sends them signals.
 
-Rejected: output through the MPI (each tags and cuts it in its own way, and loses the last lines when it ends a job),
-and connections of our own (firewalls; ssh is there, and it has checked who is who).
-Imports the standard library only: it runs isolated from the user's Python settings.
+At the job's end the agent kills every process of the job and removes its files. It does the same when hvdliterun dies:
+the connection closes then. On other hosts a silent hvdliterun counts as dead, too: both sides send a sign of life every
+second. No other code cleans up, so the steps that must work after a crash are the steps of every job.
+
+Rejected: output through the MPI, because each MPI labels and cuts lines in its own way, and loses the last lines when
+it ends a job. Rejected: network connections of our own, because of firewalls; ssh has also checked the host's identity.
+The agent imports little, and only from the standard library: the start of a job waits for it. It runs isolated from the
+user's Python settings.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
+import resource
+import select
 import selectors
 import signal
-import socket
-import subprocess
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from hvdlite_launcher import facts, wire
-from hvdlite_launcher.entry import SETTLED, entry
-from hvdlite_launcher.janitor import (
-    Segments,
-    claim,
-    is_own,
-    kill_all,
-    leave,
-    mark_of,
-    part_of,
-    rank_processes,
-    see_off,
-    send,
-)
-from hvdlite_launcher.keeper import WATCHED
-from hvdlite_launcher.ranks import ROOM, Farewell, publish
+from hvdlite_launcher import job_folder, times, wire
+from hvdlite_launcher.processes import Segments, kill_all, mark_of, rank_processes, see_off, send
 from hvdlite_launcher.watch import appeared, watch
 
-BEAT = 1.0  # seconds between signs of life
-PATIENCE = 3.5  # seconds of silence after which the other side counts as lost, until ranks have started there
-LATER = 60.0  # the same afterwards: a network may rest for that long, and a job of days must outlive it
-PARTING = 5.0  # the same at the end, when an agent is silent for the seconds that it needs to kill all
-FROZEN = 2.0  # seconds without a look, after which silence counts anew: both sides' machine may have stood still
-_PAUSE = 0.05  # seconds between looks for MPICH's segments, at first
 _CHUNK = 65536
-_FULL = 1 << 20  # bytes that may wait to be sent before ranks have to wait
-_LATE = 3.0  # seconds in which an MPI's daemon may still come that was on its way when the job ended
+_FILES = 16  # open files, besides two pipes for each rank
+_FULL = 1 << 20  # unsent bytes from which on ranks have to wait
 
 
 def command(python: str, package: str) -> list[str]:
-    """What to execute on the host. package: the folder that this package lies in, there as here."""
+    """The command that starts an agent. package: the folder that contains this package, the same on all hosts."""
     code = "import sys; sys.path[:0] = sys.argv[1:2]; from hvdlite_launcher.agent import main; main()"
     return [python, "-I", "-S", "-c", code, package]
 
@@ -63,46 +43,53 @@ def command(python: str, package: str) -> list[str]:
 def main() -> None:
     """Serve one job, from hvdliterun's first message to the end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the job; our sign is the connection
+        signal.signal(number, signal.SIG_IGN)  # meant for the job; the agent ends with the connection
     os.write(1, wire.MARK)
-    decoder, job = wire.Decoder(), None
-    while job is None:
+    agent = Agent(wire.Link(1))
+    while not agent.has_job:
         data = os.read(0, _CHUNK)
         if not data:
             return
-        job = next((frame for _, _, frame in decoder.feed(data)), None)  # the rest stays in the decoder
-    agent = Agent(decoder)
-    agent.take(wire.MESSAGE, job)
+        agent.take(data)
     agent.serve()
 
 
-@dataclass
 class Agent:
-    """One job's agent. _job: its id, folders, what ranks are started with, and patience with silence, until ranks have
-    started here and afterwards (`run._job`)."""
+    """The agent of one job on this host.
 
-    decoder: wire.Decoder
-    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _unsent: bytearray = field(default_factory=bytearray)
-    _pipes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    _job: dict[str, Any] = field(default_factory=dict)
-    _heard: float = field(default_factory=time.monotonic)
-    _paused: bool = False
-    _ending: int = 0
-    _farewell: Farewell = field(default_factory=Farewell)
-    _over: bool = False
-    _begun: bool = False
-    _made: list[str] = field(default_factory=list)
-    _parents: list[str] = field(default_factory=list)
-    _segments: Segments = field(default_factory=lambda: Segments(""))
-    _pause: float = BEAT / 2
+    _job: what hvdliterun has said about the job (`Team`). _folder: this host's part of the job's folder. _made: folders
+    that the agent has made, outermost first. _pipes: kind of frame and rank of each open pipe. _ending: the signal that
+    ends the job, or 0. _told: processes that have received that signal. _started: how many ranks have started.
+    """
 
-    def take(self, kind: int, data: bytes) -> None:
-        """Act on a frame of hvdliterun's."""
-        if kind == wire.TASK:
-            self._publish("task", data)
-            return
-        message = wire.decode(data)
+    def __init__(self, link: wire.Link) -> None:
+        self._link = link
+        self._selector = selectors.DefaultSelector()
+        self._job: dict[str, Any] = {}
+        self._folder = ""
+        self._made: list[str] = []
+        self._pipes: dict[int, tuple[int, int]] = {}
+        self._segments = Segments("")
+        self._told: set[int] = set()
+        self._ending = 0
+        self._started = 0
+        self._over, self._paused = False, False
+
+    @property
+    def has_job(self) -> bool:
+        """Whether hvdliterun has described the job."""
+        return bool(self._job)
+
+    def take(self, data: bytes) -> None:
+        """Act on bytes from hvdliterun; no bytes mean that hvdliterun is gone."""
+        for kind, _, frame in self._link.take(data):
+            if kind == wire.TASK:
+                self._publish("task", frame)
+            else:
+                self._hear(wire.decode(frame))
+        self._over |= self._link.closed
+
+    def _hear(self, message: dict[str, Any]) -> None:
         self._paused = "pause" in message
         if "job" in message:
             self._open(message["job"])
@@ -112,9 +99,9 @@ class Agent:
         if number in (signal.SIGINT, signal.SIGTERM):
             self._publish("ending", b"")
             self._ending = number
-            self._farewell.say(self._job["folder"], number)
+            self._end_ranks()
         elif number:
-            send(rank_processes(self._job["folder"]), number)
+            send(rank_processes(self._folder), number)
         self._over |= "end" in message
 
     def serve(self) -> None:
@@ -122,59 +109,76 @@ class Agent:
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         self._selector.register(0, selectors.EVENT_READ, self._listen)
-        beaten = looked = 0.0
+        beaten, looked, pause = 0.0, 0.0, times.SEGMENTS_SOON
         try:
-            while not self._over and (self._paused or time.monotonic() - self._heard < self._patience):
+            while not self._over and (self._paused or self._link.silence < self._patience):
                 began = time.monotonic()
-                if began - beaten > BEAT:
-                    beaten, ranks = began, entry(self._job["folder"], SETTLED)
-                    self._say(absent=ranks.absent, waiting=ranks.waiting)
-                if began - looked > self._pause:  # not at each line of output: a look takes milliseconds
-                    looked, self._pause = began, min(self._pause * 1.2, BEAT / 2)
+                if began - beaten > times.BEAT:
+                    beaten = began
+                    self._say_arrivals(times.ABSENCE_SETTLED)
+                if began - looked > pause:  # a look takes milliseconds
+                    looked, pause = began, min(pause * 1.2, times.SEGMENTS_SELDOM)
                     self._segments.look()
-                self._turn(self._pause)
-                if time.monotonic() - began > FROZEN:
-                    self._heard = time.monotonic()
+                before = self._started
+                self._turn(min(pause, times.BEAT / 2))
+                if self._started > before:
+                    pause = times.SEGMENTS_SOON
+                if time.monotonic() - began > times.STANDSTILL:
+                    self._link.forgive()
         finally:
             self._clean_up()
         self._say(gone=1)
         self._flush_all()
         os.closerange(0, 3)  # which ends the connection
-        if not self._begun:
+        if not self._started:
             self._turn_away()
         see_off(self._mark())
 
     def _open(self, job: dict[str, Any]) -> None:
-        self._job = job
+        """Make the job's folders, or take over those of an agent that died, and report whether the host is ready."""
+        self._job, paths = job, [path for path in (job["folder"], job["shared"]) if path]
         try:
-            os.chdir(job["cwd"])
-            for path in filter(None, (job["folder"], job["shared"])):
-                self._parents += _missing_parents(path)
-                claim(path)
+            _allow_files(2 * job["ranks"] + _FILES)
+            for path in paths:
+                self._made += list(job_folder.missing_parents(path))[::-1]
+                if not job["successor"]:
+                    job_folder.claim(path, job["parts"])
                 self._made.append(path)
-            self._job = job = {**job, "folder": part_of(job["folder"])}
-            self._segments = Segments(job["folder"])
-            publish(job["folder"], WATCHED, bytes(ROOM))
-            facts.check_interfaces(job["interfaces"])
-            descriptor = watch(job["folder"])
+            self._folder = job_folder.part_of(job["folder"])
+            self._segments = Segments(self._folder)
+            os.chdir(job["cwd"])
+            job_folder.publish(self._folder, "watched", bytes(job_folder.ROOM))
+            descriptor = watch(self._folder)
             self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._look(descriptor))
-            self._ask(job["command"], job["env"])
+            self._ask()
         except FileExistsError as error:
-            twice = "this machine is in the list under another name too"
-            self._say(problem=twice if is_own(error.filename) else f"another user has made {path}: start again")
+            problem = "this machine is in the list under another name too"
+            stranger = f"another user has made {path}: start again"
+            self._say(problem=problem if job_folder.is_own(error.filename) else stranger)
         except OSError as error:
-            where = error.filename or (job["folder"] if error.errno == errno.ENOSPC else None)
-            self._say(problem=f"{error.strerror}: {where}" if where else str(error))
+            where = error.filename or (self._folder if error.strerror else "")
+            cure = "free some room there, or name another place in TMPDIR" if job["id"] in where else ""
+            self._say(problem=": ".join(filter(None, (error.strerror or str(error), where, cure))))
 
-    def _ask(self, program: list[str], env: Mapping[str, str]) -> None:
-        """Have a child find out what must be alike on all hosts, and report it when it has ended."""
-        child = facts.questions(program, {**os.environ, **env})
+    def _ask(self) -> None:
+        """Report that the host is ready. If other hosts take part, a child first finds the facts that must be the same
+        on all hosts."""
+        if not self._job["command"]:
+            self._say(facts={}, name="")
+            return
+        import subprocess
+
+        from hvdlite_launcher import facts
+
+        facts.check_interfaces(self._job["interfaces"])
+        env = {**os.environ, **self._job["env"]}
+        child, name = facts.questions(self._job["command"], env), os.uname().nodename
         if child is None:
-            self._say(facts={}, name=socket.gethostname())
+            self._say(facts={}, name=name)
             return
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
-        mark = {"HVDLITE_JOB_ID": self._job["id"]}
-        asked = subprocess.Popen(child, env={**os.environ, **env, **mark}, stdin=null, stdout=pipe, stderr=pipe)
+        env["HVDLITE_JOB_ID"] = self._job["id"]
+        asked = subprocess.Popen(child, env=env, stdin=null, stdout=pipe, stderr=pipe)
         assert asked.stdout is not None
         answer = asked.stdout.fileno()
 
@@ -184,151 +188,148 @@ class Agent:
             found = facts.answers(out.decode(errors="replace"))
             last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no answer"]
             if found:
-                self._say(facts=found, name=socket.gethostname())
+                self._say(facts=found, name=name)
             else:
                 self._say(problem=f"{child[0]} does not work: {last[0]}")
 
         self._selector.register(answer, selectors.EVENT_READ, listen)
 
     def _turn(self, timeout: float) -> None:
-        """Wait for something, and act on it."""
-        sending = selectors.EVENT_WRITE if self._unsent else 0
-        if sending:
-            self._selector.register(1, sending, self._flush)
-        full = len(self._unsent) > _FULL
-        if full:
-            time.sleep(0.005)
+        """Wait for an event and act on it. If hvdliterun is slow to take output, the ranks' pipes are left alone."""
+        if self._link.unsent > _FULL:
+            select.select([0], [1], [], timeout)
+            self._link.send()
+            timeout = 0.0
+        full = self._link.unsent > _FULL
+        if sending := self._link.unsent:
+            self._selector.register(1, selectors.EVENT_WRITE, self._link.send)
         for key, _ in self._selector.select(timeout):
-            if full and key.fd in self._pipes:
-                continue
-            key.data()
+            if not (full and key.fd in self._pipes):
+                key.data()
         if sending:
             self._selector.unregister(1)
 
     def _listen(self) -> None:
-        data = os.read(0, _CHUNK)
-        self._heard = time.monotonic()
-        self._over |= not data
-        for kind, _, frame in self.decoder.feed(data):
-            self.take(kind, frame)
+        self.take(os.read(0, _CHUNK))
 
     def _look(self, descriptor: int) -> None:
-        """Act on the files that keepers and ranks make in the job's folder."""
+        """Act on new files of keepers and ranks in the job's folder."""
         for name, complete in appeared(descriptor):
             kind, _, number = name.partition(".")
-            path = os.path.join(self._job["folder"], name)
-            if kind in ("out", "err") and not complete and number.isdigit():
-                self._read_from(path, wire.STDOUT if kind == "out" else wire.STDERR, int(number))
-            elif kind == "pid" and complete:
-                self._begun = True
-                self._say(started=int(number))
-                if self._ending:
-                    self._farewell.say(self._job["folder"], self._ending)
-                self._pause = _PAUSE  # soon there will be segments
-            elif kind == "ended" and complete:
-                self._say(ended=int(number))
-            elif name == "failed" and complete:
-                self._report(path)
-            elif kind == "swallowed" and complete and number.isdigit():
-                with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-                    self._say(swallowed=file.read(), rank=int(number))
-            elif kind == "result" and complete:
-                with open(path, "rb") as file:
-                    self._unsent += wire.encode(wire.RESULT, int(number), file.read())
+            if kind in job_folder.FILES and (number.isdigit() or not number):
+                self._act(kind, int(number or 0), os.path.join(self._folder, name), complete)
 
-    def _report(self, path: str) -> None:
-        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            self._say(failed=file.read())
+    def _act(self, kind: str, rank: int, path: str, complete: bool) -> None:
+        if not complete:
+            if kind in ("out", "err"):
+                self._read_from(path, wire.STDOUT if kind == "out" else wire.STDERR, rank)
+        elif kind == "pid":
+            self._started += 1
+            self._say(started=rank)
+            if self._ending:
+                self._end_ranks()
+        elif kind == "ended":
+            self._say(ended=rank)
+        elif kind == "failed":
+            note = self._contents(path).decode("ascii", "replace")
+            inside = os.path.exists(job_folder.path_of(self._folder, "entering", note.partition(" ")[0]))
+            self._say(failed=note, inside=inside)
+        elif kind == "swallowed":
+            self._say(swallowed=self._contents(path).decode(errors="replace"), rank=rank)
+        elif kind == "result":
+            self._link.send(wire.encode(wire.RESULT, rank, self._contents(path)))
+
+    def _contents(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
 
     def _read_from(self, path: str, kind: int, rank: int) -> None:
-        with contextlib.suppress(OSError):
-            pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            self._pipes[pipe] = (kind, rank)
-            self._selector.register(pipe, selectors.EVENT_READ, lambda: self._carry(pipe))
+        pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self._pipes[pipe] = (kind, rank)
+        self._selector.register(pipe, selectors.EVENT_READ, lambda: self._carry(pipe))
 
     def _carry(self, pipe: int) -> bool:
-        """Pass one chunk of a rank's output on; False when there is none."""
+        """Forward one chunk of a rank's output. Returns False if there is none."""
         try:
             data = os.read(pipe, _CHUNK)
         except BlockingIOError:
             return False
-        if not data:
-            self._selector.unregister(pipe)
-            os.close(pipe)
-            del self._pipes[pipe]
-            return False
-        self._unsent += wire.encode(*self._pipes[pipe], data)
-        return True
+        if data:
+            self._link.send(wire.encode(*self._pipes[pipe], data))
+            return True
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        del self._pipes[pipe]
+        return False
+
+    def _end_ranks(self) -> None:
+        """Send the signal that ends the job to each rank that has not received it."""
+        ranks = rank_processes(self._folder)
+        send([rank for rank in ranks if rank not in self._told], self._ending)
+        self._told.update(ranks)
 
     def _publish(self, name: str, data: bytes) -> None:
-        if not self._made:
-            return
-        with contextlib.suppress(OSError):
-            publish(self._job["folder"], name, data)
+        if self._folder:
+            with contextlib.suppress(OSError):
+                job_folder.publish(self._folder, name, data)
 
-    def _say(self, **values: Any) -> None:
-        self._unsent += wire.message(now=time.time(), **values)
-        self._flush()
+    def _say(self, **values: object) -> None:
+        self._link.say(now=time.time(), **values)
 
-    def _flush(self) -> None:
-        try:
-            del self._unsent[: os.write(1, self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:  # nobody listens any more
-            self._unsent.clear()
-            self._over = True
+    def _say_arrivals(self, settled: float) -> None:
+        absent, waiting = job_folder.arrivals(self._folder, time.time(), settled)
+        self._say(absent=absent, waiting=waiting)
 
     def _flush_all(self) -> None:
-        left, since = len(self._unsent), time.monotonic()
-        while self._unsent and time.monotonic() - since < PATIENCE:
-            self._flush()
-            if len(self._unsent) < left:
-                left, since = len(self._unsent), time.monotonic()
+        left, since = self._link.unsent, time.monotonic()
+        while left and time.monotonic() - since < times.START_HOST_TIMEOUT:
+            if (rest := self._link.send()) < left:
+                left, since = rest, time.monotonic()
             else:
                 time.sleep(0.005)
 
     @property
     def _patience(self) -> float:
         early, later = self._job["patience"]
-        return float(later if self._begun else early)
+        return float(later if self._started else early)
 
     def _mark(self) -> bytes:
-        return mark_of(str(self._job.get("id")), self._job.get("env", {}), os.environ)
+        return mark_of(self._job["id"], self._job["env"], os.environ)
 
     def _clean_up(self) -> None:
-        """Kill, read the last words, report a failure not yet reported, and remove. Nothing in here waits for
-        the connection."""
+        """Kill the job's processes, read the rest of their output and reports, and remove the job's files. No step
+        waits for hvdliterun."""
+        self._say_arrivals(0.0)
         self._segments.look(last=True)
         kill_all(self._mark())
         self._turn(0)
         for pipe in list(self._pipes):
-            while len(self._unsent) < 64 * _FULL and self._carry(pipe):
+            while self._link.unsent < 64 * _FULL and self._carry(pipe):
                 pass
-        for path in self._segments.found:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        self._segments.remove()
         self._remove()
 
     def _remove(self) -> None:
-        for tree in reversed(self._made):
-            leave(tree, whole=False)
-        for folder in self._parents:
-            with contextlib.suppress(OSError):  # others have something in there
-                os.rmdir(folder)
+        for path in reversed(self._made):
+            if path in (self._job["folder"], self._job["shared"]):
+                job_folder.leave(path, self._job["whole"])
+            else:
+                with contextlib.suppress(OSError):  # not empty: in use by another job
+                    os.rmdir(path)
 
     def _turn_away(self) -> None:
-        """No rank has begun here, so the MPI's daemon may come only now: Open MPI's makes the job's folder anew."""
-        deadline = time.monotonic() + _LATE
+        """Clean up after a daemon of the MPI that arrives late, as no rank has started here. Open MPI's daemon makes
+        the job's folder again."""
+        deadline = time.monotonic() + times.LATE_DAEMON
         while time.monotonic() < deadline:
             time.sleep(0.1)
             kill_all(self._mark())
             self._remove()
 
 
-def _missing_parents(path: str) -> list[str]:
-    """The folders around it that are not there, innermost first: TMPDIR's, where only the launching host has it."""
-    found = []
-    while not os.path.exists(path := os.path.dirname(path)):
-        found.append(path)
-    return found
+def _allow_files(wanted: int) -> None:
+    """Let this process open so many files. Raises OSError."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if 0 <= most < wanted:  # -1: no limit
+        raise OSError("Too many open files: each rank here takes two: raise `ulimit -n`, or start fewer")

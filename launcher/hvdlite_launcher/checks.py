@@ -1,7 +1,7 @@
-"""`hvdliterun --check`: has `hvdlite.check` look at this host, or at each of the hosts that are named, over ssh.
+"""`hvdliterun --check`: runs `hvdlite.check` on this host, or over ssh on each host that is named.
 
-Each host answers for itself, with the environment that its ranks would have; here the answers become one report.
-hvdlite is imported in these children only.
+A child process on each host examines it, with the environment that ranks would have. This module makes one report of
+the answers. Only the child processes import hvdlite.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from hvdlite_launcher.environment import forwarded
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.settings import named_hosts, variables, way
 from hvdlite_launcher.ssh import Ssh
+from hvdlite_launcher.times import CHECK_ANSWERS
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that this package lies in
 _CHECK = [sys.executable, "-P", "-m", "hvdlite.check"]
 _AT_ONCE = 64  # connections
-_PATIENCE = 150.0  # seconds for a host's answer
 _SILENT = ("ok", "optional", "not tried")
 _THERE = (
     "import json, os, sys; job = json.load(sys.stdin); "
     "os.execve(job['argv'][0], job['argv'], {**os.environ, **job['env']})"
 )
-"""Run on other hosts: variables come on stdin, since all users of a host see its command lines."""
+"""Code for other hosts. Variables come on stdin, because all users of a host can read its command lines."""
 
 Report = dict[str, Any]
 
 
 def check(options: argparse.Namespace) -> int:
-    """Print the report for this host, or for those of -H and --hostfile; returns the exit code. Raises UsageError."""
+    """Print the report about this host, or the hosts of -H or --hostfile. Returns the exit code. Raises UsageError."""
     hosts = named_hosts(options)
     given = variables(options, os.environ)
     if all(host.local for host in hosts):
@@ -50,7 +50,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def several(hosts: Sequence[Host], ssh: Ssh, env: Mapping[str, str]) -> Report:
-    """The report about several hosts, asked at the same time. env: variables for the ranks."""
+    """The report about several hosts, which are examined at the same time. env: variables for the ranks."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(len(hosts), _AT_ONCE)) as asking:
@@ -61,7 +61,8 @@ def merge(reports: Sequence[Report]) -> Report:
     """One report from those of single hosts."""
     hosts: list[Report] = [host for each in reports for host in each["hosts"]]
     findings: list[Report] = [finding for each in reports for finding in each["findings"]]
-    for name, problem in (_differences(hosts) | _same_names(hosts)).items():
+    same = facts.same_names({host["host"]: host["own_name"] or "" for host in hosts})
+    for name, problem in (_differences(hosts) | same).items():
         _of(name, hosts).update(problem=problem, ready=False)
     findings += _warnings(findings)
     ready_for, not_ready = _readiness(reports, hosts)
@@ -77,7 +78,7 @@ def merge(reports: Sequence[Report]) -> Report:
 
 
 def _readiness(reports: Sequence[Report], hosts: Sequence[Report]) -> tuple[list[str], list[str]]:
-    """What can train on all hosts; and what cannot, host by host, and why."""
+    """What can train on all hosts; and what cannot, where and why."""
     problems = [f"{host['host']} ({host['problem']})" for host in hosts if host["problem"]]
     offered = list(dict.fromkeys(name for each in reports for name in each["ready_for"]))
     lacking: dict[str, list[str]] = {}
@@ -89,7 +90,7 @@ def _readiness(reports: Sequence[Report], hosts: Sequence[Report]) -> tuple[list
 
 
 def _unsaid(offered: Sequence[str], report: Report) -> list[str]:
-    """What this host is not ready for, though others are, without having said why: it is not installed."""
+    """What other hosts are ready for and this host does not mention: it is not installed."""
     if not report["ready_for"]:
         return []
     missing = [name for name in offered if name not in report["ready_for"]]
@@ -97,7 +98,7 @@ def _unsaid(offered: Sequence[str], report: Report) -> list[str]:
 
 
 def _differences(hosts: Sequence[Report]) -> dict[str, str]:
-    """By host: what keeps a job from starting, since it must be alike everywhere."""
+    """By host: facts that must be the same on all hosts, and are not."""
     told = {
         host["host"]: {"Python": host["python"], "hvdlite": host["hvdlite"], "MPI": host["mpi"] or "no MPI"}
         for host in hosts
@@ -106,20 +107,8 @@ def _differences(hosts: Sequence[Report]) -> dict[str, str]:
     return {host: f"differs: {text}" for host, text in facts.differences(told).items()}
 
 
-def _same_names(hosts: Sequence[Report]) -> dict[str, str]:
-    """By host: that another one has its host name, by which MPIs tell them apart."""
-    found: dict[str, str] = {}
-    seen: set[str] = set()
-    for host in hosts:
-        name = host["own_name"] or ""
-        if name and name.partition(".")[0] in seen:
-            found[host["host"]] = f"has the host name of another one: {name}"
-        seen.add(name.partition(".")[0])
-    return found
-
-
 def _warnings(findings: Sequence[Report]) -> list[Report]:
-    """What may go wrong between hosts: other versions of frameworks."""
+    """Warnings about frameworks whose versions differ between hosts."""
     frameworks = [each for each in findings if each["section"] == "Frameworks"]
     names = list(dict.fromkeys(each["name"] for each in frameworks))
     told: dict[str, dict[str, str]] = {}
@@ -131,15 +120,15 @@ def _warnings(findings: Sequence[Report]) -> list[Report]:
 
 
 def _ask(host: Host, ssh: Ssh, env: Mapping[str, str]) -> Report:
-    """One host's report, or one that tells why there is none."""
+    """One host's report, or one with the reason why there is none."""
     argv = [*_CHECK, "--json", "--host", host.name, "--folder", os.getcwd()]
     order = json.dumps({"argv": argv, "env": dict(env)})
     command = argv if host.local else ssh.command(host.name, [sys.executable, "-I", "-S", "-c", _THERE])
     environ = {**os.environ, **env} if host.local else None
     try:
-        done = subprocess.run(command, input=order, env=environ, capture_output=True, text=True, timeout=_PATIENCE)
+        done = subprocess.run(command, input=order, env=environ, capture_output=True, text=True, timeout=CHECK_ANSWERS)
     except subprocess.TimeoutExpired:
-        return _no_report(host, f"no answer within {_PATIENCE:g} s")
+        return _no_report(host, f"no answer within {CHECK_ANSWERS:g} s")
     except FileNotFoundError:
         return _no_report(host, f"no {command[0]} here, by which it is reached: install OpenSSH's client")
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]  # login shells may greet
@@ -161,7 +150,7 @@ def _of(name: str, hosts: Sequence[Report]) -> Report:
 
 
 def _show(said: Report) -> None:
-    """Two tables, of hosts and of what is not in order there, and the verdict."""
+    """Print a table of hosts, a table of findings that are not in order, and the verdict."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)

@@ -1,7 +1,8 @@
-"""The command line of `hvdliterun`: reads it, checks what can be checked before the start, and runs.
+"""The program `hvdliterun`: reads its command line, checks it, and runs the job.
 
-Wrong use is one line and exit code 2; a command or an MPI that is not there, 127; hosts that are not ready, a table and
-1, as for a --check that finds nothing ready. Options stand before the command; all behind its name belongs to it.
+Options come before the user's command; all words after the command's name belong to the command. Exit codes of
+hvdliterun itself: 2 and one line for wrong use; 127 and one line if there is no such command or no MPI; 1 and a table
+if hosts are not ready; 1 if --check finds nothing ready.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import argparse
 import contextlib
 import os
 import pwd
-import resource
 import shlex
 import shutil
 import subprocess
@@ -20,22 +20,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hvdlite_launcher import checks, facts, readiness
-from hvdlite_launcher.command import Command, Place, Settings, compose
+from hvdlite_launcher.command import Command, Job, Settings, compose
 from hvdlite_launcher.environment import forwarded, is_secret, kept
-from hvdlite_launcher.keeper import FILES
 from hvdlite_launcher.options import USAGE, parse
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.probe import Mpi, find_mpi
 from hvdlite_launcher.readiness import NotReadyError
 from hvdlite_launcher.run import Outcome, run
 from hvdlite_launcher.settings import settings
+from hvdlite_launcher.streams import Streams
+from hvdlite_launcher.team import dismiss, own_agent
+from hvdlite_launcher.times import LIBRARY_ANSWERS
 from hvdlite_launcher.usage import UsageError
-
-_FILES = 256  # that this process may open beside the ranks' pipes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `hvdliterun` with these arguments (default: the process's own); returns its exit code."""
+    """Run `hvdliterun` with these arguments (default: those of this process). Returns its exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments:
         print(f"usage: {USAGE}\n(hvdliterun --help tells more)", file=sys.stderr)
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _find_home() -> None:
-    """Open MPI's mpirun does nothing without a HOME, which services and containers may lack."""
+    """Set HOME if it is missing, as in some services and containers: Open MPI's mpirun does nothing without it."""
     if "HOME" not in os.environ:
         try:
             os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
@@ -72,11 +72,15 @@ def _find_home() -> None:
 
 def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
     """Run the job that the command line asks for. task: see `run.run`. Raises UsageError, NotReadyError."""
-    with _environment_as_before():
-        return _launch(options, task)
+    agent = own_agent()  # it starts while hvdliterun looks for the MPI
+    try:
+        with _environment_as_before():
+            return _launch(options, task, agent)
+    finally:
+        dismiss(agent)
 
 
-def _launch(options: argparse.Namespace, task: bytes | None) -> Outcome:
+def _launch(options: argparse.Namespace, task: bytes | None, agent: subprocess.Popen[bytes]) -> Outcome:
     begin = time.monotonic()
     _find_home()
     try:
@@ -94,20 +98,19 @@ def _launch(options: argparse.Namespace, task: bytes | None) -> Outcome:
         raise UsageError(f"{starter} brings no function to other hosts: {cure}")
     environ = {**kept(os.environ), **forwarded(os.environ)} if wanted.elsewhere else os.environ
 
-    def prepare(place: Place) -> Command:
-        command = compose(wanted, mpi, place, environ)
+    def prepare(job: Job) -> Command:
+        command = compose(wanted, mpi, job, environ)
         if options.verbose:
-            _show_command(mpi, command, wanted, place)
+            _show_command(mpi, command, wanted, job)
         return command
 
     with contextlib.ExitStack() as files:
-        undo = files.enter_context(_files_for(wanted.ranks))
         printer = Printer(not options.no_prefix, options.timestamps, options.output_filename, wanted.ranks)
         try:
             files.enter_context(printer)
         except OSError as error:
             raise UsageError(f"--output-filename {error.filename}: {error.strerror or error}") from error
-        outcome = run(prepare, wanted, {**environ, **undo}, printer=printer, verbose=options.verbose, task=task)
+        outcome = run(prepare, wanted, environ, Streams(printer, options.verbose), agent, task)
     if options.verbose:
         _show_times(found - begin, outcome)
     if outcome.message and printer.without_hvdlite:
@@ -116,7 +119,7 @@ def _launch(options: argparse.Namespace, task: bytes | None) -> Outcome:
 
 
 def _other_python(program: str) -> str:
-    """What to add to the message of a job whose Python had no hvdlite; nothing where it is the one we run on."""
+    """An addition to the message about a job whose Python has no hvdlite; empty if hvdliterun runs on that Python."""
     path = shutil.which(program) or program
     if os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable):
         return ""
@@ -124,25 +127,8 @@ def _other_python(program: str) -> str:
 
 
 @contextlib.contextmanager
-def _files_for(ranks: int) -> Iterator[dict[str, str]]:
-    """Inside, this process may open the files it needs: each rank has two pipes. Yields a variable by which the ranks'
-    keepers undo that, if anything was done."""
-    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * ranks + _FILES
-    wanted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-    if before == resource.RLIM_INFINITY or before >= wanted:
-        yield {}
-        return
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-    try:
-        yield {FILES: f"{before} {wanted}"}
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
-
-
-@contextlib.contextmanager
 def _environment_as_before() -> Iterator[None]:
-    """For a notebook, whose environment is its own: what `_find_home` has added goes."""
+    """At the end `_find_home` is undone, for notebooks that call `hvdlite.run`."""
     had = "HOME" in os.environ
     try:
         yield
@@ -151,31 +137,26 @@ def _environment_as_before() -> Iterator[None]:
             os.environ.pop("HOME", None)
 
 
-def _show_command(mpi: Mpi, command: Command, wanted: Settings, place: Place) -> None:
-    """As a line for a shell: the folder in shared memory, without which MPIs fall back to the network, is made anew."""
+def _show_command(mpi: Mpi, command: Command, wanted: Settings, job: Job) -> None:
+    """Print the command as a line for a shell. It makes the folder in shared memory: without it MPIs use the
+    network."""
     say(f"MPI: {mpi}")
     say(f"libmpi: {_libmpi(wanted.command[0], {**os.environ, **command.env})}")
     shown = {name: "..." if is_secret(name) else shlex.quote(value) for name, value in command.env.items()}
     assignments = " ".join(f"{name}={value}" for name, value in sorted(shown.items()))
-    folder = f"mkdir -m 700 {place.shared} && " if place.shared in command.env.values() else ""
+    folder = f"mkdir -m 700 {job.shared} && " if job.shared in command.env.values() else ""
     say(f"command: {folder}{assignments} {shlex.join(command.argv)}")
 
 
 def _libmpi(program: str, env: Mapping[str, str]) -> str:
-    """What mpi4py of the command's interpreter loads, asked of a child that does not initialize MPI."""
-    python = program if os.path.basename(program).startswith("python") else sys.executable
-    code = facts.NOT_FROM_HERE + (
-        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
-        "print(MPI.Get_library_version().splitlines()[0].strip(chr(0)))"
-    )
+    """The MPI library that mpi4py loads in the command's interpreter. A child finds out, without MPI_Init."""
     try:
-        no_input = subprocess.DEVNULL
-        answer = subprocess.run(
-            [python, "-c", code], env=env, capture_output=True, text=True, timeout=30, stdin=no_input
-        )
+        child = facts.questions([program], env) or facts.questions([sys.executable], env) or []
+        null = subprocess.DEVNULL
+        answer = subprocess.run(child, env=env, capture_output=True, text=True, timeout=LIBRARY_ANSWERS, stdin=null)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"unknown ({error})"
-    return answer.stdout.strip() or f"unknown ({answer.stderr.strip().splitlines()[-1:]})"
+    return facts.answers(answer.stdout).get("MPI") or f"unknown ({answer.stderr.strip().splitlines()[-1:]})"
 
 
 def _show_times(found: float, outcome: Outcome) -> None:
@@ -187,7 +168,7 @@ def _show_times(found: float, outcome: Outcome) -> None:
 
 
 def _open_stdio() -> None:
-    """Give closed standard streams a descriptor, lest a pipe of ours be taken for one."""
+    """Open closed standard streams, so that no pipe gets one of their descriptors."""
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor < 2:
         descriptor = os.dup(descriptor)
@@ -196,7 +177,7 @@ def _open_stdio() -> None:
 
 
 def say(text: str) -> None:
-    """One line of hvdliterun's own, to stderr, if that can be written: the exit code stays what it is."""
+    """Print a line of hvdliterun to stderr. If that cannot be written, the exit code does not change."""
     with contextlib.suppress(OSError):
         print(f"hvdliterun: {text}", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""Horovod's YAML file of settings, section by section. Unknown keys have no effect, as in Horovod, and are told of."""
+"""Reads Horovod's YAML file of settings. Unknown keys have no effect, as in Horovod; hvdliterun names them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from hvdlite_launcher.usage import UsageError
 
 
 def load(path: str, over_mpi: bool = False) -> dict[str, Any]:
-    """The file's sections. Raises UsageError on a file that cannot be read, or asks for another controller than MPI
-    where the command line does not (`over_mpi`)."""
+    """The file's sections. Raises UsageError if the file cannot be read, or asks for another controller than MPI.
+
+    over_mpi: whether the command line asks for MPI, which wins.
+    """
     import yaml
 
     try:

@@ -1,9 +1,8 @@
-"""With how many threads a rank computes: its share of the cores that the job may use on the rank's own host.
+"""The number of threads of a rank: its share of the cores that the job may use on the rank's host.
 
-Each rank's keeper asks, since hosts differ, and the launching one may take no ranks at all. Whoever has started the
-keeper, an MPI's daemon, may use all the host's cores that the job may. The keeper may use as many, or fewer where the
-MPI has bound the rank to some: that is its share already, unless other ranks are bound to the same ones.
-Imports the standard library only: it runs isolated from the user's Python settings.
+Each rank's keeper computes it, because hosts differ, and hvdliterun's host may have no ranks. The keeper's parent, a
+daemon of the MPI, may use all cores that the job may use. The keeper may use the same cores, or those to which the MPI
+has bound the rank: then these are its share, unless other ranks are bound to the same cores.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ _RANKS_HERE = (
     "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE", "JSM_NAMESPACE_LOCAL_SIZE",
 )  # fmt: skip
 SLOTS = "HVDLITE_JOB_SLOTS"
-"""The ranks on the job's fullest host, for where the MPI or scheduler says nothing."""
+"""The largest number of ranks on one host, used if neither the MPI nor the scheduler tells this host's number."""
 
 
 def threads(environ: Mapping[str, str]) -> int:
-    """For the rank with this environment, in a child of the MPI's daemon; at least 1."""
+    """The number of threads, at least 1, of the rank with this environment. Call it in a child of the MPI's daemon."""
     mine = len(os.sched_getaffinity(0))
     cores = max(mine, len(os.sched_getaffinity(os.getppid())))
     ranks = next((count for name in _RANKS_HERE if (count := _number(environ, name))), 0)
@@ -35,13 +34,15 @@ def threads(environ: Mapping[str, str]) -> int:
 
 
 def quota(root: str = _CGROUPS, own: str = "/proc/self/cgroup") -> float:
-    """Cores' worth of time that this process' control groups may use, as Docker's --cpus, Kubernetes' limits and
-    systemd's CPUQuota set it; infinity where nothing says so. own: the file that names the groups."""
+    """How many cores' time the control groups of this process may use; infinity if there is no limit.
+
+    Docker's --cpus, Kubernetes' limits and systemd's CPUQuota set it. own: the file that names the groups.
+    """
     return min((_share(folder) for folder in _folders(root, own)), default=math.inf)
 
 
 def _folders(root: str, own: str) -> Iterator[str]:
-    """Those of this process' groups, and of all around them."""
+    """The folders of this process' groups and of the groups around them."""
     yield from (root, os.path.join(root, "cpu"))
     with contextlib.suppress(OSError), open(own, encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -68,17 +69,27 @@ def _read(folder: str, name: str) -> str:
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int:
-    """The ranks that srun has started on this host: the item of this node in a list like `2(x3),1`. 0: none."""
+    """The ranks that srun has started on this host, or 0."""
     node = environ.get("SLURM_NODEID", "")
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
-    counts: list[int] = []
-    with contextlib.suppress(ValueError):
-        for item in filter(None, text.split(",")):
-            count, _, times = item.rstrip(")").partition("(x")
-            counts += [int(count)] * int(times or 1)
-    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else 0
+    with contextlib.suppress(ValueError, IndexError):
+        return slurm_counts(text)[int(node)]
+    return 0
+
+
+def slurm_counts(text: str) -> list[int]:
+    """Slurm's counts per host: `2(x3),1` are 2, 2, 2 and 1. Raises ValueError."""
+    import re  # which costs a rank's keeper some milliseconds
+
+    found = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise ValueError(f"counts {text!r}")
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    """0: it says none."""
+    """The variable's number, or 0."""
     return int(text) if (text := environ.get(name, "")).isdigit() else 0

@@ -1,8 +1,8 @@
-"""Which variables go to other hosts: an explicit list, and never a secret unless the user names it.
+"""The environment variables that go to other hosts: a fixed list, without secrets.
 
-With several hosts every rank, on this host too, gets these variables and those given with -x, and no others: a
-variable that only some ranks see is a bug that is found late. What a login needs here (HOME, SSH_AUTH_SOCK, ...) is
-kept for mpirun's own sake.
+On several hosts every rank gets these variables and those given with -x, and no others, also on hvdliterun's host. A
+variable that only some ranks have is a mistake that is found late. mpirun itself also keeps what a login needs (HOME,
+SSH_AUTH_SOCK, ...).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def kept(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `environ` that mpirun or a scheduler's launcher gets for itself."""
+    """The variables of `environ` for mpirun or a scheduler's launcher itself."""
     return {name: value for name, value in environ.items() if name in LOGIN or name.startswith(OF_SCHEDULERS)}
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable's name says that its value is nobody's business."""
+    """Whether a variable's name suggests that its value is a secret."""
     return _SECRET.search(name.upper()) is not None
 
 

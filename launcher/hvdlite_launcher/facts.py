@@ -1,7 +1,7 @@
-"""What must be alike on all hosts, asked of each before the start: the interpreter, hvdlite, and the MPI library.
+"""Facts that must be the same on all hosts: the versions of Python, hvdlite and the MPI library.
 
-A child of the command's own interpreter answers, with the environment that the ranks will have. A command that is no
-Python is only looked for.
+A child process finds them, with the command's interpreter and the ranks' environment. If the command is no Python, it
+only has to exist.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 NAMES = ("Python", "hvdlite", "MPI")
-NOT_FROM_HERE = "import sys; sys.path = [path for path in sys.path if path]\n"
-"""For the head of what `python -c` runs: no module is taken from the current folder, in which others may write. (As
-with -P, which the user's Python may not know.)"""
 _QUESTIONS = """
+import sys
+sys.path = [path for path in sys.path if path]  # without the current folder, where other users may write
 import json, os
 facts = {"Python": ".".join(map(str, sys.version_info[:3])), "hvdlite": "missing", "MPI": "no mpi4py"}
 try:
@@ -38,21 +37,23 @@ os._exit(0)  # some MPI libraries fail at exit when they were not initialized
 
 
 def questions(command: Sequence[str], env: Mapping[str, str]) -> list[str] | None:
-    """The child that answers for this command; None where there is nothing to ask.
+    """The child process that finds the facts for this command, or None if the command is no Python.
 
-    Raises FileNotFoundError when there is no such command on this host.
+    Raises FileNotFoundError if this host has no such command.
     """
     program = shutil.which(command[0], path=env.get("PATH", os.defpath))
     if program is None:
         raise FileNotFoundError(f"no such command: {command[0]}")
     if not os.path.basename(program).startswith(("python", "pypy")):
         return None
-    return [program, "-c", NOT_FROM_HERE + _QUESTIONS]
+    return [program, "-c", _QUESTIONS]
 
 
 def check_interfaces(names: Sequence[str], several: bool = True) -> None:
-    """Raises OSError when this host lacks one of these networks, or none leads to other hosts (`several`): some MPIs
-    wait for ever then."""
+    """Raise OSError if this host lacks one of these networks; some MPIs would wait for ever.
+
+    several: also if a network is the loopback, which leads to no other host.
+    """
     own = sorted(os.listdir("/sys/class/net"))
     for name in names:
         if "/" not in name and name not in own:  # Open MPI takes 10.0.0.0/24 too
@@ -63,7 +64,7 @@ def check_interfaces(names: Sequence[str], several: bool = True) -> None:
 
 
 def answers(text: str) -> dict[str, str]:
-    """The facts that the child has printed; {} where it has not."""
+    """The facts that the child has printed; {} if it has printed none."""
     lines = [line for line in text.splitlines() if line.startswith("{")]
     try:
         return {str(name): str(value) for name, value in json.loads(lines[-1]).items()} if lines else {}
@@ -72,7 +73,7 @@ def answers(text: str) -> dict[str, str]:
 
 
 def differences(facts: Mapping[str, Mapping[str, str]], names: Sequence[str] = NAMES) -> dict[str, str]:
-    """By host: in which of these facts it differs from most of the hosts (of two, from the first)."""
+    """By host: how it differs from most of the hosts. Of two hosts, the second differs."""
     found: dict[str, list[str]] = {}
     for name in names:
         values = {host: those[name] for host, those in facts.items() if name in those}
@@ -83,6 +84,19 @@ def differences(facts: Mapping[str, Mapping[str, str]], names: Sequence[str] = N
                 if value != usual:
                     found.setdefault(host, []).append(_tell(name, value, usual))
     return {host: "; ".join(texts) for host, texts in found.items()}
+
+
+def same_names(names: Mapping[str, str]) -> dict[str, str]:
+    """By host: that an earlier host has the same name up to the first dot. MPIs tell hosts apart by that name.
+
+    names: by host, its own name; empty if it is unknown.
+    """
+    found, seen = {}, set[str]()
+    for host, name in names.items():
+        if (short := name.partition(".")[0]) in seen:
+            found[host] = f"has the host name of another one: {name}"
+        seen |= {short} - {""}
+    return found
 
 
 def _tell(name: str, value: str, usual: str) -> str:

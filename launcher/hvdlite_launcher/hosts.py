@@ -1,7 +1,6 @@
-"""Which hosts, and how many ranks each may hold: `-H a:4,b:2` and hostfiles become `Host`s.
+"""Reads lists of hosts (`-H a:4,b:2`, hostfiles), and finds out which of them is this machine.
 
-Parsing is pure; which of them is this machine is asked of its name and addresses. Both hostfile dialects are
-read, Horovod's and Open MPI's `name slots=4` and MPICH's `name:4`, so that a file written for another tool serves.
+Hostfiles may be written as for Horovod and Open MPI (`name slots=4`) or MPICH (`name:4`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SLOTS = re.compile(r"\s+slots\s*=\s*(\d+)(\s+max[-_]slots\s*=\s*\d+)?\s*$")
 
 @dataclass(frozen=True)
 class Host:
-    """One machine and the number of ranks that it may hold. local: whether it is this one."""
+    """A machine. slots: the number of ranks that it may have. local: whether it is this machine."""
 
     name: str
     slots: int
@@ -31,9 +30,9 @@ class Host:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Read `name[:slots],...`; a name without slots holds one rank, and the slots of a repeated name add up.
+    """The hosts of `name[:slots],...`. A name without slots has one; the slots of a repeated name add up.
 
-    Raises UsageError on an empty list, a malformed entry or zero slots.
+    Raises UsageError for an empty list, a malformed entry or zero slots.
     """
     if text.rstrip().endswith(","):
         raise UsageError(f"the host list {text!r} ends with a comma: write no blank after commas, -H hosta:2,hostb:2")
@@ -41,9 +40,9 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(path: str) -> tuple[Host, ...]:
-    """Read one host per line (`name`, `name:4` or `name slots=4`), or several lines that add up; `#` is a comment.
+    """The hosts of a file with one host per line: `name`, `name:4` or `name slots=4`. A `#` begins a comment.
 
-    Raises UsageError on an unreadable file and on whatever `parse_hosts` refuses.
+    Raises UsageError if the file cannot be read, and as `parse_hosts` does.
     """
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -59,14 +58,14 @@ def parse_hostfile(path: str) -> tuple[Host, ...]:
 
 
 def located(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """The hosts, each told whether it is this machine, which is called by its own name beside others: by another one
-    Open MPI would reach it by ssh.
+    """The hosts, with `local` set. Among several hosts this machine gets its own name, because Open MPI would reach
+    another name by ssh.
 
-    Raises UsageError when this machine is there under several names.
+    Raises UsageError if several names mean this machine.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(32) as lookups:  # a name that nobody knows may take seconds
+    with ThreadPoolExecutor(32) as lookups:  # the look-up of an unknown name may take seconds
         local = lookups.map(is_local, [host.name for host in hosts])
         found = tuple(dataclasses.replace(host, local=is_here) for host, is_here in zip(hosts, local, strict=True))
     own = [host.name for host in found if host.local]
@@ -91,7 +90,7 @@ def is_local(name: str) -> bool:
 
 
 def used(hosts: Sequence[Host], ranks: int) -> tuple[Host, ...]:
-    """The first hosts that together hold this many ranks."""
+    """The first hosts that together have enough slots for these ranks."""
     found: list[Host] = []
     for host in hosts:
         if total_slots(found) < ranks:
@@ -100,12 +99,12 @@ def used(hosts: Sequence[Host], ranks: int) -> tuple[Host, ...]:
 
 
 def total_slots(hosts: Sequence[Host]) -> int:
-    """The number of ranks that all hosts together may hold."""
+    """The sum of all hosts' slots."""
     return sum(host.slots for host in hosts)
 
 
 def _is_own(family: int, address: Any) -> bool:
-    """Only an address of this machine can be bound to."""
+    """Whether the address is this machine's: a socket can be bound to it."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(address)
@@ -115,7 +114,7 @@ def _is_own(family: int, address: Any) -> bool:
 
 
 def _parse_entry(entry: str, place: str = "") -> Host:
-    """place: where it was read, for messages."""
+    """The host of one entry. place: the beginning of error messages."""
     match = _ENTRY.fullmatch(entry.strip())
     if match is None:
         cure = "write name:slots, as in localhost:4"
@@ -131,7 +130,7 @@ def _parse_entry(entry: str, place: str = "") -> Host:
 
 
 def _added_up(entries: Iterable[Host]) -> tuple[Host, ...]:
-    """Each host once, with all its slots, in the order of their first entries; as Open MPI and Horovod do."""
+    """Each host once, with all its slots, in the order of first entries, as with Open MPI and Horovod."""
     slots: Counter[str] = Counter()
     for host in entries:
         slots[host.name] += host.slots

@@ -1,7 +1,7 @@
-"""hvdliterun's own stdin for rank 0: the descriptor itself, so that a terminal is one, and not a byte is lost.
+"""Lends hvdliterun's stdin to rank 0: the descriptor itself, so that a terminal stays a terminal and no byte is lost.
 
-Rejected: forwarding by the MPI, whose processes are not the terminal's (Open MPI gives an end at once), or lose what
-comes faster than it is read (Open MPI all behind 64 KiB, MPICH the whole job).
+Rejected: to let the MPI forward it. A terminal does not belong to the MPI's processes (Open MPI reports an end at
+once), and input that comes faster than rank 0 reads it is lost (Open MPI: all after 64 KiB; MPICH: the job ends).
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hvdlite_launcher.command import Place, Settings
-from hvdlite_launcher.place import room
+from hvdlite_launcher.command import Job, Settings
+from hvdlite_launcher.job_folder import part_of, path_of
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.usage import UsageError
 
 
 @contextmanager
-def lending(place: Place, settings: Settings, streams: Streams, wanted: bool) -> Iterator[bool]:
-    """Rank 0's keeper finds our stdin at `FOLDER/stdin`, or one without input if ours is not `wanted`. Yields whether
-    it does: not where rank 0 may be on another host, to which the MPI or scheduler forwards our stdin. Raises
-    UsageError where there is input that would be lost on the way."""
+def lending(job: Job, settings: Settings, streams: Streams, wanted: bool) -> Iterator[bool]:
+    """Inside, rank 0's keeper receives hvdliterun's stdin from the socket `stdin` in the job's folder.
+
+    wanted: whether it is hvdliterun's stdin, or one without input. Yields False if rank 0 may be on another host, where
+    the MPI or scheduler forwards stdin. Raises UsageError if there is input that would be lost on the way.
+    """
     moved = bool(settings.mpi_args or settings.binding_args)
     if settings.step or not settings.hosts[0].local or (settings.several and moved):
         if wanted and not (settings.step or settings.hosts[0].local) and _has_input():
             raise UsageError(
-                f"rank 0 is on {settings.hosts[0].name}, to which MPIs carry a part of redirected input only: start "
-                "hvdliterun on that host, or let the script open the file (< /dev/null, if it wants no input)"
+                f"rank 0 is on {settings.hosts[0].name}, and MPIs forward only a part of redirected input to another "
+                "host: start hvdliterun on that host, or let the script open the file (or use < /dev/null)"
             )
         yield False
         return
-    with room(place.folder):
-        door = _door(place)
+    door = _door(part_of(job.folder))
     stdin = os.dup(0) if wanted and not _in_background() else os.open(os.devnull, os.O_RDONLY)
 
     def serve() -> None:
@@ -57,8 +58,8 @@ def lending(place: Place, settings: Settings, streams: Streams, wanted: bool) ->
 
 @contextmanager
 def _as_before(stdin: int) -> Iterator[None]:
-    """A terminal gets back the settings that it had, where rank 0 has been killed in getpass(), which lets nobody see
-    what is typed."""
+    """At the end a terminal gets its settings back: rank 0 may have been killed in getpass(), which hides what is
+    typed."""
     settings = termios.tcgetattr(stdin) if os.isatty(stdin) else None
     try:
         yield
@@ -68,19 +69,19 @@ def _as_before(stdin: int) -> Iterator[None]:
                 termios.tcsetattr(stdin, termios.TCSADRAIN, settings)
 
 
-def _door(place: Place) -> socket.socket:
+def _door(folder: str) -> socket.socket:
     door = socket.socket(socket.AF_UNIX)
-    folder = os.open(place.folder, os.O_RDONLY)
+    directory = os.open(folder, os.O_RDONLY)
     try:
-        door.bind(f"/proc/self/fd/{folder}/stdin")  # a socket's path is 108 bytes long at most
+        door.bind(path_of(f"/proc/self/fd/{directory}", "stdin"))  # a socket's path is 108 bytes long at most
     finally:
-        os.close(folder)
+        os.close(directory)
     door.listen(1)
     return door
 
 
 def _has_input() -> bool:
-    """Whether something waits in our stdin, a file or a pipe."""
+    """Whether hvdliterun's stdin is a file or a pipe with input."""
     try:
         found = os.fstat(0)
         if stat.S_ISREG(found.st_mode):
@@ -91,8 +92,8 @@ def _has_input() -> bool:
 
 
 def _in_background() -> bool:
-    """Whether our stdin is a terminal that belongs to another job of its shell, which we would read away."""
+    """Whether hvdliterun's stdin is a terminal, but another job of the shell may read from it."""
     try:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
-    except OSError:  # not our terminal
+    except OSError:  # not the terminal of this session
         return False

@@ -1,6 +1,6 @@
-"""Leaves out of an MPI launcher's messages what hvdliterun says itself, in one line: that a rank died.
+"""Removes messages from an MPI launcher's output: those that hvdliterun replaces by one line about a rank's death.
 
-Everything else (an unknown option, a fabric's warning, an MPI that cannot start) reaches the user.
+All other messages (an unknown option, a warning of a fabric, an MPI that cannot start) reach the user.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _OPEN_MPI_DEATHS = (
     "noticed that the job aborted, but has no info",
     "MPI communication peer process has unexpectedly disconnected",
 )
-_CRASH = re.compile(  # of Open MPI 4's mpirun, when it is told to end while it ends a job
+_CRASH = re.compile(  # Open MPI 4's mpirun gets SIGTERM while it ends a job
     r"\n?\[\S+:\d+\] \*\*\* Process received signal \*\*\*\n(?:\[\S+:\d+\] .*\n)*?"
     r"\[\S+:\d+\] \*\*\* End of error message \*\*\*\n"
 )
@@ -29,25 +29,25 @@ _HYDRA_DEATH = re.compile(
 )
 _LINES = re.compile(
     r"^(?:Ctrl-C caught.*|mpirun\S*: abort is already in progress.*|\[.*\] (?:Sending Ctrl-C|Press Ctrl-C).*"
-    r"|\[warn\] Epoll .* failed.*"  # libevent inside prterun, when it closes a dead rank's pipe
-    r"|\[[^\]]*\] pmix_ptl_base: send_msg: write failed.*"  # prterun, when it answers a rank that is gone
-    r"|\[[^\]]*\] PMIX ERROR: PMIX_ERR_(?:NOT_FOUND|UNREACH) in file .*"  # or tells other hosts of one
+    r"|\[warn\] Epoll .* failed.*"  # prterun closes a dead rank's pipe
+    r"|\[[^\]]*\] pmix_ptl_base: send_msg: write failed.*"  # prterun answers a rank that is gone
+    r"|\[[^\]]*\] PMIX ERROR: PMIX_ERR_(?:NOT_FOUND|UNREACH) in file .*"  # prterun tells other hosts about it
     r"|\[proxy.*|\[mpiexec@.*"
     r"|srun: (?:error: \S+: tasks? \S+: (?:Exited|Terminated|Killed)|launch/slurm: _step_signal|Job step aborted).*"
     r"|(?:\s*\d+: )?slurmstepd\S*: error: \*\*\* STEP .*"
     r"|srun: (?:cluster configuration lacks support for cpu binding|Terminating).*)\n",
     re.MULTILINE,
 )
-_HARMLESS = re.compile(r"^\[.*\] plm:(?:ssh|rsh): Warning: setpgid\(.*\n", re.MULTILINE)  # ssh had a group already
+_HARMLESS = re.compile(r"^\[.*\] plm:(?:ssh|rsh): Warning: setpgid\(.*\n", re.MULTILINE)  # ssh has a group already
 
 
 def without_harmless(text: str) -> str:
-    """`text` less what is said in jobs that have nothing wrong."""
+    """`text` without messages that appear in healthy jobs."""
     return _HARMLESS.sub("", text)
 
 
 def without_deaths(text: str) -> str:
-    """`text` less Open MPI's and Hydra's reports of a rank's end."""
+    """`text` without reports of Open MPI, Hydra and Slurm about the end of a rank."""
     text = _BLOCK.sub(_keep_block, text)
     for report in (_LOST_PEER, _CRASH, _HYDRA_DEATH, _LINES):
         text = report.sub("", text)

@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 from hvdlite_launcher import slips, tunables
-from hvdlite_launcher.agent import LATER, PATIENCE
+from hvdlite_launcher.times import HOST_TIMEOUT, START_HOST_TIMEOUT
 from hvdlite_launcher.usage import UsageError
 
 USAGE = "hvdliterun -np N [-H server1:N,server2:N] [options] python train.py [arguments]"
@@ -17,7 +17,7 @@ _EXAMPLES = """\
 examples:
   hvdliterun -np 4 python train.py --epochs 3       4 ranks on this machine
   hvdliterun -H server1:4,server2:4 python train.py 8 ranks on two machines, reached by ssh
-  hvdliterun python train.py                        in a job of Slurm, LSF, PBS or Flux: all that it was given
+  hvdliterun python train.py                        in a job of Slurm, LSF, PBS or Flux: on all its hosts
   hvdliterun -np 2 -v python train.py               show the exact command, the MPI and the start-up times
   hvdliterun -np 2 -x LR=0.1 python train.py        set a variable for all ranks
   hvdliterun -np 2 --mpi-args="--mca btl tcp,self" python train.py
@@ -36,7 +36,7 @@ _ELASTIC = (
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """In our words; argparse's message is "argument -np/-n/--num-proc: ..."."""
+        """Raise UsageError with a short message; argparse's begins with "argument -np/-n/--num-proc: "."""
         found = re.fullmatch(r"argument ([^:/]+)[^:]*: (.*)", message, re.DOTALL)
         if found is None:
             raise UsageError(message)
@@ -50,14 +50,14 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{flag} {said}")
 
     def _get_option_tuples(self, option_string: str) -> Any:
-        """Which flags a word begins. argparse asks of the command's own arguments, too, and refuses what begins several
-        (-host): so it is none."""
+        """The flag that this word abbreviates. argparse asks this for words of the user's command, too, and would
+        refuse a word that abbreviates several flags (-host): such a word abbreviates none."""
         found = super()._get_option_tuples(option_string)
         return found if len(found) == 1 else []
 
 
 class _Refuse(argparse.Action):
-    """A flag of horovodrun that asks for something that is not there. const: why."""
+    """A flag of horovodrun that hvdlite cannot serve. const: the reason."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
         raise UsageError(f"{option_string}: {self.const}")
@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _unknown(parser: argparse.ArgumentParser, arguments: list[str], word: str) -> str:
-    """What to say of a word that is no flag."""
+    """The message about a word that is no flag."""
     shown = {flag for action in parser._actions if action.help != argparse.SUPPRESS for flag in action.option_strings}
     advice, instead = slips.unknown_flag(word, sorted(shown))
     if instead:
@@ -91,7 +91,7 @@ def _unknown(parser: argparse.ArgumentParser, arguments: list[str], word: str) -
 
 
 def _mended(arguments: list[str]) -> list[str]:
-    """The command line, with an interpreter for a script that lacks one."""
+    """The command line, with an interpreter before a script that needs one."""
     try:
         options = parse(arguments)
     except UsageError:
@@ -111,10 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-np", "-n", "--num-proc", dest="ranks", type=_ranks, metavar="N", help="ranks (default: all slots named)")
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
-    add("-v", "--verbose", action="store_true", help="show the command, the MPI, what takes how long, hvdlite's log")
+    add("-v", "--verbose", action="store_true", help="show the command, the MPI, start-up times, and hvdlite's log")
     add("--version", action="version", version=f"hvdliterun {version()}")
     add("-cb", "--check-build", "--check", dest="check", action="store_true",
-        help="tell what is installed here, or on the hosts of -H; exit code 1 if nothing is ready")  # fmt: skip
+        help="show what is installed here, or on the hosts of -H; exit code 1 if nothing is ready")  # fmt: skip
     add("--json", action="store_true", help="with --check: the report as JSON, for programs")
     add("--config-file", metavar="FILE", help="settings in YAML, with Horovod's sections; flags win")
     add("command", nargs=argparse.REMAINDER, help="the command and its arguments")
@@ -138,7 +138,7 @@ def _port(text: str) -> int:
 
 
 def _check_whole_flag(word: str) -> None:
-    """argparse reads other launchers' -nproc and -ppn as our -n and -p with a value. Raises UsageError for them."""
+    """Raise UsageError for other launchers' -nproc and -ppn, which argparse reads as -n and -p with a value."""
     advice, instead = slips.unknown_flag(word, ())
     if advice or instead:
         raise UsageError(f"{word}: no such option: {advice or f'write {instead[0]}'}")
@@ -171,8 +171,8 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     add("--start-timeout", type=seconds, metavar="SECONDS",
         help="for all hosts to be ready (default: HOROVOD_START_TIMEOUT, or 10)")  # fmt: skip
     add("--host-timeout", type=seconds, metavar="SECONDS",
-        help="of silence until a host is lost, and with it the job "
-             f"(default: {PATIENCE} until ranks have started, then {LATER:.0f})")  # fmt: skip
+        help="of silence after which a host counts as lost, and the job ends "
+             f"(default: {START_HOST_TIMEOUT} until ranks have started, then {HOST_TIMEOUT:.0f})")  # fmt: skip
     add("--network-interfaces", metavar="NAME,...", help="networks to use between hosts (default: MPI's choice)")
     add("--network-interface", action="append", default=[], help=argparse.SUPPRESS)
     add("--tcp", action="store_true", help="use no network but TCP")

@@ -1,7 +1,7 @@
-"""Carries the ranks' output to the terminal, each line under its rank: `[2]<stdout>:text`, as Horovod does.
+"""Prints the ranks' output. Each line begins with its rank, as with Horovod: `[2]<stdout>:text`.
 
-One process writes everything, so lines of different ranks never mix. A line not yet ended (a progress
-bar, a prompt) shows after a short wait; `\\r` ends a line as `\\n` does, so that a bar stays in its place.
+One process writes everything, so lines of different ranks never mix. The beginning of a line (a progress bar, a prompt)
+is printed after UNFINISHED_LINE. A `\\r` ends a line as `\\n` does, so that a progress bar stays in its place.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import time
 from dataclasses import dataclass, field
 
 _SEGMENT = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=.)|\r?\Z)", re.DOTALL)  # a last \r may still become \r\n
-PARTIAL_WAIT = 0.1  # seconds that an unfinished line is held back
-_LONGEST = 1 << 20  # bytes of one that are held back; what is longer may be cut by other ranks' lines
+_LONGEST = 1 << 20  # bytes of a line that are held back; other ranks' lines may cut a longer one
 
 
 @dataclass
 class Source:
-    """One stream of one rank. rest: what has come since the last line's end, the first of it at `since`."""
+    """One stream of one rank. rest: what came after the last end of a line. since: when the first byte of it came."""
 
     rank: int
     destination: int
@@ -29,18 +28,34 @@ class Source:
 
     @property
     def label(self) -> bytes:
-        """What stands before its lines."""
+        """The beginning of its lines."""
         return f"[{self.rank}]<{'stdout' if self.destination == 1 else 'stderr'}>:".encode()
+
+    def completed(self, data: bytes) -> list[bytes]:
+        """The lines, or parts of them up to a `\\r`, that these bytes complete. The rest waits for more."""
+        self.since = self.since if self.rest else time.monotonic()
+        text = self.rest + data
+        ends = b"\n" in data or b"\r" in data or self.rest.endswith(b"\r")  # else the whole text is not searched again
+        segments = [segment for segment in _SEGMENT.findall(text) if segment] if ends else [text]
+        self.rest = b"" if segments[-1].endswith(b"\n") else segments.pop()
+        if segments:
+            self.since = time.monotonic()
+        return segments
+
+    def unfinished(self) -> bytes:
+        """The rest, which waits no longer."""
+        rest, self.rest = self.rest, b""
+        return rest
 
 
 @dataclass
 class Printer:
-    """Writes whole lines of many sources to stdout and stderr.
+    """Writes lines of many sources to stdout and stderr.
 
-    prefix: whether lines carry their label; without it each rank's bytes stay as they are. timestamps: whether the
-    time stands before it. folder: where each rank's output is written too, as it is (FOLDER/rank.07/stdout), or None.
-    ranks: how many there are. without_hvdlite: whether any has said that its Python cannot import it.
-    _open: per destination, the source whose line was left unfinished there, so that nobody else's text is glued to it.
+    prefix: whether lines begin with their label; otherwise the ranks' bytes are printed unchanged. timestamps: whether
+    the time comes before the label. folder: output is also written to FOLDER/rank.07/stdout and stderr; or None. ranks:
+    how many there are. without_hvdlite: a rank has reported that its Python cannot import hvdlite. _open: for each
+    destination, the source whose line is unfinished there; another source must first end that line.
     """
 
     prefix: bool
@@ -57,36 +72,29 @@ class Printer:
         self._alias = {1: 1, 2: 1 if same else 2}
 
     def feed(self, source: Source, data: bytes) -> None:
-        """Take what a source has written, and print all lines that it completes."""
+        """Print the lines that these bytes of a source complete."""
         self.without_hvdlite = self.without_hvdlite or b"No module named 'hvdlite'" in data
         if (source.rank, source.destination) in self._files:
             write_all(self._files[source.rank, source.destination], data)
-        source.since = source.since if source.rest else time.monotonic()
-        text = source.rest + data
-        ends = b"\n" in data or b"\r" in data or source.rest.endswith(b"\r")  # else it is not searched once more
-        segments = [segment for segment in _SEGMENT.findall(text) if segment] if ends else [text]
-        source.rest = b"" if segments[-1].endswith(b"\n") else segments.pop()
-        if segments:
-            source.since = time.monotonic()
+        if segments := source.completed(data):
             self._print(source, segments)
         if len(source.rest) > _LONGEST:
             self.flush(source)
 
     def flush(self, source: Source, older_than: float = 0.0) -> None:
-        """Print the unfinished line of a source, if it has waited for that many seconds."""
+        """Print the unfinished line of a source if it has waited for `older_than` seconds."""
         if source.rest and time.monotonic() - source.since >= older_than:
-            rest, source.rest = source.rest, b""
-            self._print(source, [rest])
+            self._print(source, [source.unfinished()])
 
     def end_lines(self) -> None:
-        """End the lines left unfinished, so that what follows starts on its own."""
+        """End unfinished lines, so that other text begins on a line of its own."""
         for destination, source in self._open.items():
             if source is not None:
                 write_all(destination, b"\n")
         self._open.clear()
 
     def __enter__(self) -> Printer:
-        """Make the ranks' own files, empty where an earlier job has left some. Raises OSError."""
+        """Make the ranks' files in `folder`; files of an earlier job become empty. Raises OSError."""
         width = len(str(self.ranks - 1))
         for rank in range(self.ranks) if self.folder is not None else ():
             folder = os.path.join(self.folder or "", f"rank.{rank:0{width}d}")
@@ -118,8 +126,8 @@ class Printer:
 
 
 def _made_anew(folder: str, name: str) -> int:
-    """A descriptor of an empty file. Where others may write into the folder, links are not followed: they may lead to
-    another file of ours. Raises OSError."""
+    """A descriptor of an empty file. If other users may write into the folder, links are not followed: a link may name
+    another file of this user. Raises OSError."""
     if os.lstat(folder).st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "belongs to another user", folder)
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -135,7 +143,7 @@ def _made_anew(folder: str, name: str) -> int:
 
 
 def write_all(destination: int, data: bytes) -> None:
-    """Write everything, waiting where the destination takes no more. Raises BrokenPipeError."""
+    """Write all bytes, and wait while the destination takes none. Raises OSError."""
     view = memoryview(data)
     while view:
         try:

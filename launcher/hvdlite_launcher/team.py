@@ -1,7 +1,11 @@
-"""The other hosts of a job, each with its agent at the far end of an ssh connection; on one host, an empty team.
+"""The team: all hosts of a job, each with its agent, as hvdliterun sees them.
 
-Reached in parallel before anything starts, so that what is wrong is told at once, for all hosts, and in our words. A
-thread sends signs of life, since the main thread may be held up by a terminal that takes no output.
+A member of the team is one host. The agent of hvdliterun's own host is a child process; each other agent is reached by
+ssh. All agents start at the same time and report whether their hosts are ready, before any rank starts: the user sees
+the problems of all hosts in one table. A thread sends signs of life to the agents, because the main thread may have to
+wait for a terminal that takes no output.
+
+Between hvdliterun and its own agent silence means nothing: a closed pipe is a sure sign of the other's death.
 """
 
 from __future__ import annotations
@@ -10,7 +14,6 @@ import contextlib
 import fcntl
 import math
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -20,328 +23,370 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdlite_launcher import agent, facts, janitor, readiness, wire
-from hvdlite_launcher.command import Place, Settings
-from hvdlite_launcher.entry import Entry
-from hvdlite_launcher.failures import Failures, parse
-from hvdlite_launcher.ssh import Ssh
+from hvdlite_launcher import agent, facts, readiness, times, wire
+from hvdlite_launcher.command import Job, Settings
+from hvdlite_launcher.environment import LOGIN
+from hvdlite_launcher.failures import Failure, Failures, deserter, parse
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.usage import UsageError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that this package lies in
 _PIPE = 1 << 20  # bytes
-_PATIENCE = 30.0  # seconds; Python may lie on a network's disk
-_SILENCE = 5.0  # seconds after which a host's silence is worth a line
-_TIDYING = 3.0  # seconds for janitors to be reached, and do the work of agents
 
 
 @dataclass
-class Remote:
-    """One other host. facts: its answer, once it is there. problem: why it cannot take part.
+class Report:
+    """What an agent has reported about its host.
 
-    patience: seconds of silence after which it is lost; later: the same, once ranks have started there. heard: when it
-    last gave a sign of life. started, finished: how many ranks have there. entry: as it said last. ended: its
-    connection is closed. gone: its agent has cleaned up. said: what ssh, or an agent in trouble, has written to stderr.
-    results: what its ranks have returned. ranks: which it has, or None where the MPI may place them otherwise.
-    swallowed: errors that their scripts have caught, by rank, though another rank had left.
+    facts: of `facts`, once the host is ready. name: the host's own. problem: why the host cannot take part. started,
+    finished: numbers of ranks. absent, waiting: see `job_folder.arrivals`. results: by rank, contents of `result.RANK`.
+    swallowed: by rank, contents of `swallowed.RANK`. gone: nothing of the job is left on the host.
+    """
+
+    facts: dict[str, str] | None = None
+    name: str = ""
+    problem: str | None = None
+    started: int = 0
+    finished: int = 0
+    absent: tuple[int, ...] = ()
+    waiting: float = 0.0
+    results: dict[int, bytes] = field(default_factory=dict)
+    swallowed: dict[int, str] = field(default_factory=dict)
+    gone: bool = False
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Note a message. Raises LookupError or TypeError if no agent sends such a message."""
+        if "facts" in message:
+            self.facts, self.name = message["facts"], message["name"]
+        if "problem" in message:
+            self.problem = message["problem"]
+        if "absent" in message:
+            self.absent, self.waiting = tuple(message["absent"]), message["waiting"]
+        if "swallowed" in message:
+            self.swallowed[message["rank"]] = message["swallowed"]
+        self.started += "started" in message
+        self.finished += "ended" in message
+        self.gone |= "gone" in message
+
+
+@dataclass
+class Member:
+    """One host of the team.
+
+    own: whether it is hvdliterun's own host. process: its agent, or ssh. link: to the agent. ranks: those of this host,
+    or None if the MPI may place them otherwise. patience: seconds of silence after which the host is lost, before and
+    after a rank has started there. report: of the agent. said: what ssh or the agent has written to stderr.
     """
 
     name: str
+    own: bool
     process: subprocess.Popen[bytes]
     streams: Streams
     failures: Failures
-    patience: float
-    later: float = agent.LATER
-    facts: dict[str, str] | None = None
-    own_name: str = ""
-    problem: str | None = None
-    heard: float = field(default_factory=time.monotonic)
-    started: int = 0
-    finished: int = 0
-    entry: Entry = field(default_factory=Entry)
-    ended: bool = False
-    gone: bool = False
-    said: bytes = b""
-    results: dict[int, bytes] = field(default_factory=dict)
-    swallowed: dict[int, str] = field(default_factory=dict)
+    patience: tuple[float, float] = (math.inf, math.inf)
     ranks: range | None = None
+    report: Report = field(default_factory=Report)
+    said: bytes = b""
     _garbled: bool = False
-    _offset: float = math.inf  # from the host's clock to ours; the least is nearest, as messages take time
-    _decoder: wire.Decoder = field(default_factory=lambda: wire.Decoder(marked=True))
-    _unsent: bytearray = field(default_factory=bytearray)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _offset: float = math.inf  # from the host's clock to ours; the least is the best, as messages take time
+
+    def __post_init__(self) -> None:
+        assert self.process.stdin is not None
+        self.link = wire.Link(self.process.stdin.fileno(), marked=True)
 
     def listen(self, data: bytes) -> None:
-        """Take what the agent has sent; nothing: the connection has ended."""
-        self.ended |= not data
-        if self._garbled:
-            return
-        self.heard = time.monotonic()
+        """Act on bytes from the agent. No bytes: the connection has ended."""
         try:
-            for kind, rank, frame in self._decoder.feed(data):
+            for kind, rank, frame in self.link.take(b"" if self._garbled else data):
                 self._take(kind, rank, frame)
         except (ValueError, LookupError, TypeError):
             self._garbled = True
 
     def _take(self, kind: int, rank: int, frame: bytes) -> None:
         if kind == wire.MESSAGE:
-            self._hear(wire.decode(frame))
+            message = wire.decode(frame)
+            self._offset = min(self._offset, time.time() - message["now"])
+            self.report.hear(message)
+            if "failed" in message:
+                with contextlib.suppress(ValueError):  # the file is empty: the host's disk is full
+                    failure = parse(message["failed"], self.name, self._offset, message["inside"])
+                    self.failures.add(failure)
         elif kind == wire.RESULT:
-            if self.ranks is None or rank in self.ranks:  # it will be unpickled here
-                self.results[rank] = frame
+            if self.ranks is None or rank in self.ranks:  # hvdliterun will unpickle it
+                self.report.results[rank] = frame
         else:
             self.streams.output(rank, 1 if kind == wire.STDOUT else 2, frame)
 
     def note(self, data: bytes) -> None:
-        """Take what ssh, or an agent in trouble, has written to stderr."""
+        """Keep what ssh or the agent has written to stderr."""
         self.said += data
-
-    def send(self, data: bytes) -> bool:
-        """Send frames, after what is left of earlier ones; never waits. To an agent that is gone, they are lost.
-        Whether something is left."""
-        assert self.process.stdin is not None
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            self._unsent += data
-            if self._unsent:
-                del self._unsent[: os.write(self.process.stdin.fileno(), self._unsent)]
-        return bool(self._unsent) and not self.ended
-
-    @property
-    def silence(self) -> float:
-        """For how many seconds it has given no sign of life."""
-        return time.monotonic() - self.heard
 
     @property
     def present(self) -> bool:
-        """Whether there is an agent at the other end."""
-        return self.facts is not None or self.problem is not None
+        """Whether the agent has reported that the host is ready, or why not."""
+        return self.report.facts is not None or self.report.problem is not None
+
+    @property
+    def timeout(self) -> float:
+        """Seconds of silence after which the host is lost."""
+        return self.patience[self.report.started > 0]
 
     @property
     def lost(self) -> str | None:
-        """How the host was lost, if it was: the connection broke, or it has been silent for too long, or garbled."""
+        """How the host was lost, or None: the connection broke, the host is silent, or it sends no frames."""
         if self._garbled:
             return "what it sends is no message of hvdlite's"
-        if self.ended:
+        if self.link.closed:
             return (self.said.decode(errors="replace").strip().splitlines()[-1:] or ["the connection broke"])[0]
-        return f"no sign of life for {self.patience:g} s (--host-timeout)" if self.silence > self.patience else None
+        return f"no sign of life for {self.timeout:g} s (--host-timeout)" if self.link.silence > self.timeout else None
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
-        self._offset = min(self._offset, time.time() - message["now"])
-        if "facts" in message:
-            self.facts, self.own_name = message["facts"], message["name"]
-        if "problem" in message:
-            self.problem = message["problem"]
-        if "started" in message:
-            self.started += 1
-            self.patience = self.later
-        if "ended" in message:
-            self.finished += 1
-        if "absent" in message:
-            self.entry = Entry(tuple(message["absent"]), message["waiting"])
-        if "swallowed" in message:
-            self.swallowed[message["rank"]] = message["swallowed"]
-        self.gone |= "gone" in message
-        if "failed" in message:
-            with contextlib.suppress(ValueError):  # nothing could be written there: no room
-                self.failures.add(parse(message["failed"], self.name, self._offset))
+    def problem(self, timeout: float) -> str | None:
+        """Why the host is not ready, or None. timeout: seconds that it had."""
+        if self.report.problem:
+            return self.report.problem
+        if self.report.facts is not None:
+            return None
+        if not self.link.closed:
+            return f"no answer within {timeout:g} s (--start-timeout)"
+        return readiness.explain(self.name, self.said.decode(errors="replace"), self.process.wait(), _PACKAGE)
+
+    def end(self, seconds: float) -> None:
+        """Have the agent clean up, within so many seconds."""
+        self.patience = (min(self.patience[0], seconds), min(self.patience[1], seconds))
+        if self.own:  # a terminal that takes no output may have kept hvdliterun from listening
+            self.link.forgive()
+        self.link.say(end=1)
+
+    def close(self) -> None:
+        """Close the connection. hvdliterun's own agent may still wait for helpers of killed ranks."""
+        self.link.close()
+        if not self.own:
+            self.process.kill()
+            self.process.wait()
+        dismiss(self.process)
 
 
-@dataclass
 class Team:
-    """All other hosts of one job. quiet: while it is held, no signs of life are sent. _silent: hosts whose silence has
-    been told."""
+    """All hosts of one job.
 
-    streams: Streams
-    remotes: list[Remote] = field(default_factory=list)
-    quiet: threading.Lock = field(default_factory=threading.Lock)
-    _silent: set[str] = field(default_factory=set)
-    _asked: float = field(default_factory=time.monotonic)
+    own: hvdliterun's own host, also if no rank runs there. others: the other hosts. quiet: while this lock is held, no
+    signs of life are sent. _silent: hosts whose silence the user knows of. _asked: when `lost` was called last.
+    """
 
-    def say(self, **values: Any) -> None:
+    def __init__(
+        self, settings: Settings, job: Job, streams: Streams, failures: Failures, own: subprocess.Popen[bytes]
+    ) -> None:
+        self._settings, self._job = settings, job
+        self._streams, self._failures = streams, failures
+        self.quiet = threading.Lock()
+        self._silent: set[str] = set()
+        self._asked = time.monotonic()
+        self.own = self._member(os.uname().nodename, own)
+        self.others: list[Member] = []
+
+    @property
+    def members(self) -> list[Member]:
+        """All hosts, hvdliterun's own first."""
+        return [self.own, *self.others]
+
+    def open(self, env: Mapping[str, str], task: bytes | None) -> None:
+        """Connect to the other hosts, and describe the job to all agents.
+
+        env: the ranks' environment. task: contents of the file `task` on all hosts, or None.
+        """
+        self._open(self.own, env)
+        self.others += [self._reach(host.name) for host in self._settings.hosts if not host.local]
+        for member in self.others:
+            self._open(member, env)
+        for member in self.members if task is not None else ():
+            member.link.send(wire.encode(wire.TASK, 0, task or b""))
+
+    def _open(self, member: Member, env: Mapping[str, str], successor: bool = False) -> None:
+        own, settings = member.own, self._settings
+        theirs = {name: value for name, value in env.items() if own or name not in LOGIN or name in settings.env}
+        asked = settings.several and not successor
+        member.link.say(job={
+            "id": self._job.id, "folder": self._job.folder, "shared": self._job.shared,
+            "cwd": "/" if successor else os.getcwd(),
+            "ranks": settings.most_slots, "parts": settings.elsewhere, "whole": own, "successor": successor,
+            "env": theirs, "command": settings.command if asked else [], "interfaces": settings.interfaces,
+            "patience": (math.inf, math.inf) if own else settings.host_timeout,
+        })  # fmt: skip
+
+    def _reach(self, name: str) -> Member:
+        """Another host, and a connection to a new agent there. Raises UsageError."""
+        argv = self._settings.ssh.command(name, agent.command(sys.executable, _PACKAGE))
+        try:  # the connection has the job's mark: if it hangs, hvdliterun's own agent kills it
+            process = _start(argv, {**os.environ, "HVDLITE_JOB_ID": self._job.id})
+        except FileNotFoundError as error:
+            raise UsageError(f"no {argv[0]}, by which {name} is reached: install OpenSSH's client", 127) from error
+        return self._member(name, process, self._settings.host_timeout, self._settings.ranks_of(name))
+
+    def _member(
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        patience: tuple[float, float] | None = None,
+        ranks: range | None = None,
+    ) -> Member:
+        """A host whose agent runs, with a link to it. patience: None for hvdliterun's own host."""
+        own, forever = patience is None, (math.inf, math.inf)
+        member = Member(name, own, process, self._streams, self._failures, patience or forever, ranks)
+        assert process.stdin and process.stdout and process.stderr
+        os.set_blocking(process.stdin.fileno(), False)
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):  # more than an unprivileged user may have
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
+        self._streams.add(os.dup(process.stdout.fileno()), member.listen)
+        self._streams.add(os.dup(process.stderr.fileno()), member.note)
+        return member
+
+    def say(self, **values: object) -> None:
         """Send a message to all agents."""
-        for remote in self.remotes:
-            remote.send(wire.message(**values))
+        for member in self.members:
+            member.link.say(**values)
 
-    def flush(self, seconds: float) -> None:
-        """Send what is left of earlier messages, as far as that can be done in so many seconds."""
+    def flush(self, seconds: float = 0.0) -> bool:
+        """Send the rest of earlier messages, for at most so many seconds. Returns whether some are left."""
         deadline = time.monotonic() + seconds
-        while sum(remote.send(b"") for remote in self.remotes) and time.monotonic() < deadline:
+        while sum(member.link.send() for member in self.members if not member.link.closed):
+            if time.monotonic() >= deadline:
+                return True
             time.sleep(0.005)
+        return False
 
-    def signal(self, number: int) -> bool:
-        """Send a signal to all ranks on other hosts; whether there are any."""
-        self.say(signal=number)
-        return any(remote.started for remote in self.remotes)
+    @property
+    def begun(self) -> bool:
+        """Whether any rank has started."""
+        return any(member.report.started for member in self.members)
 
     @property
     def running(self) -> bool:
-        """Whether there is any rank on another host that has not ended."""
-        return any(remote.started > remote.finished for remote in self.remotes)
+        """Whether there is a rank that has not ended."""
+        return any(member.report.started > member.report.finished for member in self.members)
+
+    @property
+    def finished(self) -> int:
+        """How many ranks have ended."""
+        return sum(member.report.finished for member in self.members)
+
+    def deserter(self, patience: float) -> Failure | None:
+        """See `failures.deserter`."""
+        absent = [(rank, member.name) for member in self.members for rank in member.report.absent]
+        return deserter(absent, max(member.report.waiting for member in self.members), patience)
 
     def forgive(self) -> None:
-        """Count all hosts' silence from now on: we have not listened."""
-        for remote in self.remotes:
-            remote.heard = time.monotonic()
+        """Measure the silence of all hosts from now on, because hvdliterun has not listened."""
+        for member in self.members:
+            member.link.forgive()
 
     def lost(self) -> str | None:
-        """Which host was lost, if any, and how. To be asked all the time."""
+        """Which host was lost, and how; or None. The main loop calls this all the time: if it has not for STANDSTILL,
+        the machine has stood still, and no host was silent."""
         asked, self._asked = self._asked, time.monotonic()
-        if self._asked - asked > agent.FROZEN:
+        if self._asked - asked > times.STANDSTILL:
             self.forgive()
-        for remote in self.remotes:
-            self._tell_silence(remote)
-        return next((f"host {each.name} was lost: {each.lost}" for each in self.remotes if each.lost), None)
+        for member in self.others:
+            self._tell_silence(member)
+        return next((f"host {each.name} was lost: {each.lost}" for each in self.members if each.lost), None)
 
-    def _tell_silence(self, remote: Remote) -> None:
-        """One line when a host has fallen silent, and one when it is heard again."""
-        silent = remote.silence > _SILENCE and not remote.ended
-        if silent == (remote.name in self._silent):
+    def _tell_silence(self, member: Member) -> None:
+        """Print a line when a host falls silent, and one when it is heard again."""
+        silent = member.link.silence > times.SILENCE_TOLD and not member.link.closed
+        if silent == (member.name in self._silent):
             return
-        self._silent ^= {remote.name}
-        ends = f"no sign of life for {_SILENCE:g} s; the job ends after {remote.patience:g} s of that (--host-timeout)"
-        self.streams.say(f"host {remote.name}: {ends if silent else 'it is heard again'}")
+        self._silent ^= {member.name}
+        ends = (
+            f"no sign of life for {times.SILENCE_TOLD:g} s; the job ends after {member.timeout:g} s of that "
+            "(--host-timeout)"
+        )
+        self._streams.say(f"host {member.name}: {ends if silent else 'it is heard again'}")
 
-    def prepare(self, settings: Settings, job: Mapping[str, Any], stop: Callable[[], bool]) -> None:
-        """Wait until every host is ready for the job, or `stop`. Raises NotReadyError."""
-        here = next((host.name for host in settings.hosts if host.local), None)
-        known = {here: _own_facts(job["command"], {**os.environ, **job["env"]})} if here else {}
-        deadline = time.monotonic() + settings.start_timeout
-        while any(not (remote.present or remote.ended) for remote in self.remotes) and time.monotonic() < deadline:
+    def prepare(self, stop: Callable[[], bool]) -> bool:
+        """Wait until every host is ready, or until `stop()` is true. Returns whether all are ready.
+
+        Raises UsageError, NotReadyError.
+        """
+        timeout, members = self._settings.start_timeout, self.members
+        deadline = time.monotonic() + timeout
+        while any(not (each.present or each.link.closed) for each in members) and time.monotonic() < deadline:
             if stop():
-                return
-            self.streams.wait()
-        states: dict[str, str | None] = {host.name: None for host in settings.hosts}
-        try:
-            facts.check_interfaces(job["interfaces"])
-        except OSError as error:
-            states |= {here: str(error)} if here else {}
-        for remote in self.remotes:
-            states[remote.name] = _problem(remote, settings.start_timeout)
-        known |= {remote.name: remote.facts for remote in self.remotes if remote.facts}
+                return False
+            self._streams.wait()
+        if not self._settings.several:
+            if problem := self.own.problem(timeout):
+                raise UsageError(f"this host is not ready: {problem}", 1)
+            return True
+        states: dict[str, str | None] = dict.fromkeys(host.name for host in self._settings.hosts)
+        states |= {each.name: problem for each in members if (problem := each.problem(timeout))}
+        reports = {each.name: each.report for each in members if each.name in states}
+        known = {host: report.facts for host, report in reports.items() if report.facts}
         states |= {host: f"differs: {text}" for host, text in facts.differences(known).items() if not states[host]}
-        names = {_short(socket.gethostname())} if here else set()
-        for remote in self.remotes:
-            if remote.facts is not None and _short(remote.own_name) in names:
-                states[remote.name] = f"has the host name of another one: {remote.own_name}"
-            names.add(_short(remote.own_name))
+        states |= facts.same_names({host: report.name for host, report in reports.items()})
         if readiness.unready(states):
             raise readiness.NotReadyError(states)
+        return True
 
-    def close(self) -> None:
-        """Have all agents clean up, and print their ranks' last words. A host that does not answer is left alone."""
-        self.say(end=1)
-        for remote in self.remotes:
-            remote.patience = min(remote.patience, agent.PARTING)
-        while any(remote.present and not remote.lost for remote in self.remotes):
-            self.streams.wait()
-        for remote in self.remotes:
-            remote.process.kill()
-            remote.process.wait()
-            for pipe in (remote.process.stdin, remote.process.stdout, remote.process.stderr):
-                with contextlib.suppress(OSError):
-                    pipe.close()  # type: ignore[union-attr]
+    def close(self, env: Mapping[str, str]) -> None:
+        """Have all agents clean up, and print the last output of their ranks.
+
+        hvdliterun's own agent comes last, because it also kills hanging connections. If an agent was killed, a
+        successor does its work. A host that does not answer is given up; its agent cleans up when it notices the
+        silence.
+        """
+        for members in (self.others, [self.own]):
+            for each in members:
+                each.end(times.CLOSING_TIMEOUT)
+            while any((each.present or each.own) and not each.lost for each in members):
+                self._streams.wait()
+            left = [each for each in members if not each.report.gone]
+            killed = [each for each in left if each.own or (each.present and each.link.closed)]
+            successors = [self._member(each.name, own_agent()) if each.own else self._reach(each.name)
+                          for each in killed]  # fmt: skip
+            for each in successors:
+                self._open(each, env, successor=True)
+                each.end(times.SUCCESSOR)
+            while any(not each.lost for each in successors):
+                self._streams.wait()
+            for each in [*members, *successors]:
+                each.close()
+
+
+def own_agent() -> subprocess.Popen[bytes]:
+    """A new agent on this host; it waits for a job. It has no environment, and so no mark of a job."""
+    return _start(agent.command(sys.executable, _PACKAGE), {})
+
+
+def _start(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+
+
+def dismiss(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipes of a process, and reap it when it ends, without waiting."""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        with contextlib.suppress(OSError):
+            pipe.close()  # type: ignore[union-attr]
+    threading.Thread(target=process.wait, daemon=True).start()
 
 
 @contextmanager
-def a_team(
-    settings: Settings,
-    place: Place,
-    job: Mapping[str, Any],
-    task: bytes | None,
-    streams: Streams,
-    failures: Failures,
-) -> Iterator[Team]:
-    """Agents on all hosts but this one, told of the job; gone at the end.
-
-    job: their first message, of `run._job`. task: a file for all hosts, or None.
-    """
-    others = [host.name for host in settings.hosts if not host.local]
-    team = Team(streams, [_connect(name, settings, place, streams, failures) for name in others])
-    for remote in team.remotes:
-        remote.ranks = settings.ranks_of(remote.name)
-    team.say(job=job)
-    if task is not None:
-        for remote in team.remotes:
-            remote.send(wire.encode(wire.TASK, 0, task))
+def a_team(team: Team, env: Mapping[str, str], task: bytes | None) -> Iterator[Team]:
+    """Inside, the agents of all hosts serve the job. At the end nothing of the job is left on any host."""
     over = threading.Event()
-    beats = threading.Thread(target=_beat, args=(team, over), daemon=True, name="signs of life")
-    if team.remotes:
-        beats.start()
-    try:
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(over.set)
+        at_end.callback(team.close, env)
+        team.open(env, task)
+        threading.Thread(target=_beat, args=(team, over), daemon=True, name="signs of life").start()
         yield team
-    finally:
-        over.set()
-        team.close()
-        killed = [remote.name for remote in team.remotes if remote.present and remote.ended and not remote.gone]
-        _clean_up(killed, settings.ssh, place, janitor.mark_of(place.id, job["env"]))
-
-
-def _clean_up(names: Sequence[str], ssh: Ssh, place: Place, mark: bytes) -> None:
-    """Have janitors do the work of agents that have been killed, on those of these hosts that can still be reached."""
-    deadline = time.monotonic() + _TIDYING
-    command = [sys.executable, "-I", "-S", janitor.__file__]
-    order = janitor.order(place.root, place.shared, mark, whole=False)
-    connections = [_start(ssh.command(name, command), place) for name in names]
-    for each in connections:
-        assert each.stdin
-        with contextlib.suppress(OSError), each.stdin:
-            each.stdin.write(order)
-    for each in connections:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            each.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _beat(team: Team, over: threading.Event) -> None:
     beaten, left = time.monotonic(), True
-    while not over.wait(0.01 if left else agent.BEAT):
-        if time.monotonic() - beaten > agent.BEAT:
+    while not over.wait(0.01 if left else times.BEAT):
+        if time.monotonic() - beaten > times.BEAT:
             beaten = time.monotonic()
             with team.quiet:
                 team.say(beat=1)
-        left = sum(remote.send(b"") for remote in team.remotes) > 0
-
-
-def _connect(name: str, settings: Settings, place: Place, streams: Streams, failures: Failures) -> Remote:
-    argv = settings.ssh.command(name, agent.command(sys.executable, _PACKAGE))
-    try:
-        process = _start(argv, place)
-    except FileNotFoundError as error:
-        raise UsageError(f"no {argv[0]}, by which {name} is reached: install OpenSSH's client", 127) from error
-    assert process.stdin and process.stdout and process.stderr
-    os.set_blocking(process.stdin.fileno(), False)
-    with contextlib.suppress(OSError):  # more than an unprivileged user may have
-        fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE)
-    remote = Remote(name, process, streams, failures, *settings.host_timeout)
-    streams.add(os.dup(process.stdout.fileno()), remote.listen)
-    streams.add(os.dup(process.stderr.fileno()), remote.note)
-    return remote
-
-
-def _start(argv: Sequence[str], place: Place) -> subprocess.Popen[bytes]:
-    """Start a connection."""
-    pipe = subprocess.PIPE
-    env = {**os.environ, "HVDLITE_JOB_ID": place.id}  # for our janitor: a connection to nowhere may hang
-    return subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
-
-
-def _short(name: str) -> str:
-    """What MPIs tell hosts apart by."""
-    return name.partition(".")[0]
-
-
-def _own_facts(command: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
-    null = subprocess.DEVNULL
-    with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
-        if child := facts.questions(command, env):
-            found = subprocess.run(child, env=dict(env), stdin=null, capture_output=True, text=True, timeout=_PATIENCE)
-            return facts.answers(found.stdout)
-    return {}  # the other hosts are compared with each other
-
-
-def _problem(remote: Remote, timeout: float) -> str | None:
-    if remote.problem or remote.facts is not None:
-        return remote.problem
-    if not remote.ended:
-        return f"no answer within {timeout:g} s (--start-timeout)"
-    code = remote.process.wait()
-    return readiness.explain(remote.name, remote.said.decode(errors="replace"), code, _PACKAGE)
+        left = team.flush()

@@ -1,7 +1,7 @@
-"""horovodrun's settings for the ranks: flags, and keys of its YAML file, become environment variables.
+"""horovodrun's settings for the ranks: makes environment variables of flags, and of keys of its YAML file.
 
-A flag sets `HOROVOD_X`, as scripts expect, and `HVDLITE_X`, which wins in hvdlite. What has no meaning here is
-accepted, so that a command line written for Horovod goes on working, and explained in one line.
+A flag sets `HOROVOD_X`, which scripts may read, and `HVDLITE_X`, which wins in hvdlite. A setting without a meaning in
+hvdlite is accepted, so that command lines for Horovod work, and explained in one line.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 @dataclass(frozen=True)
 class Tunable:
-    """One setting. flag: its name on the command line. variable: X in HOROVOD_X. key: its place in the YAML file.
+    """One setting.
 
-    read: makes the variable's value from the flag's, and raises ValueError; None for a switch. inverse: the flag that
-    switches it off. no_effect: why it means nothing here, or None. older: what Horovod called both flags before.
+    flag: its name on the command line. variable: X in HOROVOD_X. key: its section and name in the YAML file. read:
+    makes the variable's value of the flag's, and raises ValueError; None for a switch. inverse: the flag that switches
+    it off. no_effect: why it has no meaning in hvdlite, or None. older: the earlier names of both flags in Horovod.
     """
 
     flag: str
@@ -64,7 +65,7 @@ def _at_most(text: str, most: float, rule: str) -> str:
 
 
 def _switch(given: object) -> str:
-    """A flag's or the YAML file's: "no" in quotes is a text, and no text is false."""
+    """The value of a switch. A text is refused, because the YAML file's "no" in quotes would be true."""
     if given not in (True, False):  # 1 and 0 are equal to these
         raise ValueError("must be true or false, without quotes")
     return str(int(bool(given)))
@@ -126,11 +127,11 @@ TUNABLES = (
     Tunable("--log-without-timestamp", "LOG_HIDE_TIME", ("logging", "with_timestamp"), "no times in the log",
             inverse="--log-with-timestamp", older=("--log-hide-timestamp", "--no-log-hide-timestamp")),
 )  # fmt: skip
-_INVERTED = ("STALL_CHECK_DISABLE", "LOG_HIDE_TIME")  # the YAML key says the opposite of the variable
+_INVERTED = ("STALL_CHECK_DISABLE", "LOG_HIDE_TIME")  # the YAML key means the opposite of the variable
 
 
 def add_to(parser: argparse._ArgumentGroup) -> None:
-    """Add all flags; their values are None where not given."""
+    """Add all flags. The value of a flag that is not given is None."""
     for tunable in TUNABLES:
         shown = argparse.SUPPRESS if tunable.no_effect else tunable.help
         if tunable.read:
@@ -146,9 +147,9 @@ def add_to(parser: argparse._ArgumentGroup) -> None:
 
 
 def chosen(options: argparse.Namespace, config: Mapping[str, Any]) -> Iterator[tuple[Tunable, str]]:
-    """The settings that were given, flags before the YAML file's `config`, and the values of their variables.
+    """The settings that were given, and the values of their variables. Flags win over the YAML file's `config`.
 
-    Raises UsageError for a value that cannot be.
+    Raises UsageError for an impossible value.
     """
     for tunable in TUNABLES:
         given = getattr(options, tunable.name)
@@ -169,7 +170,7 @@ def chosen(options: argparse.Namespace, config: Mapping[str, Any]) -> Iterator[t
 
 
 def unknown(config: Mapping[str, Any]) -> list[str]:
-    """What the YAML file's `config` has that is no setting: a section, or SECTION.NAME."""
+    """The parts of the YAML file's `config` that are no settings: SECTION or SECTION.NAME."""
     known = {tunable.key for tunable in TUNABLES}
     sections, found = {section for section, _ in known}, []
     for section, values in config.items():
@@ -193,9 +194,7 @@ def variables(settings: Sequence[tuple[Tunable, str]]) -> dict[str, str]:
 
 
 def explanations(settings: Sequence[tuple[Tunable, str]]) -> list[str]:
-    """One line for each setting that was given and has no effect."""
+    """One line about each setting that was given and has no effect."""
     given = [(tunable.flag, tunable.no_effect) for tunable, _ in settings if tunable.no_effect]
     reasons = dict.fromkeys(reason for _, reason in given)
-    return [
-        f"{', '.join(flag for flag, why in given if why == reason)}: no effect, {reason}" for reason in reasons
-    ]
+    return [f"{', '.join(flag for flag, why in given if why == reason)}: no effect, {reason}" for reason in reasons]

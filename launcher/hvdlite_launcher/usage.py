@@ -1,4 +1,4 @@
-"""Wrong use of hvdliterun, or of a machine that lacks something: one line for the user, and an exit code."""
+"""The error for wrong use of hvdliterun, and for machines that lack something."""
 
 from __future__ import annotations
 

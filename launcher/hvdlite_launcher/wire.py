@@ -1,22 +1,33 @@
-"""What hvdliterun and its agents on other hosts say to each other over an ssh connection's pipes.
+"""The protocol between hvdliterun and its agents, over a pair of pipes or an ssh connection.
 
-Frames of a kind, a rank, a length and that many bytes. A rank's output is carried as it is, and so are files of the
-job's folder (what a rank has returned, by rank; what all are to run); everything else is a small message in JSON. A
-shell that greets on its stdout (a `.bashrc` with an `echo`) is skipped: the agent's first bytes are a mark.
+A frame consists of a kind, a rank, a length, and data of that length. Output of ranks (STDOUT, STDERR) and files of the
+job's folder (RESULT, TASK) are sent unchanged. A MESSAGE is a JSON object:
+
+    from hvdliterun  job      the job; the first message       from agents  facts, name    the host is ready
+                     told     the rank that failed first                    problem        the host cannot take part
+                     signal   to send to all ranks                          started, ended a rank has
+                     pause    hvdliterun is being suspended                 failed, inside the host's first failure
+                     beat     a sign of life                                absent, waiting see `job_folder.arrivals`
+                     end      the job has ended                             swallowed      see `job_folder.FILES`
+                                                                            gone           nothing of the job is left
+
+The agent's first bytes are a MARK. Text before it is skipped, such as a greeting of a login shell.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import struct
+import threading
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 MARK = b"\0hvdlite-agent\n"
 MESSAGE, STDOUT, STDERR, RESULT, TASK = range(5)  # kinds of frames
 _HEADER = struct.Struct("!BIQ")
-_LONGEST = 1 << 24  # bytes of a frame, but of those that carry what the user has pickled
+_LONGEST = 1 << 24  # bytes of a frame, except RESULT and TASK
 
 
 def encode(kind: int, rank: int, data: bytes) -> bytes:
@@ -24,8 +35,8 @@ def encode(kind: int, rank: int, data: bytes) -> bytes:
     return _HEADER.pack(kind, rank, len(data)) + data
 
 
-def message(**values: Any) -> bytes:
-    """One frame that carries a message."""
+def message(**values: object) -> bytes:
+    """One frame of kind MESSAGE."""
     return encode(MESSAGE, 0, json.dumps(values).encode())
 
 
@@ -35,21 +46,21 @@ def decode(data: bytes) -> dict[str, Any]:
     return values
 
 
-@dataclass
 class Decoder:
-    """Takes bytes as they come, and gives whole frames. marked: whether they begin only after a MARK."""
+    """Makes frames of bytes that come in pieces of any length. marked: whether frames begin only after a MARK."""
 
-    marked: bool = False
-    _rest: bytearray = field(default_factory=bytearray, repr=False)  # bytes would be copied at every piece of a frame
+    def __init__(self, marked: bool = False) -> None:
+        self._marked = marked
+        self._rest = bytearray()  # `bytes` would be copied for each piece
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """The frames (kind, rank, data) that these bytes complete. Raises ValueError for what is no frame."""
+        """The frames (kind, rank, data) that these bytes complete. Raises ValueError if a header makes no sense."""
         self._rest += data
-        if self.marked:
+        if self._marked:
             _, mark, rest = self._rest.partition(MARK)
             if not mark:
                 return
-            self.marked, self._rest = False, rest
+            self._marked, self._rest = False, rest
         while len(self._rest) >= _HEADER.size:
             kind, rank, length = _HEADER.unpack_from(self._rest)
             if kind > TASK or (kind < RESULT and length > _LONGEST):
@@ -60,3 +71,64 @@ class Decoder:
             frame = bytes(self._rest[_HEADER.size : end])
             del self._rest[:end]
             yield kind, rank, frame
+
+
+class Link:
+    """One end of the connection between hvdliterun and an agent.
+
+    closed: whether the other end has closed it.
+    """
+
+    def __init__(self, out: int, marked: bool = False) -> None:
+        self.closed = False
+        self._out = out
+        self._heard = time.monotonic()
+        self._decoder = Decoder(marked)
+        self._unsent = bytearray()
+        self._lock = threading.Lock()
+
+    @property
+    def silence(self) -> float:
+        """For how many seconds the other end has given no sign of life."""
+        return time.monotonic() - self._heard
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes are waiting to be sent."""
+        return len(self._unsent)
+
+    def forgive(self) -> None:
+        """Measure the silence of the other end from now on."""
+        self._heard = time.monotonic()
+
+    def take(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """The frames that these bytes complete. No bytes: the other end has closed the connection. Raises
+        ValueError."""
+        self.closed |= not data
+        self.forgive()
+        return self._decoder.feed(data)
+
+    def send(self, data: bytes = b"") -> int:
+        """Send the rest of earlier frames and then these bytes, as far as that is possible without waiting.
+
+        Returns how many bytes are left. If the other end is gone, all bytes are dropped.
+        """
+        with self._lock:
+            self._unsent += data
+            try:
+                if self._unsent:
+                    del self._unsent[: os.write(self._out, self._unsent)]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._unsent.clear()
+            return len(self._unsent)
+
+    def close(self) -> None:
+        """Send nothing from now on: the descriptor may soon belong to another file."""
+        with self._lock:
+            self._out = -1
+
+    def say(self, **values: object) -> None:
+        """Send a message."""
+        self.send(message(**values))

@@ -1,4 +1,4 @@
-"""Runs `hvdliterun` and plain mpirun as children, with each MPI that lies beside the interpreter."""
+"""Runs `hvdliterun` and plain mpirun as child processes, with each MPI in the folder of the interpreter."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher.janitor import marked
 from hvdlite_launcher.probe import Family, Mpi, find_mpi
+from hvdlite_launcher.processes import marked
 from hvdlite_launcher.usage import UsageError
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -22,8 +22,8 @@ LIMIT = 20.0  # seconds for one job; each takes about one
 
 
 def available() -> list[Mpi]:
-    """One MPI of each family: both wheels may share an environment, where the last one owns `mpirun`. Or the one whose
-    launcher HVDLITE_TEST_MPI names."""
+    """One MPI of each family, or the one whose launcher HVDLITE_TEST_MPI names. Two wheels may share an environment; the
+    last one installed owns `mpirun`."""
     found: dict[Family, Mpi] = {}
     chosen = os.environ.get("HVDLITE_TEST_MPI")
     for name in (chosen,) if chosen else ("mpirun", "mpiexec.hydra", "prterun", ""):
@@ -38,9 +38,9 @@ def available() -> list[Mpi]:
 
 @dataclass
 class Runner:
-    """Starts jobs whose processes are marked, so that a leftover can be told from a stranger.
+    """Starts jobs whose processes have a mark of their own in the environment, by which leftovers are found.
 
-    prefix: stands before hvdliterun's command line: what takes it to another host.
+    prefix: a command before hvdliterun's, which runs it on another host.
     """
 
     mpi: Mpi
@@ -55,7 +55,7 @@ class Runner:
 
     @property
     def has_segments(self) -> bool:
-        """Whether the MPI's shared memory has names in /dev/shm while a job runs; Intel MPI takes them away at once, and
+        """Whether the MPI's shared memory has names in /dev/shm while a job runs. Intel MPI removes them at once, and
         Debian's MPICH uses UCX."""
         debians = self.mpi.library is None and self.mpi.family is Family.MPICH
         return self.mpi.family is not Family.INTEL_MPI and not debians
@@ -105,7 +105,7 @@ class Runner:
         return [*argv, *command], env
 
     def leftovers(self) -> list[int]:
-        """Processes of this runner's jobs that are still there."""
+        """Processes of this runner's jobs that still exist."""
         return list(marked(self.mark.encode()))
 
     def wait_gone(self, seconds: float = 3.0) -> bool:

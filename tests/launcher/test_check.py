@@ -1,4 +1,4 @@
-"""`hvdliterun --check`: what it says agrees with what is there."""
+"""`hvdliterun --check` reports what is installed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_broken_mpi_is_told(runner: Runner) -> None:
 
 
 def found(*missing: str, more: Sequence[Finding] = ()) -> list[Finding]:
-    """A host that has all but these."""
+    """A host that lacks only these."""
     names = {"Frameworks": ("PyTorch", "Keras"), "MPI": ("launcher", "library"), "GPUs": ("GPU", "CuPy"),
              "This host": ("ssh",), "Libraries": ("numpy",)}  # fmt: skip
     states = {"MPI": State.BROKEN, "Libraries": State.ABSENT}
@@ -163,7 +163,7 @@ def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch, room: int, state:
 
 
 def test_a_scheduler_starts_ranks_where_no_launcher_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As on a Cray."""
+    """For example on a Cray."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HVDLITE_MPIEXEC", "/no/such/mpirun")
     assert next(check.mpi()).state is State.ABSENT
@@ -202,7 +202,7 @@ def test_hosts_that_hvdliterun_would_refuse_are_not_ready(other: dict[str, Any],
 
 
 def test_a_framework_that_one_host_lacks_is_named() -> None:
-    """There is no reason of that host's own."""
+    """The host itself gives no reason."""
     other = {**of_host("b"), "ready_for": ["keras on CPU"], "not_ready": []}
     said = merge([of_host("a"), other])
     assert (said["ready"], said["ready_for"]) == (False, [])

@@ -1,16 +1,16 @@
-"""Composition is pure: the same settings give the same lists on any machine."""
+"""The command for each MPI. It depends on the settings alone, not on the machine."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
-from hvdlite_launcher.command import Place, Settings, compose
+from hvdlite_launcher.command import Job, Settings, compose
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi, identify
 from hvdlite_launcher.usage import UsageError
 
-PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
+JOB = Job("job", "/tmp/job", "/dev/shm/job", ("keep",))
 SETTINGS = Settings(4, (Host("localhost", 4),), ("python", "train.py", "--np", "3"))
 OPEN_MPI_5 = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11), "/mpi/lib/libmpi.so.40", wheel=True)
 OPEN_MPI_4 = Mpi("/usr/bin/mpirun", Family.OPEN_MPI, (4, 1, 4))
@@ -28,7 +28,7 @@ COMMON = {
 
 
 def test_open_mpi_5_from_the_wheel() -> None:
-    command = compose(SETTINGS, OPEN_MPI_5, PLACE, {})
+    command = compose(SETTINGS, OPEN_MPI_5, JOB, {})
     assert command.argv == ("/mpi/bin/mpirun", "-np", "4", *OPEN_MPI_OPTIONS, *TAIL)
     assert command.env == {
         **COMMON,
@@ -44,7 +44,7 @@ def test_open_mpi_5_from_the_wheel() -> None:
 
 
 def test_open_mpi_4_gets_its_own_names_and_no_fast_start() -> None:
-    command = compose(SETTINGS, OPEN_MPI_4, PLACE, {})
+    command = compose(SETTINGS, OPEN_MPI_4, JOB, {})
     assert command.argv == ("/usr/bin/mpirun", "-np", "4", *OPEN_MPI_OPTIONS, *TAIL)
     assert command.env == {
         **COMMON,
@@ -57,18 +57,18 @@ def test_open_mpi_4_gets_its_own_names_and_no_fast_start() -> None:
 
 
 def test_an_open_mpi_5_of_the_cluster_keeps_its_fabrics() -> None:
-    command = compose(SETTINGS, dataclasses.replace(OPEN_MPI_5, wheel=False), PLACE, {})
+    command = compose(SETTINGS, dataclasses.replace(OPEN_MPI_5, wheel=False), JOB, {})
     assert not {"OMPI_MCA_pml", "OMPI_MCA_btl"} & command.env.keys()
 
 
 def test_mpich() -> None:
-    command = compose(SETTINGS, MPICH, PLACE, {})
+    command = compose(SETTINGS, MPICH, JOB, {})
     assert command.argv == (MPICH.launcher, "-n", "4", "-hosts", "localhost:4", *TAIL)
     assert command.env == {**COMMON, "MPI4PY_LIBMPI": MPICH.library}
 
 
 def test_intel_mpi_reads_no_counts_behind_the_names_of_hosts() -> None:
-    command = compose(SETTINGS, INTEL, PLACE, {})
+    command = compose(SETTINGS, INTEL, JOB, {})
     hosts = "localhost,localhost,localhost,localhost"
     assert command.argv == (INTEL.launcher, "-hosts", hosts, "-ppn", "1", "-n", "4", *TAIL)
     assert command.env == {
@@ -83,45 +83,45 @@ def test_intel_mpi_reads_no_counts_behind_the_names_of_hosts() -> None:
 
 def test_root_must_be_allowed_by_open_mpi() -> None:
     root = dataclasses.replace(SETTINGS, root=True)
-    assert "--allow-run-as-root" in compose(root, OPEN_MPI_5, PLACE, {}).argv
-    assert "--allow-run-as-root" not in compose(SETTINGS, OPEN_MPI_5, PLACE, {}).argv
-    assert compose(root, MPICH, PLACE, {}).argv == compose(SETTINGS, MPICH, PLACE, {}).argv
+    assert "--allow-run-as-root" in compose(root, OPEN_MPI_5, JOB, {}).argv
+    assert "--allow-run-as-root" not in compose(SETTINGS, OPEN_MPI_5, JOB, {}).argv
+    assert compose(root, MPICH, JOB, {}).argv == compose(SETTINGS, MPICH, JOB, {}).argv
 
 
 def test_what_the_user_has_set_is_not_touched() -> None:
     environ = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_osc": "rdma", "OMP_NUM_THREADS": "7", "MPI4PY_LIBMPI": "x"}
-    env = compose(SETTINGS, OPEN_MPI_5, PLACE, environ).env
+    env = compose(SETTINGS, OPEN_MPI_5, JOB, environ).env
     assert not environ.keys() & env.keys()
     assert "OMPI_MCA_pml" not in env
 
 
 def test_variables_of_the_command_line_win() -> None:
     settings = dataclasses.replace(SETTINGS, env={"OMP_NUM_THREADS": "3", "LR": "0.1"})
-    env = compose(settings, MPICH, PLACE, {"OMP_NUM_THREADS": "7"}).env
+    env = compose(settings, MPICH, JOB, {"OMP_NUM_THREADS": "7"}).env
     assert (env["OMP_NUM_THREADS"], env["LR"]) == ("3", "0.1")
 
 
 @pytest.mark.parametrize("mpi", [OPEN_MPI_5, MPICH, INTEL])
 def test_mpi_args_stand_behind_ours_and_before_the_command(mpi: Mpi) -> None:
-    argv = compose(dataclasses.replace(SETTINGS, mpi_args=("--mca", "btl", "tcp")), mpi, PLACE, {}).argv
+    argv = compose(dataclasses.replace(SETTINGS, mpi_args=("--mca", "btl", "tcp")), mpi, JOB, {}).argv
     assert argv[-len(TAIL) - 3 :] == ("--mca", "btl", "tcp", *TAIL)
 
 
 def test_a_command_that_open_mpi_cannot_start_is_refused() -> None:
     long = dataclasses.replace(SETTINGS, command=("python", "train.py", *["x" * 99] * 1250))
-    assert compose(long, MPICH, PLACE, {}).argv[-1] == "x" * 99
-    with pytest.raises(UsageError, match="the command with its arguments has 125016 bytes, of which Open MPI starts 125000"):
-        compose(long, OPEN_MPI_5, PLACE, {})
+    assert compose(long, MPICH, JOB, {}).argv[-1] == "x" * 99
+    with pytest.raises(UsageError, match="the command and its arguments have 125016 bytes, but Open MPI accepts at most 125000"):
+        compose(long, OPEN_MPI_5, JOB, {})
 
 
 def test_intel_mpi_binds_as_it_is_told() -> None:
-    command = compose(dataclasses.replace(SETTINGS, binding_args=("-env", "I_MPI_PIN", "1")), INTEL, PLACE, {})
+    command = compose(dataclasses.replace(SETTINGS, binding_args=("-env", "I_MPI_PIN", "1")), INTEL, JOB, {})
     assert command.argv[-len(TAIL) - 3 :] == ("-env", "I_MPI_PIN", "1", *TAIL)
     assert "I_MPI_PIN" not in command.env
 
 
 def test_without_shared_memory_the_mpi_chooses() -> None:
-    env = compose(SETTINGS, OPEN_MPI_5, dataclasses.replace(PLACE, shared=None), {}).env
+    env = compose(SETTINGS, OPEN_MPI_5, dataclasses.replace(JOB, shared=None), {}).env
     assert not [name for name in env if "backing" in name]
 
 

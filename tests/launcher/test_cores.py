@@ -1,4 +1,4 @@
-"""With how many threads a rank computes: its share of what its own host has."""
+"""The number of threads of a rank: its share of its host's cores."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_ranks_share(
 
 @pytest.mark.parametrize(("quota", "threads"), [(1.5, 1), (2.5, 1), (4.0, 2), (math.inf, 32), (0.5, 1)])
 def test_a_containers_share_is_shared_too(monkeypatch: pytest.MonkeyPatch, quota: float, threads: int) -> None:
-    """Rounded up before it is divided."""
+    """The share is rounded up before it is divided."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: ALL)
     monkeypatch.setattr(cores, "quota", lambda: quota)
     assert cores.threads({OPEN_MPI: "2"}) == threads

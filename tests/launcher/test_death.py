@@ -1,5 +1,5 @@
-"""However a job is ended, no process, folder or shared-memory file is left, within two or three seconds; and ranks get
-the time that they were promised."""
+"""Whatever ends a job, no process, folder or shared-memory file is left after two or three seconds. Ranks have the
+time to save their work that they were promised."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Running:
 
     @property
     def children(self) -> list[int]:
-        """The children of hvdliterun: mpirun and the janitor."""
+        """The children of hvdliterun: mpirun and the agent."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [int(pid) for pid in path.read_text().split()]
 
@@ -70,7 +70,7 @@ def test_a_signal_to_hvdliterun(runner: Runner, number: int, code: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ranks_that_do_not_listen_are_killed(runner: Runner, number: int) -> None:
-    """After the five seconds that they have."""
+    """The ranks have five seconds."""
     job = start(runner, "deaf")
     job.process.send_signal(number)
     assert not wait_until(lambda: job.process.poll() is not None, 4.5)
@@ -99,11 +99,11 @@ def test_a_rank_is_killed(runner: Runner) -> None:
     assert end(runner, job) == 137
 
 
-def test_ranks_die_with_mpirun_even_without_a_janitor(runner: Runner) -> None:
+def test_ranks_die_with_mpirun_even_without_an_agent(runner: Runner) -> None:
     job = start(runner)
     mpirun = job.mpirun
-    (janitor,) = set(job.children) - {mpirun}
-    os.kill(janitor, signal.SIGKILL)
+    (agent,) = set(job.children) - {mpirun}
+    os.kill(agent, signal.SIGKILL)
     os.kill(mpirun, signal.SIGKILL)
     assert job.process.wait(timeout=4.0) == 137
     assert runner.wait_gone()
@@ -114,10 +114,11 @@ def test_ranks_die_with_mpirun_even_without_a_janitor(runner: Runner) -> None:
 
 
 def test_a_daemon_that_comes_after_the_end_leaves_no_folder(tmp_path: Path) -> None:
-    """Open MPI's, to a host where no rank has begun: it makes the job's folder anew."""
+    """Open MPI's daemon comes to a host where no rank has started, and makes the job's folder again."""
     folder = tmp_path / "job"
     wanted: dict[str, object] = {"command": ["true"], "interfaces": [], "env": {}, "patience": [3.5, 60.0]}
-    job = {"id": "job", "folder": str(folder), "shared": None, "cwd": "/", **wanted}
+    folders = {"folder": str(folder), "shared": None, "cwd": "/", "parts": True, "whole": False, "ranks": 1}
+    job = {"id": "job", "successor": False, **folders, **wanted}
     argv = agent.command(sys.executable, str(ROOT / "launcher"))
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin and process.stdout
@@ -135,8 +136,8 @@ def test_a_daemon_that_comes_after_the_end_leaves_no_folder(tmp_path: Path) -> N
     (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, ["sh", "-c", '"$@"; exit $?', "sh"]),
 ])  # fmt: skip
 def test_a_rank_has_time_to_save(runner: Runner, number: int, shell: list[str]) -> None:
-    """Also where the others end at once, as where rank 0 alone saves; and its handler of the signal runs once. Also
-    behind a shell, which a signal would end, and with it the rank."""
+    """The other ranks end at once, because only rank 0 saves. Its signal handler runs once. A shell between keeper and
+    rank does not receive the signal, which would end both."""
     code = (
         "import os, signal, sys, time, hvdlite\n"
         "def save(*_):\n    os.write(1, b'saving\\n'); time.sleep(1.5); os.write(1, b'saved\\n'); sys.exit(0)\n"
@@ -157,7 +158,7 @@ def test_a_rank_has_time_to_save(runner: Runner, number: int, shell: list[str]) 
 
 @pytest.mark.parametrize("algorithm", ["ring", "shared"])
 def test_a_rank_can_save_that_waits_for_one_that_has_left(runner: Runner, algorithm: str) -> None:
-    """In the middle of a collective, which the other's handler has ended."""
+    """It waits in a collective that the other rank's signal handler has left."""
     code = (
         f"import os, time; os.environ['HVDLITE_ALGORITHM'] = '{algorithm}'\n"
         "import numpy, hvdlite\n"
@@ -201,7 +202,7 @@ def test_under_nohup_a_hangup_ends_nothing(runner: Runner) -> None:
 
 
 def test_who_was_killed_is_told_though_another_learns_of_it_at_once(runner: Runner) -> None:
-    """As gloo does, whose error would else be taken for the first."""
+    """gloo, for example, raises an error at once, which is not the first failure."""
     code = (
         "import os, pathlib, time, hvdlite; hvdlite.init(); rank = hvdlite.rank()\n"
         "peer = hvdlite.allgather_object(os.getpid())[1]\n"
@@ -215,7 +216,7 @@ def test_who_was_killed_is_told_though_another_learns_of_it_at_once(runner: Runn
 
 
 def test_shared_memory_of_the_users_goes_too(runner: Runner) -> None:
-    """What Python's resource tracker would have removed."""
+    """Shared memory that Python's resource tracker removes when its process is killed."""
     code = (
         "import os, time; from multiprocessing import shared_memory as s; m = s.SharedMemory(create=True, size=9)\n"
         "print(m.name, flush=True); time.sleep(0.5); os.kill(os.getpid(), 9) if os.environ['HVDLITE_JOB_RANK'] == '1' else time.sleep(30)"
@@ -229,7 +230,7 @@ def test_shared_memory_of_the_users_goes_too(runner: Runner) -> None:
 
 
 def test_shared_memory_of_joblibs_goes_too(runner: Runner) -> None:
-    """It has a resource tracker of its own."""
+    """joblib has its own resource tracker."""
     code = (
         "import os, glob, numpy, joblib\n"
         "with joblib.Parallel(2) as parallel:\n"
@@ -254,7 +255,7 @@ def test_nobody_reads_our_output(runner: Runner) -> None:
 
 
 def test_a_rank_alone_is_killed(runner: Runner) -> None:
-    """Nobody is there to find the MPI's shared memory by its name, which is gone, then."""
+    """The MPI's shared memory has no name any more: no other rank needs it."""
     code = (
         "import os, hvdlite; hvdlite.init(); maps = open('/proc/self/maps').read()\n"
         "print(*(line.split()[5] for line in maps.splitlines() if '/dev/shm/' in line), flush=True)\n"
@@ -266,7 +267,7 @@ def test_a_rank_alone_is_killed(runner: Runner) -> None:
 
 
 def test_plain_mpirun_is_killed_and_guarded_ranks_die(runner: Runner) -> None:
-    """The guard's own work: the ranks die with mpirun, and the segments' names are gone before."""
+    """`job.exits` does that without hvdliterun. The names of the MPI's segments have been removed before."""
     argv, env = runner.plain_command(2, sys.executable, str(SCRIPTS / "fails.py"), "wait")
     mpirun = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     assert mpirun.stdout is not None

@@ -1,4 +1,4 @@
-"""`hvdlite.run`: a function on several ranks, its results in order, its exceptions as one's own."""
+"""`hvdlite.run`: a function runs on several ranks; results come in rank order, and exceptions are raised here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.launcher.conftest import Runner
 
 @pytest.fixture(autouse=True)
 def _mpi(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs with the parameter's MPI, and can tell its own leftovers."""
+    """Jobs use the parameter's MPI, and have the runner's mark."""
     name, value = runner.mark.split("=")
     monkeypatch.setenv(name, value)
     monkeypatch.setenv("HVDLITE_MPIEXEC", runner.mpi.launcher)
@@ -84,7 +84,7 @@ def test_a_rank_without_a_result(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_no_ordinary_exception_is_raised_too() -> None:
     class Stop(BaseException):
-        """As pytest.fail() raises."""
+        """The kind of exception that pytest.fail() raises."""
 
     def work() -> None:
         raise Stop("here")

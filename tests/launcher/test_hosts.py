@@ -74,7 +74,7 @@ def test_this_machine_is_local_and_others_are_not() -> None:
 
 
 def test_beside_others_this_machine_goes_by_its_name() -> None:
-    """`localhost` is another machine to every other machine."""
+    """For other machines `localhost` would be another machine."""
     here, other = located(parse_hosts("localhost:2,192.0.2.1:3"))
     assert here == Host(socket.gethostname(), 2, local=True)
     assert other == Host("192.0.2.1", 3, local=False)

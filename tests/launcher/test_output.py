@@ -1,4 +1,4 @@
-"""What reaches the terminal: labels, unfinished lines, and the MPIs' messages that do not."""
+"""What hvdliterun prints: labels, unfinished lines, and which messages of MPIs it leaves out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ZERO, ONE = b"[0]<stdout>:", b"[1]<stdout>:"
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """All that is written, as one growing list."""
+    """All bytes that are written, as one growing list."""
     texts: list[bytes] = []
 
     def write(destination: int, data: memoryview) -> int:
@@ -55,7 +55,7 @@ def test_an_unfinished_line_shows_after_a_while_and_goes_on(written: list[bytes]
 
 
 def test_a_line_that_goes_on_and_on_is_not_held_back(written: list[bytes]) -> None:
-    """Neither one to which something is added all the time, nor a long one, which would be read again each time."""
+    """A line that grows all the time is printed. A long line is not searched again for each piece."""
     printer, source = Printer(prefix=True), Source(0, 1)
     printer.feed(source, b".")
     began = source.since
@@ -69,7 +69,7 @@ def test_a_line_that_goes_on_and_on_is_not_held_back(written: list[bytes]) -> No
 
 
 def test_long_lines_of_several_ranks_are_whole(written: list[bytes]) -> None:
-    """As those of who writes JSON; they come in pieces."""
+    """For example lines of JSON; they come in pieces."""
     printer, zero, one = Printer(prefix=True), Source(0, 1), Source(1, 1)
     for _ in range(16):
         printer.feed(zero, b"x" * 65536)
@@ -96,7 +96,7 @@ def test_without_prefix_bytes_pass_unchanged(written: list[bytes]) -> None:
 
 
 def test_without_prefix_lines_stay_whole(written: list[bytes]) -> None:
-    """Of who writes a line in pieces, as `print` does where Python does not buffer."""
+    """A rank writes a line in pieces, as `print` does if Python does not buffer."""
     printer, zero, one = Printer(prefix=False), Source(0, 1), Source(1, 1)
     for source, chunk in ((zero, b"a"), (one, b"b"), (one, b"\n"), (zero, b"\n"), (zero, b"> ")):
         printer.feed(source, chunk)
@@ -105,8 +105,8 @@ def test_without_prefix_lines_stay_whole(written: list[bytes]) -> None:
 
 
 def test_what_a_scheduler_has_labelled(capfd: pytest.CaptureFixture[str]) -> None:
-    """What has no label, and what its daemons say, is the scheduler's own; an unfinished last line is shown, too, and
-    what a progress bar overwrites is its rank's."""
+    """Lines without a label and messages of the scheduler's daemons are the scheduler's. An unfinished last line is
+    printed. The parts of a progress bar belong to the rank in its label."""
     with Printer(prefix=True) as printer:
         streams = Streams(printer)
         end = streams.open_labelled(1)

@@ -1,4 +1,4 @@
-"""Which MPI is found: told from what launchers in made-up folders say of themselves."""
+"""Which MPI is found. The launchers are scripts that print a version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.17 Build 20251009"
 
 
 def install(prefix: Path, says: str, name: str = "mpirun", library: str = "") -> str:
-    """A launcher that answers with `says`, and an empty library beside it."""
+    """A launcher that prints `says`, and an empty library near it."""
     for folder in ("bin", "lib"):
         (prefix / folder).mkdir(parents=True, exist_ok=True)
     launcher = prefix / "bin" / name
@@ -27,7 +27,7 @@ def install(prefix: Path, says: str, name: str = "mpirun", library: str = "") ->
 
 @pytest.fixture
 def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The prefix of the interpreter, as far as the probe can see."""
+    """The interpreter's prefix, as the probe sees it."""
     prefix = tmp_path / "env"
     monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
     monkeypatch.setattr(sys, "prefix", str(prefix))
@@ -42,7 +42,7 @@ def test_beside_the_interpreter_comes_before_path(prefix: Path, tmp_path: Path) 
 
 
 def test_beside_hvdliterun_is_next(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pip's --user and --target put both; but not beside a user's script."""
+    """pip's --user and --target put both into one folder. The folder of a user's script does not count."""
     beside = install(tmp_path / "user", OPEN_MPI)
     install(tmp_path / "system", MPICH)
     for program, family in (("hvdliterun", Family.OPEN_MPI), ("train.py", Family.MPICH)):
@@ -67,7 +67,7 @@ def test_the_chosen_launcher_wins_or_is_refused(prefix: Path, tmp_path: Path) ->
 
 
 def test_intel_mpis_script_is_passed_over(prefix: Path) -> None:
-    """For what it would start, which takes our signals itself."""
+    """The program that it starts is used, because the script forwards no signals."""
     install(prefix, INTEL)
     assert find_mpi({"PATH": ""}).launcher == str(prefix / "bin" / "mpirun")  # but where there is nothing else
     engine = install(prefix, INTEL, "mpiexec.hydra")

@@ -1,4 +1,4 @@
-"""Real jobs: exit codes, who is told to have failed, output. The same with every MPI."""
+"""Real jobs: exit codes, the rank that is reported, and output are the same with every MPI."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ hvdlite.init()
 
 
 def test_a_rank_that_dies_while_its_mpi_begins_may_have_had_no_shared_memory(runner: Runner) -> None:
-    """As MPICH's do where a container has 64 MB of it."""
+    """MPICH's ranks die so in a container with 64 MB of shared memory."""
     job = runner.run("-np", "2", sys.executable, "-c", DIES_IN_INIT)
     assert job.returncode == 139, job.stderr
     told = "rank 1 was killed by SIGSEGV (signal 11): /dev/shm may be full, or too small (df /dev/shm)"
@@ -99,7 +99,7 @@ def test_the_guard_alone_under_plain_mpirun(runner: Runner, how: str, code: int)
 
 
 def test_who_waits_offers_its_core_under_plain_mpirun(runner: Runner) -> None:
-    """Two ranks on one core, of which one computes and the other waits for it in MPI: else each has half of it."""
+    """Two ranks share one core. One computes, and the other waits for it in MPI and would take half of the core."""
     if runner.mpi.family is Family.MPICH:
         pytest.skip("MPICH decides itself how often it offers its core")
     code = """if True:
@@ -150,7 +150,7 @@ def test_an_unfinished_line_shows_while_the_job_runs(runner: Runner) -> None:
 
 
 def test_rank_0_reads_stdin(runner: Runner) -> None:
-    """All of it, also where it comes faster than it is read."""
+    """All of it, also if it comes faster than rank 0 reads."""
     text = "".join(f"{number}\n" for number in range(100_000))
     job = runner.run("-np", "2", "--no-prefix", "sh", "-c", "sleep 0.5; cat", text=text)
     assert (job.returncode, job.stdout) == (0, text)
@@ -166,7 +166,7 @@ def test_rank_0_has_the_terminal(runner: Runner) -> None:
 
 
 def test_the_terminal_shows_again_what_is_typed(runner: Runner) -> None:
-    """Where rank 0 dies in getpass()."""
+    """After rank 0 has died in getpass()."""
     _terminal, theirs = pty.openpty()
     code = (
         "import getpass, os, time; rank = os.environ['HVDLITE_JOB_RANK']\n"
@@ -186,17 +186,17 @@ def test_words_that_mean_something_to_an_mpi_pass(runner: Runner) -> None:
 
 @pytest.mark.parametrize("before", ["", "import hvdlite; hvdlite.init(); hvdlite.shutdown(); "])
 def test_a_rank_that_ends_before_it_meets_the_others(runner: Runner, before: str) -> None:
-    """Not where all do, as a program without hvdlite."""
+    """(If all ranks do, as in a program without hvdlite, that is no failure.)"""
     leave = "exit()" if before else "os._exit(0)"
     code = f"import os; {before} os.environ['HVDLITE_JOB_RANK'] == '1' and {leave}; import hvdlite; hvdlite.init()"
     job = runner.run("-np", "2", sys.executable, "-c", code)
     assert job.returncode == 1
-    assert job.stderr.splitlines()[-1] == "hvdliterun: rank 1 ended without hvd.init(), in which other ranks wait for it"
+    assert job.stderr.splitlines()[-1] == "hvdliterun: rank 1 ended without hvd.init(), where other ranks wait for it"
     assert runner.leftovers() == []
 
 
 def test_a_rank_that_comes_late(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the first hvd.init() of the job, and to the second. (Where MPI itself takes long to start, rank 1 waits, too.)"""
+    """It comes late to the first hvd.init() and to the second. (If MPI takes long to start, rank 1 waits, too.)"""
     late = "os.environ['HVDLITE_JOB_RANK'] == '1' and time.sleep(2); "
     both = f"{late}hvdlite.init(); hvdlite.shutdown(); {late}hvdlite.init(); {late}hvdlite.shutdown()"
     monkeypatch.setenv("HVDLITE_STALL_CHECK_TIME_SECONDS", "0.5")
@@ -208,7 +208,7 @@ def test_a_rank_that_comes_late(runner: Runner, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_script_may_go_on_without_what_init_has_refused(runner: Runner) -> None:
-    """Nobody counts on its ranks then: they end as they like."""
+    """No rank waits for another one then, so each may end at any time."""
     code = (
         "import os; os.environ['HVDLITE_OVERLAP'] = '01'[os.environ['HVDLITE_JOB_RANK'] == '0']; import hvdlite as hvd\n"
         "try: hvd.init()\nexcept hvd.HvdliteError as error: print(error)"
@@ -252,8 +252,8 @@ def test_what_python_does_at_its_end_is_done_by_ranks_that_fail(runner: Runner, 
     ("TimeoutError", "with contextlib.suppress(TimeoutError): hvdlite.shutdown()"), ("KeyboardInterrupt", ""),
 ])  # fmt: skip
 def test_a_shutdown_that_is_interrupted(runner: Runner, error: str, how: str) -> None:
-    """The others wait for what does not come any more, so the job ends, though the script takes the error, or Python
-    does, at its end."""
+    """The other rank would wait for ever, so the job ends, although the script, or Python at its end, has caught the
+    error."""
     script = runner.tmpdir / "script.py"
     script.write_text(
         "import contextlib, signal, time, hvdlite\n"
@@ -282,8 +282,7 @@ def test_a_shutdown_that_is_interrupted(runner: Runner, error: str, how: str) ->
     ("sys.ps1 = '> '; exit(3)", 3, "failed: exit code 3"),
 ])  # fmt: skip
 def test_unusual_ends(runner: Runner, how: str, code: int, told: str) -> None:
-    """The others, who wait for the rank, learn how it ended; nobody waits for ever. (From 3.12 on Python may start no
-    threads while it ends.)"""
+    """The other ranks wait for this rank, and learn how it ended. (Since 3.12 Python starts no threads while it ends.)"""
     script = runner.tmpdir / "script.py"
     script.write_text(
         "import contextlib, io, os, sys, threading, hvdlite\n"
@@ -351,7 +350,7 @@ sys.exit(main())"""
 
 
 def test_a_rank_that_a_wrapper_starts(runner: Runner) -> None:
-    """By subprocess, which closes the descriptor that Hydra's ranks have."""
+    """subprocess closes the descriptor that Hydra gives to its ranks."""
     train = "import hvdlite; hvdlite.init()"
     wrap = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {train!r}]).returncode)"
     job = runner.run("-np", "2", sys.executable, "-c", wrap)
@@ -390,7 +389,7 @@ time.sleep(0.3)"""
 
 @pytest.mark.parametrize("end", ["", "shutdown"])
 def test_a_rank_whose_script_catches_that_another_has_left(runner: Runner, end: str) -> None:
-    """It has not trained to its end, though it ends with exit code 0."""
+    """It ends with exit code 0, but has not trained to the end."""
     pytest.importorskip("torch")
     job = runner.run("-np", "2", "--no-prefix", sys.executable, str(SCRIPTS / "skips.py"), end, limit=60)
     assert (job.returncode, job.stdout) == (1, "trained\n" * 2)
@@ -429,7 +428,7 @@ def test_what_is_said_otherwise_is_enough(runner: Runner, then: str, code: int, 
 
 
 def test_all_ranks_that_caught_it_are_named_when_all_have_ended(runner: Runner) -> None:
-    """The job is not cut short meanwhile: others may be saving what is good."""
+    """The job goes on until then, because other ranks may be saving their work."""
     code = CATCHES + "if rank == 1: hvdlite.shutdown(); time.sleep(2.0); print('saved')"
     job = runner.run("-np", "3", "--no-prefix", sys.executable, "-c", code)
     assert (job.returncode, job.stdout) == (1, "saved\n")
@@ -452,7 +451,7 @@ def test_output_that_cannot_be_written(runner: Runner) -> None:
 
 
 def test_the_command_that_is_shown_runs_without_hvdliterun(runner: Runner) -> None:
-    """And its ranks, which nobody reads the pipes of, write where the MPI has them write."""
+    """Without an agent the ranks write to the MPI's own pipes."""
     shown = runner.run("-v", "-np", "2", sys.executable, "-c", "import hvdlite as hvd; hvd.init(); print(f'rank {hvd.rank()}\\n', end='')")
     (command,) = re.findall(r"(?m)^hvdliterun: command: (.*)$", shown.stderr)
     job = subprocess.run(["sh", "-c", command], env=runner.env(), capture_output=True, text=True, timeout=LIMIT)
@@ -471,7 +470,7 @@ def test_the_loopback_is_a_network_of_one_host(runner: Runner) -> None:
 
 @pytest.mark.parametrize("code", [213, 0])
 def test_an_end_of_the_mpis_launcher_that_nobody_explains_is_told(runner: Runner, tmp_path: Path, code: int) -> None:
-    """Success, too, if ranks have not ended: Open MPI's says so where its daemon on another host has crashed."""
+    """Also exit code 0, if ranks have not ended: Open MPI's launcher does that if its daemon on another host crashes."""
     launcher = tmp_path / Path(runner.mpi.launcher).name
     launcher.write_text(f'#!/bin/sh\ncase "$*" in *sleep*) exit {code};; esac\nexec {runner.mpi.launcher} "$@"\n')
     launcher.chmod(0o755)

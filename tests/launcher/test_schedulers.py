@@ -1,4 +1,4 @@
-"""What schedulers' variables mean, and how each starts ranks. Pure: no scheduler is needed."""
+"""The variables of schedulers, and how each scheduler starts ranks. No scheduler is needed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from hvdlite_launcher import options
 from hvdlite_launcher.cli import main
-from hvdlite_launcher.command import Place, Settings, Step, compose
+from hvdlite_launcher.command import Job, Settings, Step, compose
+from hvdlite_launcher.cores import slurm_counts
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
-from hvdlite_launcher.schedulers import Starter, allocation, counts, expand
+from hvdlite_launcher.schedulers import Starter, allocation, expand
 from hvdlite_launcher.settings import settings
 from hvdlite_launcher.usage import UsageError
 
-PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
+JOB = Job("job", "/tmp/job", "/dev/shm/job", ("keep",))
 OPEN_MPI = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
 MPICH = Mpi("/mpich/bin/mpiexec", Family.MPICH, (5, 0, 2))
 SETTINGS = Settings(3, (Host("a", 2), Host("b", 1)), ("python", "train.py"))
@@ -43,9 +44,9 @@ def test_slurms_host_lists(text: str, hosts: list[str]) -> None:
 
 
 def test_slurms_counts() -> None:
-    assert counts("2(x3),1") == [2, 2, 2, 1]
+    assert slurm_counts("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(ValueError, match="counts"):
-        counts("2x3")
+        slurm_counts("2x3")
 
 
 def test_slurm() -> None:
@@ -115,7 +116,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("step", "mpi", "command"), COMMANDS)
 def test_each_scheduler_starts_ranks_in_its_way(step: Step, mpi: Mpi, command: str) -> None:
-    composed = compose(dataclasses.replace(SETTINGS, step=step), mpi, PLACE, {})
+    composed = compose(dataclasses.replace(SETTINGS, step=step), mpi, JOB, {})
     assert composed.argv == tuple(command.split()) and composed.labelled
     assert "HVDLITE_JOB_HOSTS" not in composed.env
     assert not [name for name in composed.env if "backing" in name or "tmpdir" in name]
@@ -124,7 +125,7 @@ def test_each_scheduler_starts_ranks_in_its_way(step: Step, mpi: Mpi, command: s
 def test_binding_args_replace_ours() -> None:
     step = Step(Starter.SRUN, "/bin/srun", "pmix")
     own = dataclasses.replace(SETTINGS, step=step, binding_args=("--cpu-bind=cores",))
-    assert compose(own, OPEN_MPI, PLACE, {}).argv[:5] == ("/bin/srun", "--ntasks", "3", "--cpu-bind=cores", "--mpi=pmix")
+    assert compose(own, OPEN_MPI, JOB, {}).argv[:5] == ("/bin/srun", "--ntasks", "3", "--cpu-bind=cores", "--mpi=pmix")
 
 
 def test_a_slurm_that_does_not_answer_is_one_line(
@@ -141,8 +142,8 @@ def test_a_slurm_that_does_not_answer_is_one_line(
 
 @pytest.mark.parametrize("arguments", [["-np", "2"], ["-np", "2", "--mpi"]])
 def test_hosts_that_only_flux_knows_are_not_taken_for_this_one(arguments: list[str]) -> None:
-    """Neither where there is no `flux`, nor where the MPI's launcher is asked for."""
-    with pytest.raises(UsageError, match="inside a job of Flux, whose hosts only `flux` knows"):
+    """Neither without the program `flux`, nor if the user asks for the MPI's launcher."""
+    with pytest.raises(UsageError, match="inside a job of Flux only the program `flux` knows the hosts"):
         settings(options.parse([*arguments, "true"]), OPEN_MPI, {"FLUX_URI": "local:///x"})
 
 

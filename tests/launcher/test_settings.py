@@ -1,4 +1,4 @@
-"""horovodrun's settings: flags, YAML, and what becomes of them in the ranks' environment."""
+"""horovodrun's settings: flags and YAML files set variables of the ranks."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 from hvdlite_launcher import config_file, options, tunables
 from hvdlite_launcher.cli import main
-from hvdlite_launcher.command import Place, compose
+from hvdlite_launcher.command import Job, compose
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.settings import settings
 from hvdlite_launcher.usage import UsageError
 
 from tests.launcher.conftest import Runner
 
-PLACE = Place("job", "/tmp/job", None, ("keep",))
+JOB = Job("job", "/tmp/job", None, ("keep",))
 OPEN_MPI = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
 
 
 def environment(*arguments: str, mpi: Mpi = OPEN_MPI, **environ: str) -> dict[str, str]:
     """What these arguments add to the ranks' environment."""
     wanted, _ = settings(options.parse([*arguments, "-np", "2", sys.executable, "train.py"]), mpi, environ)
-    return dict(compose(wanted, mpi, PLACE, environ).env)
+    return dict(compose(wanted, mpi, JOB, environ).env)
 
 
 def test_tcp_speaks_the_mpis_language_and_leaves_what_is_set() -> None:
@@ -136,7 +136,7 @@ def test_yaml_that_would_mean_something_else_is_refused(tmp_path: Path, text: st
 
 
 def test_every_flag_of_horovodrun_is_there() -> None:
-    """Section by section; hidden ones too."""
+    """Also hidden flags."""
     for tunable in tunables.TUNABLES:
         options.parse([tunable.flag, *(["0"] if tunable.read and tunable.variable != "LOG_LEVEL" else []),
                        *(["INFO"] if tunable.variable == "LOG_LEVEL" else [])])  # fmt: skip
@@ -198,7 +198,7 @@ def test_output_goes_to_a_folder_per_rank_too(runner: Runner, tmp_path: Path) ->
 
 
 def test_the_folder_holds_this_job_alone(runner: Runner, tmp_path: Path) -> None:
-    """Nothing of an earlier job stays, and a rank that writes nothing has empty files."""
+    """Files of an earlier job become empty, also those of a rank that writes nothing."""
     logs = tmp_path / "logs"
     for command in ("echo out; echo err >&2", "true"):
         assert runner.run("-np", "2", "--output-filename", str(logs), "sh", "-c", command).returncode == 0

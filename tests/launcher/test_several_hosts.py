@@ -1,4 +1,4 @@
-"""What several hosts need, as far as it is pure: commands, variables, frames, and which failure was the first."""
+"""Several hosts, without any: commands, variables, frames, silence, and which failure was the first."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pathlib import Path
 
 import pytest
 from hvdlite_launcher import facts, readiness, wire
-from hvdlite_launcher.command import Place, Settings, compose
+from hvdlite_launcher.command import Job, Settings, compose
 from hvdlite_launcher.ending import Ending
-from hvdlite_launcher.entry import Entry, deserter, entry
 from hvdlite_launcher.environment import forwarded, is_secret, kept
-from hvdlite_launcher.failures import ABSENT, Failure, Failures, of_scheduler, parse
+from hvdlite_launcher.failures import ABSENT, Failure, Failures, deserter, of_scheduler, parse
 from hvdlite_launcher.hosts import Host
+from hvdlite_launcher.job_folder import arrivals
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.ssh import Ssh
 from hvdlite_launcher.streams import Streams
-from hvdlite_launcher.team import Remote, Team
+from hvdlite_launcher.team import Member, Team, own_agent
 
-PLACE = Place("job", "/tmp/job", "/dev/shm/job", ("keep",))
+JOB_FOLDERS = Job("job", "/tmp/job", "/dev/shm/job", ("keep",))
 HOSTS = (Host("a", 2), Host("b", 1, local=False))
 SETTINGS = Settings(3, HOSTS, ("python", "train.py"), ssh=Ssh(2222, "/home/me/key"))
 OPEN_MPI_5 = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))
@@ -40,7 +40,7 @@ JOB = {"HVDLITE_JOB_DIR": "/tmp/job", "HVDLITE_JOB_HOSTS": "2", "HVDLITE_JOB_ID"
 
 def test_open_mpi_5_is_told_hosts_ssh_and_each_variable() -> None:
     environ = {"PATH": "/bin", "HOME": "/root", "GLIBC_TUNABLES": "x"}
-    command = compose(SETTINGS, OPEN_MPI_5, PLACE, environ)
+    command = compose(SETTINGS, OPEN_MPI_5, JOB_FOLDERS, environ)
     place = "-np 3 --host a:2,b:1 --bind-to none --map-by slot"
     names = sorted({*command.env, "PATH", "GLIBC_TUNABLES"})
     words = [*place.split(), *(word for name in names for word in ("-x", name))]
@@ -51,13 +51,13 @@ def test_open_mpi_5_is_told_hosts_ssh_and_each_variable() -> None:
 
 
 def test_what_is_named_goes_to_other_hosts_though_each_has_its_own() -> None:
-    named = compose(dataclasses.replace(SETTINGS, env={"TMPDIR": "/scratch"}), OPEN_MPI_5, PLACE, {"HOME": "/root"})
+    named = compose(dataclasses.replace(SETTINGS, env={"TMPDIR": "/scratch"}), OPEN_MPI_5, JOB_FOLDERS, {"HOME": "/root"})
     assert ("-x", "TMPDIR") in zip(named.argv, named.argv[1:], strict=False) and named.env["TMPDIR"] == "/scratch"
     assert "HOME" not in named.argv
 
 
 def test_open_mpi_4_has_its_own_names() -> None:
-    env = compose(SETTINGS, OPEN_MPI_4, PLACE, {}).env
+    env = compose(SETTINGS, OPEN_MPI_4, JOB_FOLDERS, {}).env
     assert (env["OMPI_MCA_plm_rsh_args"], env["OMPI_MCA_plm_rsh_no_tree_spawn"]) == (SSH, "1")
 
 
@@ -72,14 +72,14 @@ def test_open_mpi_4_has_its_own_names() -> None:
 )
 def test_what_stands_before_ssh(bourne: tuple[str, ...], csh: bool, stands: bool) -> None:
     settings = dataclasses.replace(SETTINGS, ssh=Ssh(csh=csh))
-    env = compose(settings, OPEN_MPI_5, dataclasses.replace(PLACE, bourne=bourne), {}).env
+    env = compose(settings, OPEN_MPI_5, dataclasses.replace(JOB_FOLDERS, bourne=bourne), {}).env
     assert env.get("PRTE_MCA_plm_ssh_agent") == (" ".join(bourne) if stands else None)
     assert env["PRTE_MCA_plm_ssh_args"].startswith("-o BatchMode=yes")
     assert env.get("PRTE_MCA_plm_ssh_assume_same_shell") == ("0" if csh else None)
 
 
 def test_hydra_forwards_by_itself() -> None:
-    command = compose(SETTINGS, MPICH, PLACE, {"GLIBC_TUNABLES": "x"})
+    command = compose(SETTINGS, MPICH, JOB_FOLDERS, {"GLIBC_TUNABLES": "x"})
     assert command.argv == ("/mpich/bin/mpiexec", "-n", "3", "-hosts", "a:2,b:1", "keep", "python", "train.py")
     assert command.env == {
         **JOB, "HYDRA_LAUNCHER_EXTRA_ARGS": SSH, "PYTHONUNBUFFERED": "1",
@@ -88,7 +88,7 @@ def test_hydra_forwards_by_itself() -> None:
 
 def test_intel_mpi_reads_a_host_per_rank() -> None:
     hosts = (*HOSTS, Host("c", 4, local=False), Host("d", 1, local=False))
-    command = compose(dataclasses.replace(SETTINGS, hosts=hosts, ranks=4), INTEL, PLACE, {})
+    command = compose(dataclasses.replace(SETTINGS, hosts=hosts, ranks=4), INTEL, JOB_FOLDERS, {})
     assert " ".join(command.argv) == f"{INTEL.launcher} -hosts a,a,b,c -ppn 1 -n 4 keep python train.py"
     assert command.env["I_MPI_HYDRA_BOOTSTRAP"] == "ssh"
     assert command.env["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] == SSH
@@ -104,7 +104,7 @@ def test_intel_mpi_reads_a_host_per_rank() -> None:
     ],
 )
 def test_another_remote_shell(mpi: Mpi, name: str) -> None:
-    env = compose(dataclasses.replace(SETTINGS, ssh=Ssh(program="/bin/blaunch")), mpi, PLACE, {}).env
+    env = compose(dataclasses.replace(SETTINGS, ssh=Ssh(program="/bin/blaunch")), mpi, JOB_FOLDERS, {}).env
     assert env[name] == "/bin/blaunch" and not [key for key in env if key.endswith("_args") or "EXTRA_ARGS" in key]
 
 
@@ -113,33 +113,33 @@ def test_another_remote_shell(mpi: Mpi, name: str) -> None:
     [(OPEN_MPI_5, "OMPI_MCA_btl_tcp_if_include"), (MPICH, "FI_TCP_IFACE"), (INTEL, "FI_TCP_IFACE")],
 )
 def test_interfaces(mpi: Mpi, name: str) -> None:
-    command = compose(dataclasses.replace(SETTINGS, interfaces=("ib0",)), mpi, PLACE, {})
+    command = compose(dataclasses.replace(SETTINGS, interfaces=("ib0",)), mpi, JOB_FOLDERS, {})
     assert command.env[name] == command.env["NCCL_SOCKET_IFNAME"] == "ib0"
     assert ("-iface" in command.argv) == (mpi is MPICH)
 
 
 def test_daemons_have_no_network_on_one_host() -> None:
-    """Open MPI 5 ends with an error, or crashes, where theirs is the loopback."""
+    """Open MPI 5 ends with an error, or crashes, if its daemons are told to use the loopback."""
     alone = dataclasses.replace(SETTINGS, hosts=(Host("a", 3),), interfaces=("lo",))
     name = "PRTE_MCA_prte_if_include"
-    assert name not in compose(alone, OPEN_MPI_5, PLACE, {}).env
-    assert compose(dataclasses.replace(SETTINGS, interfaces=("ib0",)), OPEN_MPI_5, PLACE, {}).env[name] == "ib0"
+    assert name not in compose(alone, OPEN_MPI_5, JOB_FOLDERS, {}).env
+    assert compose(dataclasses.replace(SETTINGS, interfaces=("ib0",)), OPEN_MPI_5, JOB_FOLDERS, {}).env[name] == "ib0"
 
 
 @pytest.mark.parametrize(("given", "left"), [("--bind-to", "--map-by"), ("--map-by", "--bind-to")])
 def test_no_option_is_given_twice(given: str, left: str) -> None:
-    argv = compose(dataclasses.replace(SETTINGS, mpi_args=(given, "core")), OPEN_MPI_5, PLACE, {}).argv
+    argv = compose(dataclasses.replace(SETTINGS, mpi_args=(given, "core")), OPEN_MPI_5, JOB_FOLDERS, {}).argv
     assert argv.count(given) == argv.count(left) == 1 and argv[argv.index(given) + 1] == "core"
 
 
 def test_binding_args_replace_ours() -> None:
-    argv = compose(dataclasses.replace(SETTINGS, binding_args=("--bind-to", "core")), OPEN_MPI_5, PLACE, {}).argv
+    argv = compose(dataclasses.replace(SETTINGS, binding_args=("--bind-to", "core")), OPEN_MPI_5, JOB_FOLDERS, {}).argv
     assert "none" not in argv and "--map-by" not in argv and "--oversubscribe" not in argv and argv[argv.index("--bind-to") + 1] == "core"
 
 
 def test_threads_are_each_hosts_own_affair() -> None:
-    """This one may have fewer cores, or take no ranks."""
-    assert "OMP_NUM_THREADS" not in compose(SETTINGS, MPICH, PLACE, {}).env
+    """hvdliterun's host may have fewer cores than others, or no ranks."""
+    assert "OMP_NUM_THREADS" not in compose(SETTINGS, MPICH, JOB_FOLDERS, {}).env
 
 
 def test_an_ssh_command() -> None:
@@ -179,15 +179,15 @@ def test_frames_survive_any_cut() -> None:
 
 @pytest.mark.parametrize("kind", [wire.MESSAGE, wire.STDOUT, wire.STDERR, 99])
 def test_what_is_no_frame_is_not_waited_for(kind: int) -> None:
-    """Its length would be the memory that another host could take."""
+    """Otherwise another host could take any amount of memory."""
     with pytest.raises(ValueError, match="no frame"):
         list(wire.Decoder().feed(struct.pack("!BIQ", kind, 0, 1 << 40)))
 
 
 @pytest.fixture
-def remote() -> Iterator[Remote]:
+def member() -> Iterator[Member]:
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    yield Remote("b", process, Streams(Printer(True)), Failures(), 60.0)
+    yield Member("b", False, process, Streams(Printer(True)), Failures(), (3.5, 60.0), SETTINGS.ranks_of("b"))
     process.kill()
     process.communicate()
 
@@ -196,34 +196,38 @@ def remote() -> Iterator[Remote]:
     struct.pack("!BIQ", 99, 0, 4), struct.pack("!BIQ", wire.MESSAGE, 0, 1 << 40), wire.encode(wire.MESSAGE, 0, b"{"),
     wire.encode(wire.MESSAGE, 0, b"[]"), wire.message(started=1),
 ])  # fmt: skip
-def test_a_host_that_talks_nonsense_is_lost(remote: Remote, nonsense: bytes) -> None:
-    remote.listen(wire.MARK + wire.message(now=1.0))
-    assert remote.lost is None
-    remote.listen(nonsense)
-    assert remote.lost == "what it sends is no message of hvdlite's"
+def test_a_host_that_talks_nonsense_is_lost(member: Member, nonsense: bytes) -> None:
+    member.listen(wire.MARK + wire.message(now=1.0))
+    assert member.lost is None
+    member.listen(nonsense)
+    assert member.lost == "what it sends is no message of hvdlite's"
 
 
-def test_a_host_returns_results_of_its_own_ranks_only(remote: Remote) -> None:
-    """They are unpickled here."""
-    remote.ranks = SETTINGS.ranks_of("b")
-    assert remote.ranks == range(2, 3)
-    remote.listen(wire.MARK + b"".join(wire.encode(wire.RESULT, rank, b"x") for rank in range(4)))
-    assert list(remote.results) == [2]
+def test_a_host_returns_results_of_its_own_ranks_only(member: Member) -> None:
+    """hvdliterun unpickles them."""
+    assert member.ranks == range(2, 3)
+    member.listen(wire.MARK + b"".join(wire.encode(wire.RESULT, rank, b"x") for rank in range(4)))
+    assert list(member.report.results) == [2]
     assert dataclasses.replace(SETTINGS, mpi_args=("--map-by", "node")).ranks_of("b") is None
 
 
-def test_a_host_may_be_silent_for_longer_once_ranks_have_started(remote: Remote) -> None:
-    remote.patience, remote.later, remote.heard = 3.5, 60.0, time.monotonic() - 10.0
-    assert remote.lost
-    remote.listen(wire.MARK + wire.message(now=1.0, started=0))
-    remote.heard -= 10.0
-    assert remote.lost is None
-    remote.heard -= 60.0
-    assert remote.lost == "no sign of life for 60 s (--host-timeout)"
+def test_a_host_may_be_silent_for_longer_once_ranks_have_started(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    member.link.forgive()
+    clock += 10.0
+    assert member.lost
+    member.listen(wire.MARK + wire.message(now=1.0, started=0))
+    clock += 10.0
+    assert member.lost is None
+    clock += 60.0
+    assert member.lost == "no sign of life for 60 s (--host-timeout)"
 
 
 def test_long_frames_take_no_longer_per_byte() -> None:
-    """Of 32 MiB, in the pieces in which they are read: 0.1 s, and 7 s if all that has come were copied with each."""
+    """A frame of 32 MiB in pieces takes 0.1 s; 7 s if all earlier pieces were copied with each piece."""
     frame, decoder, piece, began = wire.encode(wire.RESULT, 1, bytes(32 << 20)), wire.Decoder(), 1 << 16, time.monotonic()
     found = [data for start in range(0, len(frame), piece) for _, _, data in decoder.feed(frame[start : start + piece])]
     assert [len(data) for data in found] == [32 << 20] and time.monotonic() - began < 3.0
@@ -254,7 +258,7 @@ def test_of_failures_on_two_hosts_the_first_is_told(notes: list[str], first: int
 
 
 def test_a_rank_that_has_never_come_is_no_reason_beside_a_real_one() -> None:
-    """But explains the SIGTERM by which the MPI has ended the others."""
+    """But it explains the SIGTERM with which the MPI has ended other ranks."""
     for note, first in (("0 139 11 1.0", 0), ("0 143 15 1.0", 2)):
         failures = Failures()
         failures.add(parse(note))
@@ -264,14 +268,14 @@ def test_a_rank_that_has_never_come_is_no_reason_beside_a_real_one() -> None:
 
 
 def test_a_rank_that_others_wait_for_in_vain() -> None:
-    """Wherever either is; not where all have come, or nobody has waited for long."""
-    for ours, theirs, expected in (
-        (Entry((2,), 0.0), Entry((1,), 6.0), (1, "b")),
-        (Entry((0,), 6.0), Entry(), (0, "")),
-        (Entry((), 6.0), Entry(), None),
-        (Entry((0,), 4.0), Entry((1,), 3.0), None),
+    """Not if all have come, or if no rank has waited for long."""
+    for absent, waiting, expected in (
+        ([(2, "a"), (1, "b")], 6.0, (1, "b")),
+        ([(0, "a")], 6.0, (0, "a")),
+        ([], 6.0, None),
+        ([(0, "a"), (1, "b")], 4.0, None),
     ):
-        found = deserter({"": ours, "b": theirs}, 5.0)
+        found = deserter(absent, waiting, 5.0)
         assert (found and (found.rank, found.host)) == expected
 
 
@@ -279,10 +283,10 @@ def test_who_has_come_is_read_from_the_jobs_folder(tmp_path: Path) -> None:
     for name, age in (("absent.3", 9.0), ("absent.4", 0.0), ("entering.1", 7.0), ("entering.0", 2.0), ("out.5", 9.0)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, times=(time.time() - age,) * 2)
-    assert set(entry(str(tmp_path)).absent) == {3, 4}
-    settled = entry(str(tmp_path), 2.5)
-    assert settled.absent == (3,) and 7.0 <= settled.waiting < 9.0
-    assert entry(str(tmp_path / "gone")) == Entry()
+    assert set(arrivals(str(tmp_path), time.time())[0]) == {3, 4}
+    absent, waiting = arrivals(str(tmp_path), time.time(), settled=2.5)
+    assert absent == [3] and 7.0 <= waiting < 9.0
+    assert arrivals(str(tmp_path / "gone"), time.time()) == ([], 0.0)
 
 
 def test_what_srun_says_of_a_failure() -> None:
@@ -309,40 +313,48 @@ def test_a_failure_on_one_of_several_hosts_waits_for_news() -> None:
     assert several.first() is None
 
 
-def test_a_job_that_does_not_start_is_ended_with_advice(tmp_path: Path) -> None:
-    """As when daemons of an MPI cannot reach each other, which most of them never notice."""
+def test_a_job_that_does_not_start_is_ended_with_advice() -> None:
+    """For example if the daemons of an MPI cannot reach each other; most MPIs never notice that."""
     mpirun = subprocess.Popen(["sleep", "60"])
-    place = dataclasses.replace(PLACE, folder=str(tmp_path))
-    team, ending = Team(Streams(Printer(True))), Ending(Failures(several=True), patience=0.3)
-    assert not ending.press(mpirun, place, team) and ending.lost is None
+    team = Team(SETTINGS, JOB_FOLDERS, Streams(Printer(True)), Failures(), own_agent())
+    ending = Ending(Failures(several=True), patience=0.3)
+    assert not ending.advance(mpirun, team) and ending.lost is None
     time.sleep(0.35)
-    ending.press(mpirun, place, team)
+    ending.advance(mpirun, team)
     assert ending.lost and "no rank has started within 0 s" in ending.lost and "--network-interfaces" in ending.lost
-    ending.press(mpirun, place, team)
+    ending.advance(mpirun, team)
     assert mpirun.wait(5) == -signal.SIGTERM
+    team.own.close()
+
+
+def test_nothing_starts_after_a_signal_that_comes_before_hosts_are_ready() -> None:
+    team = Team(SETTINGS, JOB_FOLDERS, Streams(Printer(True)), Failures(), own_agent())
+    assert not team.prepare(stop=lambda: True)
+    team.own.close()
 
 
 CTRL_Z = """
-import signal, subprocess, threading
-from hvdlite_launcher.ending import suspension
+import signal
+from hvdlite_launcher.command import Job, Settings
+from hvdlite_launcher.ending import Ending, signals
 from hvdlite_launcher.failures import Failures
+from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.streams import Streams
-from hvdlite_launcher.team import Remote, Team
-process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-streams = Streams(Printer(True))
-team = Team(streams, [Remote("hostb", process, streams, Failures(), 3.5)])
-with suspension(team):
-    with team.remotes[0]._lock:
+from hvdlite_launcher.team import Team, own_agent
+streams, failures = Streams(Printer(True)), Failures()
+team = Team(Settings(1, (Host("a", 1),), ("true",)), Job("j", "/tmp/j", None, ()), streams, failures, own_agent())
+with signals(Ending(failures), streams, several=True):
+    with team.own.link._lock:
         signal.raise_signal(signal.SIGTSTP)
     team.say(beat=1)
 print("went on")
-process.kill()
+team.own.close()
 """
 
 
 def test_ctrl_z_may_come_in_the_middle_of_a_message_to_a_host() -> None:
-    """Its handler takes no lock."""
+    """The signal handler takes no lock."""
     path = os.pathsep.join(filter(None, sys.path))
     env = {**os.environ, "PYTHONPATH": path}
     job = subprocess.run([sys.executable, "-c", CTRL_Z], env=env, capture_output=True, text=True, timeout=20)

@@ -1,4 +1,4 @@
-"""What users of other launchers write is answered with the line to write."""
+"""To a command line for another launcher hvdliterun answers with the line to write."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VALUES = [
 
 
 def said(capfd: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
-    """hvdliterun's one line for these arguments, which it refuses with this code."""
+    """The line that hvdliterun prints when it refuses these arguments with this exit code."""
     assert main(arguments) == code
     out, err = capfd.readouterr()
     assert out == "" and err.count("\n") == 1, err
@@ -68,7 +68,7 @@ def test_what_is_near_nothing_gets_no_advice(capfd: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("mode", [0o644, 0o755])
 def test_a_script_without_python(capfd: pytest.CaptureFixture[str], tmp_path: Path, mode: int) -> None:
-    """As torchrun takes it. File systems of other kinds of machines make all files executable."""
+    """torchrun accepts it. (Some file systems make all files executable.)"""
     (tmp_path / "train.py").touch(mode=mode)
     for name in ("train.py", "./train.py"):
         text = said(capfd, 127, "-np", "2", "--no-prefix", name, "--lr", "1")
@@ -117,6 +117,6 @@ def test_a_script_on_stdin_is_refused_where_other_ranks_lack_it(
     capfd: pytest.CaptureFixture[str], ranks: str, others: str
 ) -> None:
     text = said(capfd, 2, "-np", ranks, "python", "-")
-    assert text.startswith("python -: the script would come from stdin, which only rank 0 has, and ")
+    assert text.startswith("python -: the script would come from stdin, but only rank 0 has a stdin, and ")
     assert f" and {others} would run nothing" in text
-    assert text.endswith(f"Save it in a file, and say: hvdliterun -np {ranks} python train.py")
+    assert text.endswith(f"Save it in a file, and write: hvdliterun -np {ranks} python train.py")

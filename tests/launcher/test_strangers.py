@@ -1,4 +1,4 @@
-"""Machines shared with other users, whose files and processes are not ours; and ones that lack something."""
+"""Machines with files and processes of other users, and machines that lack something."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hvdlite_launcher import cli, janitor, wire
+from hvdlite_launcher import cli, job_folder, processes, wire
 from hvdlite_launcher.agent import Agent
-from hvdlite_launcher.hosts import parse_hosts
-from hvdlite_launcher.keeper import WATCHED, _own
+from hvdlite_launcher.command import Settings
+from hvdlite_launcher.failures import Failures
+from hvdlite_launcher.hosts import Host, parse_hosts
+from hvdlite_launcher.job_folder import watched_part
 from hvdlite_launcher.options import parse
 from hvdlite_launcher.output import Printer
-from hvdlite_launcher.place import a_place
 from hvdlite_launcher.probe import Family, Mpi
+from hvdlite_launcher.run import new_job
 from hvdlite_launcher.settings import settings
+from hvdlite_launcher.streams import Streams
+from hvdlite_launcher.team import Team, a_team, own_agent
 from hvdlite_launcher.usage import UsageError
 
 from tests.launcher.conftest import ROOT, Runner, wait_until
@@ -36,7 +40,7 @@ SHARED = Path("/dev/shm")
 
 @contextmanager
 def sleeper(daemon: Path, **env: str) -> Iterator[int]:
-    """A process with these variables, started by this program, which has none."""
+    """A process with these variables. Its parent is this program, without these variables."""
     words = [f"{name}={value}" for name, value in env.items()]
     parent = subprocess.Popen([daemon, *words], env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE, text=True)
     assert parent.stdout
@@ -51,8 +55,8 @@ def sleeper(daemon: Path, **env: str) -> Iterator[int]:
 
 
 def test_a_batch_job_that_a_rank_has_submitted_goes_on(tmp_path: Path) -> None:
-    """It inherits the job's id. On other hosts a scheduler's login may know of the batch job that our side does not.
-    What a rank has started itself is the job's, whatever it has put into its environment."""
+    """The batch job inherits the job's id. On other hosts the agent's environment may name the batch job, and hvdliterun's
+    does not. A process that a rank has started itself belongs to the job, whatever its environment says."""
     daemon, script = tmp_path / "slurmstepd", tmp_path / "script"
     for path in (daemon, script):
         path.write_text('#!/bin/sh\nenv "$@" sleep 60 & echo $!\nwait\n')
@@ -64,9 +68,9 @@ def test_a_batch_job_that_a_rank_has_submitted_goes_on(tmp_path: Path) -> None:
         sleeper(script, HVDLITE_JOB_ID="j1", SLURM_JOB_ID="local") as own,
     ):  # fmt: skip
         ours, others = {"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "8"}
-        assert set(janitor.marked(janitor.mark_of("j1", ours))) == {rank, bare, own}
-        assert set(janitor.marked(janitor.mark_of("j1", {}))) == {bare, own}
-        assert set(janitor.marked(janitor.mark_of("j1", ours, others))) == {rank, bare, own, other}
+        assert set(processes.marked(processes.mark_of("j1", ours))) == {rank, bare, own}
+        assert set(processes.marked(processes.mark_of("j1", {}))) == {bare, own}
+        assert set(processes.marked(processes.mark_of("j1", ours, others))) == {rank, bare, own, other}
 
 
 def test_a_folder_that_somebody_else_may_have_made_is_not_the_jobs(tmp_path: Path) -> None:
@@ -74,50 +78,50 @@ def test_a_folder_that_somebody_else_may_have_made_is_not_the_jobs(tmp_path: Pat
     folder.mkdir()
     link.symlink_to(folder)
     (folder / "pid.0").write_text(str(os.getpid()))
-    assert janitor.rank_processes(str(folder)) == [os.getpid()] and janitor.rank_processes(str(link)) == []
-    assert _own(str(folder)) == os.devnull  # in which nobody reads
-    (folder / WATCHED).touch()
-    assert _own(str(folder)) == str(folder)
-    assert _own(str(link)) == _own(str(tmp_path / "none")) == os.devnull
+    assert processes.rank_processes(str(folder)) == [os.getpid()] and processes.rank_processes(str(link)) == []
+    assert watched_part(str(folder)) == os.devnull  # in which nobody reads
+    (folder / "watched").touch()
+    assert watched_part(str(folder)) == str(folder)
+    assert watched_part(str(link)) == watched_part(str(tmp_path / "none")) == os.devnull
     if os.geteuid() == 0:
         os.chown(folder, 54321, 54321)
-        assert janitor.rank_processes(str(folder)) == [] and _own(str(folder)) == os.devnull
+        assert processes.rank_processes(str(folder)) == [] and watched_part(str(folder)) == os.devnull
 
 
 def test_hosts_that_share_a_folder_have_a_part_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that leaves does not take the others' away; but who has begun the job takes all."""
+    """A host that leaves removes its own part; hvdliterun's host removes the whole folder."""
     base, name = tmp_path / "job", "a"
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=name))
-    first = janitor.claim(str(base))
+    first = job_folder.claim(str(base))
     with pytest.raises(FileExistsError):
-        janitor.claim(str(base))
+        job_folder.claim(str(base))
     name = "b"
-    assert _own(str(base)) == os.devnull  # the other host's pipes would be read by nobody
-    second = janitor.claim(str(base))
-    assert first != second and janitor.part_of(str(base)) == second
-    Path(second, WATCHED).touch()
-    assert _own(str(base)) == second
-    janitor.leave(str(base), whole=False)
+    assert watched_part(str(base)) == os.devnull  # the other host's pipes would be read by nobody
+    second = job_folder.claim(str(base))
+    assert first != second and job_folder.part_of(str(base)) == second
+    Path(second, "watched").touch()
+    assert watched_part(str(base)) == second
+    job_folder.leave(str(base), whole=False)
     assert os.listdir(base) == [os.path.basename(first)]
     name = "a"
-    janitor.leave(str(base), whole=False)
+    job_folder.leave(str(base), whole=False)
     assert not base.exists()
     name = "b"
-    janitor.claim(str(base))
+    job_folder.claim(str(base))
     name = "a"
-    janitor.leave(str(base), whole=True)
+    job_folder.leave(str(base), whole=True)
     assert not base.exists()
 
 
 def test_an_agent_writes_into_folders_of_its_own_only(tmp_path: Path) -> None:
-    agent = Agent(wire.Decoder())
-    agent._job = {"folder": str(tmp_path)}
-    agent._publish("task", b"secret")
+    stranger = Agent(wire.Link(1))
+    stranger._job = {"folder": str(tmp_path)}
+    stranger._publish("task", b"secret")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_mpichs_own_segments_are_removed(tmp_path: Path) -> None:
-    """Whatever else a rank has mapped, and whatever it is called."""
+    """Not other files that a rank has mapped, also if they have such a name."""
     folder = tmp_path / "dev" / "shm" / "mpich_shm_x"
     folder.parent.mkdir(parents=True)
     mine = SHARED / f"mpich_shm_{os.getpid()}"
@@ -128,18 +132,30 @@ def test_only_mpichs_own_segments_are_removed(tmp_path: Path) -> None:
     holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert holder.stdout and holder.stdout.readline()
-        assert janitor._segments_of(holder.pid) == {str(mine)}
+        assert processes._segments_of(holder.pid) == {str(mine)}
     finally:
         mine.unlink()
         holder.communicate(b"\n")
 
 
 def test_the_folders_names_are_on_no_command_line() -> None:
-    """Who saw them there could make the folders before us."""
-    with a_place() as place:
+    """Another user could read the names there, and make the folders first."""
+    job, alone, streams = new_job(), Settings(1, (Host("localhost", 1),), ("true",)), Streams(Printer(True))
+    with a_team(Team(alone, job, streams, Failures(), own_agent()), {}, None) as team:
+        team.prepare(lambda: False)
         lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-        assert os.path.isdir(place.folder) and not any(place.id.encode() in line for line in lines)
-    assert not os.path.exists(place.folder)
+        assert os.path.isdir(job.folder) and not any(job.id.encode() in line for line in lines)
+    assert not os.path.exists(job.folder)
+
+
+def test_an_agent_that_was_killed_before_it_has_answered_has_a_successor() -> None:
+    """Its folders may exist already."""
+    job, alone, streams = new_job(), Settings(1, (Host("localhost", 1),), ("true",)), Streams(Printer(True))
+    own = own_agent()
+    own.kill()
+    with a_team(Team(alone, job, streams, Failures(), own), {}, None):
+        os.mkdir(job.folder, 0o700)
+    assert not os.path.exists(job.folder)
 
 
 @pytest.mark.parametrize("text", ["-oProxyCommand=x", "-Fcfg:2", "a,-l"])
@@ -149,7 +165,7 @@ def test_a_host_is_no_option(text: str) -> None:
 
 
 def test_modules_in_the_current_folder_are_not_ours(tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be /tmp."""
+    """The current folder may be /tmp."""
     for name in ("json", "hvdlite", "mpi4py", "rich"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'came')!r}, 'a').write('{name} ')\n")
     monkeypatch.chdir(tmp_path)
@@ -170,7 +186,7 @@ def test_secrets_are_not_shown(runner: Runner) -> None:
 
 
 def test_a_link_of_somebody_elses_is_not_written_through(tmp_path: Path) -> None:
-    """Of an output folder that others may write into."""
+    """Other users may write into this output folder."""
     victim, folder = tmp_path / "victim", tmp_path / "out" / "rank.0"
     victim.write_text("precious")
     folder.mkdir(parents=True)
@@ -199,7 +215,7 @@ def test_a_sites_rule_for_host_keys_stands(
 
 
 def test_limits_and_variables_are_given_back(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a notebook, and to the ranks: a program that closes all files that it may have must not take minutes."""
+    """For a notebook, and for the ranks: a program that closes all possible descriptors must not take minutes."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     monkeypatch.setenv("HVDLITE_MPIEXEC", runner.mpi.launcher)
     monkeypatch.delenv("HOME")
@@ -214,21 +230,21 @@ def test_limits_and_variables_are_given_back(runner: Runner, monkeypatch: pytest
 
 
 def test_who_has_got_the_number_of_a_process_that_is_gone_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look and the signal."""
+    """The process has ended between the look and the signal."""
     with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]}) as stranger:
         found = iter([[stranger.pid], []])
-        monkeypatch.setattr(janitor, "marked", lambda mark: next(found))
-        janitor.kill_all(b"HVDLITE_JOB_ID=none")
+        monkeypatch.setattr(processes, "marked", lambda mark: next(found))
+        processes.kill_all(b"HVDLITE_JOB_ID=none")
         assert stranger.poll() is None
         stranger.kill()
 
 
 def test_ranks_that_have_met_are_let_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look for segments takes milliseconds of a process with thousands of mappings."""
+    """A look for segments takes milliseconds for a process with thousands of mappings."""
     looks: list[str] = []
-    monkeypatch.setattr(janitor, "segments_of_ranks", lambda folder: looks.append(folder) or set())
-    monkeypatch.setattr(janitor, "_SETTLING", 0.1)
-    segments = janitor.Segments(str(tmp_path))
+    monkeypatch.setattr(processes, "segments_of_ranks", lambda folder: looks.append(folder) or set())
+    monkeypatch.setattr(processes, "SEGMENTS_SETTLED", 0.1)
+    segments = processes.Segments(str(tmp_path))
     for name in ("pid.0", "pid.1", "present.0"):
         (tmp_path / name).touch()
     segments.look()
@@ -246,7 +262,7 @@ def test_ranks_that_have_met_are_let_alone(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_user_without_a_name_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """mpirun does nothing without one."""
+    """mpirun does nothing without HOME."""
     monkeypatch.delenv("HOME")
     cli._find_home()
     assert os.environ["HOME"] == pwd.getpwuid(os.getuid()).pw_dir
@@ -256,24 +272,30 @@ def test_a_user_without_a_name_has_a_home(monkeypatch: pytest.MonkeyPatch) -> No
     assert os.environ["HOME"] == "/"
 
 
-def test_no_room_for_the_jobs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(UsageError, match="cannot be written: No such file or directory: free some room"), a_place():
-        pass
+def test_no_room_for_the_jobs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runner: Runner) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    monkeypatch.setenv("HVDLITE_MPIEXEC", runner.mpi.launcher)
+    with pytest.raises(UsageError, match=r"not ready: Not a directory: \S+: free some room"):
+        cli.launch(parse(["-np", "1", sys.executable]))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
-    with pytest.raises(UsageError, match="name a folder in TMPDIR"), a_place():
-        pass
+    with pytest.raises(UsageError, match="name a folder in TMPDIR"):
+        new_job()
 
 
-def test_no_room_for_what_is_in_the_folder(monkeypatch: pytest.MonkeyPatch, runner: Runner) -> None:
-    def full(path: str, mode: int) -> None:
+def test_no_room_for_what_is_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(folder: str, name: str, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "mkfifo", full)
-    monkeypatch.setenv("HVDLITE_MPIEXEC", runner.mpi.launcher)
-    with pytest.raises(UsageError, match="cannot be written: No space left on device: free some room"):
-        cli.launch(parse(["-np", "1", sys.executable]))
+    monkeypatch.setattr(job_folder, "publish", full)
+    reader, writer = os.pipe()
+    told = Agent(wire.Link(writer))
+    job = {"id": "job", "folder": str(tmp_path / "job"), "shared": None, "cwd": os.getcwd(), "parts": False, "ranks": 1}
+    told.take(wire.message(job={**job, "successor": False}))
+    ((_, _, frame),) = wire.Decoder().feed(os.read(reader, 4096))
+    answer = wire.decode(frame)
+    assert answer["problem"].startswith(f"No space left on device: {tmp_path}/job: free some room there")
 
 
 def test_no_ssh(runner: Runner, tmp_path: Path) -> None:

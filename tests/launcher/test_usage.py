@@ -45,7 +45,7 @@ def test_wrong_use(capfd: pytest.CaptureFixture[str], arguments: list[str], code
 
 
 def test_all_behind_the_command_is_its_own() -> None:
-    """Also what begins several flags of ours."""
+    """Also a word that abbreviates several of hvdliterun's flags."""
     command = ["python", "train.py", "-host", "a", "--log", "b", "--ver", "-np", "3", "--config", "c", "-p"]
     found = parse(["-n2", "-xA=1", *command])
     assert (found.ranks, found.env, found.command) == (2, ["A=1"], command)
@@ -105,6 +105,7 @@ def test_no_mpi_anywhere(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "train").touch(mode=0o755)
+    (tmp_path / "python").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("HVDLITE_MPIEXEC", raising=False)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))

@@ -1,4 +1,4 @@
-"""One pair of hosts for all tests of this folder, or one clear line why there is none."""
+"""One pair of hosts for all tests of this folder, or one line that says why there is none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _possible() -> None:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """hosta and hostb, which both see pytest's temporary folders."""
+    """hosta and hostb. Both see pytest's temporary folders."""
     with hosts(2, shared=[tmp_path_factory.getbasetemp()]) as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""Several hosts on one machine, for real: namespaces that differ in all by which hosts are told apart.
+"""Several hosts on one machine: sets of Linux namespaces.
 
     python -m tests.multihost.hosts --hosts 2 --rate 1gbit -- hvdliterun -np 4 -H hosta:2,hostb:2 python train.py
 
@@ -7,9 +7,9 @@ name, process ids, /tmp, /run, /dev/shm and SSH server; a rank cannot see, kill 
 host. The rest of the file system is common, as on a cluster with a shared home. Logging in needs no password: a key
 made for the purpose is in every host's ssh configuration.
 
-Nothing runs on, whatever happens: no namespace has a name, every host is a process tree that the kernel kills when
-this process dies, and interfaces vanish with their namespaces. (Killed by SIGKILL, this process leaves its folder of
-keys.) Any number of such sets may live side by side.
+Nothing is left in any case: no namespace has a name, every host is a process tree that the kernel kills when this
+process dies, and interfaces vanish with their namespaces. (After SIGKILL this process leaves its folder of keys.)
+Several such sets may exist at the same time.
 Needs root, and the packages openssh-server and iproute2.
 """
 
@@ -56,7 +56,7 @@ Host *
 
 
 def missing() -> str | None:
-    """Why there can be no hosts here, in one line; None where there can."""
+    """Why this machine cannot have hosts, in one line, or None."""
     if os.geteuid() != 0:
         return "several hosts need root"
     for tool, package in (("sshd", "openssh-server"), ("ssh", "openssh-client"), ("ip", "iproute2")):
@@ -77,7 +77,7 @@ class Machine:
     process: int
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """What to execute outside for `command` to run on this host, in the current folder."""
+        """The command that runs `command` on this host, in the current folder."""
         where = ["nsenter", "--target", str(self.process), *NAMESPACES]
         return [*where, "env", "-C", os.getcwd(), *command]
 
@@ -100,7 +100,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Some machines on one switch. folder: keys and configuration; seen by all."""
+    """Machines on one switch. folder: keys and configuration, which all machines see."""
 
     machines: tuple[Machine, ...]
     folder: Path
@@ -110,11 +110,11 @@ class Hosts:
         return self.machines[index]
 
     def unplug(self, machine: Machine) -> None:
-        """Cut a machine's cable: nothing arrives any more, and nobody is told."""
+        """Cut a machine's cable: nothing arrives any more, and no connection is closed."""
         _in_network(self.switch, "ip", "link", "set", machine.name, "down")
 
     def plug_in(self, machine: Machine) -> None:
-        """What `unplug` has cut is whole again."""
+        """Undo `unplug`."""
         _in_network(self.switch, "ip", "link", "set", machine.name, "up")
 
 
@@ -165,7 +165,7 @@ def _configure(folder: Path, names: Sequence[str], addresses: Sequence[str], key
 
 
 def _visible(paths: Sequence[Path]) -> list[str]:
-    """The paths that lie in a private folder, outermost first, none of them inside another."""
+    """Those of the paths that lie in a private folder, outermost first, without paths inside others."""
     found: list[Path] = []
     for path in sorted({path.resolve() for path in paths} | {path.absolute() for path in paths}):
         private = any(path.is_relative_to(top) for top in PRIVATE)

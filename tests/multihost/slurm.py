@@ -1,4 +1,4 @@
-"""Slurm on the test hosts, for real: munge, a controller on the first, a daemon on each. Dies with the hosts."""
+"""Slurm on the test hosts: munge, a controller on the first host, a daemon on each host. It ends with the hosts."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ slurmd
 
 
 def missing() -> str | None:
-    """Why there can be no Slurm here; None where there can."""
+    """Why this machine cannot run Slurm, or None."""
     absent = [tool for tool in TOOLS if not (shutil.which(tool) or Path("/usr/sbin", tool).exists())]
     packages = "slurmctld slurmd slurm-client munge libpmix-dev"
     return f"Slurm needs {', '.join(absent)} (apt-get install {packages})" if absent else None
 
 
 def start(pair: Hosts) -> dict[str, str]:
-    """Bring Slurm up; returns the variables that its commands need."""
+    """Start Slurm. Returns the variables that its commands need."""
     folder = pair.folder
     (folder / "slurm.conf").write_text(_CONF)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")

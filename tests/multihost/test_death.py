@@ -1,4 +1,4 @@
-"""However a job on two hosts ends, the first failing rank is told once, with its host, and nothing is left anywhere."""
+"""Whatever ends a job on two hosts, the first rank that failed is reported once, with its host, and nothing is left."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher.agent import LATER, PATIENCE
+from hvdlite_launcher.times import HOST_TIMEOUT, START_HOST_TIMEOUT
 
 from tests.launcher.conftest import SCRIPTS, Runner, wait_until
-from tests.multihost.hosts import Hosts, hosts
+from tests.multihost.hosts import Hosts, Machine, hosts
 
 FAILS = (sys.executable, str(SCRIPTS / "fails.py"))
 SLEEPS = (sys.executable, str(SCRIPTS / "sleeps.py"))
 
 
 def traces(pair: Hosts) -> str:
-    """What lies where jobs may leave something, on all hosts; less what Hydra leaves when it is told to abort."""
+    """The names in folders where jobs may leave files, on all hosts, except the files that Hydra leaves after an abort."""
     return "".join(machine.run("ls", "-I", "hydra_hwloc*", "/tmp", "/dev/shm") for machine in pair.machines)
 
 
@@ -47,10 +47,10 @@ def test_a_rank_on_another_host_fails(runner: Runner, pair: Hosts, how: str, cod
 
 
 def test_word_of_the_cause_comes_after_the_job_has_ended_for_its_consequence(runner: Runner, pair: Hosts) -> None:
-    """As where a machine is slow: another host's agent has not told yet of its rank when the MPI's launcher ends."""
+    """On a slow machine: when the MPI's launcher ends, the agent of the other host has not reported its rank yet."""
     job = start(runner, pair)
     ranks = {environment(pid)["HVDLITE_JOB_RANK"]: pid for pid in processes(runner, re.escape(" ".join(SLEEPS)))}
-    (agent,) = agents()
+    (agent,) = agents(pair[1])
     os.kill(agent, signal.SIGSTOP)
     os.kill(ranks["2"], signal.SIGKILL)
     time.sleep(0.1)
@@ -76,7 +76,7 @@ def test_a_rank_that_ends_before_it_meets_those_of_other_hosts(runner: Runner, p
     before = traces(pair)
     job = runner.run("-H", "hosta:1,hostb:1", sys.executable, "-c", code)
     assert job.returncode == 1
-    told = f"rank {rank} on host{'ab'[rank]} ended without hvd.init(), in which other ranks wait for it"
+    told = f"rank {rank} on host{'ab'[rank]} ended without hvd.init(), where other ranks wait for it"
     assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
     assert runner.leftovers() == [] and traces(pair) == before
 
@@ -113,13 +113,16 @@ def command_line(pid: int) -> str:
 
 
 def daemons() -> list[int]:
-    """Open MPI's on other hosts, which carry no mark, but the name of the job's folder."""
+    """Open MPI's daemons on other hosts. They have no mark; their arguments name the job's folder."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return [pid for pid in pids if re.match(r"\S*(prted|orted) .*/hvdlite-", command_line(pid))]
 
 
-def agents() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and re.match(AGENT, command_line(int(name)))]
+def agents(machine: Machine) -> list[int]:
+    """The agents on this machine."""
+    here = os.readlink(f"/proc/{machine.process}/ns/pid")
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and re.match(AGENT, command_line(int(name)))]
+    return [pid for pid in pids if os.readlink(f"/proc/{pid}/ns/pid") == here]
 
 
 HVDLITERUN = r"\S*python\S* -m hvdlite_launcher"
@@ -151,10 +154,10 @@ def test_mpirun_is_killed(runner: Runner, pair: Hosts) -> None:
 
 
 def test_an_agent_is_killed(runner: Runner, pair: Hosts) -> None:
-    """Another comes to its host and does its work."""
+    """A successor comes to its host and does its work."""
     before = traces(pair)
     job = start(runner, pair)
-    (agent,) = agents()
+    (agent,) = agents(pair[1])
     os.kill(agent, signal.SIGKILL)
     _, err = job.communicate(timeout=5.0)
     assert job.returncode == 137 and "hvdliterun: host hostb was lost: the connection broke\n" in err
@@ -163,7 +166,7 @@ def test_an_agent_is_killed(runner: Runner, pair: Hosts) -> None:
 
 
 def test_a_host_is_cut_off(runner: Runner) -> None:
-    """Its cable is pulled, and nobody is told: both sides find out, and end what they have, within five seconds."""
+    """Its cable is pulled. Within five seconds both sides notice, and end their processes."""
     with hosts(2) as pair:
         runner.prefix = pair[0].command([])
         before = traces(pair)
@@ -179,26 +182,26 @@ def test_a_host_is_cut_off(runner: Runner) -> None:
 
 
 def test_a_network_that_rests_longer_than_usual(runner: Runner) -> None:
-    """The job goes on, and its user reads of it."""
+    """The job goes on, and hvdliterun prints a line about it."""
     with hosts(2) as pair:
         runner.prefix = pair[0].command([])
         job = start(runner, pair)
         (hvdliterun,) = processes(runner, HVDLITERUN)
         pair.unplug(pair[1])
-        time.sleep(PATIENCE + 4.0)
+        time.sleep(START_HOST_TIMEOUT + 4.0)
         pair.plug_in(pair[1])
-        time.sleep(PATIENCE + 4.0)  # TCP tries again only now and then
+        time.sleep(START_HOST_TIMEOUT + 4.0)  # TCP tries again only now and then
         assert job.poll() is None and "hvdlite-" in pair[1].run("ls", "/tmp")
         os.kill(hvdliterun, signal.SIGTERM)
         _, err = job.communicate(timeout=5.0)
         assert job.returncode == 143 and runner.wait_gone(4.0)
-        told = f"no sign of life for 5 s; the job ends after {LATER:.0f} s of that (--host-timeout)"
+        told = f"no sign of life for 5 s; the job ends after {HOST_TIMEOUT:.0f} s of that (--host-timeout)"
         lines = [f"hvdliterun: host hostb: {text}" for text in (told, "it is heard again")]
         assert [line for line in err.splitlines() if "host hostb" in line] == lines, err
 
 
 def test_a_host_is_cut_off_before_ranks_start(runner: Runner, tmp_path: Path) -> None:
-    """Nothing is lost, and nobody has to wait for a minute."""
+    """The job ends soon: no work is lost."""
     with hosts(2, shared=[tmp_path]) as pair:
         runner.prefix = pair[0].command([])
         mpi = tmp_path / "mpirun"
@@ -215,12 +218,12 @@ def test_a_host_is_cut_off_before_ranks_start(runner: Runner, tmp_path: Path) ->
 
 
 def test_a_suspended_launcher_is_not_taken_for_dead(runner: Runner, pair: Hosts) -> None:
-    """Ctrl-Z, for longer than the patience that hosts have with each other; then the job goes on."""
-    job = start(runner, pair, "--host-timeout", f"{PATIENCE}")
+    """Ctrl-Z suspends hvdliterun for longer than the agents' patience; then the job goes on."""
+    job = start(runner, pair, "--host-timeout", f"{START_HOST_TIMEOUT}")
     (hvdliterun,) = processes(runner, HVDLITERUN)
     os.kill(hvdliterun, signal.SIGTSTP)
     assert wait_until(lambda: state(hvdliterun) == "T", 2.0)
-    time.sleep(PATIENCE + 1.5)
+    time.sleep(START_HOST_TIMEOUT + 1.5)
     assert state(hvdliterun) == "T" and "hvdlite-" in pair[1].run("ls", "/tmp")
     job.send_signal(signal.SIGCONT)  # nsenter stops and goes on with it
     time.sleep(1.5)
@@ -231,14 +234,14 @@ def test_a_suspended_launcher_is_not_taken_for_dead(runner: Runner, pair: Hosts)
 
 
 def test_a_machine_that_stood_still_loses_nobody(runner: Runner, pair: Hosts) -> None:
-    """One that carries all hosts, and is moved to another: nobody hears from anybody, longer than patience lasts."""
-    job = start(runner, pair, "--host-timeout", f"{PATIENCE}")
-    frozen = [*processes(runner, HVDLITERUN), *agents()]
+    """A virtual machine with all hosts stands still while it is moved, for longer than the patience of all."""
+    job = start(runner, pair, "--host-timeout", f"{START_HOST_TIMEOUT}")
+    frozen = [*processes(runner, HVDLITERUN), *agents(pair[1])]
     assert len(frozen) == 2
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for process in frozen:
             os.kill(process, number)
-        time.sleep(PATIENCE + 1.5 if number == signal.SIGSTOP else 1.5)
+        time.sleep(START_HOST_TIMEOUT + 1.5 if number == signal.SIGSTOP else 1.5)
     job.send_signal(signal.SIGCONT)  # nsenter has stopped with it
     assert job.poll() is None and "hvdlite-" in pair[1].run("ls", "/tmp")
     os.kill(frozen[0], signal.SIGTERM)
@@ -247,5 +250,5 @@ def test_a_machine_that_stood_still_loses_nobody(runner: Runner, pair: Hosts) ->
 
 
 def state(pid: int) -> str:
-    """The kernel's letter for what a process does."""
+    """The kernel's letter for the state of a process."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""The hosts themselves: apart in what must be apart, joined by a network, and gone without a trace."""
+"""The test hosts are separate machines on one network, and leave no trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hvdliterun starts ranks on two hosts: who is where, with which environment, and nothing of their output is lost."""
+"""hvdliterun starts ranks on two hosts: their places and environments are right, and no output is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TELLS = (sys.executable, str(Path(__file__).parent / "scripts" / "tells.py"))
 
 
 def told(runner: Runner, *arguments: str, names: tuple[str, ...] = ()) -> list[dict[str, object]]:
-    """What the ranks of a job tell, by rank."""
+    """What the ranks of a job print, by rank."""
     job = runner.run("--no-prefix", *arguments, *TELLS, *names)
     assert job.returncode == 0 and not job.stderr, job.stderr
     return sorted((json.loads(line) for line in job.stdout.splitlines()), key=lambda each: int(each["rank"]))
@@ -81,7 +81,7 @@ def test_no_line_of_another_host_is_lost_or_torn(runner: Runner) -> None:
 
 
 def test_each_host_has_its_own_number_of_threads(runner: Runner, pair: Hosts) -> None:
-    """hosta, from which the job is started, may use one core; hostb all, for one rank."""
+    """hvdliterun runs on hosta, which may use one core. hostb may use all cores for its one rank."""
     every = os.sched_getaffinity(0)
     runner.prefix = pair[0].command(["taskset", "-c", str(min(every))])
     command = (sys.executable, "-c", "import os; print(os.uname().nodename, os.environ['OMP_NUM_THREADS'])")
@@ -90,7 +90,7 @@ def test_each_host_has_its_own_number_of_threads(runner: Runner, pair: Hosts) ->
 
 
 def test_hosts_that_share_the_folder_for_temporary_files(runner: Runner, pair: Hosts, tmp_path: Path) -> None:
-    """As diskless nodes and containers do. TMPDIR says where that is; nothing is left there."""
+    """Diskless nodes and containers do. Nothing is left in that folder (TMPDIR)."""
     runner.tmpdir = tmp_path
     code = "import os, hvdlite as hvd; hvd.init(); print(os.environ['HVDLITE_JOB_DIR'], hvd.allgather_object(hvd.rank()))"
     job = runner.run("--no-prefix", "-H", "hosta:2,hostb:1", sys.executable, "-c", code)
@@ -108,7 +108,7 @@ def test_hosts_that_share_the_folder_for_temporary_files(runner: Runner, pair: H
 
 
 def test_a_folder_for_temporary_files_that_one_host_lacks(runner: Runner, pair: Hosts) -> None:
-    """It is made there, and gone afterwards."""
+    """The agent makes it, and removes it."""
     pair[0].run("mkdir", "-p", "/tmp/spacious")
     runner.tmpdir = Path("/tmp/spacious")
     job = runner.run("--no-prefix", "-H", "hosta:1,hostb:1", "sh", "-c", "echo $HVDLITE_JOB_DIR")
@@ -148,7 +148,7 @@ def test_a_function_on_two_hosts(runner: Runner, tmp_path: Path) -> None:
 
 
 def test_a_login_shell_that_is_no_bourne_shell(runner: Runner, pair: Hosts, tmp_path: Path) -> None:
-    """tcsh and fish do not know `NAME=value; export NAME`, of which Open MPI's words for another host consist."""
+    """tcsh and fish do not know `NAME=value; export NAME`, which Open MPI writes for other hosts."""
     shell, users = tmp_path / "shell", tmp_path / "passwd"
     shell.write_text(
         '#!/bin/sh\ncase "$2" in [A-Z_]*=* | "("*) echo "$2: Command not found." >&2; exit 1;; esac\nexec sh "$@"\n'
@@ -165,7 +165,7 @@ def test_a_login_shell_that_is_no_bourne_shell(runner: Runner, pair: Hosts, tmp_
 
 
 def test_another_remote_shell(runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kubernetes operators name one for Open MPI: it serves us and every MPI, and is given host and command only."""
+    """Kubernetes operators name one for Open MPI. hvdliterun and every MPI use it; its arguments are host and command."""
     shell, log = tmp_path / "shell", tmp_path / "log"
     shell.write_text(f'#!/bin/sh\necho "$1" >> {log}\nexec ssh "$@"\n')
     shell.chmod(0o755)

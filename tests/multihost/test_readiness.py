@@ -1,4 +1,4 @@
-"""What keeps a host from taking part is told in one table, before anything starts, within 15 seconds."""
+"""The problems of all hosts appear in one table within 15 seconds, and nothing starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.multihost.hosts import Hosts, hosts
 
 @pytest.fixture(scope="module")
 def strangers() -> Iterator[Hosts]:
-    """Two hosts, of which neither has a key for the other; each has a /tmp of its own."""
+    """Two hosts without keys for each other. Each has its own /tmp."""
     with hosts(2, key="stranger") as found:
         yield found
 
@@ -66,7 +66,7 @@ def test_the_right_key_helps(refused: Runner, strangers: Hosts) -> None:
 
 
 def test_unreachable_hosts(refused: Runner, strangers: Hosts) -> None:
-    """One machine is not there, on another nobody listens at that port."""
+    """One machine does not exist; on the other no server listens at that port."""
     key = str(strangers.folder / "key")
     states = table(refused, "-np", "3", "-H", "hosta:1,hostb:1,10.99.0.9:1", "-p", "2222", "-i", key)
     assert "refused" in states["hostb"] and "unreachable: " in states["hostb"] and "(-p)" in states["hostb"]
@@ -89,7 +89,7 @@ def test_one_machine_under_two_names(refused: Runner, strangers: Hosts) -> None:
 
 
 def test_no_such_interpreter(refused: Runner, strangers: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """hosta has one of its own, in its /tmp."""
+    """hosta has an interpreter in its own /tmp."""
     strangers[0].run("ln", "-sf", sys.executable, "/tmp/python")
     key = str(strangers.folder / "key")
     site = [path for path in sys.path if "site-packages" in path]
@@ -123,7 +123,7 @@ def test_a_folder_that_is_not_there(
 
 
 def test_host_names_that_mpis_take_for_one(refused: Runner, strangers: Hosts) -> None:
-    """They look no further than to the first dot."""
+    """MPIs compare names up to the first dot."""
     names = ("gpu.one", "gpu.two")
     for host, name in zip(strangers, names, strict=True):
         host.run("hostname", name)
@@ -136,7 +136,7 @@ def test_host_names_that_mpis_take_for_one(refused: Runner, strangers: Hosts) ->
 
 
 def test_a_host_without_room(refused: Runner, strangers: Hosts) -> None:
-    """Where ranks' failures could not be noted, nor MPI's daemons start."""
+    """Keepers could not note failures there, and the MPI's daemons could not start."""
     strangers[1].run("mount", "-o", "remount,size=32k", "/tmp")
     try:
         states = table(refused, "-H", "hosta:1,hostb:1", "-i", str(strangers.folder / "key"))
@@ -146,7 +146,7 @@ def test_a_host_without_room(refused: Runner, strangers: Hosts) -> None:
 
 
 def test_all_hosts_are_checked(refused: Runner, strangers: Hosts) -> None:
-    """Each answers for itself: one has little shared memory."""
+    """Each host is examined: one has little shared memory."""
     arguments = ["--check", "-H", "hosta:1,hostb:1", "-i", str(strangers.folder / "key")]
     strangers[1].run("mount", "-o", "remount,size=64m", "/dev/shm")
     try:

@@ -48,7 +48,7 @@ def within(runner: Runner, *command: str, **more: str) -> subprocess.CompletedPr
 
 
 def ranks(text: str) -> list[dict[str, object]]:
-    """What the ranks have told, by rank."""
+    """What the ranks have printed, by rank."""
     told = [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]
     return sorted(told, key=lambda each: int(each["rank"]))
 
@@ -88,7 +88,7 @@ def test_hvdliterun_takes_what_the_allocation_has(runner: Runner) -> None:
 
 
 def test_hvdliterun_within_an_interactive_step(runner: Runner) -> None:
-    """`srun --pty bash` holds the cores that another step would wait for."""
+    """`srun --pty bash` has the cores for which another step would wait."""
     command = shlex.join([sys.executable, "-m", "hvdlite_launcher.cli", *TELLS])
     job = within(runner, "srun", "-N1", "--ntasks-per-node=2", "sh", "-c", f'[ "$SLURM_PROCID" != 0 ] || {command}')
     assert job.returncode == 0, job.stderr
@@ -97,8 +97,8 @@ def test_hvdliterun_within_an_interactive_step(runner: Runner) -> None:
 
 @pytest.mark.parametrize(("how", "code"), [("exit", 7), ("signal9", 137)])
 def test_a_rank_that_fails_on_another_host_is_named(runner: Runner, how: str, code: int) -> None:
-    """fails.py fails on rank 1; with one rank per host that is the other one. Under Open MPI rank 0 then loses its
-    connection and aborts with code 14 within milliseconds, and Slurm may kill all before it sees who was the first."""
+    """fails.py fails on rank 1, which is on the other host. Under Open MPI rank 0 then loses its connection and aborts
+    with code 14 within milliseconds, and Slurm may kill all ranks before it sees which failed first."""
     command = [sys.executable, "-m", "hvdlite_launcher.cli", sys.executable, str(SCRIPTS / "fails.py"), how]
     job = within(runner, "salloc", "-Q", "-N2", "--ntasks-per-node=1", *command)
     if runner.mpi.family is Family.OPEN_MPI:

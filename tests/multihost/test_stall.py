@@ -1,4 +1,4 @@
-"""A rank that another host waits for is named: the stall watch's letters travel over MPI, wherever that reaches."""
+"""A rank for which another host waits is named: the stall watch uses MPI, so it reaches all hosts."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ DIGITS = (sys.executable, str(Path(__file__).parent / "scripts" / "digits.py"))
 
 @pytest.fixture
 def runner(pair: Hosts, tmp_path: Path) -> Runner:
-    """With the first MPI there is: what differs between MPIs is tested with less effort."""
+    """With one MPI only; cheaper tests cover the differences between MPIs."""
     return Runner(available()[0], tmp_path, prefix=pair[0].command([]))
 
 
@@ -32,8 +32,8 @@ def train(runner: Runner, hosts: str, algorithm: str) -> tuple[list[str], np.nda
 
 
 def test_two_hosts_reach_the_weights_of_one(runner: Runner) -> None:
-    """With one algorithm the same bits. Another one sums four float32 in another order, which differs by 3 units in
-    the last place at most; 40 steps of this network amplify that to 1e-6 (seen). Any wrong sum is off by 1e-3."""
+    """The same algorithm gives the same bits. Another algorithm sums four float32 in another order, with a difference of at
+    most 3 units in the last place. 40 steps of this network make 1e-6 of that (seen). A wrong sum is off by 1e-3."""
     (one, accuracy, digest), weights = train(runner, "hosta:4", "ring")
     assert one == "1" and float(accuracy) > 0.9
     (two, _, same), _ = train(runner, "hosta:2,hostb:2", "ring")
@@ -43,7 +43,7 @@ def test_two_hosts_reach_the_weights_of_one(runner: Runner) -> None:
 
 
 def test_the_overlap_benchmark_runs(runner: Runner) -> None:
-    """What hides here, on shared cores and a fast network, depends on the day: that its figures are there is all."""
+    """Only the presence of the figures is tested: on shared cores and a fast network their values vary."""
     path = runner.tmpdir / "overlap.json"
     bench = (sys.executable, "-m", "hvdlite.bench", "overlap", "--models", "cnn", "--steps", "3", "--json", str(path))
     job = runner.run("--no-prefix", "-H", "hosta:1,hostb:1", *bench, limit=60.0)

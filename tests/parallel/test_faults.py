@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher.janitor import marked
+from hvdlite_launcher.processes import marked
 
 from tests.parallel import jobs
 

@@ -1,0 +1,44 @@
+"""The job's folder is a protocol between two packages that do not import each other: both have the same table."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hvdlite_launcher import job_folder
+from hvdlite_launcher.watch import appeared, watch
+
+from hvdlite.job import folder
+
+
+def test_both_sides_have_the_same_table() -> None:
+    """About all files that ranks write or read."""
+    theirs = {name: row for name, row in job_folder.FILES.items() if "rank" in f"{row[0]}, {row[1]}".split(", ")}
+    assert theirs == folder.FILES
+
+
+def test_a_file_that_is_in_no_table_is_an_error_at_once(tmp_path: Path) -> None:
+    """Otherwise a rank could wait for it for ever."""
+    assert job_folder.path_of("/job", "pid", 3) == "/job/pid.3"
+    for call in (lambda: job_folder.path_of("/job", "pids"), lambda: job_folder.publish(str(tmp_path), "tolt", b"1")):
+        with pytest.raises(KeyError):
+            call()
+
+
+def test_new_files_are_reported_as_they_appear(tmp_path: Path) -> None:
+    descriptor = watch(str(tmp_path))
+    assert list(appeared(descriptor)) == []
+    (tmp_path / "pid.0").write_text("1")
+    os.mkfifo(tmp_path / "out.0")
+    assert list(appeared(descriptor)) == [("pid.0", False), ("pid.0", True), ("out.0", False)]
+    os.close(descriptor)
+
+
+def test_names_that_the_kernel_has_dropped_end_the_agent() -> None:
+    """A keeper that nobody hears would wait for ever."""
+    reader, writer = os.pipe()
+    os.write(writer, struct.pack("iIII", -1, 0x4000, 0, 0))
+    with pytest.raises(OSError, match="max_queued_events"):
+        list(appeared(reader))
