@@ -1,12 +1,17 @@
 # make demo    trains on two processes, from nothing but Python >= 3.11
-# make test    runs the tests
-# PIP_ARGS=... passes options to pip, PYTHON=... names the interpreter, NP=... the number of processes
+# make test    runs the tests, all but the slow ones
+# make quick   runs those that need no MPI, in a minute and a half
+# make full    runs all tests
+# PIP_ARGS=... passes options to pip, PYTHON=... names the interpreter, NP=... the number of processes,
+# PYTEST_ARGS=... options and tests to pytest, SIDE_BY_SIDE=... how many tests run at a time
 PYTHON ?= python3
 PIP_ARGS ?=
 NP ?= 2
+SIDE_BY_SIDE ?= 3
 BIN := .venv/bin
 # pip shows its progress on a terminal, and to everybody who asks for the demo; logs of tests get none of it
 QUIET := $(if $(MAKE_TERMOUT)$(filter demo,$(or $(MAKECMDGOALS),demo)),,--quiet)
+PYTEST := $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup
 PIP := $(BIN)/pip install $(QUIET) --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 define NEXT
@@ -19,14 +24,20 @@ What next:
 endef
 export NEXT
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test quick full lint bench clean
 
 demo: .venv/demo
 	$(BIN)/hvdliterun -np $(NP) $(BIN)/python examples/torch_digits.py
 	@echo "$$NEXT"
 
 test: .venv/test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
+
+quick: .venv/test
+	$(PYTEST) tests/unit
+
+full: .venv/test
+	$(PYTEST) --full $(PYTEST_ARGS)
 
 lint: .venv/test
 	$(BIN)/ruff check .

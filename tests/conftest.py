@@ -1,9 +1,61 @@
-"""Settings for all tests."""
+"""Shared by all tests: which of them run side by side, which wait for `--full`, and where the time went."""
 
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
+
+import pytest
 
 # A shell starts background jobs with Ctrl-C ignored, and children inherit that. Then no test could send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+MANY_PROCESSES = ("tests/launcher/", "tests/multihost/", "tests/examples/")
+"""Folders whose tests wait for processes, each for its own: they may run side by side."""
+FEWEST_SECONDS = 5.0  # a group that took less is not listed
+
+
+def group(item: pytest.Item) -> str:
+    """Tests of one group run one after another in one process: those that share a job of ranks, or else a file."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    if "check" in parameters or "backend" in parameters:
+        job = str(parameters["module"])
+        return " ".join(("ranks", *map(str, (job if "backend" in parameters else job.partition("_")[0],
+                         parameters.get("backend", ""), parameters.get("size", 2))))).replace("  ", " ")
+    file, _, name = item.nodeid.partition("::")
+    alone = file.startswith(MANY_PROCESSES) and not file.endswith("test_slurm.py")
+    return f"{file}::{name}" if alone else file
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the tests that are marked full, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full: a slow test, which runs with --full only")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept = [item for item in items if config.getoption("--full") or item.get_closest_marker("full") is None]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+        item.user_properties.append(("group", group(item)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the seconds of each file and each job of ranks."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                name = dict(report.user_properties).get("group", report.nodeid)
+                spent[str(name).partition("::")[0]] += report.duration
+    terminalreporter.section("where the time went")
+    for name, seconds in sorted(spent.items(), key=lambda pair: -pair[1]):
+        if seconds >= FEWEST_SECONDS:
+            terminalreporter.line(f"{seconds:6.0f} s  {name}")
+    terminalreporter.line(f"{sum(spent.values()):6.0f} s  in all, some of them side by side")

@@ -52,6 +52,7 @@ def test_tensorflow_and_keras_reach_97_percent(example: str) -> None:
 FRAMEWORKS = [["torch"], *(["keras", "--keras-backend", backend] for backend in ("tensorflow", "torch", "jax"))]
 
 
+@pytest.mark.full
 def test_one_script_trains_with_any_framework() -> None:
     """All frameworks have the same lines about distribution and the same results, except for the initial weights."""
     reached = {" ".join(choice): accuracy("examples/train_any.py", "--framework", *choice) for choice in FRAMEWORKS}
@@ -98,6 +99,7 @@ def test_mnist_without_files_says_what_to_do(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_the_wheel_is_pure_and_installs_no_stray_module(tmp_path: Path) -> None:
     """It is built from a copy of the tree, and has only hvdlite, hvdlite_launcher, and no compiled file."""
     source = tmp_path / "source"

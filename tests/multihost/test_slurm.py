@@ -16,6 +16,7 @@ from tests.launcher.conftest import SCRIPTS, Runner, available
 from tests.multihost import slurm
 from tests.multihost.hosts import Hosts, hosts
 
+pytestmark = pytest.mark.full
 TELLS = (sys.executable, str(Path(__file__).parent / "scripts" / "tells.py"))
 
 

@@ -31,6 +31,7 @@ def train(runner: Runner, hosts: str, algorithm: str) -> tuple[list[str], np.nda
     return job.stdout.split(), torch.load(weights).numpy()
 
 
+@pytest.mark.full
 def test_two_hosts_reach_the_weights_of_one(runner: Runner) -> None:
     """The same algorithm gives the same bits. Another algorithm sums four float32 in another order, with a difference of at
     most 3 units in the last place. 40 steps of this network make 1e-6 of that (seen). A wrong sum is off by 1e-3."""
@@ -42,6 +43,7 @@ def test_two_hosts_reach_the_weights_of_one(runner: Runner) -> None:
     assert two == "2" and np.abs(chosen - weights).max() < 1e-4
 
 
+@pytest.mark.full
 def test_the_overlap_benchmark_runs(runner: Runner) -> None:
     """Only the presence of the figures is tested: on shared cores and a fast network their values vary."""
     path = runner.tmpdir / "overlap.json"

@@ -126,13 +126,21 @@ def modules() -> list[str]:
 
 
 @cache
-def checks(module: str) -> tuple[str, ...]:
-    """The names of a module's checks, without importing it. "gpu/MODULE" is in tests/gpu."""
+def checks(module: str, size: int | None = None) -> tuple[str, ...]:
+    """The names of a module's checks, without importing it; of those that run at this world size, if one is given.
+    "gpu/MODULE" is in tests/gpu."""
     folder, _, name = module.rpartition("/")
     tree = ast.parse((ROOT / "tests" / (folder or "parallel") / "ranks" / f"{name}.py").read_text())
-    return tuple(
-        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
-    )
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
+    return tuple(node.name for node in found if size is None or size in sizes_of(node))
+
+
+def sizes_of(check: ast.FunctionDef) -> tuple[int, ...]:
+    """The world sizes of `@at_sizes(...)`; without it, all."""
+    for decorator in check.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "at_sizes":
+            return tuple(ast.literal_eval(each) for each in decorator.args)
+    return SIZES
 
 
 @cache

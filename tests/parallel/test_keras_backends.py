@@ -10,8 +10,16 @@ from tests.parallel import jobs
 
 BACKENDS = {"backends_keras": ("torch", "jax"), "backends_guards": ("tensorflow", "torch", "jax")}
 """The backends of each module. `ranks/tensorflow_*` has the other checks on TensorFlow."""
+SMOKE = [("backends_guards", "torch"), ("backends_guards", "jax")]
+"""The checks that run without --full."""
+
+
+def marks(module: str, backend: str) -> list[pytest.MarkDecorator]:
+    return [] if (module, backend) in SMOKE else [pytest.mark.full]
+
+
 CASES = [
-    pytest.param(module, backend, check, id=f"{module}-{backend}-{check}")
+    pytest.param(module, backend, check, id=f"{module}-{backend}-{check}", marks=marks(module, backend))
     for module, backends in BACKENDS.items() for backend in backends for check in jobs.checks(module)
 ]  # fmt: skip
 
@@ -28,6 +36,9 @@ def test_keras_on(module: str, backend: str, check: str) -> None:
         pytest.fail(jobs.explain(result, check), pytrace=False)
 
 
-@pytest.mark.parametrize(("module", "backend"), [(m, b) for m, backends in BACKENDS.items() for b in backends])
+@pytest.mark.parametrize(
+    ("module", "backend"),
+    [pytest.param(m, b, marks=marks(m, b)) for m, backends in BACKENDS.items() for b in backends],
+)
 def test_keras_ends_well_on(module: str, backend: str) -> None:
     assert job(module, backend).ended_well(), job(module, backend).output

@@ -6,12 +6,19 @@ import pytest
 
 from tests.parallel import jobs
 
+LARGEST = max(jobs.SIZES)
+POWERS_OF_TWO = ("algorithms", "process_sets", "torch_adasum", "torch_process_sets")
+"""Modules for which four ranks are more than two and three: two steps of halving, two sets of two. The others run on
+four ranks with --full only."""
 CASES = [
-    pytest.param(module, size, check, id=f"{module}-{size}-{check.removeprefix('check_')}")
+    pytest.param(
+        module, size, check, id=f"{module}-{size}-{check.removeprefix('check_')}",
+        marks=[pytest.mark.full] if size == LARGEST and module not in POWERS_OF_TWO else [],
+    )
     for module in jobs.modules()
     for size in jobs.sizes(module)
-    for check in (*jobs.checks(module), jobs.END)
-]
+    for check in (*jobs.checks(module, size), jobs.END)
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("module", "size", "check"), CASES)

@@ -22,7 +22,7 @@ from hvdlite.memory import arena
 from hvdlite.transports.mpi import MpiTransport
 from hvdlite.transports.mpi_requests import MpiRepeated
 from tests import averages
-from tests.parallel.common import require_same_bits, restart
+from tests.parallel.common import at_sizes, require_same_bits, restart
 from tests.parallel.ranks.collectives import FLOATS, MIB, kind, lengths
 
 
@@ -228,10 +228,9 @@ def check_shared_memory_refused_on_one_rank() -> None:
     assert hvd.size() == 1 or len(runtime.current().everyone.eager.host.workspace.stage.peers) == hvd.size()
 
 
+@at_sizes(2, 3, 4)
 def check_setting_that_differs_between_ranks() -> None:
     """If one rank has another algorithm or bucket size, all ranks get an error with all values. Then init works."""
-    if hvd.size() == 1:
-        return
     last = hvd.rank() == hvd.size() - 1
     for name, one, two in (("ALGORITHM", "ring", "native"), ("BUCKET_MB", "1", "2"), ("OVERLAP", "auto", "1")):
         try:

@@ -18,7 +18,7 @@ import hvdlite.numpy
 from hvdlite import ops
 from hvdlite.job import runtime
 from hvdlite.transports.threads import ThreadTransport
-from tests.parallel.common import last, require_error, restart
+from tests.parallel.common import at_sizes, last, require_error, restart
 
 
 def check_submission_in_different_orders() -> None:
@@ -128,10 +128,9 @@ def check_one_name_for_two_kinds_around_a_synchronous_call() -> None:
         assert found[0] == 1 and (found[1] == 1).all() and len(found[1]) == hvd.size()
 
 
+@at_sizes(2, 3, 4)
 def check_a_wait_that_is_interrupted_can_be_repeated() -> None:
     """After Ctrl-C at a notebook's prompt the handle is still valid."""
-    if hvd.size() == 1:
-        return
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="x")
 

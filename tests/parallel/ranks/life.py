@@ -20,7 +20,7 @@ from hvdlite.job import runtime
 from hvdlite.lanes.request import Handle, Request
 from hvdlite.lanes.signature import Signature
 from hvdlite.memory.workspace import Workspace
-from tests.parallel.common import require_error
+from tests.parallel.common import at_sizes, require_error
 
 
 def total() -> int:
@@ -239,10 +239,9 @@ def in_memory(transport: Any) -> Any:
     return found
 
 
+@at_sizes(2, 3, 4)
 def check_a_maximum_is_everybodys() -> None:
     """A maximum works many times, tested and waited for. A maximum of nothing is a barrier."""
-    if hvd.size() == 1:
-        return
     from mpi4py import MPI
 
     from hvdlite.transports import mpi, mpi_requests
@@ -265,10 +264,9 @@ def check_a_maximum_is_everybodys() -> None:
     assert not any(step.incoming or step.outgoing for step in steps) and not transport.maxima
 
 
+@at_sizes(2, 3, 4)
 def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
     """MPI may write to the memory later, when the other ranks have come."""
-    if hvd.size() == 1:
-        return
     from mpi4py import MPI
 
     from hvdlite.transports import mpi, mpi_requests

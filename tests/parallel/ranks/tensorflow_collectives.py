@@ -13,7 +13,7 @@ import tensorflow as tf
 import hvdlite as neutral
 import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as hvd_keras
-from tests.parallel.common import last, require_error
+from tests.parallel.common import at_sizes, last, require_error
 
 SIZES = (1, 2, 3)
 v1 = tf.compat.v1
@@ -339,9 +339,8 @@ def require_failure(kind: type[Exception], mode: Any, build: Build, values: Sequ
     np.testing.assert_array_equal(hvd.allreduce(tf.ones(2), op=hvd.Sum), np.full(2, hvd.size()))
 
 
+@at_sizes(2, 3, 4)
 def check_mismatch_is_failed_precondition() -> None:
-    if hvd.size() == 1:
-        return
     for mode in MODES:
         values = np.ones(10 if last() else 1, np.float32)
         require_failure(tf.errors.FailedPreconditionError, mode, lambda x: [hvd.allreduce(x, name="loss")], [values],

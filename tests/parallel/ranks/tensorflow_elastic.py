@@ -14,7 +14,7 @@ import hvdlite.tensorflow as hvd
 import hvdlite.tensorflow.keras as hvd_keras
 from hvdlite.elastic import start_again
 from hvdlite.errors import HorovodInternalError
-from tests.parallel.common import last, require_error, require_same_bits
+from tests.parallel.common import at_sizes, last, require_error, require_same_bits
 from tests.parallel.keras_common import WIDTH, model
 
 SIZES = (1, 2, 3)
@@ -143,10 +143,9 @@ def check_a_session_goes_on() -> None:
         require_six_steps(session.run(weight))
 
 
+@at_sizes(2, 3, 4)
 def check_a_set_of_one_goes_on() -> None:
     """An optimizer without anything to reduce, with several passes per step."""
-    if hvd.size() == 1:
-        return
     process_set = hvd.ProcessSet([0])
     hvd.shutdown()
     hvd.init(process_sets=[process_set])

@@ -14,7 +14,7 @@ import numpy as np
 import hvdlite as hvd
 from hvdlite import ops
 from hvdlite.job import runtime
-from tests.parallel.common import last, require_error, restart
+from tests.parallel.common import at_sizes, last, require_error, restart
 
 Trace = list[dict[str, Any]]
 
@@ -46,10 +46,9 @@ def traced(folder: Path, mark_cycles: bool = False) -> Trace:
     return json.loads(path.read_text()) if hvd.rank() == 0 else []
 
 
+@at_sizes(2, 3, 4)
 def check_the_same_name_in_a_process_set() -> None:
     """The timeline's name contains the members, if they are not all ranks."""
-    if hvd.size() == 1:
-        return
     hvd.shutdown()
     os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
     alone = hvd.ProcessSet([0])

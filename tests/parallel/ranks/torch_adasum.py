@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import hvdlite.torch as hvd
-from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
+from tests.parallel.common import at_sizes, last, require_error, require_mismatch, require_same_bits
 
 
 def check_steps_are_combined() -> None:
@@ -56,10 +56,9 @@ def check_momentum_and_accumulation() -> None:
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5]), losses
 
 
+@at_sizes(1, 2, 4)
 def check_frozen_ones_that_still_move() -> None:
     """By momentum, which is each rank's own, or by a gradient that is older."""
-    if hvd.size() & (hvd.size() - 1):
-        return
     for zeros in (False, True):
         params = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0, momentum=0.5), op=hvd.Adasum)
@@ -96,11 +95,9 @@ def check_grad_scaler() -> None:
             assert scaler.get_scale() == (8 if step >= 2 and r == p - 1 else 16)
 
 
+@at_sizes(2, 4)
 def check_grad_scaler_after_a_step_that_raises() -> None:
     """It may go on with the next, and the rank's gradients are there."""
-    if hvd.size() == 1 or hvd.size() & (hvd.size() - 1):
-        return
-
     def refuse(*_: object) -> None:
         raise ValueError("as if a hook of the user's had failed")
 

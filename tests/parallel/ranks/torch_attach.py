@@ -15,7 +15,7 @@ import hvdlite
 import hvdlite.torch as hvd
 from hvdlite.job import runtime
 from hvdlite.transports.shared_flags import SharedMaximum
-from tests.parallel.common import require_error, require_same_bits, restart
+from tests.parallel.common import at_sizes, require_error, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
 SIZES = (1, 2, 3)
@@ -282,10 +282,9 @@ def check_names_are_not_inherited() -> None:
     require_same_bits(list(net.parameters()))
 
 
+@at_sizes(2, 3, 4)
 def check_models_that_are_no_more() -> None:
     """A search over many models: those that have been dropped take no memory."""
-    if hvd.size() == 1:
-        return
     living = weights((3,))
     first = attach(living)
     crowd = runtime.current().registries.attachments.many
@@ -415,10 +414,9 @@ def check_optimizer_that_is_dropped() -> None:
     del optimizer
 
 
+@at_sizes(2, 3, 4)
 def check_what_goes_by_messages_shares_no_memory() -> None:
     """A GPU's memory that peers look into is not what Open MPI should open for messages besides."""
-    if hvd.size() == 1:
-        return
     on_gpu = weights()[0].is_cuda  # where native, which would be an MPI's reduction, stands for auto
     for way, shared in (("auto", True), ("shared", True), ("ring", False), ("native", on_gpu)):
         restart(ALGORITHM=way)

@@ -8,7 +8,7 @@ import torch
 
 import hvdlite
 import hvdlite.torch as hvd
-from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
+from tests.parallel.common import at_sizes, last, require_error, require_mismatch, require_same_bits
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32,
           torch.int64, torch.uint8)  # fmt: skip
@@ -113,9 +113,8 @@ def check_handles() -> None:
     require_error(ValueError, lambda: hvd.poll(-5), "-5")
 
 
+@at_sizes(2, 3, 4)
 def check_error_of_a_handle() -> None:
-    if hvd.size() == 1:
-        return
     handle = hvd.allreduce_async(torch.ones(2 + last()), name="loss")
     require_mismatch(lambda: hvd.synchronize(handle), "loss")
     assert issubclass(hvdlite.MismatchError, hvd.HorovodInternalError)

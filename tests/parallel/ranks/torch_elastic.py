@@ -10,7 +10,7 @@ import torch
 import hvdlite.torch as hvd
 from hvdlite import elastic
 from hvdlite.torch.elastic import state as states
-from tests.parallel.common import last, require_error, require_same_bits
+from tests.parallel.common import at_sizes, last, require_error, require_same_bits
 
 
 def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -150,10 +150,9 @@ def check_models_in_containers_are_refused() -> None:
     assert hvd.elastic.TorchState(nets={"g": 1}, more=torch.nn.ModuleList([net])).nets == {"g": 1}
 
 
+@at_sizes(2, 3, 4)
 def check_a_set_of_one_goes_on_through_an_error() -> None:
     """Optimizers that have nothing to reduce here: of a set of rank 0 alone, and of one that this rank is not in."""
-    if hvd.size() == 1:
-        return
     sets = [hvd.ProcessSet([0]), hvd.ProcessSet(range(1, hvd.size()))]
     hvd.shutdown()
     hvd.init(process_sets=sets)

@@ -8,7 +8,7 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.torch.attach import gradients
-from tests.parallel.common import digest, last, require_error, require_mismatch, require_same_bits, restart
+from tests.parallel.common import at_sizes, digest, last, require_error, require_mismatch, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
 SIZES = (1, 2, 3)
@@ -27,10 +27,9 @@ def require_usable() -> None:
     require_grads(params, average())
 
 
+@at_sizes(2, 3, 4)
 def check_models_that_differ() -> None:
     """Shape, dtype, order or number of the last rank's layers: a diff on every rank, before any gradient moves."""
-    if hvd.size() == 1:
-        return
     cases: list[tuple[str, Callable[[], torch.nn.Sequential], tuple[str, ...]]] = [
         ("shape", lambda: model((4, 3), (3, 3)), ("-1.weight: float32[2, 3]", "+1.weight: float32[3, 3]")),
         ("dtype", lambda: model((4, 3), (3, 2), dtype=torch.float64), ("-0.weight: float32", "+0.weight: float64")),
@@ -48,10 +47,9 @@ def check_models_that_differ() -> None:
         require_usable()
 
 
+@at_sizes(2, 3, 4)
 def check_weights_in_another_memory_order() -> None:
     """Gradients are added as they lie in memory."""
-    if hvd.size() == 1:
-        return
     net = torch.nn.Conv2d(3, 4, 3)
     if last():
         net.to(memory_format=torch.channels_last)
@@ -60,9 +58,8 @@ def check_weights_in_another_memory_order() -> None:
     require_usable()
 
 
+@at_sizes(2, 3, 4)
 def check_same_layers_in_another_order() -> None:
-    if hvd.size() == 1:
-        return
     net = model((3, 3), (3, 3))
     pairs = list(net.named_parameters())
     if last():
@@ -72,9 +69,8 @@ def check_same_layers_in_another_order() -> None:
     require_usable()
 
 
+@at_sizes(2, 3, 4)
 def check_model_that_failed_can_be_attached_when_repaired() -> None:
-    if hvd.size() == 1:
-        return
     net = model((4, 3 + last()))
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     require_mismatch(lambda: hvd.DistributedOptimizer(optimizer), "parameters differ")
@@ -236,10 +232,9 @@ def check_frozen_one_with_an_old_gradient_on_one_rank() -> None:
     require_grads(params[1:], average())
 
 
+@at_sizes(2, 3, 4)
 def check_change_on_one_rank_only() -> None:
     """One rank unfreezes a parameter and the others do not: an error on all, no hang; undone, all goes on."""
-    if hvd.size() == 1:
-        return
     for overlap in ("0", "1"):
         restart(OVERLAP=overlap)
         params = weights((3,), (4,))
@@ -462,10 +457,9 @@ def check_sparse_gradients_without_rows_are_added_to() -> None:
         assert (table.weight.grad.to_dense()[1:4] == average()).all(), table.weight.grad
 
 
+@at_sizes(2, 3, 4)
 def check_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others() -> None:
     """The first time, too, when nobody knows of it before all are reduced; the last rank's is dense."""
-    if hvd.size() == 1:
-        return
     r, p = hvd.rank(), hvd.size()
     bf16 = {"compression": hvd.Compression.bf16}
     for rows, how, keep in ((5, {}, False), (5, {}, True), (200_000, {}, False), (5, {"op": hvd.Sum}, False), (5, bf16, True)):
@@ -490,10 +484,9 @@ def check_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others() -> None:
         require_same_bits([table.detach(), w.detach()])
 
 
+@at_sizes(2, 3, 4)
 def check_what_is_dense_on_others_goes_with_a_round_that_fails() -> None:
     """The sum of the first table's gradients raises, on all ranks: of the second's nothing is left for the next round."""
-    if hvd.size() == 1:
-        return
     tables = [torch.nn.Parameter(torch.ones(4, 2)) for _ in range(2)]
     optimizer, reduce_sparse = attach(tables), gradients.reduce_sparse
 
@@ -543,9 +536,8 @@ def check_sparse_adam() -> None:
     require_same_bits(table.weight)
 
 
+@at_sizes(2, 3, 4)
 def check_sparse_sum_twice_is_refused() -> None:
-    if hvd.size() == 1:
-        return
     table = embed(True)
     optimizer = attach([table.weight], op=hvd.Sum)
     for _ in range(2):

@@ -16,7 +16,7 @@ from hvdlite.errors import HvdliteError
 from hvdlite.gradients.reducer import Reducer
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Round
-from tests.parallel.common import last, require_error, require_same_bits, restart
+from tests.parallel.common import at_sizes, last, require_error, require_same_bits, restart
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
 
@@ -167,10 +167,9 @@ def check_ranks_reach_different_ones_within_no_sync() -> None:
             torch.testing.assert_close(expert.grad, torch.full((4,), of_expert), rtol=1e-6, atol=0)
 
 
+@at_sizes(2, 3, 4)
 def check_an_optimizer_gets_parameters_that_another_has() -> None:
     """By add_param_group: an error on all ranks in the next backward, or the next step; what was right stays right."""
-    if hvd.size() == 1:
-        return
     for overlap, by_hand in (("0", False), ("1", False), ("0", True)):
         restart(OVERLAP=overlap, BUCKET_MB="0.00001")
         trunk, *heads = params = weights((3,), (5,), (6,))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import hvdlite.torch as hvd
-from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
+from tests.parallel.common import at_sizes, last, require_error, require_mismatch, require_same_bits
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
 SIZES = (1, 2, 3)
@@ -152,10 +152,9 @@ def check_two_backwards_before_a_step() -> None:
         optimizer.step()
 
 
+@at_sizes(2, 3, 4)
 def check_another_number_of_backwards_on_one_rank() -> None:
     """A backward more than the others, who are in their next step: an error in words on all."""
-    if hvd.size() == 1:
-        return
     params = weights((3,))
     optimizer = attach(params)
     loss_of(params).backward()
@@ -274,10 +273,9 @@ def check_a_step_with_a_closure_is_a_step() -> None:
         assert (w == -4 * total).all(), w
 
 
+@at_sizes(2, 3, 4)
 def check_grad_scaler() -> None:
     """unscale_ and clip see averages; an infinity on one rank makes all skip, and agree on the smaller scale."""
-    if hvd.size() == 1:
-        return
     params = weights()
     optimizer = attach(params)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000)
@@ -480,10 +478,9 @@ def check_a_sum_that_a_scaler_leaves_out_and_zeros_in_place() -> None:
         assert (a == -2 * passes * p).all() and (b == -2 * passes * p * (p + 1) / 2).all(), (a, b)
 
 
+@at_sizes(2, 3, 4)
 def check_results_that_were_not_zeroed_are_not_summed_again() -> None:
     """Clipped, in part zeroed, or zeroed on this rank and not on another, whose error comes in its own backward."""
-    if hvd.size() == 1:
-        return
     p, r = hvd.size(), hvd.rank()
     for change in ("nothing", "clip", "one", "no_sync"):
         a, b = params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]

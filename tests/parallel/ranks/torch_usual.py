@@ -11,7 +11,7 @@ import torch
 import hvdlite.torch as hvd
 from hvdlite.errors import MismatchError
 from hvdlite.torch.attach.packing import Packing
-from tests.parallel.common import last, require_same_bits
+from tests.parallel.common import at_sizes, last, require_same_bits
 from tests.parallel.ranks.torch_backwards import backward_of, few, numbers, require_averages
 from tests.parallel.ranks.torch_gradients import attach, weights
 
@@ -48,10 +48,9 @@ def step(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, see
     return calls
 
 
+@at_sizes(2, 3, 4)
 def check_a_training_loop_packs_all_at_once() -> None:
     """From its first step on: also after one that a rank packed otherwise."""
-    if hvd.size() == 1:
-        return
     params, optimizer = few()
     if params[0].is_cuda:
         return
@@ -83,10 +82,9 @@ def check_a_training_loop_packs_all_at_once() -> None:
         assert step(params, optimizer, seed) == (["one by one"] if last() else ["at once"]), seed
 
 
+@at_sizes(2, 3, 4)
 def check_a_layer_that_was_frozen_when_planned_is_thawed() -> None:
     """All ranks make the plan anew then, also those behind whose backward all is as usual."""
-    if hvd.size() == 1:
-        return
     params, optimizer = few()
     step(params, optimizer, 0)
     optimizer.zero_grad()
@@ -105,10 +103,9 @@ def check_a_layer_that_was_frozen_when_planned_is_thawed() -> None:
     assert torch.equal(params[0].grad, torch.full_like(params[0], (hvd.size() - 1) / hvd.size()))
 
 
+@at_sizes(2, 3, 4)
 def check_what_is_handed_out_is_nobodys_own() -> None:
     """Where a plan is made anew when backward ends, and behind an error that is kept."""
-    if hvd.size() == 1:
-        return
     params = weights((5,), (3, 4))
     params[0].requires_grad_(False)
     optimizer = attach(params)
