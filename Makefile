@@ -41,6 +41,7 @@ full: .venv/test
 
 lint: .venv/test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 bench: .venv/test

@@ -75,8 +75,10 @@ def main() -> None:
     warmup = options.warmup_epochs * len(loader)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: min(1.0, (1 + step / max(warmup, 1) * (hvd.size() - 1)) / hvd.size())
-        * (0.5 + 0.5 * math.cos(math.pi * step / (options.epochs * len(loader)))),
+        lambda step: (
+            min(1.0, (1 + step / max(warmup, 1) * (hvd.size() - 1)) / hvd.size())
+            * (0.5 + 0.5 * math.cos(math.pi * step / (options.epochs * len(loader))))
+        ),
     )
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())  # (4)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # (5)

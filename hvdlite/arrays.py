@@ -200,5 +200,3 @@ def accumulator(dtype: DType) -> DType:
 def device_of(array: Array) -> int:
     """The number of the GPU that a device array lies on."""
     return cast("Device", array.device).id
-
-

@@ -201,8 +201,11 @@ class VariablesState(ObjectState):
     """
 
     def __init__(
-        self, variables: Callable[[], list[VariableT]], read: Callable[[VariableT], object],
-        broadcast: Callable[[list[VariableT]], object], **kwargs: object,
+        self,
+        variables: Callable[[], list[VariableT]],
+        read: Callable[[VariableT], object],
+        broadcast: Callable[[list[VariableT]], object],
+        **kwargs: object,
     ) -> None:
         self._variables = cast("Callable[[], list[Assignable]]", variables)
         self._read = cast("Callable[[Assignable], object]", read)
@@ -238,9 +241,7 @@ class VariablesState(ObjectState):
         return [(variable, self._read(variable)) for variable in self._variables()]
 
 
-def run_fn(
-    func: Callable[Concatenate[StateT, P], R], reset: Callable[[], None]
-) -> Callable[Concatenate[StateT, P], R]:
+def run_fn(func: Callable[Concatenate[StateT, P], R], reset: Callable[[], None]) -> Callable[Concatenate[StateT, P], R]:
     """As `run`, with another way to restart communication.
 
     Args:

@@ -80,8 +80,7 @@ class NotInitializedError(HvdliteError, ValueError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The job's hosts have changed: `elastic.run` starts communication again. skip_sync: all states are equal already.
-    """
+    """The job's hosts have changed: `elastic.run` starts communication again. skip_sync: all states are equal."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the job's hosts have changed")

@@ -116,8 +116,7 @@ def issued(array: Array) -> Mark:
 
 
 def recorded(xp: ModuleType, stream: int, sleep: bool = False) -> Event:
-    """An event after the work issued on a stream of the current GPU. sleep: a waiting thread sleeps, and does not spin.
-    """
+    """An event after the work issued on a stream of the current GPU. sleep: a waiting thread sleeps, not spins."""
     event: Event = xp.cuda.Event(block=sleep, disable_timing=True)
     xp.cuda.runtime.eventRecord(event.ptr, stream)
     return event

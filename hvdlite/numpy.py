@@ -72,8 +72,13 @@ def in_place(array: Array) -> tuple[Array, Callable[[object], Array]]:
 
 
 def allreduce(
-    value: object, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+    value: object,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> Array:
     """Reduce all ranks' arrays. Collective; waits for all ranks of the process set.
 
@@ -103,8 +108,13 @@ def allreduce(
 
 
 def allreduce_async(
-    value: object, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+    value: object,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> int:
     """Asynchronous `allreduce`: returns at once.
 
@@ -119,8 +129,13 @@ def allreduce_async(
 
 
 def allreduce_(
-    array: Array, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+    array: Array,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> Array:
     """`allreduce` in place.
 
@@ -142,8 +157,13 @@ def allreduce_(
 
 
 def allreduce_async_(
-    array: Array, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+    array: Array,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> int:
     """Asynchronous `allreduce_`: returns at once. The array must not be used before `synchronize` returns.
 
@@ -159,8 +179,13 @@ def allreduce_async_(
 
 
 def grouped_allreduce(
-    values: Sequence[object], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+    values: Sequence[object],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> list[Array]:
     """Reduce several arrays as one operation. Collective; waits for all ranks of the process set.
 
@@ -180,8 +205,13 @@ def grouped_allreduce(
 
 
 def grouped_allreduce_async(
-    values: Sequence[object], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+    values: Sequence[object],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> int:
     """Asynchronous `grouped_allreduce`: returns at once.
 
@@ -196,8 +226,13 @@ def grouped_allreduce_async(
 
 
 def grouped_allreduce_(
-    arrays: Sequence[Array], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+    arrays: Sequence[Array],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> tuple[Array, ...]:
     """`grouped_allreduce` in place.
 
@@ -220,8 +255,13 @@ def grouped_allreduce_(
 
 
 def grouped_allreduce_async_(
-    arrays: Sequence[Array], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+    arrays: Sequence[Array],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> int:
     """Asynchronous `grouped_allreduce_`: returns at once. The arrays must not be used before `synchronize` returns.
 
@@ -238,8 +278,13 @@ def grouped_allreduce_async_(
 
 
 def reduce(
-    value: object, root_rank: int, op: Op | int = Average, name: str | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+    value: object,
+    root_rank: int,
+    op: Op | int = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> Array | None:
     """Reduce all ranks' arrays to one rank. Collective; waits for all ranks of the process set.
 
@@ -262,8 +307,13 @@ def reduce(
 
 
 def reduce_async(
-    value: object, root_rank: int, op: Op | int = Average, name: str | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet | None = None,
+    value: object,
+    root_rank: int,
+    op: Op | int = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> int:
     """Asynchronous `reduce`: returns at once.
 
@@ -278,8 +328,12 @@ def reduce_async(
 
 
 def reducescatter(
-    value: object, name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    value: object,
+    name: str | None = None,
+    op: Op | int = Average,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> Array:
     """Reduce all ranks' arrays, and divide the rows among the ranks.
 
@@ -305,8 +359,12 @@ def reducescatter(
 
 
 def reducescatter_async(
-    value: object, name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    value: object,
+    name: str | None = None,
+    op: Op | int = Average,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> int:
     """Asynchronous `reducescatter`: returns at once.
 
@@ -321,8 +379,12 @@ def reducescatter_async(
 
 
 def grouped_reducescatter(
-    values: Sequence[object], name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    values: Sequence[object],
+    name: str | None = None,
+    op: Op | int = Average,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> list[Array]:
     """Reduce-scatter several arrays as one operation. Collective; waits for all ranks of the process set.
 
@@ -343,8 +405,12 @@ def grouped_reducescatter(
 
 
 def grouped_reducescatter_async(
-    values: Sequence[object], name: str | None = None, op: Op | int = Average, process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    values: Sequence[object],
+    name: str | None = None,
+    op: Op | int = Average,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> int:
     """Asynchronous `grouped_reducescatter`: returns at once.
 
@@ -445,9 +511,7 @@ def gather(
     return ops.gather(contiguous(value), root_rank, name, process_set)
 
 
-def gather_async(
-    value: object, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> int:
+def gather_async(value: object, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> int:
     """Asynchronous `gather`: returns at once.
 
     Args:
@@ -498,9 +562,7 @@ def scatter_async(
     return remember(ops.scatter.start(array, root_rank, splits, name, process_set))
 
 
-def broadcast(
-    value: object, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> Array:
+def broadcast(value: object, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
     """Copy root_rank's array to every rank. Collective; waits for all ranks of the process set.
 
     Args:
@@ -533,9 +595,7 @@ def broadcast_async(
     return remember(ops.broadcast_.start(contiguous_copy(value), root_rank, name, process_set))
 
 
-def broadcast_(
-    array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> Array:
+def broadcast_(array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
     """`broadcast` in place.
 
     Args:

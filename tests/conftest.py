@@ -21,8 +21,19 @@ def group(item: pytest.Item) -> str:
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     if "check" in parameters or "backend" in parameters:
         job = str(parameters["module"])
-        return " ".join(("ranks", *map(str, (job if "backend" in parameters else job.partition("_")[0],
-                         parameters.get("backend", ""), parameters.get("size", 2))))).replace("  ", " ")
+        return " ".join(
+            (
+                "ranks",
+                *map(
+                    str,
+                    (
+                        job if "backend" in parameters else job.partition("_")[0],
+                        parameters.get("backend", ""),
+                        parameters.get("size", 2),
+                    ),
+                ),
+            )
+        ).replace("  ", " ")
     file, _, name = item.nodeid.partition("::")
     alone = file.startswith(MANY_PROCESSES) and not file.endswith("test_slurm.py")
     return f"{file}::{name}" if alone else file

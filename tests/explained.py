@@ -10,12 +10,10 @@ EXPLAINED: dict[str, str] = {
         "Keras' own attribute: its optimizers set it, and so do their subclasses."
     ),
     "hvdlite.keras.elastic: self.state.batch": (
-        "The user names this attribute (KerasState(model, batch=0)), and a state of the user's own has no "
-        "setter."
+        "The user names this attribute (KerasState(model, batch=0)), and a state of the user's own has no setter."
     ),
     "hvdlite.keras.elastic: self.state.epoch": (
-        "The user names this attribute (KerasState(model, epoch=0)), and a state of the user's own has no "
-        "setter."
+        "The user names this attribute (KerasState(model, epoch=0)), and a state of the user's own has no setter."
     ),
     "hvdlite.keras.schedules.__init__: 7 parameters": (
         "Horovod's signature of LearningRateScheduleCallback, whose arguments scripts give by position."

@@ -72,7 +72,11 @@ def prepared(
 
 
 def prepared_in_arena(
-    transport: Transport, workspace: Workspace, place: Place, buffers: Sequence[Array], reduction: Reduction,
+    transport: Transport,
+    workspace: Workspace,
+    place: Place,
+    buffers: Sequence[Array],
+    reduction: Reduction,
     lent: Mapping[int, Array] = shared.NOTHING_LENT,
 ) -> Callable[[], None]:
     """A function that does `allreduce` with a buffer in an arena, for many calls.
@@ -158,7 +162,11 @@ def at_once(name: str, transport: Transport, workspace: Workspace, buffer: Array
 
 
 def in_memory(
-    transport: Transport, workspace: Workspace, place: Place, peers: Sequence[Array], reduction: Reduction,
+    transport: Transport,
+    workspace: Workspace,
+    place: Place,
+    peers: Sequence[Array],
+    reduction: Reduction,
     lent: Mapping[int, Array],
 ) -> Callable[[], None]:
     """A function that reduces in shared memory: the two-shot on one host, else the hierarchical algorithm."""

@@ -62,8 +62,7 @@ def add_up(blocks: Sequence[Array], targets: int, before: float = 1.0, scaling: 
 
 @cache
 def kernel(elementwise: Any, kind: str, count: int, targets: int, before: bool, signs: str) -> Any:
-    """The kernel for `count` addends. Its text is valid in C++ and in Python, so that tests can run it without a GPU.
-    """
+    """The kernel for `count` addends. Its text is valid in C++ and in Python, so that tests run it without a GPU."""
     addends = [f"wide(y{i})" if i < targets else f"wide(x{i})" for i in range(count)]
     total = " + ".join(f"{addend} * before" if before else addend for addend in addends)
     for index, sign in enumerate(signs):

@@ -41,9 +41,7 @@ def of_levels(reduction: Reduction, like: Array, fullest: int) -> tuple[Reductio
     return replace(scaled, divisor=fullest), across
 
 
-def prepared(
-    levels: Levels, buffers: Sequence[Array], reduction: Reduction, between: Between
-) -> Callable[[], None]:
+def prepared(levels: Levels, buffers: Sequence[Array], reduction: Reduction, between: Between) -> Callable[[], None]:
     """A function that does the hierarchical all-reduce of these buffers, for many calls.
 
     It is a reduce-scatter in shared memory, an all-reduce between hosts, and an all-gather in shared memory. Price:

@@ -1,11 +1,11 @@
 """Operations that move data without arithmetic, by messages, for any dtype.
 
-    operation    steps                          elements sent per rank
-    broadcast    ceil(log2 h) + ceil(log2 L)    up to n log2(p)          h hosts, L ranks on each
-    all-gather   p-1                            n(p-1)/p                 n in all
-    all-to-all   p-1                            n(p-1)/p                 n outgoing
-    gather       1 per other rank               its piece
-    scatter      1 per other rank               the root: all pieces
+operation    steps                          elements sent per rank
+broadcast    ceil(log2 h) + ceil(log2 L)    up to n log2(p)          h hosts, L ranks on each
+all-gather   p-1                            n(p-1)/p                 n in all
+all-to-all   p-1                            n(p-1)/p                 n outgoing
+gather       1 per other rank               its piece
+scatter      1 per other rank               the root: all pieces
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def broadcast(transport: Transport, buffer: Array, root: int, hosts: Sequence[Se
 
 
 def pass_on(transport: Transport, buffer: Array, members: Sequence[int], root: int) -> None:
-    """Broadcast along a binomial tree: in round k the members with data send them 2^k places on. ceil(log2 n) rounds.
-    """
+    """Broadcast along a binomial tree: in round k members with data send them 2^k places on. ceil(log2 n) rounds."""
     size, mine = len(members), members.index(transport.rank)
     place, distance = (mine - members.index(root)) % size, 1  # places count from the root
     while distance < size:

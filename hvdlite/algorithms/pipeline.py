@@ -73,9 +73,7 @@ def prepared_steps(
     return exchange_whole
 
 
-def exchange_chunks(
-    transport: Transport, chunks: Sequence[Step], slots: Sequence[Array], combine: Combiner
-) -> None:
+def exchange_chunks(transport: Transport, chunks: Sequence[Step], slots: Sequence[Array], combine: Combiner) -> None:
     """Exchange and add as in the module's picture. slots: parts of scratch, each as long as the longest chunk."""
     added = [issued(slots[0])] * len(slots)  # for each slot a mark after the add that read it last
     messages: deque[Exchange] = deque()

@@ -68,9 +68,7 @@ def prepared(
     return two_shot
 
 
-def prepared_at_home(
-    transport: Transport, stages: Sequence[Array], reduction: Reduction
-) -> Callable[[Array], None]:
+def prepared_at_home(transport: Transport, stages: Sequence[Array], reduction: Reduction) -> Callable[[Array], None]:
     """A function that does the two-shot of arrays outside shared memory, which are as long as these shared stages.
 
         rank 0's array  [ 0 | 1 ] -> its stage [   | 1 ]      rank r copies the other parts in, adds part r of its

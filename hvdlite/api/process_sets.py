@@ -56,6 +56,8 @@ def changeable() -> runtime.Runtime:
     """Return the runtime. Raises ValueError if its process sets may not change."""
     live = runtime.current()
     if not (live.dynamic or config.dynamic_process_sets()):
-        raise ValueError("process sets may change only after hvd.init(process_sets='dynamic'), or with "
-                         "HVDLITE_DYNAMIC_PROCESS_SETS=1 in the environment")
+        raise ValueError(
+            "process sets may change only after hvd.init(process_sets='dynamic'), or with "
+            "HVDLITE_DYNAMIC_PROCESS_SETS=1 in the environment"
+        )
     return live

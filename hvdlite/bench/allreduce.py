@@ -85,7 +85,11 @@ def sizes(least: int, most: int, step: int) -> list[int]:
 
 
 def sweep(
-    comm: MPI.Comm, field_of: Sequence[Contender], nbytes: Sequence[int], rounds: int | None, seconds: float,
+    comm: MPI.Comm,
+    field_of: Sequence[Contender],
+    nbytes: Sequence[int],
+    rounds: int | None,
+    seconds: float,
     progress: Progress,
 ) -> Sweep:
     """Time all contenders at all sizes. Collective; waits for all ranks.

@@ -281,9 +281,7 @@ def print_keras_steps(out: Console, results: Sequence[KerasResult]) -> None:
 
 
 def overlap_json(results: Sequence[OverlapResult]) -> Json:
-    rows = [
-        asdict(r) | {"backward": r.backward, "communication": r.communication, "hidden": r.hidden} for r in results
-    ]
+    rows = [asdict(r) | {"backward": r.backward, "communication": r.communication, "hidden": r.hidden} for r in results]
     return {"rows": rows}
 
 

@@ -118,9 +118,7 @@ def compared(more: dict[str, Floats]) -> tuple[dict[str, float], float, tuple[fl
     return overhead, overhead["hvdlite"] / overhead["ddp"], (low, high)
 
 
-def stepper(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[torch.Tensor]
-) -> Callable[[], None]:
+def stepper(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[torch.Tensor]) -> Callable[[], None]:
     """A function that makes one training step, and waits for the GPU."""
     inputs, labels = batch
     finish: Action = torch.cuda.synchronize if inputs.is_cuda else lambda: None

@@ -122,6 +122,7 @@ def restored(form: Format, file: BinaryIO, objects: Mapping[str, object], rng: b
 
 # Agreement
 
+
 def agree(call: str, what: Mapping[str, object], state: object = None) -> list[object]:
     """Return each rank's `state`. Raises ValueError on every rank if the ranks give different names."""
     everyone = allgather_object((sorted(what), state), name=call)
@@ -190,6 +191,7 @@ def compare_again() -> None:
 
 
 # The file
+
 
 def replace_file(path: File, write: Callable[[BinaryIO], None]) -> None:
     """Replace a file by what write(file) writes: completely or not at all, even if the process or the host dies.
@@ -267,6 +269,7 @@ class Stream(io.RawIOBase):
 
 
 # What all formats share
+
 
 def plain(value: object) -> object:
     """Replace NumPy's numbers in a value by Python's. Returns the same object if it has none."""

@@ -62,7 +62,10 @@ class NoneCompressor(Compressor):
 
 
 def caster(
-    name: str, dtype: str, is_floating: Callable[[TensorT], bool], to_dtype: Callable[..., TensorT],
+    name: str,
+    dtype: str,
+    is_floating: Callable[[TensorT], bool],
+    to_dtype: Callable[..., TensorT],
     to: object = None,
 ) -> type[Compressor]:
     """Make a compressor that casts floating-point tensors, and leaves others unchanged.

@@ -365,8 +365,11 @@ def agree(lane: Lane, name: str, contents: Contents, mine: Iterable[Use]) -> lis
 
 
 def reduce_now(
-    exchange: Exchange, gradients: Sequence[TensorT | None], to_array: Callable[[TensorT], Array],
-    to_tensors: Callable[[Sequence[Array]], Sequence[TensorT]], absent: Use = Use.UNUSED,
+    exchange: Exchange,
+    gradients: Sequence[TensorT | None],
+    to_array: Callable[[TensorT], Array],
+    to_tensors: Callable[[Sequence[Array]], Sequence[TensorT]],
+    absent: Use = Use.UNUSED,
 ) -> list[TensorT | None]:
     """Reduce dense gradients in one round. Collective; waits for all ranks.
 

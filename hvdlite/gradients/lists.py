@@ -79,7 +79,12 @@ class Gradients:
     """
 
     def __init__(
-        self, settings: Settings, framework: Framework, kind: str, title: str, sums: Accumulator | None = None,
+        self,
+        settings: Settings,
+        framework: Framework,
+        kind: str,
+        title: str,
+        sums: Accumulator | None = None,
         user: object = None,
     ) -> None:
         """Open a lane under the present runtime. Collective over the process set.
@@ -179,7 +184,10 @@ class Gradients:
     # Reducing
 
     def reduce(
-        self, grads: Sequence[Gradient], variables: Sequence[Variable], local: Sequence[Variable] = (),
+        self,
+        grads: Sequence[Gradient],
+        variables: Sequence[Variable],
+        local: Sequence[Variable] = (),
         borrow: bool = False,
     ) -> list[Gradient]:
         """Reduce gradients over all ranks. Waits for all ranks, now or when the graph runs.
@@ -267,7 +275,9 @@ class LocalVariables:
     framework: Framework
 
     def around(
-        self, reduce: Callable[[list[Gradient], list[Variable]], list[Gradient]], grads: Sequence[Gradient],
+        self,
+        reduce: Callable[[list[Gradient], list[Variable]], list[Gradient]],
+        grads: Sequence[Gradient],
         variables: Sequence[Variable],
     ) -> list[Gradient]:
         """Divide the gradients of local variables, and reduce all others.

@@ -90,10 +90,12 @@ class Reducer:
         self.departure = departure
         facts = (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))
         # The name is that of a round's first bucket. If other ranks begin a round instead, all ranks raise, none hangs.
-        self.arenas: dict[str, Arena] = lane.run(Request(
-            Signature("plan", f"{name} bucket 0", facts),
-            lambda at: {device: self.allocate(at, device, memory) for device in plan.devices},
-        ))
+        self.arenas: dict[str, Arena] = lane.run(
+            Request(
+                Signature("plan", f"{name} bucket 0", facts),
+                lambda at: {device: self.allocate(at, device, memory) for device in plan.devices},
+            )
+        )
         places = [(self.arenas[b.device], (b.start, b.length, b.dtype)) for b in plan.buckets]
         self.buckets = [Bucket(arena.view(*place), arena.peer_views(*place), how, lane) for arena, place in places]
         self.requests: dict[int, Request[bool]] = {}

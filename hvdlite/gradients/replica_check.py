@@ -118,7 +118,11 @@ class Alike:
     name: str
 
     def __init__(
-        self, values: Callable[[bool], Values | None], calls: Mapping[str, str], what: str, mode: str = "error",
+        self,
+        values: Callable[[bool], Values | None],
+        calls: Mapping[str, str],
+        what: str,
+        mode: str = "error",
         begin: int = 1,
     ) -> None:
         """

@@ -45,9 +45,7 @@ class SparseReduction:
         """The number by which the caller divides the gathered values."""
         return runtime.group_of(self.process_set).size if self.op is Average else 1
 
-    def gather(
-        self, rows: Array, values: Array, names: Sequence[str | None] = (None, None)
-    ) -> tuple[Array, Array]:
+    def gather(self, rows: Array, values: Array, names: Sequence[str | None] = (None, None)) -> tuple[Array, Array]:
         """Gather row numbers and values. Waits for all ranks.
 
         Args:

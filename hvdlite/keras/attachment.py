@@ -108,7 +108,10 @@ class KerasAttachment:
         return getattr(type(self.optimizer), method).__get__(self.optimizer)  # type: ignore[no-any-return]
 
     def reduce_and(
-        self, apply: Apply, optimizer: Optimizer, grads: Sequence[Gradient],
+        self,
+        apply: Apply,
+        optimizer: Optimizer,
+        grads: Sequence[Gradient],
         trainable_variables: Sequence[Variable] | None,
     ) -> None:
         """Reduce gradients and apply them, at the last of several passes. Waits for all ranks.
@@ -153,7 +156,10 @@ class KerasAttachment:
             self.at_last_pass(reduce_all, optimizer, grads, variables)
 
     def at_last_pass(
-        self, then: Callable[[list[Gradient]], None], optimizer: Optimizer, grads: list[Gradient],
+        self,
+        then: Callable[[list[Gradient]], None],
+        optimizer: Optimizer,
+        grads: list[Gradient],
         variables: list[Variable],
     ) -> None:
         """Accumulate gradients, and call `then` with the sums at the last pass. Each pass counts as an iteration."""

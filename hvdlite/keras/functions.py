@@ -92,8 +92,13 @@ def as_given(result: Tensor, value: object) -> Any:
 
 
 def allreduce(
-    value: object, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, op: Op | int | None = None, compression: object = None,
+    value: object,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: Op | int | None = None,
+    compression: object = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Reduce all ranks' values. Waits for all ranks.
@@ -216,8 +221,13 @@ def alltoall(
 
 
 def grouped_allreduce(
-    values: Sequence[object], name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, op: Op | int | None = None, process_set: ProcessSet = global_process_set,
+    values: Sequence[object],
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: Op | int | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Reduce several values as one operation. Waits for all ranks.
 
@@ -264,7 +274,9 @@ def grouped_allgather(
 
 
 def grouped_reducescatter(
-    values: Sequence[object], name: str | None = None, op: Op | int = Average,
+    values: Sequence[object],
+    name: str | None = None,
+    op: Op | int = Average,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Reduce several values and deal out the rows of each, as one operation. Waits for all ranks.

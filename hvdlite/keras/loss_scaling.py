@@ -70,7 +70,9 @@ def scaled_apply(
 
 
 def scaled_stateless_apply(
-    self: Optimizer, optimizer_variables: Sequence[Tensor], grads: Sequence[Gradient],
+    self: Optimizer,
+    optimizer_variables: Sequence[Tensor],
+    grads: Sequence[Gradient],
     trainable_variables: Sequence[Tensor],
 ) -> object:
     """Apply gradients in place of LossScaleOptimizer.stateless_apply, reduced if the inner optimizer is attached."""

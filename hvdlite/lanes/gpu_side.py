@@ -212,7 +212,9 @@ def takes_pointers(host: HostWorkplace) -> bool:
     mine = (cuda_aware(transport.library) if asked else True) if said is None else said
     agreed = all(transport.allgather_object(mine))
     if not agreed and transport.rank == 0 and said is None:
-        say_once(f"{transport.library} does not take pointers to GPU memory. So data between GPUs that cannot share "
-                 "memory pass through host memory, which is slower. Use a CUDA-aware MPI (Open MPI built --with-cuda, "
-                 "or over a UCX with CUDA). If the MPI is CUDA-aware, set HVDLITE_CUDA_AWARE=1")
+        say_once(
+            f"{transport.library} does not take pointers to GPU memory. So data between GPUs that cannot share "
+            "memory pass through host memory, which is slower. Use a CUDA-aware MPI (Open MPI built --with-cuda, "
+            "or over a UCX with CUDA). If the MPI is CUDA-aware, set HVDLITE_CUDA_AWARE=1"
+        )
     return agreed

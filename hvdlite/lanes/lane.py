@@ -101,8 +101,13 @@ class Lane:
     """
 
     def __init__(
-        self, transport: Transport, place: Place, members: Sequence[int] | None = None, name: str = EAGER,
-        observers: Sequence[Observer] = (), family: Callable[[], Iterable[Lane]] = tuple,
+        self,
+        transport: Transport,
+        place: Place,
+        members: Sequence[int] | None = None,
+        name: str = EAGER,
+        observers: Sequence[Observer] = (),
+        family: Callable[[], Iterable[Lane]] = tuple,
     ) -> None:
         """Make a lane. Not collective; its first request is.
 
@@ -361,8 +366,7 @@ class Lane:
             self.main()
 
     def leave(self) -> None:
-        """Agree with all ranks that no request follows, and release the communicator. Collective; waits for all ranks.
-        """
+        """Agree with all ranks that no request follows, and release the communicator. Collective; waits for all."""
         if self.farewell.released or (self.closed and self.farewell.departure is None):
             return
         departure = self.start_leaving()

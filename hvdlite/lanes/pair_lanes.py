@@ -30,7 +30,10 @@ class Post:
     """
 
     def __init__(
-        self, transport: Communicator, members: Sequence[int], observers: Sequence[Observer],
+        self,
+        transport: Communicator,
+        members: Sequence[int],
+        observers: Sequence[Observer],
         family: Callable[[], Iterable[Lane]],
     ) -> None:
         self.transport = transport.aside()

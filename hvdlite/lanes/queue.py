@@ -79,8 +79,7 @@ class Queue:
         return True
 
     def close(self, reason: HvdliteError) -> list[Request[Any]]:
-        """Close the queue with this error, or that of an earlier call. Returns the pending requests, which must fail.
-        """
+        """Close the queue with this error, or an earlier call's. Returns the pending requests, which must fail."""
         self.closed = self.closed or reason
         self.requests = deque()
         self.changed.called.notify()

@@ -78,9 +78,11 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -
     if not all(agreed):
         if transport.rank == 0:
             without = [rank for rank, fine in enumerate(agreed) if not fine]
-            say_once(f"ranks {without} cannot share memory with other ranks of their host, so all data travel as "
-                     "messages, which is slower. Causes: no free memory, ranks in different containers, or too many "
-                     "open files (`ulimit -n`)")
+            say_once(
+                f"ranks {without} cannot share memory with other ranks of their host, so all data travel as "
+                "messages, which is slower. Causes: no free memory, ranks in different containers, or too many "
+                "open files (`ulimit -n`)"
+            )
         return Arena(np.zeros(nbytes, np.uint8), None)
     peers = tuple(each[HEADER : HEADER + nbytes] for each in found if each is not None)
     return Arena(peers[local.rank], peers)
@@ -137,5 +139,3 @@ def attach(card: Card | None) -> Array | None:
     finally:
         os.close(descriptor)
     return found if found[:16].tobytes() == card.token else None
-
-

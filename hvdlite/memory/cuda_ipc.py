@@ -105,8 +105,10 @@ def allocate(
     if not all(agreed):
         openings.close(local)
         if transport.rank == 0:
-            say_once(f"the GPUs of ranks {[rank for rank, fine in enumerate(agreed) if not fine]} cannot read other "
-                     "ranks' memory (CUDA IPC is refused), so gradients travel as messages, which is slower")
+            say_once(
+                f"the GPUs of ranks {[rank for rank, fine in enumerate(agreed) if not fine]} cannot read other "
+                "ranks' memory (CUDA IPC is refused), so gradients travel as messages, which is slower"
+            )
         return Arena(own[HEADER:], None)
     peers = tuple(each[HEADER:] for each in found if each is not None)
     return Arena(peers[local.rank], peers)

@@ -28,8 +28,7 @@ libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 def whole_pages(nbytes: int) -> int:
-    """The length of a file for this many bytes. The last part gets a huge page, unless it fills less than 1/32 of it.
-    """
+    """The length of a file for this many bytes. The last part gets a huge page, unless it fills less than 1/32."""
     pages, rest = divmod(nbytes, HUGE_PAGE)
     return (pages + 1) * HUGE_PAGE if pages and rest >= HUGE_PAGE // 32 else nbytes
 

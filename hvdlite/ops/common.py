@@ -214,10 +214,10 @@ class Operation(Generic[T]):
 class Collective(Generic[P, T]):
     """Decorates a function that prepares an operation. A call runs the operation, and `start` returns its handle.
 
-        result = allreduce_(array, Sum)
-        handle = allreduce_.start(array, Sum)
-        ...
-        result = handle.wait()
+    result = allreduce_(array, Sum)
+    handle = allreduce_.start(array, Sum)
+    ...
+    result = handle.wait()
     """
 
     def __init__(self, prepare: Callable[P, Operation[T]]) -> None:

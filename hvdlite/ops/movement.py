@@ -72,8 +72,11 @@ def broadcast_several_(
 
 @Collective
 def allgather(
-    array: Array, name: str | None = None, process_set: ProcessSet | None = None,
-    addends: bool = False, facts: Facts = (),
+    array: Array,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    addends: bool = False,
+    facts: Facts = (),
 ) -> Operation[Array]:
     """Concatenate all ranks' arrays along the first dimension, in rank order. Every rank gets the result.
 
@@ -154,7 +157,9 @@ def fill(at: Workplace, pieces: Sequence[Array]) -> None:
 
 @Collective
 def allgather_several(
-    mine: Sequence[Array], lengths: Sequence[Sequence[int]], name: str | None = None,
+    mine: Sequence[Array],
+    lengths: Sequence[Sequence[int]],
+    name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Operation[list[list[Array]]]:
     """Give every rank all ranks' arrays of bytes. The result has one list per rank, of new arrays.
@@ -296,7 +301,10 @@ def gather(
 
 @Collective
 def scatter(
-    array: Array | None, root_rank: int, splits: object = None, name: str | None = None,
+    array: Array | None,
+    root_rank: int,
+    splits: object = None,
+    name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Operation[Array]:
     """Divide root_rank's rows among the ranks. The result, this rank's rows, is on the host.

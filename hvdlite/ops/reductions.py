@@ -35,7 +35,11 @@ from hvdlite.ops.stand_in import Zeros
 
 @Collective
 def allreduce_(
-    array: Array, op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
+    array: Array,
+    op: Op = Average,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Operation[Array]:
     """All-reduce an array in place. The result is the array.
@@ -67,7 +71,11 @@ def allreduce_(
 
 @Collective
 def grouped_allreduce_(
-    arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
+    arrays: Sequence[Array],
+    op: Op = Average,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Operation[list[Array]]:
     """All-reduce several arrays in place as one operation, short arrays together. The result is a list of the arrays.
@@ -135,8 +143,13 @@ def require_adasum(size: int, everyone: bool) -> None:
 
 @Collective
 def reduce(
-    array: Array, root_rank: int, op: Op = Average, name: str | None = None, prescale: float = 1.0,
-    postscale: float = 1.0, process_set: ProcessSet | None = None,
+    array: Array,
+    root_rank: int,
+    op: Op = Average,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> Operation[Array | None]:
     """Reduce to one rank. The result is a new array there, and None on other ranks. `array` keeps its values.
 
@@ -187,7 +200,11 @@ def narrowed(at: Workplace, widening: wide.Widening, found: Array, like: Array) 
 
 @Collective
 def reducescatter(
-    array: Array, op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
+    array: Array,
+    op: Op = Average,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Operation[Array]:
     """Reduce all ranks' arrays and divide the rows among the ranks. The result, this rank's rows, is a new array.
@@ -213,7 +230,11 @@ def reducescatter(
 
 @Collective
 def grouped_reducescatter(
-    arrays: Sequence[Array], op: Op = Average, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0,
+    arrays: Sequence[Array],
+    op: Op = Average,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Operation[list[Array]]:
     """Reduce-scatter several arrays as one operation. Otherwise as `reducescatter`."""

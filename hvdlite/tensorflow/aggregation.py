@@ -36,10 +36,16 @@ class LocalGradientAggregationHelper:
     _OPTIMIZER_TYPE_LEGACY = "optimizer_type_legacy"
 
     def __init__(
-        self, backward_passes_per_step: int, allreduce_func: Callable[[list[Gradient], list[Variable]], list[Gradient]],
-        sparse_as_dense: bool, average_aggregated_gradients: bool, rank: int = 0,
-        optimizer_type: str = _OPTIMIZER_TYPE_LEGACY, process_set: ProcessSet = global_process_set,
-        scale_local_gradients: bool = True, name: str = "",
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[[list[Gradient], list[Variable]], list[Gradient]],
+        sparse_as_dense: bool,
+        average_aggregated_gradients: bool,
+        rank: int = 0,
+        optimizer_type: str = _OPTIMIZER_TYPE_LEGACY,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+        name: str = "",
     ) -> None:
         """Make a helper without sums.
 
@@ -124,8 +130,11 @@ class LocalGradientAggregationHelper:
 
     @untouched
     def apply_gradients(
-        self, apply_grads_closure: Callable[[], tf.Operation | None], optimizer: tf.compat.v1.train.Optimizer,
-        *args: object, **kwargs: object,
+        self,
+        apply_grads_closure: Callable[[], tf.Operation | None],
+        optimizer: tf.compat.v1.train.Optimizer,
+        *args: object,
+        **kwargs: object,
     ) -> tf.Operation | None:
         """Apply the gradients after the last pass of a step. After another pass, only count the pass.
 

@@ -80,8 +80,10 @@ def named(
 
 
 def collective(
-    work: Callable[[Sequence[Array]], Sequence[Array]], backward: Callable[..., Sequence[tf.Tensor | None]],
-    tensors: Sequence[tf.Tensor], name: str | None,
+    work: Callable[[Sequence[Array]], Sequence[Array]],
+    backward: Callable[..., Sequence[tf.Tensor | None]],
+    tensors: Sequence[tf.Tensor],
+    name: str | None,
     shape_of: Callable[[tf.Tensor], Shape] = lambda tensor: tensor.shape,
 ) -> list[tf.Tensor]:
     """Run a collective on the tensors: at once in eager mode, else each time that the graph runs.
@@ -106,7 +108,8 @@ def collective(
 
 
 def differentiable(
-    forward: Callable[..., Sequence[tf.Tensor]], backward: Callable[..., Sequence[tf.Tensor | None]],
+    forward: Callable[..., Sequence[tf.Tensor]],
+    backward: Callable[..., Sequence[tf.Tensor | None]],
     tensors: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
     """Return forward(*tensors). The tensors' gradients are backward(*gradients of the results)."""

@@ -66,7 +66,9 @@ def received(variables: Sequence[Variable], root_rank: int, process_set: Process
 
 
 def broadcast_(
-    variables: Sequence[Variable], root_rank: int, name: str | None = None,
+    variables: Sequence[Variable],
+    root_rank: int,
+    name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Overwrite variables with root_rank's, in place. Waits for all ranks of the process set.
@@ -147,7 +149,10 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
 
 
 def broadcast_object(
-    obj: object = None, root_rank: int = 0, session: object = None, name: str | None = None,
+    obj: object = None,
+    root_rank: int = 0,
+    session: object = None,
+    name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Return root_rank's object on every rank. Waits for all ranks of the process set.

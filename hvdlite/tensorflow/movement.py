@@ -41,7 +41,9 @@ class Addend:
 
 @untouched
 def allgather(
-    tensor: object, name: str | None = None, ignore_name_scope: bool = False,
+    tensor: object,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Concatenate all ranks' tensors along the first dimension, in rank order. Waits for all ranks of the process set.
@@ -102,7 +104,9 @@ def own_rows(grad: tf.Tensor, rows: tf.Tensor, process_set: ProcessSet) -> tf.Te
 
 @untouched
 def grouped_allgather(
-    tensors: Sequence[object], name: str | None = None, ignore_name_scope: bool = False,
+    tensors: Sequence[object],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """All-gather several tensors as one operation. Waits for all ranks of the process set. Gradients as `allgather`.
@@ -138,7 +142,10 @@ def grouped_allgather(
 
 @untouched
 def broadcast(
-    tensor: object, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
+    tensor: object,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Return root_rank's tensor on every rank. Waits for all ranks of the process set.
@@ -178,7 +185,10 @@ def broadcast(
 
 @untouched
 def alltoall(
-    tensor: object, splits: object = None, name: str | None = None, ignore_name_scope: bool = False,
+    tensor: object,
+    splits: object = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     """Send the first splits[0] rows to rank 0, the next splits[1] rows to rank 1, and so on.

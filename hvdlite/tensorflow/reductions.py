@@ -35,9 +35,16 @@ MAKE_DENSE = "give a dense tensor, tf.convert_to_tensor(slices)"
 
 @untouched
 def allreduce(
-    tensor: object, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: object = Compression.none, op: Op | int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = global_process_set,
+    tensor: object,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: object = Compression.none,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> tf.Tensor | tf.IndexedSlices:
     """Reduce a tensor over all ranks (Average by default). Waits for all ranks of the process set.
@@ -84,9 +91,16 @@ def allreduce(
 
 @untouched
 def grouped_allreduce(
-    tensors: Sequence[object], average: bool | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: object = Compression.none, op: Op | int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
+    tensors: Sequence[object],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: object = Compression.none,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduce several tensors over all ranks as one operation. Waits for all ranks of the process set.
@@ -154,9 +168,15 @@ def sparse_allreduce(slices: tf.IndexedSlices, how: How, name: str | None) -> tf
 
 @untouched
 def reducescatter(
-    tensor: object, device_dense: str = "", compression: object = Compression.none, op: Op | int = Average,
-    name: str | None = None, process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    tensor: object,
+    device_dense: str = "",
+    compression: object = Compression.none,
+    op: Op | int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> tf.Tensor:
     """Reduce a tensor over all ranks and return this rank's rows. Waits for all ranks of the process set.
 
@@ -189,16 +209,19 @@ def reducescatter(
     how, chosen = summing(op, prescale_factor, postscale_factor, process_set), compressor(compression)
     small, context = chosen.compress(with_rows(tensor))
     name = named("Reducescatter", [small], name, ignore_name_scope, process_set)
-    (result,) = scattered(
-        [small], how, lambda arrays: [ops.reducescatter(arrays[0], name=name, **vars(how))], name
-    )
+    (result,) = scattered([small], how, lambda arrays: [ops.reducescatter(arrays[0], name=name, **vars(how))], name)
     return chosen.decompress(result, context)
 
 
 @untouched
 def grouped_reducescatter(
-    tensors: Sequence[object], device_dense: str = "", compression: object = Compression.none, op: Op | int = Average,
-    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    tensors: Sequence[object],
+    device_dense: str = "",
+    compression: object = Compression.none,
+    op: Op | int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
     """Reduce-scatter several tensors as one operation. Waits for all ranks. Rows and gradients as `reducescatter`.
@@ -231,9 +254,7 @@ def grouped_reducescatter(
     packed = [chosen.compress(with_rows(tensor)) for tensor in tensors]
     small = [tensor for tensor, _ in packed]
     name = named("GroupedReducescatter", small, name, False, process_set)
-    results = scattered(
-        small, how, lambda arrays: ops.grouped_reducescatter(arrays, name=name, **vars(how)), name
-    )
+    results = scattered(small, how, lambda arrays: ops.grouped_reducescatter(arrays, name=name, **vars(how)), name)
     return [chosen.decompress(result, context) for result, (_, context) in zip(results, packed, strict=True)]
 
 

@@ -114,8 +114,12 @@ class TapeAttachment:
         self.local: list[Variable] = []
 
     def gradient(
-        self, target: object, sources: object, output_gradients: object = None,
-        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE, use_generic_names: bool = False,
+        self,
+        target: object,
+        sources: object,
+        output_gradients: object = None,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+        use_generic_names: bool = False,
     ) -> object:
         """Return the gradients of the target with respect to the sources, reduced over all ranks. Waits for all ranks.
 
@@ -150,7 +154,10 @@ class TapeAttachment:
         return tf.nest.pack_sequence_as(sources, reduced, expand_composites=False)
 
     def local_and_global(
-        self, target: object, sources: Sequence[Variable], output_gradients: object = None,
+        self,
+        target: object,
+        sources: Sequence[Variable],
+        output_gradients: object = None,
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Variable, Gradient]], list[tuple[Variable, Gradient]]]:
         """Return two lists of (source, gradient) pairs: of the local sources, and of the other sources."""

@@ -205,8 +205,12 @@ def device_for(inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> str |
 
 
 def node(
-    function: Callable[..., Sequence[Array]], text_of: Callable[[HvdliteError], str], inputs: Sequence[tf.Tensor],
-    dtypes: Sequence[tf.DType], device: str, name: str | None,
+    function: Callable[..., Sequence[Array]],
+    text_of: Callable[[HvdliteError], str],
+    inputs: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    device: str,
+    name: str | None,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Make a node on a GPU that calls a Python function.
 

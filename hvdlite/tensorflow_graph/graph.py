@@ -147,7 +147,10 @@ def node(
 
 
 def host_node(
-    function: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], name: str | None,
+    function: Callable[..., Sequence[Array]],
+    inputs: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    name: str | None,
     alone: bool,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Make the Python node on the host. Returns its results, and the text of the function's error ("" for none)."""

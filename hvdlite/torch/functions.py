@@ -40,7 +40,8 @@ def is_stateful(value: object) -> TypeGuard[Stateful]:
 
 @calling("hvd.broadcast_parameters")
 def broadcast_parameters(
-    params: Mapping[str, object] | Iterable[torch.Tensor | tuple[str, torch.Tensor]], root_rank: int,
+    params: Mapping[str, object] | Iterable[torch.Tensor | tuple[str, torch.Tensor]],
+    root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrite tensors with root_rank's, in place. Collective; waits for all ranks of the process set.
@@ -82,7 +83,9 @@ def named_values(params: object) -> list[tuple[str, object]]:
 
 @calling("hvd.broadcast_optimizer_state")
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: object = None,
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: object = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Give every rank root_rank's optimizer state and options (learning rates, ...). Waits for all ranks of the set.

@@ -63,9 +63,7 @@ class ReceiveFunction(torch.autograd.Function):
         return torch.zeros(()), None, None
 
 
-def send(
-    tensor: torch.Tensor, dest: int, name: str | None = None, process_set: ProcessSet = Everyone
-) -> torch.Tensor:
+def send(tensor: torch.Tensor, dest: int, name: str | None = None, process_set: ProcessSet = Everyone) -> torch.Tensor:
     """Send a tensor to a rank that calls `recv`, and wait until it has received the tensor. Differentiable.
 
     If two ranks both send first and receive then, they wait for each other for ever: let one of them use `send_async`.

@@ -29,6 +29,7 @@ Splits: TypeAlias = "torch.Tensor | Sequence[int] | np.ndarray[tuple[int, ...], 
 
 # broadcast
 
+
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
 ) -> torch.Tensor:
@@ -115,6 +116,7 @@ def broadcast(
 
 
 # all-gather
+
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = Everyone) -> int:
     """Start `allgather`. Asynchronous: waits for no rank. Not differentiable.
@@ -213,6 +215,7 @@ def gathered(
 
 
 # all-to-all
+
 
 def tensor_of_splits(kind: str, splits: Splits) -> torch.Tensor:
     """Return splits as a tensor. Raises TypeError if this is not possible. kind: the operation, for the message."""

@@ -24,9 +24,15 @@ Everyone = global_process_set
 
 # all-reduce
 
+
 def allreduce_(
-    tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = Everyone,
 ) -> torch.Tensor:
     """Do `allreduce` in place. Not differentiable. Waits for all ranks of the process set.
 
@@ -52,8 +58,13 @@ def allreduce_(
 
 
 def allreduce_async_(
-    tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = Everyone,
 ) -> int:
     """Start `allreduce_`. Asynchronous: waits for no rank.
 
@@ -75,8 +86,13 @@ def allreduce_async_(
 
 
 def allreduce_async(
-    tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = Everyone,
 ) -> int:
     """Start `allreduce`. Asynchronous: waits for no rank. Not differentiable.
 
@@ -97,9 +113,14 @@ def allreduce_async(
 
 
 def allreduce(
-    tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
-    compression: type[Compressor] = Compression.none, op: Op | int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = Everyone,
 ) -> torch.Tensor:
     """Reduce all ranks' tensors: (op over ranks of tensor * prescale_factor) * postscale_factor. Differentiable.
 
@@ -141,8 +162,13 @@ def allreduce(
 
 
 def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = Everyone,
 ) -> tuple[torch.Tensor, ...]:
     """Do `grouped_allreduce` in place. Not differentiable. Waits for all ranks of the process set.
 
@@ -169,8 +195,13 @@ def grouped_allreduce_(
 
 
 def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = Everyone,
 ) -> int:
     """Start `grouped_allreduce_`. Asynchronous: waits for no rank.
 
@@ -194,8 +225,13 @@ def grouped_allreduce_async_(
 
 
 def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None, op: Op | int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = Everyone,
 ) -> int:
     """Start `grouped_allreduce`. Asynchronous: waits for no rank. Not differentiable.
 
@@ -217,9 +253,14 @@ def grouped_allreduce_async(
 
 
 def grouped_allreduce(
-    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
-    compression: type[Compressor] = Compression.none, op: Op | int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = Everyone,
 ) -> list[torch.Tensor]:
     """Do `allreduce` for several tensors as one operation: all of them are reduced or none. Differentiable.
 
@@ -257,9 +298,15 @@ def grouped_allreduce(
 
 # reduce
 
+
 def reduce(
-    tensor: torch.Tensor, root_rank: int, op: Op | int = Average, name: str | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+    tensor: torch.Tensor,
+    root_rank: int,
+    op: Op | int = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = Everyone,
 ) -> torch.Tensor | None:
     """Reduce all ranks' tensors to one rank. Not differentiable.
 
@@ -286,8 +333,13 @@ def reduce(
 
 
 def reduce_async(
-    tensor: torch.Tensor, root_rank: int, op: Op | int = Average, name: str | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = Everyone,
+    tensor: torch.Tensor,
+    root_rank: int,
+    op: Op | int = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = Everyone,
 ) -> int:
     """Start `reduce`. Asynchronous: waits for no rank.
 

@@ -25,9 +25,14 @@ Everyone = global_process_set
 
 # reduce-scatter
 
+
 def reducescatter_async(
-    tensor: torch.Tensor, name: str | None = None, op: Op | int = Average, process_set: ProcessSet = Everyone,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Op | int = Average,
+    process_set: ProcessSet = Everyone,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> int:
     """Start `reducescatter`. Asynchronous: waits for no rank. Not differentiable.
 
@@ -47,8 +52,12 @@ def reducescatter_async(
 
 
 def grouped_reducescatter_async(
-    tensors: Sequence[torch.Tensor], name: str | None = None, op: Op | int = Average,
-    process_set: ProcessSet = Everyone, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Op | int = Average,
+    process_set: ProcessSet = Everyone,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> int:
     """Start `grouped_reducescatter`. Asynchronous: waits for no rank. Not differentiable.
 
@@ -70,8 +79,12 @@ def grouped_reducescatter_async(
 
 
 def reducescatter(
-    tensor: torch.Tensor, name: str | None = None, compression: type[Compressor] = Compression.none,
-    op: Op | int = Average, process_set: ProcessSet = Everyone, prescale_factor: float = 1.0,
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | int = Average,
+    process_set: ProcessSet = Everyone,
+    prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """Reduce all ranks' tensors, and give each rank a part of the rows. Differentiable.
@@ -107,8 +120,12 @@ def reducescatter(
 
 
 def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor], name: str | None = None, compression: type[Compressor] = Compression.none,
-    op: Op | int = Average, process_set: ProcessSet = Everyone, prescale_factor: float = 1.0,
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | int = Average,
+    process_set: ProcessSet = Everyone,
+    prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Do `reducescatter` for several tensors as one operation. Differentiable. Waits for all ranks of the process set.
@@ -145,6 +162,7 @@ def grouped_reducescatter(
 
 
 # to and from a root
+
 
 def gather(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = Everyone
@@ -189,7 +207,10 @@ def gather_async(
 
 
 def scatter(
-    tensor: torch.Tensor | None, root_rank: int, splits: Splits | None = None, name: str | None = None,
+    tensor: torch.Tensor | None,
+    root_rank: int,
+    splits: Splits | None = None,
+    name: str | None = None,
     process_set: ProcessSet = Everyone,
 ) -> torch.Tensor:
     """Give each rank its rows of root_rank's tensor. Not differentiable. Waits for all ranks of the process set.
@@ -216,7 +237,10 @@ def scatter(
 
 
 def scatter_async(
-    tensor: torch.Tensor | None, root_rank: int, splits: Splits | None = None, name: str | None = None,
+    tensor: torch.Tensor | None,
+    root_rank: int,
+    splits: Splits | None = None,
+    name: str | None = None,
     process_set: ProcessSet = Everyone,
 ) -> int:
     """Start `scatter`. Asynchronous: waits for no rank.

@@ -33,9 +33,16 @@ class SyncBatchNorm(BatchNorm):
     """
 
     def __init__(
-        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-        track_running_stats: bool = True, process_set: ProcessSet = global_process_set,
-        device: torch.device | str | int | None = None, dtype: torch.dtype | None = None, bias: bool = True,
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_set: ProcessSet = global_process_set,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        bias: bool = True,
     ) -> None:
         """
         Args:
@@ -172,7 +179,11 @@ class Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float,
+        ctx: Context,
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
         process_set: ProcessSet,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
         values = precise(input)

@@ -53,8 +53,10 @@ def device_name(tensor: torch.Tensor) -> str:
         return "host"
     if tensor.is_cuda:
         return "cuda"  # without its number, which differs between ranks
-    cure = "it has no values (torch.empty_like(tensor, device='cpu') makes room)" if tensor.is_meta else (
-        "move it to the CPU or a CUDA GPU"
+    cure = (
+        "it has no values (torch.empty_like(tensor, device='cpu') makes room)"
+        if tensor.is_meta
+        else ("move it to the CPU or a CUDA GPU")
     )
     raise ValueError(f"hvdlite cannot communicate tensors on {tensor.device}: {cure}")
 

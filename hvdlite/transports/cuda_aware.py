@@ -50,8 +50,10 @@ def trial(library: str) -> bool | None:
     """Run the trial and return its result. None if it has no result: no launcher, no GPU memory, or a timeout."""
     launcher = launcher_of(loaded_library())
     if launcher is None:
-        log.warning("there is no mpirun beside the MPI library or on PATH, so hvdlite cannot find out whether the MPI "
-                    "is CUDA-aware: messages pass through host memory. HVDLITE_CUDA_AWARE=1 if it is")
+        log.warning(
+            "there is no mpirun beside the MPI library or on PATH, so hvdlite cannot find out whether the MPI "
+            "is CUDA-aware: messages pass through host memory. HVDLITE_CUDA_AWARE=1 if it is"
+        )
         return None
     options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in library else []
     job = subprocess.Popen(

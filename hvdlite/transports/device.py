@@ -49,8 +49,7 @@ class DirectTransport:
         self.base.receive(array, source)
 
     def barrier(self) -> None:
-        """Wait for all ranks. Afterwards they may read what this rank's GPU has written to shared memory. Collective.
-        """
+        """Wait for all ranks. Then they may read what this rank's GPU has written to shared memory. Collective."""
         self.xp.cuda.get_current_stream().synchronize()
         self.base.barrier()
 
@@ -141,7 +140,12 @@ class StagedExchange:
     """
 
     def __init__(
-        self, over: StagedTransport, outgoing: Sequence[Array], dest: int, incoming: Sequence[Array], source: int,
+        self,
+        over: StagedTransport,
+        outgoing: Sequence[Array],
+        dest: int,
+        incoming: Sequence[Array],
+        source: int,
         after: Mark,
     ) -> None:
         self.base, self.staging = over.base, over.staging
@@ -220,9 +224,7 @@ class Staging:
     def fetch(self, piece: Array) -> Fetched:
         """Start copying a piece to a free buffer."""
         runtime, buffer = self.xp.cuda.runtime, self.free.pop() if self.free else self.locked()
-        runtime.memcpyAsync(
-            buffer.ctypes.data, piece.data.ptr, piece.nbytes, runtime.memcpyDeviceToHost, self.down.ptr
-        )
+        runtime.memcpyAsync(buffer.ctypes.data, piece.data.ptr, piece.nbytes, runtime.memcpyDeviceToHost, self.down.ptr)
         return Fetched(buffer, piece.nbytes, recorded(self.xp, self.down.ptr))
 
     def vacant(self, piece: Array) -> Array:

@@ -154,8 +154,10 @@ class MpiTransport:
         theirs.Free()
         mine.Free()
         if MPI.UNDEFINED in found:
-            raise ValueError("a process set's communicator has members that are not of the job's communicator: pass "
-                             "a communicator of some of the job's ranks")
+            raise ValueError(
+                "a process set's communicator has members that are not of the job's communicator: pass "
+                "a communicator of some of the job's ranks"
+            )
         return found
 
     def close(self) -> None:
@@ -227,8 +229,10 @@ def some_of_the_world(ranks: Any) -> MPI.Comm:
     wanted = list(ranks) if isinstance(ranks, Iterable) else [ranks]
     fine = all(isinstance(rank, int) and 0 <= rank < world.size for rank in wanted)
     if not fine or len(set(wanted)) < len(wanted):
-        raise ValueError(f"init(comm=...) takes an mpi4py communicator, or a list of some of the ranks "
-                         f"0-{world.size - 1}, each once, not {ranks!r}")
+        raise ValueError(
+            f"init(comm=...) takes an mpi4py communicator, or a list of some of the ranks "
+            f"0-{world.size - 1}, each once, not {ranks!r}"
+        )
     if world.rank not in wanted:
         raise ValueError(f"world rank {world.rank} is not in init(comm={wanted}): only the ranks listed may call it")
     everyone = world.Get_group()

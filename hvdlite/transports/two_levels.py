@@ -1,8 +1,8 @@
 """The two levels of a job on several hosts: the ranks of one host, and columns of one rank per host.
 
-    host A   0 1 2 3        local: a row; its ranks exchange data in memory
-    host B   4 5 6 7        cross: a column of drivers; its ranks exchange data over the network
-    host C   8 9            drivers: 2, as many as the smallest host has ranks, so that every column is complete
+host A   0 1 2 3        local: a row; its ranks exchange data in memory
+host B   4 5 6 7        cross: a column of drivers; its ranks exchange data over the network
+host C   8 9            drivers: 2, as many as the smallest host has ranks, so that every column is complete
 """
 
 from __future__ import annotations

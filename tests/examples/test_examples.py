@@ -20,7 +20,11 @@ LAUNCH = [sys.executable, "-m", "hvdlite_launcher.cli", "--no-prefix", "-np", "2
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*LAUNCH, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        [*LAUNCH, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"},
     )
 
@@ -107,7 +111,8 @@ def test_the_wheel_is_pure_and_installs_no_stray_module(tmp_path: Path) -> None:
     shutil.copytree(ROOT, source, ignore=left_out)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(source)],
-        check=True, timeout=120,
+        check=True,
+        timeout=120,
     )
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")

@@ -143,7 +143,9 @@ def main(arguments: Sequence[str]) -> int:
     parts = {"checks": CHECKS, "benchmarks": BENCHMARKS}
     rows = parts[arguments[0]] if arguments else (*CHECKS, *BENCHMARKS)
     lines, failed = [], False
-    lines += [f"{name} is not installed: NOT RUN" for name, of in (("TensorFlow", TENSORFLOW), ("Keras", KERAS)) if not of]
+    lines += [
+        f"{name} is not installed: NOT RUN" for name, of in (("TensorFlow", TENSORFLOW), ("Keras", KERAS)) if not of
+    ]
     for line, found in outcomes(rows):
         failed |= bool(found)
         lines += [line, *(f"    {text.partition(':')[0]}" for text in found)]

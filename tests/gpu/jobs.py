@@ -21,7 +21,8 @@ def pretend_driver() -> str:
     """The folder of the pretend libcuda.so.1, which is compiled at the first call."""
     folder = tempfile.mkdtemp(prefix="pretend-cuda-")
     subprocess.run(
-        ["cc", "-O1", "-shared", "-fPIC", "-o", f"{folder}/libcuda.so.1", str(PRETEND / "cuda.c"), "-lpthread"], check=True
+        ["cc", "-O1", "-shared", "-fPIC", "-o", f"{folder}/libcuda.so.1", str(PRETEND / "cuda.c"), "-lpthread"],
+        check=True,
     )
     return folder
 

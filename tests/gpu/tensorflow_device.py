@@ -29,7 +29,11 @@ def pretend() -> None:
     cpu = tf.config.list_logical_devices("CPU")[0].name
 
     def device_for(inputs: Any, dtypes: Any) -> str | None:
-        return cpu if inputs and {tf.as_dtype(each) for each in (*(t.dtype for t in inputs), *dtypes)} <= gpu.DTYPES else None
+        return (
+            cpu
+            if inputs and {tf.as_dtype(each) for each in (*(t.dtype for t in inputs), *dtypes)} <= gpu.DTYPES
+            else None
+        )
 
     def on_gpu(tensor: tf.Tensor) -> bool:
         return tensor.dtype in gpu.DTYPES

@@ -34,7 +34,9 @@ def test_device_arrays(size: int, tmp_path: Path) -> None:
 
 def test_an_mpi_without_cuda_support(tmp_path: Path) -> None:
     """The trial crashes in its own processes, and the job uses staged messages."""
-    require(["gpu/pretend_driver.check_the_verdict"], 2, tmp_path, OMPI_MCA_opal_cuda_support="0", WITHOUT_CUDA_SUPPORT="1")
+    require(
+        ["gpu/pretend_driver.check_the_verdict"], 2, tmp_path, OMPI_MCA_opal_cuda_support="0", WITHOUT_CUDA_SUPPORT="1"
+    )
 
 
 def test_refused_ipc_handles(tmp_path: Path) -> None:
@@ -50,21 +52,34 @@ def test_torch(size: int, tmp_path: Path) -> None:
     require([*checks, last], size, tmp_path, TORCH_TENSORS_ON="pretend", **way)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("tensorflow"), reason="NOT RUN: TENSORFLOW ON A GPU. It is not installed")
+@pytest.mark.skipif(
+    not importlib.util.find_spec("tensorflow"), reason="NOT RUN: TENSORFLOW ON A GPU. It is not installed"
+)
 def test_tensorflow(tmp_path: Path) -> None:
     """TensorFlow checks of tests/parallel, with tensors that count as GPU memory."""
     collectives = [f"tensorflow_collectives.check_{name}" for name in (
         "allreduce", "dtypes", "gradients", "mismatch_is_failed_precondition", "reducescatter", "indexed_slices",
     )]  # fmt: skip
-    options = [f"tensorflow_options.check_{name}" for name in ("sparse_gradients", "several_passes_per_step", "mixed_precision")]
+    options = [
+        f"tensorflow_options.check_{name}"
+        for name in ("sparse_gradients", "several_passes_per_step", "mixed_precision")
+    ]
     last = "gpu/pretend_driver.check_tensorflow_gradients_lie_on_the_device"
     require([*collectives, "tensorflow_training", *options, last], 2, tmp_path, TENSORFLOW_TENSORS_ON="pretend")
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("keras"), reason="NOT RUN: KERAS ON TORCH ON A GPU. It is not installed")
+@pytest.mark.skipif(
+    not importlib.util.find_spec("keras"), reason="NOT RUN: KERAS ON TORCH ON A GPU. It is not installed"
+)
 def test_keras_on_torch(tmp_path: Path) -> None:
     last = "gpu/pretend_driver.check_keras_gradients_lie_on_the_device"
-    require(["backends_keras.check_mixed_precision_skips_together", last], 2, tmp_path, KERAS_BACKEND="torch", TORCH_TENSORS_ON="pretend")
+    require(
+        ["backends_keras.check_mixed_precision_skips_together", last],
+        2,
+        tmp_path,
+        KERAS_BACKEND="torch",
+        TORCH_TENSORS_ON="pretend",
+    )
 
 
 def test_benchmark(tmp_path: Path) -> None:

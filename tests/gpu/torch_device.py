@@ -12,7 +12,9 @@ def install(where: str) -> None:
     if where == "cuda":
         torch.cuda.set_device(0)
         torch.set_default_device("cuda")
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # the checks' bounds are for float32
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = (
+            False  # the checks' bounds are for float32
+        )
         torch.backends.cudnn.deterministic = True
     else:
         pretend()

@@ -63,7 +63,11 @@ class Runner:
     def env(self, **more: str) -> dict[str, str]:
         name, value = self.mark.split("=")
         path = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
-        own = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'launcher'}", "HVDLITE_MPIEXEC": self.mpi.launcher, "TMPDIR": str(self.tmpdir)}
+        own = {
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'launcher'}",
+            "HVDLITE_MPIEXEC": self.mpi.launcher,
+            "TMPDIR": str(self.tmpdir),
+        }
         return {**os.environ, "PATH": path, name: value, **own, **more}
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
@@ -78,9 +82,7 @@ class Runner:
             process_group=0,  # Ctrl-Z does nothing in a group whose parents are all gone, as pytest's may be
         )
 
-    def run(
-        self, *arguments: str, text: str | None = None, limit: float = LIMIT
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, text: str | None = None, limit: float = LIMIT) -> subprocess.CompletedProcess[str]:
         """hvdliterun with these arguments, and this text on stdin, to its end."""
         process = self.start(*arguments, stdin=subprocess.DEVNULL if text is None else subprocess.PIPE)
         try:

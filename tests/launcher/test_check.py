@@ -100,9 +100,7 @@ def found(*missing: str, more: Sequence[Finding] = ()) -> list[Finding]:
     (["Keras"], ["torch on CPU", "torch on GPUs"], []),
     (["Keras", "CuPy"], ["torch on CPU"], ["torch on GPUs (CuPy is absent: pip install 'hvdlite[cuda12]' or [cuda13])"]),
 ])  # fmt: skip
-def test_what_is_ready(
-    monkeypatch: pytest.MonkeyPatch, missing: list[str], good: list[str], bad: list[str]
-) -> None:
+def test_what_is_ready(monkeypatch: pytest.MonkeyPatch, missing: list[str], good: list[str], bad: list[str]) -> None:
     monkeypatch.setattr(check, "installed", lambda name: "2.13.0")
     assert check.readiness(found(*missing)) == (good, bad)
 

@@ -110,7 +110,9 @@ def test_mpi_args_stand_behind_ours_and_before_the_command(mpi: Mpi) -> None:
 def test_a_command_that_open_mpi_cannot_start_is_refused() -> None:
     long = dataclasses.replace(SETTINGS, command=("python", "train.py", *["x" * 99] * 1250))
     assert compose(long, MPICH, JOB, {}).argv[-1] == "x" * 99
-    with pytest.raises(UsageError, match="the command and its arguments have 125016 bytes, but Open MPI accepts at most 125000"):
+    with pytest.raises(
+        UsageError, match="the command and its arguments have 125016 bytes, but Open MPI accepts at most 125000"
+    ):
         compose(long, OPEN_MPI_5, JOB, {})
 
 

@@ -148,19 +148,25 @@ def test_nobody_reads_the_output(runner: Runner) -> None:
     job = subprocess.Popen([sys.executable, "-c", program], env=runner.env(), stdout=pipe, stderr=pipe, text=True)
     assert job.stdout and job.stdout.read(1) == "["
     job.stdout.close()
-    assert job.stderr and "BrokenPipeError: [Errno 32] run: nobody reads the ranks' output any more" in job.stderr.read()
+    assert (
+        job.stderr and "BrokenPipeError: [Errno 32] run: nobody reads the ranks' output any more" in job.stderr.read()
+    )
     assert job.wait(10) == 1
 
 
 def test_the_callers_stdin_stays_its_own(runner: Runner, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import hvdlite, sys\nprint(hvdlite.run(lambda: sys.stdin.read(), np=1), sys.stdin.read())")
-    done = subprocess.run([sys.executable, str(script)], env=runner.env(), input="text", capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, str(script)], env=runner.env(), input="text", capture_output=True, text=True, timeout=30
+    )
     assert done.stdout == "[''] text\n", done.stderr
 
 
 def test_horovods_parameters() -> None:
-    assert hvdlite.run(func=lambda: os.environ["PYTHONPATH"].split(":")[0], num_proc=1, env={"PYTHONPATH": "/mine"}) == ["/mine"]
+    assert hvdlite.run(
+        func=lambda: os.environ["PYTHONPATH"].split(":")[0], num_proc=1, env={"PYTHONPATH": "/mine"}
+    ) == ["/mine"]
     assert hvdlite.run(lambda: hvdlite.is_initialized(), num_proc=1, network_interfaces=["lo"]) == [False]
     for arguments, kind, words in (
         ({"network_interfaces": ["lo", "none0"]}, ValueError, "no network interface none0"),

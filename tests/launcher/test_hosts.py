@@ -14,8 +14,15 @@ def test_a_host_without_slots_holds_one_rank() -> None:
     assert parse_hosts("a,b:3") == (Host("a", 1), Host("b", 3))
 
 
-@pytest.mark.parametrize(("text", "cure"), [("me@a:2", "leave the user out"), ("::1:2", "in brackets, as in [::1]:4"),
-                                              ("a:2:3", "write name:slots"), ("a:2;b:2", "write name:slots")])
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("me@a:2", "leave the user out"),
+        ("::1:2", "in brackets, as in [::1]:4"),
+        ("a:2:3", "write name:slots"),
+        ("a:2;b:2", "write name:slots"),
+    ],
+)
 def test_what_others_write_is_told_how_to_write(text: str, cure: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_hosts(text)

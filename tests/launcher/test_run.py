@@ -36,9 +36,7 @@ FAILS = (sys.executable, str(SCRIPTS / "fails.py"))
         ("signal2", 130, "rank 1 ended the job with exit code 130"),
     ],
 )
-def test_one_rank_that_fails_ends_the_job_with_its_code(
-    runner: Runner, how: str, code: int, told: str
-) -> None:
+def test_one_rank_that_fails_ends_the_job_with_its_code(runner: Runner, how: str, code: int, told: str) -> None:
     begun = time.monotonic()
     job = runner.run("-np", "3", *FAILS, how)
     assert time.monotonic() - begun < 5.0  # MPI's start and the two seconds that an end may take
@@ -215,7 +213,9 @@ def test_a_script_may_go_on_without_what_init_has_refused(runner: Runner) -> Non
     )
     job = runner.run("-np", "2", "--no-prefix", sys.executable, "-c", code)
     assert (job.returncode, job.stderr) == (0, "")
-    assert job.stdout.splitlines() == 2 * ["HVDLITE_OVERLAP differs: rank 0 has 1, rank 1 has 0. Set it alike everywhere."]
+    assert job.stdout.splitlines() == 2 * [
+        "HVDLITE_OVERLAP differs: rank 0 has 1, rank 1 has 0. Set it alike everywhere."
+    ]
 
 
 def test_a_rank_is_told_by_its_number_in_the_job_whatever_communicator_it_is_in(runner: Runner) -> None:
@@ -266,7 +266,9 @@ def test_a_shutdown_that_is_interrupted(runner: Runner, error: str, how: str) ->
     )
     job = runner.run("-np", "2", "--no-prefix", sys.executable, str(script))
     assert job.returncode == 1, job.stderr
-    assert f"rank 1 failed: ended after communication broke: hvd.shutdown() was interrupted ({error}: alarm)" in job.stderr
+    assert (
+        f"rank 1 failed: ended after communication broke: hvd.shutdown() was interrupted ({error}: alarm)" in job.stderr
+    )
 
 
 @pytest.mark.parametrize(("how", "code", "told"), [
@@ -288,7 +290,7 @@ def test_unusual_ends(runner: Runner, how: str, code: int, told: str) -> None:
         "import contextlib, io, os, sys, threading, hvdlite\n"
         "class Unprintable:\n"
         "    def __str__(self): raise ValueError\n"
-        "def no_more(self): raise RuntimeError(\"can't create new thread at interpreter shutdown\")\n"
+        'def no_more(self): raise RuntimeError("can\'t create new thread at interpreter shutdown")\n'
         "def catching(hook):\n"  # as torch.distributed's does
         "    def catch(*error):\n"
         "        with contextlib.redirect_stderr(io.StringIO()) as text: hook(*error)\n"
@@ -300,7 +302,9 @@ def test_unusual_ends(runner: Runner, how: str, code: int, told: str) -> None:
     )
     job = runner.run("-np", "2", "--no-prefix", sys.executable, str(script))
     assert job.returncode == code, job.stderr
-    assert job.stderr.count(" 1 failed:") == bool(told) and f"hvdlite: rank 1 {told}" * bool(told) in job.stderr, job.stderr
+    assert job.stderr.count(" 1 failed:") == bool(told) and f"hvdlite: rank 1 {told}" * bool(told) in job.stderr, (
+        job.stderr
+    )
     assert "ShutdownError" not in job.stderr
 
 
@@ -326,7 +330,11 @@ finally:
 @pytest.mark.parametrize(
     ("how", "code", "told"),
     [
-        ("try: 1 / (rank - 1)\nexcept ZeroDivisionError: hvdlite.shutdown(); raise", 1, "ZeroDivisionError: division by"),
+        (
+            "try: 1 / (rank - 1)\nexcept ZeroDivisionError: hvdlite.shutdown(); raise",
+            1,
+            "ZeroDivisionError: division by",
+        ),
         ("if rank == 1: hvdlite.shutdown(); sys.exit(4)", 4, "rank 1 ended the job with exit code 4"),
     ],
 )
@@ -452,7 +460,14 @@ def test_output_that_cannot_be_written(runner: Runner) -> None:
 
 def test_the_command_that_is_shown_runs_without_hvdliterun(runner: Runner) -> None:
     """Without an agent the ranks write to the MPI's own pipes."""
-    shown = runner.run("-v", "-np", "2", sys.executable, "-c", "import hvdlite as hvd; hvd.init(); print(f'rank {hvd.rank()}\\n', end='')")
+    shown = runner.run(
+        "-v",
+        "-np",
+        "2",
+        sys.executable,
+        "-c",
+        "import hvdlite as hvd; hvd.init(); print(f'rank {hvd.rank()}\\n', end='')",
+    )
     (command,) = re.findall(r"(?m)^hvdliterun: command: (.*)$", shown.stderr)
     job = subprocess.run(["sh", "-c", command], env=runner.env(), capture_output=True, text=True, timeout=LIMIT)
     for folder in re.findall(r"(?:HVDLITE_JOB_DIR=|mkdir -m 700 )([^\s;]+)", command):
@@ -512,9 +527,13 @@ def test_a_python_without_hvdlite_is_told(runner: Runner, tmp_path: Path) -> Non
     beside = f"{tmp_path / 'other' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     env = runner.env() | {"PATH": beside, "PYTHONPATH": str(ROOT / "launcher")}
     command = [sys.executable, "-m", "hvdlite_launcher.cli", "-np", "2", "python", "-c"]
-    job = subprocess.run([*command, "import hvdlite"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    job = subprocess.run(
+        [*command, "import hvdlite"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT
+    )
     assert job.returncode == 1 and "No module named 'hvdlite'" in job.stderr
-    told = f"exit code 1. {tmp_path}/other/bin/python has no hvdlite, which is installed for {sys.executable}: activate "
+    told = (
+        f"exit code 1. {tmp_path}/other/bin/python has no hvdlite, which is installed for {sys.executable}: activate "
+    )
     assert told in job.stderr.splitlines()[-1]
     job = subprocess.run([*command, "1 / 0"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
     assert job.returncode == 1 and "has no hvdlite" not in job.stderr

@@ -89,7 +89,9 @@ def test_what_the_yaml_file_says_in_vain_is_told(tmp_path: Path) -> None:
     parsed = options.parse(["--config-file", str(file), "-np", "1", sys.executable])
     _, said = settings(parsed, OPEN_MPI, {})
     told = [line for line in said if "no such setting" in line]
-    assert told == [f"{file}: {name}: no such setting, no effect" for name in ("future", "num-proc", "timeline.hide-timestamp")]
+    assert told == [
+        f"{file}: {name}: no such setting, no effect" for name in ("future", "num-proc", "timeline.hide-timestamp")
+    ]
 
 
 @pytest.mark.parametrize(("text", "said"), [("controller: gloo", "gloo"), ("[1", "cannot read"), ("word", "sections")])
@@ -142,12 +144,28 @@ def test_every_flag_of_horovodrun_is_there() -> None:
                        *(["INFO"] if tunable.variable == "LOG_LEVEL" else [])])  # fmt: skip
         if tunable.inverse:
             options.parse([tunable.inverse])
-    options.parse(["-p", "22", "-i", "key", "--network-interface", "a", "--network-interfaces", "b,c", "--tcp", "--disable-cache", "--mpi"])
+    options.parse(
+        [
+            "-p",
+            "22",
+            "-i",
+            "key",
+            "--network-interface",
+            "a",
+            "--network-interfaces",
+            "b,c",
+            "--tcp",
+            "--disable-cache",
+            "--mpi",
+        ]
+    )
 
 
 def test_interfaces_add_up() -> None:
     a, b, c = "10.1.0.0/16", "10.2.0.0/16", "lo"
-    parsed = options.parse(["--network-interface", f"{a},{b}", "--network-interfaces", f"{b},{c}", "-np", "1", sys.executable])
+    parsed = options.parse(
+        ["--network-interface", f"{a},{b}", "--network-interfaces", f"{b},{c}", "-np", "1", sys.executable]
+    )
     assert set(settings(parsed, OPEN_MPI, {})[0].interfaces) == {a, b, c}
 
 
@@ -172,9 +190,7 @@ def test_interfaces_add_up() -> None:
         (["--config-file", "/no/such.yaml"], "/no/such.yaml: No such file"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
+def test_what_cannot_be_is_refused(capfd: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
     assert main([*arguments, "-np", "2", "true"]) == 2
     err = capfd.readouterr().err
     assert said in err and err.count("\n") == 1

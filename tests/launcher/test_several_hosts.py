@@ -51,7 +51,9 @@ def test_open_mpi_5_is_told_hosts_ssh_and_each_variable() -> None:
 
 
 def test_what_is_named_goes_to_other_hosts_though_each_has_its_own() -> None:
-    named = compose(dataclasses.replace(SETTINGS, env={"TMPDIR": "/scratch"}), OPEN_MPI_5, JOB_FOLDERS, {"HOME": "/root"})
+    named = compose(
+        dataclasses.replace(SETTINGS, env={"TMPDIR": "/scratch"}), OPEN_MPI_5, JOB_FOLDERS, {"HOME": "/root"}
+    )
     assert ("-x", "TMPDIR") in zip(named.argv, named.argv[1:], strict=False) and named.env["TMPDIR"] == "/scratch"
     assert "HOME" not in named.argv
 
@@ -134,7 +136,12 @@ def test_no_option_is_given_twice(given: str, left: str) -> None:
 
 def test_binding_args_replace_ours() -> None:
     argv = compose(dataclasses.replace(SETTINGS, binding_args=("--bind-to", "core")), OPEN_MPI_5, JOB_FOLDERS, {}).argv
-    assert "none" not in argv and "--map-by" not in argv and "--oversubscribe" not in argv and argv[argv.index("--bind-to") + 1] == "core"
+    assert (
+        "none" not in argv
+        and "--map-by" not in argv
+        and "--oversubscribe" not in argv
+        and argv[argv.index("--bind-to") + 1] == "core"
+    )
 
 
 def test_threads_are_each_hosts_own_affair() -> None:
@@ -228,7 +235,12 @@ def test_a_host_may_be_silent_for_longer_once_ranks_have_started(
 
 def test_long_frames_take_no_longer_per_byte() -> None:
     """A frame of 32 MiB in pieces takes 0.1 s; 7 s if all earlier pieces were copied with each piece."""
-    frame, decoder, piece, began = wire.encode(wire.RESULT, 1, bytes(32 << 20)), wire.Decoder(), 1 << 16, time.monotonic()
+    frame, decoder, piece, began = (
+        wire.encode(wire.RESULT, 1, bytes(32 << 20)),
+        wire.Decoder(),
+        1 << 16,
+        time.monotonic(),
+    )
     found = [data for start in range(0, len(frame), piece) for _, _, data in decoder.feed(frame[start : start + piece])]
     assert [len(data) for data in found] == [32 << 20] and time.monotonic() - began < 3.0
 

@@ -164,7 +164,9 @@ def test_a_host_is_no_option(text: str) -> None:
         parse_hosts(text)
 
 
-def test_modules_in_the_current_folder_are_not_ours(tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_in_the_current_folder_are_not_ours(
+    tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The current folder may be /tmp."""
     for name in ("json", "hvdlite", "mpi4py", "rich"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'came')!r}, 'a').write('{name} ')\n")
@@ -174,7 +176,9 @@ def test_modules_in_the_current_folder_are_not_ours(tmp_path: Path, runner: Runn
         found = subprocess.run([*launcher, *arguments], env=runner.env(), capture_output=True, text=True, timeout=60)
         assert found.returncode == 0, found.stderr
     program = "import hvdlite\nprint(hvdlite.run(abs, (-3,), np=1))"
-    found = subprocess.run([sys.executable, "-P", "-c", program], env=runner.env(), capture_output=True, text=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", program], env=runner.env(), capture_output=True, text=True, timeout=60
+    )
     assert "[3]" in found.stdout, found.stderr
     assert not (tmp_path / "came").exists(), (tmp_path / "came").read_text()
 

@@ -52,9 +52,7 @@ def test_all_behind_the_command_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("path", ["/bin/true", "/no/such/mpirun"])
-def test_a_launcher_of_no_mpi(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_a_launcher_of_no_mpi(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setenv("HVDLITE_MPIEXEC", path)
     assert main(["-np", "2", "true"]) == 127
     assert capfd.readouterr().err == f"hvdliterun: {path} is not a launcher of Open MPI, MPICH or Intel MPI\n"
@@ -101,9 +99,7 @@ def test_help_and_version(capfd: pytest.CaptureFixture[str], option: str, text: 
     assert text in capfd.readouterr().out
 
 
-def test_no_mpi_anywhere(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_mpi_anywhere(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "train").touch(mode=0o755)
     (tmp_path / "python").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))

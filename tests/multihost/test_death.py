@@ -129,9 +129,7 @@ HVDLITERUN = r"\S*python\S* -m hvdlite_launcher"
 AGENT = r"\S*python\S* -I -S -c .*agent import main"
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_signal_to_hvdliterun(runner: Runner, pair: Hosts, number: int, code: int) -> None:
     before = traces(pair)
     job = start(runner, pair)
@@ -174,7 +172,10 @@ def test_a_host_is_cut_off(runner: Runner) -> None:
         begun = time.monotonic()
         pair.unplug(pair[1])
         _, err = job.communicate(timeout=10.0)
-        assert job.returncode == 137 and "hvdliterun: host hostb was lost: no sign of life for 3.5 s (--host-timeout)\n" in err
+        assert (
+            job.returncode == 137
+            and "hvdliterun: host hostb was lost: no sign of life for 3.5 s (--host-timeout)\n" in err
+        )
         assert runner.wait_gone(5.0), "processes are left"
         assert time.monotonic() - begun < 7.0  # the five seconds, and two for a busy machine
         assert wait_until(lambda: not daemons(), 2.0), "Open MPI's daemon is left"
@@ -205,7 +206,9 @@ def test_a_host_is_cut_off_before_ranks_start(runner: Runner, tmp_path: Path) ->
     with hosts(2, shared=[tmp_path]) as pair:
         runner.prefix = pair[0].command([])
         mpi = tmp_path / "mpirun"
-        mpi.write_text(f"#!/bin/sh\ntest $# = 1 && exec {runner.mpi.launcher} $1\ntouch {tmp_path}/begun\nexec sleep 60\n")
+        mpi.write_text(
+            f"#!/bin/sh\ntest $# = 1 && exec {runner.mpi.launcher} $1\ntouch {tmp_path}/begun\nexec sleep 60\n"
+        )
         mpi.chmod(0o755)
         runner.mpi = replace(runner.mpi, launcher=str(mpi))
         job = runner.start("-H", "hosta:1,hostb:1", *SLEEPS)

@@ -92,7 +92,9 @@ def test_each_host_has_its_own_number_of_threads(runner: Runner, pair: Hosts) ->
 def test_hosts_that_share_the_folder_for_temporary_files(runner: Runner, pair: Hosts, tmp_path: Path) -> None:
     """Diskless nodes and containers do. Nothing is left in that folder (TMPDIR)."""
     runner.tmpdir = tmp_path
-    code = "import os, hvdlite as hvd; hvd.init(); print(os.environ['HVDLITE_JOB_DIR'], hvd.allgather_object(hvd.rank()))"
+    code = (
+        "import os, hvdlite as hvd; hvd.init(); print(os.environ['HVDLITE_JOB_DIR'], hvd.allgather_object(hvd.rank()))"
+    )
     job = runner.run("--no-prefix", "-H", "hosta:2,hostb:1", sys.executable, "-c", code)
     assert job.returncode == 0, job.stderr
     folders = {Path(line.split()[0]) for line in job.stdout.splitlines()}

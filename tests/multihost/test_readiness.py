@@ -112,9 +112,7 @@ def test_versions_differ(refused: Runner, strangers: Hosts, monkeypatch: pytest.
     assert states["hostb"].startswith("differs: hvdlite 9.9, others have 0.")
 
 
-def test_a_folder_that_is_not_there(
-    refused: Runner, strangers: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_not_there(refused: Runner, strangers: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     strangers[0].run("mkdir", "-p", "/tmp/work")
     prefix = [word if word != os.getcwd() else "/tmp/work" for word in refused.prefix]
     monkeypatch.setattr(refused, "prefix", prefix)

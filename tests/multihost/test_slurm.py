@@ -43,9 +43,7 @@ def within(runner: Runner, *command: str, **more: str) -> subprocess.CompletedPr
     """Run a command on the cluster's first host."""
     env = runner.env(MPI4PY_LIBMPI=runner.mpi.library or "", **more)
     null = subprocess.DEVNULL
-    return subprocess.run(
-        [*runner.prefix, *command], env=env, stdin=null, capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run([*runner.prefix, *command], env=env, stdin=null, capture_output=True, text=True, timeout=60)
 
 
 def ranks(text: str) -> list[dict[str, object]]:

@@ -82,6 +82,7 @@ def train(chosen: bool) -> None:
 
 def large(number: int, chosen: bool) -> None:
     """All-reduce large arrays for ever, and send the chosen rank a signal in the middle."""
+
     def strike() -> None:
         time.sleep(0.3)
         print("fault", time.time(), flush=True)

@@ -22,7 +22,9 @@ CLOSE = 1e-5  # relative to weights of about 1: some 100 roundings of 6e-8
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "SGD": lambda: keras.optimizers.SGD(0.05),
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-    "Adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-3),  # with the default epsilon, rounding errors are divided by rounding errors
+    "Adam": lambda: keras.optimizers.Adam(
+        0.01, epsilon=1e-3
+    ),  # with the default epsilon, rounding errors are divided by rounding errors
 }
 
 
@@ -70,8 +72,14 @@ def fit(optimizer: Any, rows: Any = slice(None), batch: int = BATCH, build: Any 
     return trained
 
 
-def both(make: Callable[[], Any], build: Any = model, tolerance: float = CLOSE, batch: int | None = None,
-         compiled: dict[str, Any] | None = None, **arguments: Any) -> Any:
+def both(
+    make: Callable[[], Any],
+    build: Any = model,
+    tolerance: float = CLOSE,
+    batch: int | None = None,
+    compiled: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> Any:
     """Fit on one process with whole batches, and on all ranks with shares: weights are equal. Return the ranks' model."""
     expected = alone(lambda: weights(fit(make(), build=build, **(compiled or {}))))
     optimizer = make()
@@ -84,6 +92,7 @@ def both(make: Callable[[], Any], build: Any = model, tolerance: float = CLOSE, 
 def require_one_big_batch_norm(module: Any) -> None:
     """module.SyncBatchNormalization trains as one process does with the whole batch, also if the ranks' batches differ in
     size."""
+
     def build(norm: Any) -> Any:
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(8), norm(), keras.layers.Dense(2)]
@@ -98,14 +107,16 @@ def require_one_big_batch_norm(module: Any) -> None:
     layer = module.SyncBatchNormalization()
     x, mine = data()[0], slice(0, 5) if hvd.rank() == 0 else slice(5, 12)
     whole = plain()(x[:12], training=True)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(layer(x[mine], training=True)),
-                               keras.ops.convert_to_numpy(whole)[mine], atol=1e-5)
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(layer(x[mine], training=True)), keras.ops.convert_to_numpy(whole)[mine], atol=1e-5
+    )
     require_error(ValueError, lambda: module.SyncBatchNormalization(fused=True), "fused")
 
 
 def require_resuming(module: Any) -> None:
     """Training resumes bit for bit from a file that only rank 0 can read, also within `fit`. A failed write, and a state
     that does not fit the file, are errors on every rank."""
+
     def build(seed: int, kind: str) -> Any:
         keras.utils.set_random_seed(seed)
         layers = [keras.layers.Normalization(), keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.5)]
@@ -114,7 +125,9 @@ def require_resuming(module: Any) -> None:
         return built
 
     def fit_on(trained: Any, first: int, last: int, *callbacks: Any) -> list[np.ndarray]:
-        trained.fit(x, y, batch_size=4, shuffle=False, verbose=0, initial_epoch=first, epochs=last, callbacks=list(callbacks))
+        trained.fit(
+            x, y, batch_size=4, shuffle=False, verbose=0, initial_epoch=first, epochs=last, callbacks=list(callbacks)
+        )
         return [np.array(each.numpy()) for each in [*trained.weights, *trained.optimizer.variables]]
 
     x, y = (each[share()][:12] for each in data())
@@ -126,7 +139,7 @@ def require_resuming(module: Any) -> None:
             run.layers[0].adapt(data()[0])
             assert module.load(path, missing_ok=True, model=run, epoch=0) == {"epoch": 0}
             fit_on(run, 0, 2, module.callbacks.BroadcastGlobalVariablesCallback(0), keras.callbacks.LambdaCallback(
-                on_epoch_end=lambda epoch, logs: module.save(path, rng=True, model=run, epoch=epoch + 1)))  # noqa: B023  # fmt: skip
+                on_epoch_end=lambda epoch, logs: module.save(path, rng=True, model=run, epoch=epoch + 1)))  # fmt: skip
             wanted = fit_on(run, 2, 4)
             if keras.backend.backend() == "torch":  # the first fit on PyTorch draws random numbers to try the model
                 fit_on(again, 0, 1)
@@ -136,10 +149,10 @@ def require_resuming(module: Any) -> None:
             require_same_bits(found)
 
             small = keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(2)])
-            require_error(ValueError, lambda: module.load(path, model=small), "variables")  # noqa: B023
-            require_error(ValueError, lambda: module.load(path, other=again), "no other: it has epoch, ", "model")  # noqa: B023
-            require_error(TypeError, lambda: module.save(path, model=again, odd=object()), "'odd' (object)")  # noqa: B023
-            require_error(OSError, lambda: module.save(path / "below", model=again), "hvd.save: rank 0")  # noqa: B023
+            require_error(ValueError, lambda: module.load(path, model=small), "variables")
+            require_error(ValueError, lambda: module.load(path, other=again), "no other: it has epoch, ", "model")
+            require_error(TypeError, lambda: module.save(path, model=again, odd=object()), "'odd' (object)")
+            require_error(OSError, lambda: module.save(path / "below", model=again), "hvd.save: rank 0")
             assert module.load(path)["epoch"] == 2
             assert hvd.rank() or [each.name for each in path.parent.iterdir()] == ["run"]
             hvd.barrier()

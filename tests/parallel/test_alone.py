@@ -9,7 +9,9 @@ import pytest
 from tests.parallel import jobs
 
 
-@pytest.mark.parametrize("module", ["collectives", "asynchronous", "torch_gradients", "torch_steps", "torch_training", "torch_state"])
+@pytest.mark.parametrize(
+    "module", ["collectives", "asynchronous", "torch_gradients", "torch_steps", "torch_training", "torch_state"]
+)
 def test_without_a_launcher(module: str) -> None:
     result = jobs.run(0, ["-m", "tests.parallel.runner", module])
     assert result.ended_well(), result.output

@@ -16,5 +16,7 @@ def test_allreduce(tmp_path: Path) -> None:
     result = jobs.run(2, ["-m", "hvdlite.bench", "allreduce", *options])
     assert result.code == 0, result.output
     rows = json.loads(path.read_text())["rows"]
-    assert [(row["nbytes"] >> 10, [*row["seconds"]]) for row in rows] == [(k, ON_ONE_HOST) for k in (64, 256, 1024, 4096)]
+    assert [(row["nbytes"] >> 10, [*row["seconds"]]) for row in rows] == [
+        (k, ON_ONE_HOST) for k in (64, 256, 1024, 4096)
+    ]
     assert "MPI in huge pages / arena" in result.output and max(map(len, result.output.splitlines())) <= 120

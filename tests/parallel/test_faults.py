@@ -60,7 +60,9 @@ def run(size: int, how: str, who: int, **extra: str) -> Ended:
     mark = uuid.uuid4().hex
     shutdown = 0 if how in FOR_EVER else SHUTDOWN
     limits = {"STALL_CHECK_TIME_SECONDS": CHECK, "STALL_SHUTDOWN_TIME_SECONDS": shutdown}
-    env = jobs.environment({"HVDLITE_TEST": mark, **{f"HOROVOD_{name}": str(limit) for name, limit in limits.items()}, **extra})
+    env = jobs.environment(
+        {"HVDLITE_TEST": mark, **{f"HOROVOD_{name}": str(limit) for name, limit in limits.items()}, **extra}
+    )
     env["PYTHONPATH"] += os.pathsep + str(jobs.ROOT / "launcher")
     command = ["-m", "hvdlite_launcher.cli", "-np", str(size), sys.executable, "-m", "tests.parallel.faults"]
     job = subprocess.Popen([sys.executable, *command, how, str(who)], text=True, cwd=jobs.ROOT, env=env,

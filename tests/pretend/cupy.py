@@ -308,6 +308,8 @@ runtime = SimpleNamespace(
     ipcGetMemHandle=ipcGetMemHandle, ipcOpenMemHandle=ipcOpenMemHandle, ipcCloseMemHandle=ipcCloseMemHandle,
     driverGetVersion=lambda: 13000, getDeviceCount=lambda: 1, getDevice=lambda: 0, deviceGetPCIBusId=lambda number: "0000:00:00.0",
 )  # fmt: skip
+
+
 def current_context() -> int:
     context = ctypes.c_void_p(1)
     if DRIVER is not None:
@@ -323,7 +325,9 @@ class NcclCommunicator:
 
     def __init__(self, size: int, identity: Any, rank: int) -> None:
         with LOCK:
-            self.gate, self.given = self.meetings.setdefault(identity, (threading.Barrier(size, timeout=30), [None] * size))
+            self.gate, self.given = self.meetings.setdefault(
+                identity, (threading.Barrier(size, timeout=30), [None] * size)
+            )
             NcclCommunicator.open += 1
         self.rank = rank
 

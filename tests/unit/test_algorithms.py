@@ -156,7 +156,9 @@ def test_what_is_lent_is_read_where_it_lies(size: int, dtype: str, operation: st
         rank, lent = transport.rank, {}
         mine, own = same_part(arrays, size, rank)[rank], same_part(buffers, size, rank)[rank]
         two_shot = prepared(transport, buffers, how, lent)
-        for start, stop in ([(0, part // 3), (part // 2, part // 2 + 5)], [(7, part)], [(part // 3, own.size)])[rank % 3]:
+        for start, stop in ([(0, part // 3), (part // 2, part // 2 + 5)], [(7, part)], [(part // 3, own.size)])[
+            rank % 3
+        ]:
             lent[start] = mine[start:stop].copy()
             lent[start].flags.writeable = False
             own[start:stop] = 77

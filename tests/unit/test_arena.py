@@ -34,7 +34,11 @@ def test_only_the_file_that_is_meant_is_mapped() -> None:
         assert found is not None
         found[-1] = 7
         assert file.memory[-1] == 7
-        others = replace(file.card, token=bytes(16)), replace(file.card, nbytes=65), replace(file.card, descriptor=1 << 20)
+        others = (
+            replace(file.card, token=bytes(16)),
+            replace(file.card, nbytes=65),
+            replace(file.card, descriptor=1 << 20),
+        )
         assert [attach(other) for other in others] == [None] * 3
     os.close(file.card.descriptor)
     assert attach(None) is None

@@ -48,7 +48,9 @@ def test_bucket_size(env: dict[str, str], nbytes: int) -> None:
 def test_ranks_that_were_told_different_sizes() -> None:
     """If the user sets 25 MiB, that differs from the default of 25 MiB, which the plan may make smaller."""
     sizes = (25 * MB, None)
-    with pytest.raises(HvdliteError, match=r"HVDLITE_BUCKET_MB \(bytes\) differs: rank 0 has 26214400, rank 1 has None"):
+    with pytest.raises(
+        HvdliteError, match=r"HVDLITE_BUCKET_MB \(bytes\) differs: rank 0 has 26214400, rank 1 has None"
+    ):
         run_ranks(2, lambda world: agree_on(world, Config(bucket_bytes=sizes[world.rank])))
 
 
@@ -121,7 +123,13 @@ def test_dynamic_process_sets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_misspelt_settings() -> None:
-    env = {"HVDLITE_ALGORITM": "ring", "HVDLITE_BUCKETS_MB": "1", "HVDLITE_JOB_ID": "x", "HVDLITE_OVERLAP": "1", "A": "b"}
+    env = {
+        "HVDLITE_ALGORITM": "ring",
+        "HVDLITE_BUCKETS_MB": "1",
+        "HVDLITE_JOB_ID": "x",
+        "HVDLITE_OVERLAP": "1",
+        "A": "b",
+    }
     assert misspelt(env) == {"HVDLITE_ALGORITM": "HVDLITE_ALGORITHM", "HVDLITE_BUCKETS_MB": "HVDLITE_BUCKET_MB"}
 
 

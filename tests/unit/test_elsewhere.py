@@ -34,6 +34,8 @@ def test_gradients_come_in_order_after_as_long_a_time(monkeypatch: pytest.Monkey
     nn.functional.cross_entropy(model(inputs), labels).backward()
     order = sorted(range(count), key=lambda index: arrivals[index])
     assert [index for index, _ in seen] == order
-    assert [time for _, time in seen] == pytest.approx([2 * arrivals[index] for index in order])  # the batch is twice as large
+    assert [time for _, time in seen] == pytest.approx(
+        [2 * arrivals[index] for index in order]
+    )  # the batch is twice as large
     shapes = [p.shape for p in task.build().parameters()]
     assert [p.shape for p in model.parameters()] == shapes == [p.grad.shape for p in model.parameters()]

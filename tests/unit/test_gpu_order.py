@@ -35,6 +35,7 @@ WAYS = ["ring", "halving_doubling", "doubling", "shared"]
 def test_sums_are_right_though_nothing_runs_before_its_wait(way: str, aware: bool) -> None:
     for size in (1, 2, 3, 4):
         for length in (0, 1, size + 1, 1000):
+
             def rank_main(lane: Lane, length: int = length) -> Any:
                 return [summed(lane, produced(lane, length), name).get() for name in "abc"]
 
@@ -103,7 +104,9 @@ def test_the_order_of_calls() -> None:
 def test_messages_follow_a_wait_for_the_lanes_stream(way: str) -> None:
     """Before a message of device memory, its rank has waited for its lane's stream or an event of it."""
     streams = on_lanes(2, way, True, lambda lane: summed(lane, produced(lane, 1000)) and lane.host.gpu.stream.ptr)
-    assert bool([entry for entry in cupy.LOG if entry[0] == "message" and entry[2].endswith("cupy")]) == (way != "shared")
+    assert bool([entry for entry in cupy.LOG if entry[0] == "message" and entry[2].endswith("cupy")]) == (
+        way != "shared"
+    )
     for rank, stream in enumerate(streams):
         events = {entry[1] for entry in cupy.LOG if entry[0] == "record" and entry[2] == stream}
         waited = False
@@ -332,7 +335,9 @@ def test_threads_in_mpi_are_waited_for_before_gpus_send(monkeypatch: pytest.Monk
 
     before = threading.Thread(target=gpu_streams.in_mpi, args=(long,))
     before.start()
-    senders = [threading.Thread(target=gpu_streams.in_mpi, args=(send,)) for _ in range(2)]  # neither waits for the other
+    senders = [
+        threading.Thread(target=gpu_streams.in_mpi, args=(send,)) for _ in range(2)
+    ]  # neither waits for the other
     for sender in senders:
         sender.start()
     time.sleep(0.05)

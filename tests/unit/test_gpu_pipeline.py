@@ -46,7 +46,9 @@ def scattered(lane: Lane) -> Any:
     lane.run(request)
     mine = (lane.transport.rank + 1) % lane.transport.size
     found = parts(array, lane.transport.size)[mine].get()
-    return np.array_equal(found, parts(expected(lane.transport.size, LENGTH), lane.transport.size)[mine]), lane.host.gpu.stream.ptr
+    return np.array_equal(
+        found, parts(expected(lane.transport.size, LENGTH), lane.transport.size)[mine]
+    ), lane.host.gpu.stream.ptr
 
 
 def of_rank(rank: int, stream: int) -> list[tuple[str, Any]]:
@@ -74,7 +76,9 @@ def test_a_message_starts_when_the_add_three_chunks_before_is_done(size: int) ->
     results = on_lanes(size, "ring", True, scattered)
     assert all(right for right, _ in results)
     longest = longest_part(np.empty(LENGTH, np.float32), size)
-    count = (size - 1) * len(in_chunks([Step(np.empty(longest), 0, np.empty(longest), 0)], longest, chunk_length(longest, HERE)))
+    count = (size - 1) * len(
+        in_chunks([Step(np.empty(longest), 0, np.empty(longest), 0)], longest, chunk_length(longest, HERE))
+    )
     nbytes = 4 * chunk_length(longest, HERE)
     for rank, (_, stream) in enumerate(results):
         wanted: list[tuple[str, Any]] = []
@@ -86,7 +90,9 @@ def test_a_message_starts_when_the_add_three_chunks_before_is_done(size: int) ->
             assert found == [*wanted, ("add", count)]
         else:
             assert [kind for kind, _ in found] == [kind for kind, _ in [*wanted, ("add", count)]]
-            assert [f for kind, f in found if kind != "message"] == [f for kind, f in [*wanted, ("add", count)] if kind != "message"]
+            assert [f for kind, f in found if kind != "message"] == [
+                f for kind, f in [*wanted, ("add", count)] if kind != "message"
+            ]
 
 
 def test_staged_pieces_are_fetched_behind_the_add_three_chunks_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,14 @@ def test_no_room_on_one_gpu_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyP
         where = gpu_side.gpu_of(cupy.empty(1))
         monkeypatch.setattr(cupy.cuda, "Memory", memory)
         with pytest.raises(HvdliteError, match=r"ranks \[[012]\] have no room"):
-            Reducer(lane, plan([Spec("p", (4000,), "float32", "cuda")], 8 * KB, KB), Reduction(), "r", Departure(False), Memory(where))
+            Reducer(
+                lane,
+                plan([Spec("p", (4000,), "float32", "cuda")], 8 * KB, KB),
+                Reduction(),
+                "r",
+                Departure(False),
+                Memory(where),
+            )
 
     on_lanes(3, "shared", True, rank_main)
 

@@ -12,7 +12,13 @@ from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 
 def test_short_arrays_of_a_dtype_travel_together() -> None:
-    arrays = [np.zeros(3, "f4"), np.zeros(2, "i8"), np.zeros(5, "f4"), np.zeros(SHORT_BYTES + 1, "i1"), np.zeros(4, "i8")]
+    arrays = [
+        np.zeros(3, "f4"),
+        np.zeros(2, "i8"),
+        np.zeros(5, "f4"),
+        np.zeros(SHORT_BYTES + 1, "i1"),
+        np.zeros(4, "i8"),
+    ]
     assert batches(arrays, 1 << 20) == [[0, 2], [1, 4], [3]]
 
 

@@ -17,6 +17,7 @@ from hvdlite.torch.private_api import current_run  # noqa: E402
 
 def test_hooks_are_on_members_alone() -> None:
     """Once, and no longer than their owner lives."""
+
     class Owner:
         pass
 

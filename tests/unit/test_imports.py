@@ -18,6 +18,8 @@ from tests.explained import EXPLAINED
 ROOT = Path(__file__).resolve().parents[2]
 ADAPTERS = ("torch", "tensorflow_graph", "tensorflow", "keras", "numpy")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy")
+
+
 def modules(package: str = "hvdlite") -> dict[str, Path]:
     """All modules of the package, by dotted name."""
     base = ROOT if package == "hvdlite" else ROOT / "launcher"
@@ -113,8 +115,10 @@ def test_the_launcher_imports_nothing_of_hvdlite() -> None:
 
 def test_the_benchmarks_alone_initialize_no_mpi() -> None:
     """As a singleton, Open MPI would leave a file in shared memory, even for `--help`."""
-    python("import hvdlite.bench.__main__\nfrom mpi4py import MPI\nassert not MPI.Is_initialized()\n"
-           "import hvdlite\nhvdlite.init()\nassert hvdlite.size() == 1 and not MPI.Is_initialized()")
+    python(
+        "import hvdlite.bench.__main__\nfrom mpi4py import MPI\nassert not MPI.Is_initialized()\n"
+        "import hvdlite\nhvdlite.init()\nassert hvdlite.size() == 1 and not MPI.Is_initialized()"
+    )
 
 
 def test_only_config_reads_the_environment() -> None:

@@ -257,7 +257,9 @@ def test_whether_counts_are_alike_is_the_same_everywhere(size: int, counts: list
         found: dict[str, bool] = {}
 
         def ask(name: str) -> Request:
-            return Request(Signature("ask", name), lambda lane: found.update({name: lane.equal_counts}), count=counts[rank])
+            return Request(
+                Signature("ask", name), lambda lane: found.update({name: lane.equal_counts}), count=counts[rank]
+            )
 
         names = ["a", "b"] if rank == 0 or not in_rounds else ["b", "a"]
         for handle in [lane.submit(ask(name)) for name in names]:
@@ -448,7 +450,7 @@ def test_an_exception_of_a_signals_handler_at_any_line(method: Any) -> None:
             except KeyboardInterrupt:
                 reached += 1
         found: list[Any] = []
-        caller = threading.Thread(target=lambda: found.append(lane.run(total("y"))))  # noqa: B023
+        caller = threading.Thread(target=lambda: found.append(lane.run(total("y"))))
         caller.start()
         caller.join(5)
         assert found == [1] and not lane.queue.pending and not lane.turn.busy, (method, line)

@@ -57,7 +57,9 @@ def test_what_a_rank_does_not_know_agrees_with_what_others_do() -> None:
 
 
 def model(*lines: str, **more: object) -> Signature:
-    return Signature("plan", "p", (("parameters", tuple(f"{line}: float32[2] on host" for line in lines)), *more.items()))
+    return Signature(
+        "plan", "p", (("parameters", tuple(f"{line}: float32[2] on host" for line in lines)), *more.items())
+    )
 
 
 def test_a_model_that_one_rank_has_loaded_is_the_same() -> None:
@@ -67,7 +69,9 @@ def test_a_model_that_one_rank_has_loaded_is_the_same() -> None:
     assert match([[built], [loaded], [model("time/dense/kernel", *rest[0])]]) == {built.key: None}
     for other in ("dense/bias", "net/kernel", "my_dense/kernel", "kernel", "dense/recurrent_kernel"):
         error = match([[built], [loaded], [model(other, *rest[1])]])[built.key]
-        assert error and str(error).count("\n+") == 2 and f"\n+{other}" in str(error) and "+++ rank 2" in str(error), other
+        assert error and str(error).count("\n+") == 2 and f"\n+{other}" in str(error) and "+++ rank 2" in str(error), (
+            other
+        )
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [
@@ -202,13 +206,20 @@ def test_what_a_leaving_rank_lacks_is_named_as_the_user_called_it() -> None:
     texts = [str(match([[each], [LEAVE]])[each.key]) for each in (load, backward, letter)]
     assert texts[0].startswith("hvd.load_model('best.keras'): rank 1 shut down")
     assert texts[0].endswith("without calling it. It is collective: every rank must call it.")
-    assert texts[1].startswith("gradients of DistributedOptimizer(SGD): rank 1 shut down") and "drop_last=True" in texts[1]
-    assert texts[2].startswith("message 1 from rank 0 to rank 1: rank 1 shut down") and "Each send needs a recv" in texts[2]
+    assert (
+        texts[1].startswith("gradients of DistributedOptimizer(SGD): rank 1 shut down") and "drop_last=True" in texts[1]
+    )
+    assert (
+        texts[2].startswith("message 1 from rank 0 to rank 1: rank 1 shut down")
+        and "Each send needs a recv" in texts[2]
+    )
     assert match([[load], [load._replace(called="hvd.load_model('other.keras')")]]) == {load.key: None}
 
 
 def test_ranks_that_called_one_thing_differently_are_named() -> None:
-    one, other = (Signature("new lane", "optimizer.2 (2)", (("lists", n),), called=f"hvd.{n}") for n in ("load_model", "run"))
+    one, other = (
+        Signature("new lane", "optimizer.2 (2)", (("lists", n),), called=f"hvd.{n}") for n in ("load_model", "run")
+    )
     assert message(one, one, other).startswith("hvd.run on rank 2, hvd.load_model on ranks 0-1: lists differ")
 
 
@@ -234,7 +245,9 @@ def test_the_outermost_call_counts_in_its_thread() -> None:
         assert inner().title() == "hvd.load_model('best.keras')"
         with ThreadPoolExecutor() as pool:
             assert pool.submit(inner).result().title() == "hvd.DistributedOptimizer(SGD)"
-    assert inner().title() == "hvd.DistributedOptimizer(SGD)" and Request(A, lambda lane: None).title() == "allreduce 'a'"
+    assert (
+        inner().title() == "hvd.DistributedOptimizer(SGD)" and Request(A, lambda lane: None).title() == "allreduce 'a'"
+    )
 
 
 def test_a_call_is_no_part_of_what_ranks_compare() -> None:
@@ -276,8 +289,18 @@ def test_names_of_ranks(members: list[int], text: str) -> None:
 
 def test_digests() -> None:
     """Equal signatures have equal digests, any difference changes the digest, and -h fits too: a digest has 62 bits."""
-    different = [A, B, allreduce("a", (4,)), allreduce("a", dtype="int8"), gather("a"), broadcast("a", 0), broadcast("a", 1), LEAVE,
-                 A._replace(round="step 1"), A._replace(round="step 2")]
+    different = [
+        A,
+        B,
+        allreduce("a", (4,)),
+        allreduce("a", dtype="int8"),
+        gather("a"),
+        broadcast("a", 0),
+        broadcast("a", 1),
+        LEAVE,
+        A._replace(round="step 1"),
+        A._replace(round="step 2"),
+    ]
     digests = [signature.digest() for signature in different]
     assert len(set(digests)) == len(different) and all(0 <= digest < 2**62 for digest in digests)
     assert allreduce("a").digest() == A.digest()
@@ -289,7 +312,12 @@ def test_a_request_that_is_used_again_agrees_with_a_new_one() -> None:
     for numbers in ((2, 1), (2, 2), (1, 1), (10**6, 0)):
         new = Request(Signature("gradients", "a", (), Round(words, numbers)), lambda lane: None, flag=0)
         assert again.again(Round(words, numbers), 0) is again
-        assert (again.signature, again.identity.digest, again.key, again.flag) == (new.signature, new.identity.digest, new.key, 0)
+        assert (again.signature, again.identity.digest, again.key, again.flag) == (
+            new.signature,
+            new.identity.digest,
+            new.key,
+            0,
+        )
 
 
 def test_members_of_a_set_go_by_their_global_ranks() -> None:

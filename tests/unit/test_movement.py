@@ -46,7 +46,7 @@ def test_a_broadcast_enters_each_host_once(hosts: tuple[tuple[int, ...], ...]) -
         class Watching(ThreadTransport):
             def send(self, array: np.ndarray, dest: int) -> None:
                 if home[dest] != home[self.rank]:
-                    crossed.append(home[dest])  # noqa: B023
+                    crossed.append(home[dest])
                 super().send(array, dest)
 
         def rank_main(transport: ThreadTransport, root: int = root) -> np.ndarray:
@@ -122,7 +122,9 @@ def test_each_rank_has_its_rows_of_the_sum(size: int, dtype: str) -> None:
 
         def rank_main(transport: ThreadTransport, base: np.ndarray = base) -> np.ndarray:
             mine = (base + transport.rank).astype(kind)
-            result = reductions.own_rows(HostWorkplace(transport, Place(size, False), range(size)), mine, Reduction("sum"))
+            result = reductions.own_rows(
+                HostWorkplace(transport, Place(size, False), range(size)), mine, Reduction("sum")
+            )
             np.testing.assert_array_equal(mine, (base + transport.rank).astype(kind))  # unchanged
             return result
 

@@ -70,7 +70,9 @@ def test_rounds_run_in_the_thread_that_waits(size: int) -> None:
             assert not reducer.progress.begun and not any(reducer.progress.marked)
             assert all((view == size * number).all() for view in reducer.views) and is_idle(reducer.lane)
         assert reducer.lane.turn.thread is None
-        assert reducer.lane.queue.calls == 13 and reducer.lane.queue.callers.keys() >= {threading.get_ident()}  # together with the plan
+        assert reducer.lane.queue.calls == 13 and reducer.lane.queue.callers.keys() >= {
+            threading.get_ident()
+        }  # together with the plan
 
     on_reducers(size, rank_main)
 
@@ -97,7 +99,7 @@ def test_rounds_are_the_same_whatever_else_the_lane_does() -> None:
     for change in observed, in_use, pending, lambda reducer: reducer.requests.clear():
 
         def rank_main(reducer: Reducer, rank: int) -> None:
-            change(reducer)  # noqa: B023
+            change(reducer)
             put(reducer, 2.0)
             assert finish(reducer, 1) is reducer.all_dense and all((view == 4).all() for view in reducer.views)
 
@@ -215,24 +217,24 @@ def test_an_exception_of_a_signals_handler_at_any_line(function: Callable[..., A
         def rank_main(reducer: Reducer, rank: int) -> tuple[bool, bool]:
             lane, raised = reducer.lane, False
             put(reducer, 3.0)
-            with raising_at(function, line):  # noqa: B023
+            with raising_at(function, line):
                 try:
                     finish(reducer, 1)
                 except KeyboardInterrupt:
                     raised = True
-            assert not lane.turn.lent and not lane.turn.busy and not lane.queue.pending, line  # noqa: B023
+            assert not lane.turn.lent and not lane.turn.busy and not lane.queue.pending, line
             if lane.closed is None:
                 reducer.abandon_round(tag(1))
                 reducer.begin_round()
                 put(reducer, 2.0)
                 finish(reducer, 2)
-                assert (reducer.views[0] == 2).all() and is_idle(lane), line  # noqa: B023
+                assert (reducer.views[0] == 2).all() and is_idle(lane), line
                 found: list[int] = []
                 work = Request(Signature("note", "x"), lambda lane: 1)
                 other = threading.Thread(target=lambda: found.append(lane.run(work)))
                 other.start()
                 other.join(5)
-                assert found == [1], line  # noqa: B023
+                assert found == [1], line
             return raised, lane.closed is not None
 
         ((raised, broken),) = on_reducers(1, rank_main)

@@ -99,7 +99,13 @@ def test_who_learns_the_order_leaves_the_trial_to_the_next() -> None:
 
 def test_rounds_without_all_ranks_do_not_count() -> None:
     """The time between them does not count in the next round of all ranks either."""
-    reducer = Reducer(lane := Lane(alone(), Place(1, False)), plan([Spec("p", (4,), "float32")], 64, 64), Reduction(), "r", Departure(None))
+    reducer = Reducer(
+        lane := Lane(alone(), Place(1, False)),
+        plan([Spec("p", (4,), "float32")], 64, 64),
+        Reduction(),
+        "r",
+        Departure(None),
+    )
     assert (trial := reducer.departure.trial) is not None
     lane.host.some_joined = True
     reducer.mark_ready([0], Round("step {}", (0,)))

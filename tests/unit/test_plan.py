@@ -142,7 +142,11 @@ def test_groups_travel_together() -> None:
 
 
 def test_a_group_of_two_dtypes_is_split_by_dtype() -> None:
-    given = [Spec("a", (4,), "float32", group=0), Spec("b", (4,), "float16", group=0), Spec("c", (4,), "float32", group=0)]
+    given = [
+        Spec("a", (4,), "float32", group=0),
+        Spec("b", (4,), "float16", group=0),
+        Spec("c", (4,), "float32", group=0),
+    ]
     made = plan(given, 8 * KB, 1 * KB)
     assert made.slots[0].bucket == made.slots[2].bucket != made.slots[1].bucket
 
@@ -154,7 +158,11 @@ def test_equal_input_gives_equal_plans(seed: int) -> None:
     assert plan(iter(given), 8 * KB, 1 * KB) == plan(list(given), 8 * KB, 1 * KB)
     lines = plan(given, 8 * KB, 1 * KB).lines
     assert len(lines) == len(given)
-    for change in (Spec("p5", (9, 9), "float32"), Spec("p5", given[5].shape, "int8"), Spec("x", given[5].shape, given[5].dtype)):
+    for change in (
+        Spec("p5", (9, 9), "float32"),
+        Spec("p5", given[5].shape, "int8"),
+        Spec("x", given[5].shape, given[5].dtype),
+    ):
         other = plan([*given[:5], change, *given[6:]], 8 * KB, 1 * KB).lines
         assert [a != b for a, b in zip(lines, other, strict=True)] == [i == 5 for i in range(len(given))]
 

@@ -185,7 +185,10 @@ def test_no_other_file_uses_private_names() -> None:
                     and str(node.module).startswith("hvdlite") for alias in node.names}  # fmt: skip
             for node in ast.walk(tree):
                 if isinstance(node, ast.ImportFrom):
-                    assert not str(node.module).startswith(("tensorflow.", "keras.src", "jax._src")), (path, node.lineno)
+                    assert not str(node.module).startswith(("tensorflow.", "keras.src", "jax._src")), (
+                        path,
+                        node.lineno,
+                    )
                 if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
                     owner = ast.unparse(node.value)
                     known = owner in {"self", "cls"} | ours or (owner == "super()" and node.attr == "_moments")

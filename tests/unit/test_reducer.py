@@ -156,7 +156,9 @@ def test_an_abandoned_round_is_none_of_the_trials() -> None:
     def rank_main(reducer: Reducer) -> None:
         mark_all(reducer, 1.0, FIRST)
         reducer.abandon_round(FIRST)
-        assert reducer.departure.trial is not None and reducer.departure.trial.began is None  # otherwise it would count until the next round ends
+        assert (
+            reducer.departure.trial is not None and reducer.departure.trial.began is None
+        )  # otherwise it would count until the next round ends
 
     on_reducers(2, rank_main, overlap=None)
 

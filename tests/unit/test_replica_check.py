@@ -75,7 +75,9 @@ def test_what_differs_when_all_leave(brought: Any, told: list[str]) -> None:
         lane = Lane(transport, Place(2, False))
         for name, value in brought[transport.rank].items():
             values = {("weights", "w"): value}
-            lane.farewell.bring(name, values, lambda everyone, name=name: heard[transport.rank].append((name, everyone)))
+            lane.farewell.bring(
+                name, values, lambda everyone, name=name: heard[transport.rank].append((name, everyone))
+            )
         lane.leave()
 
     run_ranks(2, rank_main)

@@ -25,7 +25,10 @@ def test_the_largest_of_all(size: int) -> None:
         for rank, each in enumerate(ranks):
             each.start((-(1 << 62) + rank, rank - 10 * call, (1 << 62) if rank == call % size else 0, 1, 0))
             assert each.test() == (rank == size - 1)
-        assert all(each.test() and list(each.values) == [-(1 << 62) + size - 1, size - 1 - 10 * call, 1 << 62, 1, 0] for each in ranks)
+        assert all(
+            each.test() and list(each.values) == [-(1 << 62) + size - 1, size - 1 - 10 * call, 1 << 62, 1, 0]
+            for each in ranks
+        )
 
 
 def five(value: int) -> tuple[int, ...]:

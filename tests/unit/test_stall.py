@@ -35,7 +35,9 @@ CHECK = 0.2
 Told = tuple[int, list[Report | None], list[Stall]]
 
 
-def wait(key: str, seconds: float, lane: str = "eager", members: tuple[int, ...] = EVERYONE, working: float = 0.0) -> Wait:
+def wait(
+    key: str, seconds: float, lane: str = "eager", members: tuple[int, ...] = EVERYONE, working: float = 0.0
+) -> Wait:
     return Wait(lane, members, key, seconds, working)
 
 
@@ -48,10 +50,14 @@ def test_who_waits_for_whom() -> None:
     assert stall == Stall("loss", (0, 2), (1,), 70, "loss")
     assert diagnosis.summary(stall) == "loss: ranks 0, 2 have waited 70 s for rank 1"
     assert diagnosis.rows(reports, [stall]) == [("0, 2", "loss", "rank 1, 70 s", "a.py:1"), ("1", "", "", "b.py:2")]
-    assert "Rank 1 is at b.py:2" in diagnosis.letter(reports, [stall]) and "batches" not in diagnosis.letter(reports, [stall])
+    assert "Rank 1 is at b.py:2" in diagnosis.letter(reports, [stall]) and "batches" not in diagnosis.letter(
+        reports, [stall]
+    )
     assert "It is collective: every rank must call it." in diagnosis.letter(reports, [stall])
     of_gradients = dataclasses.replace(stall, title="gradients of DistributedOptimizer(SGD)")
-    assert "batches" in diagnosis.letter(reports, [of_gradients]) and "collective" not in diagnosis.letter(reports, [of_gradients])
+    assert "batches" in diagnosis.letter(reports, [of_gradients]) and "collective" not in diagnosis.letter(
+        reports, [of_gradients]
+    )
 
 
 def test_a_short_wait_is_no_stall() -> None:
@@ -79,6 +85,7 @@ def test_each_waits_for_the_other() -> None:
 
 def test_no_rank_can_go_on() -> None:
     """All ranks answer, all are stuck for longer than a question takes, and none has called an awaited operation."""
+
     def stuck(*waits: Wait) -> Report:
         return Report("a", waits, stuck=True)
 
@@ -98,7 +105,10 @@ def test_only_members_and_the_same_lane_count() -> None:
     mine, other = wait("x", 99, "set", (0, 2)), wait("x", 99, "eager")
     (stall, *rest) = diagnose([Report("a", (mine,)), Report("b"), Report("c")], 60)
     assert stall.lacking == (2,) and not rest
-    assert {s.lacking for s in diagnose([Report("a", (mine,)), Report("b"), Report("c", (other,))], 60)} == {(2,), (0, 1)}
+    assert {s.lacking for s in diagnose([Report("a", (mine,)), Report("b"), Report("c", (other,))], 60)} == {
+        (2,),
+        (0, 1),
+    }
 
 
 def test_a_joined_rank_is_not_waited_for() -> None:
@@ -155,7 +165,10 @@ def test_what_went_wrong_before_a_call_in_a_finally_is_told() -> None:
 
 
 def watched(
-    size: int, function: Callable[[StallWatch, Lane], Any], shutdown: float = float("inf"), told: list[Told] | None = None
+    size: int,
+    function: Callable[[StallWatch, Lane], Any],
+    shutdown: float = float("inf"),
+    told: list[Told] | None = None,
 ) -> list[Told]:
     """Run function(watch, lane) on `size` watched ranks.
 
@@ -263,13 +276,17 @@ def test_past_the_second_limit_all_pending_and_later_calls_fail(capfd: pytest.Ca
             time.sleep(3 * CHECK)
         else:
             request = hang(lane)
-            with pytest.raises(StallError, match=r"(?s)allreduce 'loss': ranks 0, 2 have waited.*for rank 1.*Rank 1 is at"):
+            with pytest.raises(
+                StallError, match=r"(?s)allreduce 'loss': ranks 0, 2 have waited.*for rank 1.*Rank 1 is at"
+            ):
                 request.handle.wait()
         with pytest.raises(StallError):
             lane.run(Request(Signature("allreduce", "next"), lambda lane: None))
 
     assert len(watched(3, rank_main, shutdown=2 * CHECK)) == 2
-    assert "hvdlite: rank 1: the job has stalled" in capfd.readouterr().err  # it waits for nothing, so it reports by itself
+    assert (
+        "hvdlite: rank 1: the job has stalled" in capfd.readouterr().err
+    )  # it waits for nothing, so it reports by itself
 
 
 def test_the_second_limit_is_not_put_off_by_what_was_told_lately() -> None:
@@ -417,7 +434,10 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
     lane.queue.changed.waiting = []
     assert not watch.board.report().stuck
     hang(lane, "accuracy")
-    lane.queue.changed.waiting = [waiter(threading.get_ident()), waiter(thread)]  # the main thread waits by itself, after its step
+    lane.queue.changed.waiting = [
+        waiter(threading.get_ident()),
+        waiter(thread),
+    ]  # the main thread waits by itself, after its step
     assert soon_stuck(watch)
     over.set()
 

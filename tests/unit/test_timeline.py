@@ -34,7 +34,9 @@ def test_the_file_is_json_while_it_grows(tmp_path: Path) -> None:
     assert len(sizes) > 2 and "allreduce.x39" in (tmp_path / "trace").read_text()
 
 
-def test_a_full_disk_ends_the_timeline_only(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_timeline_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of a batch is written, then the disk is full. The file is as before the batch, and the lane goes on."""
     monkeypatch.setattr(timeline, "FLUSH_SECONDS", 60)
     trace = Timeline(str(tmp_path / "trace"))

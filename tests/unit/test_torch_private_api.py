@@ -234,7 +234,9 @@ def test_compiled_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", private_api.NEEDED)
-def test_a_name_that_is_gone_is_an_error_when_an_optimizer_is_attached(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_gone_is_an_error_when_an_optimizer_is_attached(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner, _, attribute = name.rpartition(".")
     without = {name: "for a test", f"{owner}.{attribute}_that_is_gone".strip("."): "for a test"}
     monkeypatch.setattr(private_api, "NEEDED", {name: "for a test"})
@@ -262,4 +264,6 @@ def test_no_other_file_uses_a_name_that_torch_keeps_to_itself() -> None:
                 assert not [alias.name for alias in node.names if alias.name.startswith("_")], path
             name = node.attr if isinstance(node, ast.Attribute) else ""
             own = isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "super()", "cls")
-            assert not name.startswith("_") or name.startswith("__") or name in KNOWN or own, f"{path}: {ast.unparse(node)}"
+            assert not name.startswith("_") or name.startswith("__") or name in KNOWN or own, (
+                f"{path}: {ast.unparse(node)}"
+            )

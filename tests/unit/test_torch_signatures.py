@@ -15,7 +15,9 @@ import hvdlite.torch.functions as functions
 import hvdlite.torch.mpi_ops as mpi_ops
 
 REDUCE = "average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=G"
-COMPRESSED = "average=None, name=None, compression=none, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=G"
+COMPRESSED = (
+    "average=None, name=None, compression=none, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=G"
+)
 SCATTER = "name=None, op=Average, process_set=G, prescale_factor=1.0, postscale_factor=1.0"
 SCATTER_COMPRESSED = "name=None, compression=none, op=Average, process_set=G, prescale_factor=1.0, postscale_factor=1.0"
 SIGNATURES = {

@@ -35,7 +35,10 @@ class Layout:
 
 
 def lay_out(
-    to_be: Planned, ranks: Ranks, gradients: Gradients, settled: Callable[[torch.Tensor], bool | None],
+    to_be: Planned,
+    ranks: Ranks,
+    gradients: Gradients,
+    settled: Callable[[torch.Tensor], bool | None],
     order: Sequence[int] | None,
 ) -> Layout:
     """Make a plan, and share memory with the other ranks. Collective. If this raises, the last plan stays.

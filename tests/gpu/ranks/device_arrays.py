@@ -64,9 +64,18 @@ def check_small_arenas_are_shared_too() -> None:
     lane, here = everyone.new_lane("test", everyone), gpu_side.gpu_of(cupy.zeros(1))
     small = [cupy.asarray(np.full(1000, hvd.rank() + 1.0)) for _ in range(8)]
     for number, array in enumerate(small):
-        reducer = Reducer(lane, plan([Spec("p", (100,), "float32", "cuda")], 40_000, 8_000), Reduction("sum"), f"r{number}", Departure(True), Memory(here))
+        reducer = Reducer(
+            lane,
+            plan([Spec("p", (100,), "float32", "cuda")], 40_000, 8_000),
+            Reduction("sum"),
+            f"r{number}",
+            Departure(True),
+            Memory(here),
+        )
         assert hvd.size() == 1 or reducer.arenas["cuda"].peers is not None, f"CUDA IPC was refused for arena {number}"
-        np.testing.assert_array_equal(hvd.allreduce(array, op=hvd.Sum).get(), np.full(1000, hvd.size() * (hvd.size() + 1) / 2))
+        np.testing.assert_array_equal(
+            hvd.allreduce(array, op=hvd.Sum).get(), np.full(1000, hvd.size() * (hvd.size() + 1) / 2)
+        )
     restart()
 
 
@@ -167,7 +176,9 @@ def check_rounds_of_a_reducer() -> None:
         for count in (3, 12):
             specs = [Spec(f"p{i}", (1000, i + 1), "float32", "cuda" if i % 3 else "host") for i in range(count)]
             layout = plan(specs, 40_000, 8_000)
-            reducer = Reducer(lane, layout, Reduction("sum"), "r", Departure(True), Memory(gpu_side.gpu_of(cupy.asarray(np.ones(1)))))
+            reducer = Reducer(
+                lane, layout, Reduction("sum"), "r", Departure(True), Memory(gpu_side.gpu_of(cupy.asarray(np.ones(1))))
+            )
             for step in range(3):
                 for i in reversed(range(count)):
                     reducer.views[i][...] = i + step + r

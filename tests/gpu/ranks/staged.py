@@ -37,7 +37,9 @@ def check_messages_pass_through_host_memory() -> None:
     assert isinstance(side().transport, StagedTransport), "the MPI takes device pointers"
     rows = hvd.allgather(cupy.asarray(np.full((hvd.rank() + 1, 100_000), hvd.rank())))
     np.testing.assert_array_equal(rows.get()[:, -1], np.repeat(np.arange(hvd.size()), np.arange(hvd.size()) + 1))
-    np.testing.assert_array_equal(hvd.broadcast(cupy.asarray(np.full(10, hvd.rank())), hvd.size() - 1).get(), np.full(10, hvd.size() - 1))
+    np.testing.assert_array_equal(
+        hvd.broadcast(cupy.asarray(np.full(10, hvd.rank())), hvd.size() - 1).get(), np.full(10, hvd.size() - 1)
+    )
 
 
 def check_gpus_share_memory_all_the_same() -> None:

@@ -38,7 +38,7 @@ def check_there_is_one() -> None:
 def check_results_lie_where_tensors_do() -> None:
     for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int64, tf.uint8, tf.bool):
         mine = tf.cast(tf.random.uniform([1000], 0, 2, tf.int32), dtype)
-        for op in ((hvd.Max,) if dtype == tf.bool else (hvd.Sum, hvd.Max)):
+        for op in (hvd.Max,) if dtype == tf.bool else (hvd.Sum, hvd.Max):
             for run in (hvd.allreduce, tf.function(hvd.allreduce)):
                 found = run(mine, op=op)
                 assert lies_on_a_gpu(found) and found.dtype == dtype
@@ -49,7 +49,9 @@ def check_results_lie_where_tensors_do() -> None:
     assert lies_on_a_gpu(rows) and rows.shape[0] == hvd.size() * (hvd.size() + 1) // 2
     with tf.device("CPU:0"):
         assert not lies_on_a_gpu(hvd.allreduce(tf.identity(tf.ones([3]))))
-    np.testing.assert_array_equal(hvd.allreduce(tf.constant([1, 2], tf.int32), op=hvd.Sum), np.array([1, 2]) * hvd.size())
+    np.testing.assert_array_equal(
+        hvd.allreduce(tf.constant([1, 2], tf.int32), op=hvd.Sum), np.array([1, 2]) * hvd.size()
+    )
 
 
 def mismatches(step: Callable[[tf.Tensor], tf.Tensor]) -> int:
@@ -74,8 +76,7 @@ def check_no_race() -> None:
 
 
 def check_gradients_are_reduced_on_the_gpu() -> None:
-    """Gradients of variables on the GPU are reduced there. If one variable of a list is on the host, all pass through it.
-    """
+    """Gradients of variables on the GPU are reduced there. If one variable of a list is on the host, all pass through it."""
     for way in WAYS:
         restart(**way)
         with tf.device("CPU:0"):

@@ -1,5 +1,4 @@
-"""Rank 1 of a guarded job ends as the argument says, or rank 2 too; the others wait for it in a barrier.
-"""
+"""Rank 1 of a guarded job ends as the argument says, or rank 2 too; the others wait for it in a barrier."""
 
 import atexit
 import os

@@ -36,10 +36,15 @@ def require_right_sums() -> None:
             np.testing.assert_array_equal(result, (base * p + p * (p - 1) // 2).astype(kind(name)))
     for op, expected in ((hvd.Min, 1), (hvd.Max, p), (hvd.Product, np.prod(np.arange(p) + 1))):
         np.testing.assert_array_equal(hvd.allreduce(np.full(100, r + 1.0), op=op), np.full(100, float(expected)))
-    assert hvd.allreduce(np.array([r == 0]), op=hvd.Max).all() and (p > 1) != hvd.allreduce(np.array([r == 0]), op=hvd.Min)
+    assert hvd.allreduce(np.array([r == 0]), op=hvd.Max).all() and (p > 1) != hvd.allreduce(
+        np.array([r == 0]), op=hvd.Min
+    )
     for op in (hvd.Min, hvd.Max, hvd.Sum):
         for poisoned in range(p):
-            assert np.isnan(hvd.allreduce(np.array([1.0, np.nan if r == poisoned else r]), op=op)).tolist() == [False, True]
+            assert np.isnan(hvd.allreduce(np.array([1.0, np.nan if r == poisoned else r]), op=op)).tolist() == [
+                False,
+                True,
+            ]
     for length in (3, 3000, 300_000):
         mine = np.random.default_rng(r).standard_normal(length).astype(np.float32)
         everyone = [np.random.default_rng(other).standard_normal(length).astype(np.float32) for other in range(p)]
@@ -246,7 +251,9 @@ def check_setting_that_differs_between_ranks() -> None:
 
 def check_bits_are_the_same_after_a_restart() -> None:
     """A second run, with new communicators and new memory, gives the same bits."""
-    arrays = [np.random.default_rng(hvd.rank()).standard_normal(n).astype(np.float32) for n in (50, 1500, 40_000, 500_000)]
+    arrays = [
+        np.random.default_rng(hvd.rank()).standard_normal(n).astype(np.float32) for n in (50, 1500, 40_000, 500_000)
+    ]
     first = [hvd.allreduce(array).tobytes() for array in arrays]
     restart()
     assert [hvd.allreduce(array).tobytes() for array in arrays] == first

@@ -92,6 +92,7 @@ def check_synchronous_calls_from_threads_in_different_orders() -> None:
 
 def check_one_name_for_two_kinds_in_threads() -> None:
     """Each thread has its own kind of operation under the name, and meets that kind on other ranks in any order."""
+
     def loop(call: Callable[..., Any], expected: Any) -> None:
         for _ in range(50):
             np.testing.assert_array_equal(call(np.ones(1), name="metric"), expected)
@@ -103,7 +104,10 @@ def check_one_name_for_two_kinds_in_threads() -> None:
 
 def check_one_name_for_two_kinds_asynchronously() -> None:
     """A rank has one kind queued when another rank begins with the other kind."""
-    calls = [lambda: hvd.numpy.allreduce_async(np.ones(1), name="both"), lambda: hvd.numpy.allgather_async(np.ones(1), name="both")]
+    calls = [
+        lambda: hvd.numpy.allreduce_async(np.ones(1), name="both"),
+        lambda: hvd.numpy.allgather_async(np.ones(1), name="both"),
+    ]
     order = calls[::-1] if last() else calls
     handles = []
     for call in order:

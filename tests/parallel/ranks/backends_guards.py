@@ -72,9 +72,9 @@ def check_no_built_in_optimizer_passes_the_guard_by() -> None:
         optimizer.build([variable])
         hvd.DistributedOptimizer(optimizer)
         gradient = keras.ops.ones((2, 2))
-        require_error(RuntimeError, lambda: type(optimizer).apply(optimizer, [gradient], [variable]), REFUSED)  # noqa: B023
+        require_error(RuntimeError, lambda: type(optimizer).apply(optimizer, [gradient], [variable]), REFUSED)
         for method in private_api.guards(optimizer):
-            require_error(RuntimeError, lambda: getattr(optimizer, method)([gradient], [variable], 0.1), REFUSED)  # noqa: B023
+            require_error(RuntimeError, lambda: getattr(optimizer, method)([gradient], [variable], 0.1), REFUSED)
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), 1.0)
         optimizer.apply([gradient], [variable])
         assert (keras.ops.convert_to_numpy(variable) != 1.0).all(), kind
@@ -92,7 +92,7 @@ def check_a_stateless_step_without_reduction_is_refused() -> None:
     del optimizer.__dict__["apply"]
     state = [each.value for each in optimizer.variables]
     for apply in (optimizer.stateless_apply, jax.jit(optimizer.stateless_apply)):
-        require_error(RuntimeError, lambda: apply(state, [jax.numpy.ones(3)], [variable.value]), REFUSED)  # noqa: B023
+        require_error(RuntimeError, lambda: apply(state, [jax.numpy.ones(3)], [variable.value]), REFUSED)
 
 
 def check_a_keras_without_the_guarded_method_is_refused() -> None:

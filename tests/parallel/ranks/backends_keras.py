@@ -245,6 +245,7 @@ def check_another_model_on_one_rank() -> None:
 
 def check_broadcast_forgotten() -> None:
     """On PyTorch, different weights are an error in the second step. (On JAX, an epoch hides variables' values.)"""
+
     def build() -> Any:
         trained = model()
         trained.layers[0].bias.assign_add(np.full(8, float(last())))
@@ -301,8 +302,18 @@ def check_fit_goes_on_after_an_error() -> None:
     @hvd.elastic.run
     def train(state: Any) -> None:
         try:
-            trained.fit(x, y, batch_size=4, epochs=3 - state.epoch, verbose=0, callbacks=[
-                hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state, 100), FailOnce()])
+            trained.fit(
+                x,
+                y,
+                batch_size=4,
+                epochs=3 - state.epoch,
+                verbose=0,
+                callbacks=[
+                    hvd.elastic.UpdateEpochStateCallback(state),
+                    hvd.elastic.CommitStateCallback(state, 100),
+                    FailOnce(),
+                ],
+            )
         except Exception:
             if on("jax"):
                 spoil_tokens()

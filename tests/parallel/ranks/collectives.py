@@ -204,7 +204,7 @@ def check_grouped_in_shared_memory() -> None:
         whole = np.ones(2 * size)
         a, b = whole[:size], whole[size:]
         for wrong in ([a, a], [b, a, whole], [a, whole[size - 1 :]]):
-            require_error(ValueError, lambda: hvd.grouped_allreduce_(wrong, op=hvd.Sum), "tensors", "share memory")  # noqa: B023
+            require_error(ValueError, lambda: hvd.grouped_allreduce_(wrong, op=hvd.Sum), "tensors", "share memory")
         both = hvd.grouped_allreduce([a, a], op=hvd.Sum)
         hvd.grouped_allreduce_([b, a, a[:0], a[:0]], op=hvd.Sum)
         assert all((result == hvd.size()).all() for result in (*both, whole))
@@ -317,7 +317,12 @@ def check_large_arrays_in_objects() -> None:
         several = [np.full((rows, k + 1), rank + k, np.float32) for k in range(rank)]
         fixed = np.arange(float(rows)) + rank
         fixed.flags.writeable = False
-        return {"several": several, "fixed": fixed, "turned": np.asfortranarray(np.full((300, 200), rank)), "small": [rank]}
+        return {
+            "several": several,
+            "fixed": fixed,
+            "turned": np.asfortranarray(np.full((300, 200), rank)),
+            "small": [rank],
+        }
 
     mine = given(r)
     everyone = hvd.allgather_object(mine)
@@ -363,9 +368,9 @@ def check_objects_that_cannot_be_pickled() -> None:
 def check_what_is_not_a_number() -> None:
     """Reductions refuse it by name, and the job goes on. Movements accept it."""
     for call in (hvd.allreduce, hvd.allgather, lambda array: hvd.broadcast(array, 0), hvd.alltoall):
-        require_error(TypeError, lambda: call(np.array([None] * hvd.size())), "Python objects", "allgather_object")  # noqa: B023
+        require_error(TypeError, lambda: call(np.array([None] * hvd.size())), "Python objects", "allgather_object")
     for array in (np.array(["a"]), np.array(["2026-01-01"], "M8[D]"), np.zeros(2, "i1,i1")):
-        require_error(TypeError, lambda: hvd.allreduce(array), "Average of", "is not possible")  # noqa: B023
+        require_error(TypeError, lambda: hvd.allreduce(array), "Average of", "is not possible")
     require_error(TypeError, lambda: hvd.allreduce(np.array([1j]), op=hvd.Max), "Max of complex128")
     np.testing.assert_array_equal(hvd.allgather(np.array(["ab"])), ["ab"] * hvd.size())
 
@@ -400,7 +405,11 @@ def check_arrays_that_may_not_be_written() -> None:
     """They are refused before any message: later the other ranks would wait for ever."""
     fixed = np.ones(3)
     fixed.flags.writeable = False
-    for call in (lambda: hvd.allreduce_(fixed), lambda: hvd.broadcast_(fixed, 0), lambda: hvd.broadcast_variables([fixed], 0)):
+    for call in (
+        lambda: hvd.allreduce_(fixed),
+        lambda: hvd.broadcast_(fixed, 0),
+        lambda: hvd.broadcast_variables([fixed], 0),
+    ):
         require_error(ValueError, call, "read-only")
     require_error(TypeError, lambda: numpy.allreduce_([1.0, 2.0]), "takes an array, not [1.0, 2.0]")
     np.testing.assert_array_equal(hvd.allreduce(fixed), fixed)

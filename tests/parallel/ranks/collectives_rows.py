@@ -81,11 +81,11 @@ def check_alltoall() -> None:
     p, r = hvd.size(), hvd.rank()
     last = r == p - 1
     for what, rows in ROWS.items():
-        require_alltoall(lambda a, b: rows(a), False, f"equal parts: {what}")  # noqa: B023
-        require_alltoall(lambda a, b: rows(a), True, f"equal splits: {what}")  # noqa: B023
-        require_alltoall(lambda a, b: rows(a), last, f"equal splits, given on one rank: {what}")  # noqa: B023
-        require_alltoall(lambda a, b: rows(b), True, f"unequal splits: {what}")  # noqa: B023
-        require_alltoall(lambda a, b: rows(a) * (b == 0), True, f"all to rank 0: {what}")  # noqa: B023
+        require_alltoall(lambda a, b: rows(a), False, f"equal parts: {what}")
+        require_alltoall(lambda a, b: rows(a), True, f"equal splits: {what}")
+        require_alltoall(lambda a, b: rows(a), last, f"equal splits, given on one rank: {what}")
+        require_alltoall(lambda a, b: rows(b), True, f"unequal splits: {what}")
+        require_alltoall(lambda a, b: rows(a) * (b == 0), True, f"all to rank 0: {what}")
     require_alltoall(lambda a, b: b if a == p - 1 else 2, last, "unequal splits on one rank, none on the others")
     require_alltoall(lambda a, b: a + b, True, "unequal everywhere")
 
@@ -127,13 +127,17 @@ def check_while_one_is_late() -> None:
 
 def check_scalars() -> None:
     """Scalars have no rows: an error on all ranks. A scalar on one rank only is distinguished from a vector."""
-    for call in (hvd.allgather, lambda x, **name: hvd.gather(x, 0, **name), lambda x, **name: hvd.grouped_allgather([x], **name)):
+    for call in (
+        hvd.allgather,
+        lambda x, **name: hvd.gather(x, 0, **name),
+        lambda x, **name: hvd.grouped_allgather([x], **name),
+    ):
         for kind in (hvd.HvdliteError, ValueError, IndexError):
-            require_error(kind, lambda: call(np.float32(1)), "dimension", "(1,)")  # noqa: B023
-            require_error(kind, lambda: call(3), "dimension")  # noqa: B023
+            require_error(kind, lambda: call(np.float32(1)), "dimension", "(1,)")
+            require_error(kind, lambda: call(3), "dimension")
         if hvd.size() > 1:
             mine = np.ones(()) if last() else np.ones(1)
-            require_mismatch(lambda: call(mine, name="x"), f"rank {hvd.size() - 1} has no dimension", "()")  # noqa: B023
+            require_mismatch(lambda: call(mine, name="x"), f"rank {hvd.size() - 1} has no dimension", "()")
     handle = hvd.allgather_async(np.ones(()))
     require_error(hvd.HvdliteError, lambda: hvd.synchronize(handle), "dimension")
     require_error(ValueError, lambda: ops.grouped_allgather([]), "at least one")

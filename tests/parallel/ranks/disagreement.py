@@ -19,8 +19,15 @@ def others() -> str:
 
 def check_shape() -> None:
     length = 10 if last() else 1
-    require_mismatch(lambda: hvd.allreduce(np.ones(length), name="loss"), "allreduce 'loss'", "shape differs",
-                     f"rank {hvd.size() - 1} has (10,)", f"{others()} ha", "(1,)", "pad, or use allgather")
+    require_mismatch(
+        lambda: hvd.allreduce(np.ones(length), name="loss"),
+        "allreduce 'loss'",
+        "shape differs",
+        f"rank {hvd.size() - 1} has (10,)",
+        f"{others()} ha",
+        "(1,)",
+        "pad, or use allgather",
+    )
 
 
 def check_same_element_count_is_not_enough() -> None:
@@ -32,8 +39,11 @@ def check_same_element_count_is_not_enough() -> None:
 
 def check_dtype() -> None:
     dtype = np.float32 if last() else np.float64
-    for call in (lambda: hvd.allreduce(np.ones(4, dtype), name="w"), lambda: hvd.broadcast(np.ones(4, dtype), 0, name="w"),
-                 lambda: hvd.allgather(np.ones(4, dtype), name="w")):
+    for call in (
+        lambda: hvd.allreduce(np.ones(4, dtype), name="w"),
+        lambda: hvd.broadcast(np.ones(4, dtype), 0, name="w"),
+        lambda: hvd.allgather(np.ones(4, dtype), name="w"),
+    ):
         require_mismatch(call, "dtype differs", f"rank {hvd.size() - 1} has float32", "float64", "cast")
 
 
@@ -41,15 +51,23 @@ def check_operation_and_factors() -> None:
     op = hvd.Sum if last() else hvd.Average
     require_mismatch(lambda: hvd.allreduce(np.ones(4), op=op, name="w"), "operation differs", "Sum", "Average")
     factor = 2.0 if last() else 1.0
-    require_mismatch(lambda: hvd.allreduce(np.ones(4), prescale_factor=factor, name="w"), "prescale_factor differs",
-                     f"rank {hvd.size() - 1} has 2.0", "1.0")
+    require_mismatch(
+        lambda: hvd.allreduce(np.ones(4), prescale_factor=factor, name="w"),
+        "prescale_factor differs",
+        f"rank {hvd.size() - 1} has 2.0",
+        "1.0",
+    )
     require_mismatch(lambda: hvd.allreduce(np.ones(4), postscale_factor=factor, name="w"), "postscale_factor differs")
 
 
 def check_root() -> None:
     root = 1 if last() else 0
-    require_mismatch(lambda: hvd.broadcast(np.ones(4), root, name="w"), "root rank differs",
-                     f"rank {hvd.size() - 1} has 1", "root_rank")
+    require_mismatch(
+        lambda: hvd.broadcast(np.ones(4), root, name="w"),
+        "root rank differs",
+        f"rank {hvd.size() - 1} has 1",
+        "root_rank",
+    )
 
 
 def check_kind() -> None:
@@ -60,8 +78,9 @@ def check_kind() -> None:
 
 def check_rows_of_allgather_may_differ_only_in_number() -> None:
     shape = (2, 4) if last() else (2, 3)
-    require_mismatch(lambda: hvd.allgather(np.ones(shape), name="rows"), "shape after the first dimension differs",
-                     "(4,)", "(3,)")
+    require_mismatch(
+        lambda: hvd.allgather(np.ones(shape), name="rows"), "shape after the first dimension differs", "(4,)", "(3,)"
+    )
     shape = (2, 3, 1) if last() else (2, 3)
     require_mismatch(lambda: hvd.allgather(np.ones(shape), name="rows"), "(3, 1)", "(3,)")
 
@@ -71,7 +90,9 @@ def check_groups() -> None:
     arrays = [np.ones(2), np.ones(3)]
     if last():
         arrays.append(np.ones(1))
-    require_mismatch(lambda: ops.grouped_allreduce_(arrays, name="group"), "grouped_allreduce 'group'", "number of tensors")
+    require_mismatch(
+        lambda: ops.grouped_allreduce_(arrays, name="group"), "grouped_allreduce 'group'", "number of tensors"
+    )
     arrays = [np.ones(2), np.ones(3 + last())]
     require_mismatch(lambda: ops.grouped_allreduce_(arrays, name="group"), "shape of tensor 1", "(3,)", "(4,)")
 
@@ -85,7 +106,9 @@ def check_unnamed_calls_of_different_shapes_in_another_order() -> None:
     """Both calls are errors on every rank, and the next call works."""
     lengths = [3, 4] if last() else [4, 3]
     for length in lengths:
-        require_mismatch(lambda: hvd.allreduce(np.ones(length)), "allreduce (unnamed call ", "shape differs", "(3,)", "(4,)")  # noqa: B023
+        require_mismatch(
+            lambda: hvd.allreduce(np.ones(length)), "allreduce (unnamed call ", "shape differs", "(3,)", "(4,)"
+        )
     handles = [ops.allreduce_.start(np.ones(length)) for length in lengths]
     for handle in handles:
         require_mismatch(handle.wait, "allreduce (unnamed call ", "shape differs", "(3,)", "(4,)")

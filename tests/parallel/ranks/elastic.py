@@ -130,7 +130,9 @@ def check_a_graph_may_tell_any_of_several_errors() -> None:
     for number in range(3):
         elastic.retell(HorovodInternalError(f"allreduce 's{number}': rank 1 left"))
     for number in range(3):
-        assert str(elastic.origin_of(told(f"in a graph: allreduce 's{number}': rank 1 left"))).startswith(f"allreduce 's{number}'")
+        assert str(elastic.origin_of(told(f"in a graph: allreduce 's{number}': rank 1 left"))).startswith(
+            f"allreduce 's{number}'"
+        )
     assert elastic.origin_of(told("something else")) is None
 
 
@@ -187,10 +189,16 @@ def check_changed_hosts_interrupt_all_ranks_at_the_same_commit() -> None:
 
     They get rank 0's state, unless hosts were only removed. Only rank 0's message counts.
     """
-    for change, synced in ((HostUpdateResult.removed, False), (HostUpdateResult.added, True), (HostUpdateResult.mixed, True)):
+    for change, synced in (
+        (HostUpdateResult.removed, False),
+        (HostUpdateResult.added, True),
+        (HostUpdateResult.mixed, True),
+    ):
         order: list[str] = []
         state = state_of(step=0, mine=hvd.rank())
-        state.register_reset_callbacks([lambda order=order: order.append("first"), lambda order=order: order.append("second")])
+        state.register_reset_callbacks(
+            [lambda order=order: order.append("first"), lambda order=order: order.append("second")]
+        )
 
         @elastic.run
         def train(state: ObjectState, change: HostUpdateResult = change, order: list[str] = order) -> int:

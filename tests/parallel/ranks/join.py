@@ -41,7 +41,9 @@ def check_averages_beside_ranks_that_have_joined() -> None:
     p, r = hvd.size(), hvd.rank()
     for dtype in (*averages.FLOATS, *averages.INTEGERS):
         for length in (3, 4913):
-            arrays = [array if other else np.zeros_like(array) for other, array in enumerate(averages.given(p, length, dtype))]
+            arrays = [
+                array if other else np.zeros_like(array) for other, array in enumerate(averages.given(p, length, dtype))
+            ]
             if r != 0:
                 np.testing.assert_array_equal(hvd.allreduce(arrays[r]), averages.average(arrays, p), err_msg=str(dtype))
     require_last(None if p > 1 else 0)
@@ -62,7 +64,9 @@ def check_every_operation_sees_zeros() -> None:
         assert (a == p * (p - 1) // 2).all() and (b == p - 1).all()
         short = [np.full(7, i, ("f4", "i8")[i % 2]) for i in range(30)]  # they travel together
         assert all((each == i * (p - 1)).all() for i, each in enumerate(ops.grouped_allreduce_(short, ops.Sum)))
-        handles = [ops.allreduce_.start(np.full(10, i), ops.Sum, f"x{i}") for i in (range(8) if r % 2 else reversed(range(8)))]
+        handles = [
+            ops.allreduce_.start(np.full(10, i), ops.Sum, f"x{i}") for i in (range(8) if r % 2 else reversed(range(8)))
+        ]
         assert sorted(int(handle.wait()[0]) for handle in handles) == [i * (p - 1) for i in range(8)]
         if p in (2, 4):
             mine = np.zeros(4)
@@ -76,9 +80,12 @@ def check_what_cannot_go_on_is_an_error() -> None:
     p, r = hvd.size(), hvd.rank()
     if r != p - 1 or p == 1:
         calls: list[Callable[[], Any]] = [
-            lambda: hvd.allgather(np.ones(3), name="x"), lambda: hvd.broadcast(np.ones(3), 0, name="x"),
-            lambda: ops.alltoall(np.ones(p), name="x"), lambda: ops.reducescatter(np.ones(p), name="x"),
-            lambda: ops.gather(np.ones(3), 0, name="x"), hvd.barrier,
+            lambda: hvd.allgather(np.ones(3), name="x"),
+            lambda: hvd.broadcast(np.ones(3), 0, name="x"),
+            lambda: ops.alltoall(np.ones(p), name="x"),
+            lambda: ops.reducescatter(np.ones(p), name="x"),
+            lambda: ops.gather(np.ones(3), 0, name="x"),
+            hvd.barrier,
         ]
         for call in calls if p > 1 else []:
             require_error(hvd.MismatchError, call, f"rank {p - 1} has joined", "all-reduces")
@@ -92,7 +99,9 @@ def check_disagreement_while_a_rank_has_joined() -> None:
     if p > 2 and r != 1:
         for turn in range(2):
             mine = np.ones(1 + (r == 0))
-            text = require_error(hvd.MismatchError, lambda: hvd.allreduce(mine, name="loss"), "'loss'", "rank 0 has (2,)")  # noqa: B023
+            text = require_error(
+                hvd.MismatchError, lambda: hvd.allreduce(mine, name="loss"), "'loss'", "rank 0 has (2,)"
+            )
             assert "rank 1 " not in text, turn
             assert hvd.allreduce(np.ones(1), op=hvd.Sum) == p - 1
         order = ["a", "b", "c"] if r % 2 else ["c", "b", "a"]

@@ -69,8 +69,12 @@ def check_rank_that_shuts_down_early() -> None:
     p, r = hvd.size(), hvd.rank()
     for early in range(p if p > 1 else 0):
         if r != early:
-            require_error(hvd.ShutdownError, lambda: hvd.allreduce(np.ones(3), name="loss"), "allreduce 'loss'",
-                          f"rank {early} shut down")
+            require_error(
+                hvd.ShutdownError,
+                lambda: hvd.allreduce(np.ones(3), name="loss"),
+                "allreduce 'loss'",
+                f"rank {early} shut down",
+            )
             handle = ops.allreduce_.start(np.ones(3))
             require_error(hvd.ShutdownError, handle.wait, "shut down")
         hvd.shutdown()

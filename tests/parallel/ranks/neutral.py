@@ -24,19 +24,30 @@ def check_reductions_in_every_form() -> None:
     p, r = hvd.size(), hvd.rank()
     total = p * (p - 1) // 2
     for mine in (np.full((2, 3), r), np.arange(24.0).reshape(4, 6)[::2, ::3] * 0 + r, np.float32(r)):
-        for result in (hvd.allreduce(mine, op=hvd.Sum), hvd.synchronize(hvd.allreduce_async(mine, op=hvd.Sum)),
-                       hvd.grouped_allreduce([mine], op=hvd.Sum)[0],
-                       hvd.synchronize(hvd.grouped_allreduce_async([mine, mine], op=hvd.Sum))[1]):
+        for result in (
+            hvd.allreduce(mine, op=hvd.Sum),
+            hvd.synchronize(hvd.allreduce_async(mine, op=hvd.Sum)),
+            hvd.grouped_allreduce([mine], op=hvd.Sum)[0],
+            hvd.synchronize(hvd.grouped_allreduce_async([mine, mine], op=hvd.Sum))[1],
+        ):
             assert result.shape == np.shape(mine) and (result == total).all()
         assert (mine == r).all()
-    for change in (lambda a: hvd.allreduce_(a, op=hvd.Sum), lambda a: hvd.synchronize(hvd.allreduce_async_(a, op=hvd.Sum)),
-                   lambda a: hvd.grouped_allreduce_([a], op=hvd.Sum)[0],
-                   lambda a: hvd.synchronize(hvd.grouped_allreduce_async_([a], op=hvd.Sum))[0]):
+    for change in (
+        lambda a: hvd.allreduce_(a, op=hvd.Sum),
+        lambda a: hvd.synchronize(hvd.allreduce_async_(a, op=hvd.Sum)),
+        lambda a: hvd.grouped_allreduce_([a], op=hvd.Sum)[0],
+        lambda a: hvd.synchronize(hvd.grouped_allreduce_async_([a], op=hvd.Sum))[0],
+    ):
         whole = np.full((4, 6), r)
         part = whole[::2, 1::2].T
-        assert change(part) is part and (part == total).all() and (whole[1::2] == r).all() and (whole[:, ::2] == r).all()
+        assert (
+            change(part) is part and (part == total).all() and (whole[1::2] == r).all() and (whole[:, ::2] == r).all()
+        )
     for root in range(p):
-        for result in (hvd.reduce(np.full(4, r), root, op=hvd.Sum), hvd.synchronize(hvd.reduce_async(np.full(4, r), root, op=hvd.Sum))):
+        for result in (
+            hvd.reduce(np.full(4, r), root, op=hvd.Sum),
+            hvd.synchronize(hvd.reduce_async(np.full(4, r), root, op=hvd.Sum)),
+        ):
             assert (result == total).all() if r == root else result is None
         for factor in (1.0, 2.0):
             given = np.full((2, 3), float(r))
@@ -44,9 +55,12 @@ def check_reductions_in_every_form() -> None:
             assert (given == r).all() and (result is None or (result == factor * total).all())
             assert result is None or (result.shape == (2, 3) and not np.shares_memory(result, given))
     mine = np.tile(np.arange(p), (2, 1)).T + r
-    for result in (hvd.reducescatter(mine, op=hvd.Sum), hvd.synchronize(hvd.reducescatter_async(mine, op=hvd.Sum)),
-                   hvd.grouped_reducescatter([mine], op=hvd.Sum)[0],
-                   hvd.synchronize(hvd.grouped_reducescatter_async([mine, mine], op=hvd.Sum))[1]):
+    for result in (
+        hvd.reducescatter(mine, op=hvd.Sum),
+        hvd.synchronize(hvd.reducescatter_async(mine, op=hvd.Sum)),
+        hvd.grouped_reducescatter([mine], op=hvd.Sum)[0],
+        hvd.synchronize(hvd.grouped_reducescatter_async([mine, mine], op=hvd.Sum))[1],
+    ):
         assert result.tolist() == [[r * p + total] * 2]
 
 
@@ -63,7 +77,7 @@ def check_tensors_by_name() -> None:
 def check_what_is_no_handle() -> None:
     for wrong in ("loss", None, [1], np.ones(1), torch.ones(1)):
         for call in (hvd.synchronize, hvd.poll):
-            require_error(TypeError, lambda: call(wrong), "_async", f"not {type(wrong).__name__}")  # noqa: B023
+            require_error(TypeError, lambda: call(wrong), "_async", f"not {type(wrong).__name__}")
     handle = hvd.allreduce_async(np.ones(2))
     assert (hvd.synchronize(np.int64(handle)) == 1).all() and hvd.synchronize(handle) is None
 
@@ -73,21 +87,38 @@ def check_movement_of_every_dtype_in_every_form() -> None:
     for name in (*MOVED, "bfloat16"):
         kind = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
         mine, everyone = np.full((r + 1, 2), r).astype(kind), np.repeat(np.arange(p), np.arange(p) + 1).astype(kind)
-        for result in (hvd.allgather(mine), hvd.synchronize(hvd.allgather_async(mine)), hvd.grouped_allgather([mine])[0],
-                       hvd.synchronize(hvd.grouped_allgather_async([mine]))[0]):
+        for result in (
+            hvd.allgather(mine),
+            hvd.synchronize(hvd.allgather_async(mine)),
+            hvd.grouped_allgather([mine])[0],
+            hvd.synchronize(hvd.grouped_allgather_async([mine]))[0],
+        ):
             assert result.dtype == kind and (result == everyone[:, None]).all()
         for root in {0, p - 1}:
             for result in (hvd.gather(mine, root), hvd.synchronize(hvd.gather_async(mine, root))):
                 assert result is None if r != root else result.dtype == kind and (result == everyone[:, None]).all()
             given = np.arange(2 * p + 1).astype(kind) if r == root else None
             start = sum(rows_of(other, 2 * p + 1) for other in range(r))
-            for result in (hvd.scatter(given, root), hvd.synchronize(hvd.scatter_async(given if r == root else 0, root))):
-                assert result.dtype == kind and (result == np.arange(start, start + rows_of(r, 2 * p + 1)).astype(kind)).all()
+            for result in (
+                hvd.scatter(given, root),
+                hvd.synchronize(hvd.scatter_async(given if r == root else 0, root)),
+            ):
+                assert (
+                    result.dtype == kind
+                    and (result == np.arange(start, start + rows_of(r, 2 * p + 1)).astype(kind)).all()
+                )
                 assert given is None or not np.shares_memory(result, given)
             copy = np.full(3, r).astype(kind)
             for result in (hvd.broadcast(copy, root), hvd.synchronize(hvd.broadcast_async(copy, root))):
-                assert result.dtype == kind and (result == np.array(root).astype(kind)).all() and (copy == np.array(r).astype(kind)).all()
-            assert hvd.synchronize(hvd.broadcast_async_(copy, root)) is copy and (copy == np.array(root).astype(kind)).all()
+                assert (
+                    result.dtype == kind
+                    and (result == np.array(root).astype(kind)).all()
+                    and (copy == np.array(r).astype(kind)).all()
+                )
+            assert (
+                hvd.synchronize(hvd.broadcast_async_(copy, root)) is copy
+                and (copy == np.array(root).astype(kind)).all()
+            )
             assert hvd.broadcast_(copy, root) is copy
         sent = np.full(2 * p, r).astype(kind)
         expected = np.repeat(np.arange(p), 2).astype(kind)
@@ -111,9 +142,13 @@ def check_scatter_refusals() -> None:
 @at_sizes(2, 3, 4)
 def check_mismatches() -> None:
     mine = np.ones((2, 2 + last()))
-    for call, words in ((lambda: hvd.alltoall(mine, [0] * hvd.size(), name="w"), "alltoall 'w'"), (lambda: hvd.gather(mine, 0, name="w"), "gather 'w'"),
-                        (lambda: hvd.reduce(mine, 0, name="w"), "reduce 'w'"), (lambda: hvd.reducescatter(mine, name="w"), "reducescatter 'w'"),
-                        (lambda: hvd.grouped_allgather([mine], name="w"), "grouped_allgather 'w'")):
+    for call, words in (
+        (lambda: hvd.alltoall(mine, [0] * hvd.size(), name="w"), "alltoall 'w'"),
+        (lambda: hvd.gather(mine, 0, name="w"), "gather 'w'"),
+        (lambda: hvd.reduce(mine, 0, name="w"), "reduce 'w'"),
+        (lambda: hvd.reducescatter(mine, name="w"), "reducescatter 'w'"),
+        (lambda: hvd.grouped_allgather([mine], name="w"), "grouped_allgather 'w'"),
+    ):
         require_mismatch(call, words, "shape", "(2,)" if "gather" in words or "alltoall" in words else "(2, 2)")
     factor = 2.0 if last() else 1.0
     require_mismatch(lambda: hvd.reducescatter(np.ones(4), prescale_factor=factor, name="w"), "prescale_factor differs")
@@ -153,7 +188,7 @@ def check_what_nobody_can_send() -> None:
     held = {"w": np.ones(2), "names": np.array([None, "a"])}
     require_error(TypeError, lambda: hvd.broadcast_variables(held, 0), "names: an array of Python objects")
     for given, what in ((3, "array 0 is of type int"), ({"w": held["w"], "x": [1.0]}, "x is of type list")):
-        require_error(TypeError, lambda: hvd.broadcast_variables(given, 0), "a dict or sequence of arrays", what)  # noqa: B023
+        require_error(TypeError, lambda: hvd.broadcast_variables(given, 0), "a dict or sequence of arrays", what)
     require_error(TypeError, lambda: hvd.DistributedOptimizer(5), "hvdlite.numpy has no DistributedOptimizer()")
     assert hvd.allreduce(np.ones(1), op=hvd.Sum) == hvd.size()
 
@@ -174,7 +209,9 @@ def check_lengths_around_those_that_pass_through_shared_memory() -> None:
             assert (hvd.broadcast(pattern + r + turn, turn % p) == pattern + np.uint8(turn % p + turn)).all()
             mine = pattern[: nbytes - r * 1000] + np.uint8(r + turn)
             parts = np.split(hvd.allgather(mine), np.cumsum([nbytes - o * 1000 for o in range(p - 1)]))
-            assert all((part == pattern[: nbytes - o * 1000] + np.uint8(o + turn)).all() for o, part in enumerate(parts))
+            assert all(
+                (part == pattern[: nbytes - o * 1000] + np.uint8(o + turn)).all() for o, part in enumerate(parts)
+            )
             splits = [(nbytes - r * 1000) // p - 10 * d for d in range(p)]
             rows, received = hvd.alltoall(mine, splits)
             assert received.tolist() == [(nbytes - o * 1000) // p - 10 * r for o in range(p)]
@@ -214,6 +251,9 @@ def check_more_elements_than_a_c_int_counts() -> None:
     transport.piece = PIECE
     for length, kind in ((2**31 + 5, np.uint8), (2**30 + 1, np.int16)):
         pieces = transport.pieces(np.empty(length, kind))
-        assert max(piece.nbytes for piece in pieces) <= PIECE < 2**31 and sum(piece.nbytes for piece in pieces) == length * kind().itemsize
+        assert (
+            max(piece.nbytes for piece in pieces) <= PIECE < 2**31
+            and sum(piece.nbytes for piece in pieces) == length * kind().itemsize
+        )
         addresses = [piece.__array_interface__["data"][0] for piece in pieces]
         assert all(b - a == PIECE for a, b in itertools.pairwise(addresses))

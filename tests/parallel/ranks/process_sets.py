@@ -52,7 +52,11 @@ def check_static_sets() -> None:
             assert s.rank() == s.ranks.index(r) and total(s) == sum(s.ranks)
         else:
             require_error(ValueError, s.rank, f"rank {r} is not a member")
-            for call in (lambda: total(s), lambda: hvd.barrier(s), lambda: hvd.broadcast(np.ones(1), s.ranks[0], process_set=s)):  # noqa: B023
+            for call in (
+                lambda: total(s),
+                lambda: hvd.barrier(s),
+                lambda: hvd.broadcast(np.ones(1), s.ranks[0], process_set=s),
+            ):
                 require_error(ValueError, call, f"rank {r} is not a member")
     hvd.barrier()
     hvd.shutdown()
@@ -78,7 +82,9 @@ def check_every_collective_in_a_set() -> None:
             require_error(ValueError, lambda: hvd.broadcast(mine, 0, process_set=s), "root_rank=0")
         rows, received = ops.alltoall(np.full(n, r), process_set=s)
         assert rows.tolist() == members and received.tolist() == [1] * n
-        require_error(ValueError, lambda: ops.alltoall(np.full(n, r), [1] * (n + 1), process_set=s), f"{n} whole numbers")
+        require_error(
+            ValueError, lambda: ops.alltoall(np.full(n, r), [1] * (n + 1), process_set=s), f"{n} whole numbers"
+        )
         assert ops.reducescatter(np.arange(n), ops.Sum, process_set=s).tolist() == [place * n]
         assert ops.grouped_allreduce_([mine.copy()], ops.Sum, process_set=s)[0] == sum(members)
         assert hvd.allgather_object(r, process_set=s) == members
@@ -112,7 +118,7 @@ def check_mismatch_in_a_set() -> None:
     if r in s.ranks:
         for turn in range(2):
             mine = np.ones(1 + (r == 1))
-            text = require_error(hvd.MismatchError, lambda: hvd.allreduce(mine, name="loss", process_set=s), "'loss'")  # noqa: B023
+            text = require_error(hvd.MismatchError, lambda: hvd.allreduce(mine, name="loss", process_set=s), "'loss'")
             assert "rank 1 has (2,)" in text and f"rank {p - 1} has (1,)" in text, turn
             assert total(s) == p
     assert total(hvd.global_process_set) == p * (p - 1) / 2
@@ -164,20 +170,20 @@ def check_adding_and_removing() -> None:
     assert runtime.current().dynamic and "HOROVOD_DYNAMIC_PROCESS_SETS" not in os.environ
     require_error(ValueError, lambda: hvd.add_process_set(range(p)), "already")
     for bad in ([], [p], [-1, 0], [0, 0]):
-        require_error(ValueError, lambda: hvd.add_process_set(bad), "each once")  # noqa: B023
+        require_error(ValueError, lambda: hvd.add_process_set(bad), "each once")
     require_error(ValueError, lambda: hvd.add_process_set(["0"]), "integers")
     assert hvd.remove_process_set(hvd.global_process_set) is False
     assert hvd.remove_process_set(hvd.ProcessSet([0])) is False
     for _ in range(3 if p > 1 else 0):
         first, last = hvd.add_process_set([0]), hvd.add_process_set(hvd.ProcessSet([p - 1, 0]) if p > 2 else [1])
         assert (first.process_set_id, last.process_set_id) == (1, 2) and first.ranks == [0]
-        require_error(ValueError, lambda: hvd.add_process_set(last), "already")  # noqa: B023
+        require_error(ValueError, lambda: hvd.add_process_set(last), "already")
         require_error(ValueError, lambda: hvd.add_process_set([0]), "already")
         for s in (first, last):
             assert r not in s.ranks or total(s) == sum(s.ranks)
         assert hvd.remove_process_set(first) is True and first.process_set_id is None
         assert hvd.remove_process_set(first) is False
-        require_error(ValueError, lambda: total(first), "ranks=[0]", "not registered", "hvd.add_process_set()")  # noqa: B023
+        require_error(ValueError, lambda: total(first), "ranks=[0]", "not registered", "hvd.add_process_set()")
         assert r not in last.ranks or total(last) == sum(last.ranks)
         again = hvd.add_process_set(first)
         assert again is first and first.process_set_id == 1 and (r != 0 or total(first) == 0)
@@ -228,7 +234,7 @@ def check_sets_that_init_refuses() -> None:
         bad += [[hvd.ProcessSet([0]), hvd.ProcessSet([1]), hvd.ProcessSet([0])], [hvd.ProcessSet([min(r, 1)])]]
     for sets in bad:
         hvd.shutdown()
-        require_error(ValueError, lambda: hvd.init(process_sets=sets), f"item {len(sets) - 1}")  # noqa: B023
+        require_error(ValueError, lambda: hvd.init(process_sets=sets), f"item {len(sets) - 1}")
         assert not hvd.is_initialized() and sets[-1].process_set_id is None
     if p > 1:
         sets = [hvd.ProcessSet([0])] * (1 + (r == 0))
@@ -237,7 +243,7 @@ def check_sets_that_init_refuses() -> None:
     require_error(ValueError, lambda: hvd.init(process_sets=7), "ProcessSet", "not 7")
     require_error(ValueError, lambda: hvd.init(process_sets="static"), "'dynamic'")
     for words in ("text", 5, [0.5], None):
-        require_error(ValueError, lambda: hvd.ProcessSet(words), "integers")  # noqa: B023
+        require_error(ValueError, lambda: hvd.ProcessSet(words), "integers")
     hvd.init()
     assert total(hvd.global_process_set) == p * (p - 1) / 2
 
@@ -290,7 +296,7 @@ def check_a_job_of_some_of_the_ranks() -> None:
     hvd.shutdown()
     some = list(range(p - 1, 0, -1)) or [0]
     for bad in ([p], [0, 0], [0, "1"]):
-        require_error(ValueError, lambda: hvd.init(comm=bad), "each once")  # noqa: B023
+        require_error(ValueError, lambda: hvd.init(comm=bad), "each once")
     if r in some:
         hvd.init(comm=some)
         assert (hvd.rank(), hvd.size()) == (some.index(r), len(some))

@@ -52,7 +52,7 @@ def check_fit_without_the_callback() -> None:
     for compiled in ({}, {"run_eagerly": True}, {"steps_per_execution": 3}):
         with begin():
             optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
-            refused(lambda: fit(optimizer, share(), 3, own_model, **compiled))  # noqa: B023
+            refused(lambda: fit(optimizer, share(), 3, own_model, **compiled))
 
 
 def check_a_fit_with_the_callback_cares_for_itself_alone() -> None:
@@ -134,7 +134,9 @@ def check_several_rounds_before_the_broadcast() -> None:
     require_same_bits(weights(trained))
     with begin():
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
-        unbuilt = keras.Sequential([keras.layers.Dense(1, kernel_initializer=keras.initializers.RandomNormal(seed=hvd.rank()))])
+        unbuilt = keras.Sequential(
+            [keras.layers.Dense(1, kernel_initializer=keras.initializers.RandomNormal(seed=hvd.rank()))]
+        )
         unbuilt.compile(optimizer, "mse", steps_per_execution=4)
         callbacks = [keras_hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
         unbuilt.fit(np.ones((32, 4)), np.ones((32, 1)), batch_size=4, verbose=0, callbacks=callbacks)
@@ -269,7 +271,9 @@ def check_warned_instead() -> None:
                 hvd.DistributedGradientTape(tape, replica_check="warn").gradient(loss, trained.trainable_variables)
         assert len(told) == (hvd.size() > 1 and hvd.rank() == 0) and all("kernel (variable 0)" in text for text in told)
         fit(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), replica_check="off"), share(), 3, own_model)
-        require_error(ValueError, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), replica_check="loud"), "'loud'")
+        require_error(
+            ValueError, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), replica_check="loud"), "'loud'"
+        )
 
 
 def check_local_layers_may_differ() -> None:

@@ -49,7 +49,9 @@ def train(trained: Any, callbacks: list[Any], optimizer: Any = None, epochs: int
     trained.compile(optimizer, "mse", **{"metrics": ["mae"], **arguments})
     x, y = data()
     x, y = x[share()], y[share()]
-    return trained.fit(x, y, batch_size=BATCH // hvd.size(), epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+    return trained.fit(
+        x, y, batch_size=BATCH // hvd.size(), epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks
+    )
 
 
 def check_broadcast_at_the_beginning() -> None:
@@ -62,6 +64,7 @@ def check_broadcast_at_the_beginning() -> None:
 
 def check_what_a_callback_restores_afterwards() -> None:
     """One rank's callback restores weights when training begins; weights also change between two fits."""
+
     class Restore(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
             for variable in self.model.trainable_variables:
@@ -91,6 +94,7 @@ def check_attaching_after_a_fit() -> None:
 
 def check_a_train_step_with_variables_of_its_own() -> None:
     """The user's train_step builds the optimizer, with a variable that the model does not know."""
+
     class Scaled(keras.Sequential):
         def train_step(self, batch: Any) -> dict[str, Any]:
             x, y = batch
@@ -118,6 +122,7 @@ def check_ranks_with_other_numbers_of_steps() -> None:
 
 def check_a_rank_that_stops_early() -> None:
     """A metric of one rank that stops this rank is an error; with an averaged metric all ranks stop."""
+
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = logs["mine"] > 0.4
@@ -137,6 +142,7 @@ def check_a_rank_that_stops_early() -> None:
 
 def check_a_rank_that_ends_an_epoch_early() -> None:
     """A rank ends an epoch early (TerminateOnNaN, a shorter generator): an error, after which all ranks can train."""
+
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.model.stop_training = batch == 2 and last()
@@ -154,6 +160,7 @@ def check_a_rank_that_ends_an_epoch_early() -> None:
 
 def check_weights_that_drift_apart_are_found_out() -> None:
     """One rank trains with a different learning rate."""
+
     class Faster(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if epoch == 1 and last():
@@ -165,6 +172,7 @@ def check_weights_that_drift_apart_are_found_out() -> None:
 
 def check_accumulation_by_hand_is_not_training_alone() -> None:
     """An optimizer that is not the model's own steps at every second batch."""
+
     class Slow(keras.Sequential):
         def train_step(self, batch: Any) -> dict[str, Any]:
             x, y = batch
@@ -198,7 +206,9 @@ def check_local_variables_are_kept() -> None:
     before = np.array(bias)
     train(trained, [hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[bias])], optimizer)
     np.testing.assert_array_equal(bias, before)
-    require_error(ValueError, lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["bias"]), "str")
+    require_error(
+        ValueError, lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["bias"]), "str"
+    )
 
 
 def check_a_layer_that_one_rank_alone_has() -> None:
@@ -218,7 +228,12 @@ def check_a_layer_that_one_rank_alone_has() -> None:
 def check_training_alone_is_found_out() -> None:
     """The optimizer is not distributed, or train_step bypasses its apply."""
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-    require_error(RuntimeError, lambda: train(model(), [callback], keras.optimizers.SGD(0.1)), "trains alone", "DistributedOptimizer")
+    require_error(
+        RuntimeError,
+        lambda: train(model(), [callback], keras.optimizers.SGD(0.1)),
+        "trains alone",
+        "DistributedOptimizer",
+    )
 
     class Other(keras.Sequential):
         def train_step(self, batch: Any) -> dict[str, Any]:
@@ -237,6 +252,7 @@ def check_training_alone_is_found_out() -> None:
 
 def check_an_optimizer_around_another() -> None:
     """An optimizer calls another one, but not its apply: only the outer optimizer can be distributed."""
+
     class Around(keras.optimizers.Optimizer):  # type: ignore[misc]
         def __init__(self, inner: Any) -> None:
             super().__init__(learning_rate=0.05)
@@ -531,8 +547,9 @@ def check_local_layers() -> None:
 def check_values() -> None:
     rank, size = hvd.rank(), hvd.size()
     np.testing.assert_allclose(hvd.allreduce(float(rank)), (size - 1) / 2)
-    np.testing.assert_allclose(hvd.allreduce(np.full(3, rank, "float32"), op=hvd.Sum, compression=hvd.Compression.fp16),
-                               [sum(range(size))] * 3)
+    np.testing.assert_allclose(
+        hvd.allreduce(np.full(3, rank, "float32"), op=hvd.Sum, compression=hvd.Compression.fp16), [sum(range(size))] * 3
+    )
     np.testing.assert_allclose(hvd.allgather([float(rank)]), range(size))
     np.testing.assert_allclose(hvd.broadcast([float(rank)], 1), [1.0])
     np.testing.assert_allclose(hvd.reducescatter(np.ones((size, 2), "float32"), op=hvd.Sum), [[size] * 2])
@@ -575,6 +592,7 @@ def pair(first: Any, second: Any, rows: Any = None, batch: int = BATCH, begin: A
 def check_a_model_with_two_optimizers() -> None:
     """The two networks train like one process from the first step. An optimizer that is not distributed is an
     error. State restored on rank 0 alone reaches all ranks."""
+
     def momentum() -> Any:
         return keras.optimizers.SGD(0.05, momentum=0.9)
 
@@ -593,7 +611,9 @@ def check_a_model_with_two_optimizers() -> None:
 
     require_same_bits(weights(pair(first, second, share(), BATCH // hvd.size(), restore)))
     if hvd.size() > 1:
-        require_error(HvdliteError, lambda: pair(distributed(), momentum(), share()[hvd.rank() :], 2), "differ", "variable 2")
+        require_error(
+            HvdliteError, lambda: pair(distributed(), momentum(), share()[hvd.rank() :], 2), "differ", "variable 2"
+        )
 
 
 def check_weights_that_a_process_set_trains_may_differ() -> None:
@@ -624,9 +644,9 @@ def check_backups_on_one_rank_are_refused_with_the_cure() -> None:
 
             def fit(*more: Any) -> Any:
                 backup = keras.callbacks.BackupAndRestore(f"{folder}/backup/{hvd.rank()}")
-                kept = [backup] if everywhere or hvd.rank() == 0 else []  # noqa: B023
+                kept = [backup] if everywhere or hvd.rank() == 0 else []
                 callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), *kept, *more]
-                return net.fit(x, y, epochs=3, verbose=0, callbacks=callbacks)  # noqa: B023
+                return net.fit(x, y, epochs=3, verbose=0, callbacks=callbacks)
 
             require_error(KeyboardInterrupt, lambda: fit(Interrupt()))
             if everywhere:

@@ -24,6 +24,7 @@ def check_fit() -> None:
 
 def check_a_loop_with_a_tape() -> None:
     """An optimizer without a step gets its state; so do variables in a dict or a module."""
+
     class Part(tf.Module):
         def __init__(self, value: float) -> None:
             super().__init__()
@@ -38,13 +39,25 @@ def check_a_loop_with_a_tape() -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name if hvd.rank() == 0 else "/nowhere/at/all") / "run"
         hvd.barrier()
-        net, optimizer, part, several = model(), OPTIMIZERS["Adam"](), Part(0.1), {"a": tf.Variable(3), "b": tf.Variable([1.5])}
+        net, optimizer, part, several = (
+            model(),
+            OPTIMIZERS["Adam"](),
+            Part(0.1),
+            {"a": tf.Variable(3), "b": tf.Variable([1.5])},
+        )
         train(net, optimizer, 3)
-        hvd.save(path, net=net, optimizer=optimizer, part=part, several=several, best=np.float32(0.5), history=[(1, 2.0)])
+        hvd.save(
+            path, net=net, optimizer=optimizer, part=part, several=several, best=np.float32(0.5), history=[(1, 2.0)]
+        )
         train(net, optimizer, 3)
         wanted = [np.array(each.numpy()) for each in [*net.weights, *optimizer.variables]]
 
-        net, optimizer, part, several = model(), OPTIMIZERS["Adam"](), Part(0.0), {"a": tf.Variable(0), "b": tf.Variable([0.0])}
+        net, optimizer, part, several = (
+            model(),
+            OPTIMIZERS["Adam"](),
+            Part(0.0),
+            {"a": tf.Variable(0), "b": tf.Variable([0.0])},
+        )
         net.set_weights([each * hvd.rank() for each in net.get_weights()])
         found = hvdlite.load(path, net=net, optimizer=optimizer, part=part, several=several)
         assert found == {"best": 0.5, "history": [(1, 2.0)]}
@@ -56,5 +69,7 @@ def check_a_loop_with_a_tape() -> None:
         require_same_bits(values)
         lonely = OPTIMIZERS["Adam"]()
         require_error(ValueError, lambda: hvd.load(path, optimizer=lonely), "optimizer has no state yet", "build(")
-        require_error(ValueError, lambda: hvd.load(path, part=[tf.Variable([1.0])]), "part: ", "[1], and [2] in the file")
+        require_error(
+            ValueError, lambda: hvd.load(path, part=[tf.Variable([1.0])]), "part: ", "[1], and [2] in the file"
+        )
         hvd.barrier()

@@ -190,6 +190,7 @@ def check_results_are_the_users() -> None:
 
 def check_indexed_slices() -> None:
     """Rank r adds r + 1 to rows 0 and r + 1."""
+
     def build(values: Any, rows: Any) -> Any:
         slices = tf.IndexedSlices(values, rows, tf.constant([hvd.size() + 1, 2], tf.int64))
         total = hvd.allreduce(slices, op=hvd.Sum)
@@ -218,6 +219,7 @@ def check_indexed_slices() -> None:
 def check_indexed_slices_that_differ() -> None:
     """Ranks with other dense shapes or operations fail, also if a shape is known only when the graph runs. One rank may
     have an unknown shape."""
+
     def total(rows: Any, op: hvd.Op = hvd.Sum) -> Any:
         shape = None if rows is None else tf.stack([rows, 2])
         return hvd.allreduce(tf.IndexedSlices(tf.ones((1, 2)), [2], shape), op=op, name="slices")
@@ -227,8 +229,10 @@ def check_indexed_slices_that_differ() -> None:
         found = call(None if last() else tf.constant(3))
         assert set(np.asarray(found.indices).tolist()) == {2}  # with a GPU each row occurs once
         np.testing.assert_array_equal(tf.reduce_sum(found.values, axis=0), [hvd.size()] * 2)
-        for different in (lambda c=call: c(tf.constant(4 if last() else 3)),
-                          lambda c=call: c(3, hvd.Average if last() else hvd.Sum)):
+        for different in (
+            lambda c=call: c(tf.constant(4 if last() else 3)),
+            lambda c=call: c(3, hvd.Average if last() else hvd.Sum),
+        ):
             try:
                 different()
                 assert hvd.size() == 1
@@ -242,17 +246,24 @@ def check_compression() -> None:
     third = np.full(3, 1 / 3, np.float32)
     for compression, dtype in ((hvd.Compression.fp16, np.float16), (hvd.Compression.bf16, tf.bfloat16.as_numpy_dtype)):
         require(lambda x, c=compression: [hvd.allreduce(x, compression=c, op=hvd.Sum)], [mine()], [everyones().sum(0)])
-        require(lambda x, c=compression: [hvd.allreduce(x, compression=c, op=hvd.Max)], [third],
-                [third.astype(dtype).astype(np.float32)])
+        require(
+            lambda x, c=compression: [hvd.allreduce(x, compression=c, op=hvd.Max)],
+            [third],
+            [third.astype(dtype).astype(np.float32)],
+        )
 
 
 def check_facts_at_run_time() -> None:
-    require(lambda: [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()], [],
-            [np.int32(hvd.rank()), np.int32(hvd.size()), np.int32(hvd.local_rank()), np.int32(hvd.local_size())])
+    require(
+        lambda: [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()],
+        [],
+        [np.int32(hvd.rank()), np.int32(hvd.size()), np.int32(hvd.local_rank()), np.int32(hvd.local_size())],
+    )
 
 
 def check_session_order_does_not_matter() -> None:
     """A session runs independent operations in any order in few threads; ranks match them by name."""
+
     def build(x: Any) -> Any:
         order = range(8) if hvd.rank() % 2 else reversed(range(8))  # ranks build different graphs
         results = {i: hvd.allreduce(x * i, op=hvd.Sum, name=f"number.{i}") for i in order}
@@ -265,7 +276,12 @@ def check_session_order_does_not_matter() -> None:
 def check_variables() -> None:
     variables = [tf.Variable(mine()), tf.Variable([hvd.rank()]), tf.Variable(bool(hvd.rank()))]
     hvd.broadcast_variables(variables, root_rank=hvd.size() - 1)
-    require(lambda: [variables[0].value(), variables[1].value()], [], [everyones()[-1], np.array([hvd.size() - 1], np.int32)], [eager])
+    require(
+        lambda: [variables[0].value(), variables[1].value()],
+        [],
+        [everyones()[-1], np.array([hvd.size() - 1], np.int32)],
+        [eager],
+    )
     assert bool(variables[2]) == (hvd.size() > 1)
     variables[0].assign(mine())
 
@@ -343,14 +359,35 @@ def require_failure(kind: type[Exception], mode: Any, build: Build, values: Sequ
 def check_mismatch_is_failed_precondition() -> None:
     for mode in MODES:
         values = np.ones(10 if last() else 1, np.float32)
-        require_failure(tf.errors.FailedPreconditionError, mode, lambda x: [hvd.allreduce(x, name="loss")], [values],
-                        "allreduce 'loss'", "shape differs", f"rank {hvd.size() - 1} has (10,)", "(1,)", "pad")
+        require_failure(
+            tf.errors.FailedPreconditionError,
+            mode,
+            lambda x: [hvd.allreduce(x, name="loss")],
+            [values],
+            "allreduce 'loss'",
+            "shape differs",
+            f"rank {hvd.size() - 1} has (10,)",
+            "(1,)",
+            "pad",
+        )
         values = np.ones(3, np.float64 if last() else np.float32)
-        require_failure(tf.errors.FailedPreconditionError, mode, lambda x: [hvd.allgather(x, name="loss")], [values],
-                        "dtype differs", "float64", "float32")
+        require_failure(
+            tf.errors.FailedPreconditionError,
+            mode,
+            lambda x: [hvd.allgather(x, name="loss")],
+            [values],
+            "dtype differs",
+            "float64",
+            "float32",
+        )
         root = int(last())
-        require_failure(tf.errors.FailedPreconditionError, mode, lambda x, root=root: [hvd.broadcast(x, root, name="b")],
-                        [np.ones(3)], "root rank differs")
+        require_failure(
+            tf.errors.FailedPreconditionError,
+            mode,
+            lambda x, root=root: [hvd.broadcast(x, root, name="b")],
+            [np.ones(3)],
+            "root rank differs",
+        )
 
 
 def check_gathered_scalars_are_failed_precondition() -> None:
@@ -362,29 +399,49 @@ def check_gathered_scalars_are_failed_precondition() -> None:
 def check_bad_arguments() -> None:
     splits = np.full(hvd.size(), 7, np.int32)
     for mode in MODES:
-        require_failure(tf.errors.InvalidArgumentError, mode, lambda x, s: hvd.alltoall(x, s), [np.ones(3), splits],
-                        "splits add up to")
+        require_failure(
+            tf.errors.InvalidArgumentError,
+            mode,
+            lambda x, s: hvd.alltoall(x, s),
+            [np.ones(3), splits],
+            "splits add up to",
+        )
     require_failure(tf.errors.InvalidArgumentError, eager, lambda x: [hvd.reducescatter(x)], [np.float32(1)])
     require_failure(tf.errors.InvalidArgumentError, eager, lambda x: [hvd.broadcast(x, 99)], [np.ones(3)], "99")
     require_failure(ValueError, eager, lambda x: [hvd.allreduce(x, average=True, op=hvd.Sum)], [np.ones(3)])
     require_failure(RuntimeError, eager, lambda: [hvd.broadcast_global_variables(0)], [], "broadcast_variables")
-    require_error(TypeError, lambda: hvd.broadcast_variables([tf.ones(1)]), "EagerTensor is no model, optimizer or variable")
+    require_error(
+        TypeError, lambda: hvd.broadcast_variables([tf.ones(1)]), "EagerTensor is no model, optimizer or variable"
+    )
     for parts in (tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense(tf.ones((1, 2)))):
-        for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, partial(hvd.broadcast, root_rank=0)):
-            require_error(TypeError, lambda: call(parts), "cannot be sent: send its parts")  # noqa: B023
-        require_error(TypeError, lambda: hvd.grouped_allgather([parts]), "cannot be sent: send its parts")  # noqa: B023
+        for call in (
+            hvd.allreduce,
+            hvd.allgather,
+            hvd.alltoall,
+            hvd.reducescatter,
+            partial(hvd.broadcast, root_rank=0),
+        ):
+            require_error(TypeError, lambda: call(parts), "cannot be sent: send its parts")
+        require_error(TypeError, lambda: hvd.grouped_allgather([parts]), "cannot be sent: send its parts")
 
 
 def check_strings_are_refused() -> None:
     """All collectives refuse strings with one sentence, before anything moves."""
     text, several = tf.constant(["a"] * hvd.size()), [tf.constant(["a"])]
-    calls = [hvd.allreduce, hvd_keras.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, partial(hvd.broadcast, root_rank=0)]
+    calls = [
+        hvd.allreduce,
+        hvd_keras.allreduce,
+        hvd.allgather,
+        hvd.alltoall,
+        hvd.reducescatter,
+        partial(hvd.broadcast, root_rank=0),
+    ]
     grouped = [hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter]
     given = [(calls, text), (grouped, several), ([hvd.broadcast_variables], [tf.Variable(["a"])])]
     for call, what in ((call, what) for calls, what in given for call in calls):
-        require_error(TypeError, lambda: call(what), "an array of Python objects cannot be sent")  # noqa: B023
+        require_error(TypeError, lambda: call(what), "an array of Python objects cannot be sent")
         if call is not hvd.broadcast_variables:
-            graph = tf.function(lambda: call(what), autograph=False)  # noqa: B023
+            graph = tf.function(lambda: call(what), autograph=False)
             require_error(tf.errors.InvalidArgumentError, graph, "an array of Python objects cannot be sent")
     assert hvd.allreduce(tf.ones(1), op=hvd.Sum).numpy() == hvd.size()
 

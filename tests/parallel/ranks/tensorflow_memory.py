@@ -26,7 +26,9 @@ def reduced(variables: list[tf.Variable]) -> float:
     with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
         loss = tf.add_n([tf.reduce_sum(v * v) for v in variables]) * (hvd.rank() + 1)
     grads = tape.gradient(loss, variables)
-    assert all((grad == 2 * value * (hvd.size() + 1) / 2).numpy().all() for grad, value in zip(grads, variables, strict=True))
+    assert all(
+        (grad == 2 * value * (hvd.size() + 1) / 2).numpy().all() for grad, value in zip(grads, variables, strict=True)
+    )
     return float(grads[0][0, 0])
 
 
@@ -85,6 +87,7 @@ def check_an_optimizer_attached_anew() -> None:
 
 def check_graphs_that_are_no_more() -> None:
     """Graphs with collectives are freed, also if the collectives are differentiated once or by nested tapes."""
+
     def trace(weight: tf.Variable) -> Any:
         @tf.function  # type: ignore[untyped-decorator]
         def step(x: tf.Tensor) -> tf.Tensor:

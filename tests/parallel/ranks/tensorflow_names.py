@@ -161,5 +161,5 @@ def check_before_init() -> None:
         require_error(kind, call, "hvd.init()")
     for call in (hvd.allgather, lambda x: hvd.broadcast(x, 0), hvd.alltoall, hvd.reducescatter,
                  lambda x: hvd.grouped_allreduce([x])):  # fmt: skip
-        require_error(tf.errors.FailedPreconditionError, lambda: call(tf.ones(2)), "hvd.init()")  # noqa: B023
+        require_error(tf.errors.FailedPreconditionError, lambda: call(tf.ones(2)), "hvd.init()")
     hvd.init()

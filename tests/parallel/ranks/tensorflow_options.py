@@ -43,8 +43,10 @@ def check_fit_eagerly_and_many_steps_at_once() -> None:
 
 def check_options_see_averaged_gradients() -> None:
     """Clipping, EMA, weight decay, and Keras' own accumulation."""
-    for options in ({"global_clipnorm": 0.1, "use_ema": True, "ema_overwrite_frequency": 4, "weight_decay": 0.1},
-                    {"clipnorm": 0.05, "gradient_accumulation_steps": 2}):
+    for options in (
+        {"global_clipnorm": 0.1, "use_ema": True, "ema_overwrite_frequency": 4, "weight_decay": 0.1},
+        {"clipnorm": 0.05, "gradient_accumulation_steps": 2},
+    ):
         both(lambda options=options: keras.optimizers.SGD(0.05, momentum=0.9, **options))
 
 
@@ -78,7 +80,9 @@ def check_a_sparse_gradient_that_no_rank_has() -> None:
         return [table.numpy()]
 
     expected = train(keras.optimizers.SGD(0.1, momentum=0.9))
-    require_close(train(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))), expected, "None in two steps")
+    require_close(
+        train(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))), expected, "None in two steps"
+    )
 
 
 def check_arguments() -> None:
@@ -92,7 +96,9 @@ def check_arguments() -> None:
     together = fit(hvd.DistributedOptimizer(summed, op=hvd.Sum), share(), BATCH // hvd.size())
     require_close(weights(together), expected, "Sum")
     for given in (None, keras.optimizers.SGD(0.01)):
-        require_error(TypeError, lambda: hvd.DistributedGradientTape(given), "takes a tf.GradientTape", type(given).__name__)  # noqa: B023
+        require_error(
+            TypeError, lambda: hvd.DistributedGradientTape(given), "takes a tf.GradientTape", type(given).__name__
+        )
 
 
 class Scaled:
@@ -133,8 +139,11 @@ def check_several_passes_per_step() -> None:
         return
     for eagerly in (False, True):
         together = both(
-            OPTIMIZERS["momentum"], batch=BATCH // hvd.size() // 2, compiled={"run_eagerly": eagerly},
-            backward_passes_per_step=2, average_aggregated_gradients=True,
+            OPTIMIZERS["momentum"],
+            batch=BATCH // hvd.size() // 2,
+            compiled={"run_eagerly": eagerly},
+            backward_passes_per_step=2,
+            average_aggregated_gradients=True,
         )
         assert int(together.optimizer.iterations) == 4 * STEPS
 
@@ -197,14 +206,24 @@ def check_replicas_are_refused() -> None:
     optimizer, weight = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), keras.Variable([1.0])
     strategy = unittest.mock.Mock(num_replicas_in_sync=2)
     with unittest.mock.patch.object(tf.distribute, "get_strategy", lambda: strategy):
-        require_error(NotImplementedError, lambda: optimizer.apply([tf.constant([1.0])], [weight]), "2 replicas", "one process per")
+        require_error(
+            NotImplementedError,
+            lambda: optimizer.apply([tf.constant([1.0])], [weight]),
+            "2 replicas",
+            "one process per",
+        )
     np.testing.assert_array_equal(weight, [1.0])
 
 
 def check_keras_2_is_told() -> None:
     kind = type("Adam", (), {"__module__": "tf_keras.src.optimizers.adam"})
     for module in (hvd, hvd_keras):
-        require_error(TypeError, lambda module=module: module.DistributedOptimizer(kind()), "Adam is of Keras 2", "DistributedGradientTape")
+        require_error(
+            TypeError,
+            lambda module=module: module.DistributedOptimizer(kind()),
+            "Adam is of Keras 2",
+            "DistributedGradientTape",
+        )
 
 
 def check_one_mistake_is_one_kind_of_error() -> None:
@@ -219,10 +238,10 @@ def check_one_mistake_is_one_kind_of_error() -> None:
         (ValueError, {"compression": 3}), (ValueError, {"gradient_predivide_factor": 0}), (TypeError, {"process_set": 3}),
     ]:  # fmt: skip
         for way in ways.values():
-            require_error(kind, lambda: way(**given))  # noqa: B023
+            require_error(kind, lambda: way(**given))
     for nothing in (5, keras.layers.Dense(1)):
         for module in (hvd, hvd_keras):
-            require_error(TypeError, lambda: module.DistributedOptimizer(nothing),  # noqa: B023
+            require_error(TypeError, lambda: module.DistributedOptimizer(nothing),
                           "takes a", "first, not a", type(nothing).__name__)  # fmt: skip
 
 
@@ -255,6 +274,7 @@ def check_sparse_gradients() -> None:
 
 def check_mixed_precision() -> None:
     """With a LossScaleOptimizer, the user's or one that compile() adds, all ranks skip a step together."""
+
     def build() -> Any:
         keras.config.set_dtype_policy("mixed_float16")
         try:
@@ -312,6 +332,7 @@ def check_names_that_keras_invents_do_not_matter() -> None:
 def check_a_model_that_one_rank_loaded() -> None:
     """A loaded model has other names than a built one. Weights and the optimizer's state come from rank 0. A batch norm over
     all ranks counts as the same layer."""
+
     def build() -> Any:
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(4), hvd.SyncBatchNormalization(), keras.layers.Dense(2)]
@@ -336,6 +357,7 @@ def check_a_model_that_one_rank_loaded() -> None:
 
 def check_layers_of_layers_that_one_rank_loaded() -> None:
     """Without a callback. The file's names lack the enclosing layers; one layer has sparse gradients."""
+
     def build() -> Any:
         keras.utils.set_random_seed(hvd.rank())
         layers = keras.layers
@@ -362,6 +384,7 @@ def check_layers_of_layers_that_one_rank_loaded() -> None:
 
 def check_a_model_that_one_rank_alone_has_built() -> None:
     """Keras reports a user's model as built, though build() could not create the weights of its layers."""
+
     class Mine(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -385,7 +408,9 @@ def check_xla_is_refused() -> None:
     """Without the callback that turns XLA off, the first step raises an error."""
     if hvd.size() > 1:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
-        require_error(RuntimeError, lambda: fit(optimizer, share(), BATCH // hvd.size(), jit_compile=True), "jit_compile=False")
+        require_error(
+            RuntimeError, lambda: fit(optimizer, share(), BATCH // hvd.size(), jit_compile=True), "jit_compile=False"
+        )
 
 
 def check_batch_norm_over_all_ranks() -> None:

@@ -47,7 +47,9 @@ def check_both_ways_to_resume_count_epochs() -> None:
         places, rates = [(1, 4), (3, 0)], []
 
         @hvd.elastic.run
-        def train(state: Any, first: bool = first, model: Any = model, places: Any = places, rates: Any = rates) -> None:
+        def train(
+            state: Any, first: bool = first, model: Any = model, places: Any = places, rates: Any = rates
+        ) -> None:
             fit(model, [
                 FailAt(places, state),
                 hvd.callbacks.LearningRateScheduleCallback(1.0, lambda epoch: 0.5**epoch, momentum_correction=False),

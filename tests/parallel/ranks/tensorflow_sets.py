@@ -29,14 +29,18 @@ def check_collectives_in_a_set() -> None:
         np.testing.assert_array_equal(hvd.process_set_included_op(odd.process_set_id), int(rank != 1))
         np.testing.assert_array_equal(hvd.process_set_included_op(7), -3)
         if rank == 1:
-            require_error(tf.errors.InvalidArgumentError, lambda: hvd.allreduce(tf.ones(1), process_set=odd), "not a member")
+            require_error(
+                tf.errors.InvalidArgumentError, lambda: hvd.allreduce(tf.ones(1), process_set=odd), "not a member"
+            )
             return
         x = tf.constant([float(rank)])
         for mode in (lambda f: f(), lambda f: tf.function(f)()):
             np.testing.assert_array_equal(mode(lambda: hvd.allreduce(x, process_set=odd)), [1.0])
             np.testing.assert_array_equal(mode(lambda: hvd.allgather(x, process_set=odd)), [0.0, 2.0])
             np.testing.assert_array_equal(mode(lambda: hvd.broadcast(x, 2, process_set=odd)), [2.0])
-            np.testing.assert_array_equal(mode(lambda: hvd.reducescatter(tf.stack([x, x]), op=hvd.Sum, process_set=odd)), [[2.0]])
+            np.testing.assert_array_equal(
+                mode(lambda: hvd.reducescatter(tf.stack([x, x]), op=hvd.Sum, process_set=odd)), [[2.0]]
+            )
             np.testing.assert_array_equal(mode(lambda: hvd.alltoall(tf.concat([x, x], 0), process_set=odd)), [0.0, 2.0])
         variable = tf.Variable(x)
         hvd.broadcast_variables([variable], 2, process_set=odd)
@@ -209,7 +213,7 @@ def check_a_set_that_is_not_registered() -> None:
             if without not in name:
                 require_error(ValueError, call, "not registered", "hvd.add_process_set()")
         for broadcast in (hvd.broadcast_variables, hvd.broadcast_):
-            require_error(ValueError, lambda: broadcast([variable], 0, **no), "not registered")  # noqa: B023
+            require_error(ValueError, lambda: broadcast([variable], 0, **no), "not registered")
         require_error(TypeError, lambda: hvd.broadcast(tf.ones(2), 0, process_set=3), "must be an hvd.ProcessSet")
 
     variable = tf.Variable([1.0])

@@ -136,7 +136,7 @@ def check_second_derivatives() -> None:
         # d/dw of (r+1) (w^3 + 3 w^2), averaged
         np.testing.assert_allclose(call(lambda tape: tape), (3 * weight**2 + 6 * weight) * (hvd.size() + 1) / 2)
         if hvd.size() > 1:
-            require_error(NotImplementedError, lambda: call(hvd.DistributedGradientTape), "plain tf.GradientTape")  # noqa: B023
+            require_error(NotImplementedError, lambda: call(hvd.DistributedGradientTape), "plain tf.GradientTape")
 
 
 def check_partial_tape() -> None:
@@ -199,8 +199,11 @@ def train_v1(make: Callable[[], Any], rows: Any, distribute: bool, **arguments: 
 
 def check_v1() -> None:
     train = v1.train
-    for make in (lambda: train.GradientDescentOptimizer(0.05), lambda: train.MomentumOptimizer(0.05, 0.9),
-                 lambda: train.AdamOptimizer(0.01, epsilon=1e-3)):
+    for make in (
+        lambda: train.GradientDescentOptimizer(0.05),
+        lambda: train.MomentumOptimizer(0.05, 0.9),
+        lambda: train.AdamOptimizer(0.01, epsilon=1e-3),
+    ):
         expected = alone(lambda make=make: train_v1(make, slice(None), distribute=False))
         require_close(train_v1(make, share(), distribute=True), expected, "v1")
 
@@ -208,7 +211,9 @@ def check_v1() -> None:
 def check_v1_reference_variables() -> None:
     """With the variables of `disable_v2_behavior()`; one of them has no gradient."""
     with tf.Graph().as_default():
-        used, unused = (v1.get_variable(name, initializer=[1.0, 2.0], use_resource=False) for name in ("used", "unused"))
+        used, unused = (
+            v1.get_variable(name, initializer=[1.0, 2.0], use_resource=False) for name in ("used", "unused")
+        )
         optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
         step = optimizer.minimize(tf.reduce_sum(used * float(hvd.rank())), var_list=[used, unused])
         with v1.Session() as session:
@@ -239,6 +244,7 @@ def check_v1_counts_every_pass() -> None:
 
 def check_v1_with_its_shapes() -> None:
     """After `disable_v2_behavior()`, as in old scripts, shapes consist of `Dimension`s instead of ints."""
+
     def train(rows: Any, distribute: bool) -> list[np.ndarray]:
         v1.disable_v2_tensorshape()
         try:
@@ -301,7 +307,9 @@ def check_two_optimizers_in_one_session() -> None:
     with tf.Graph().as_default():
         ws = [v1.get_variable(f"w{i}", initializer=np.zeros(2, np.float32)) for i in range(2)]
         ops = [
-            hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0)).minimize(tf.reduce_sum(w * (hvd.rank() + i)))
+            hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0)).minimize(
+                tf.reduce_sum(w * (hvd.rank() + i))
+            )
             for i, w in enumerate(ws)
         ]
         with v1.Session() as session:

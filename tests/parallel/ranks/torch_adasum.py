@@ -16,7 +16,9 @@ def check_steps_are_combined() -> None:
     for compression in (hvd.Compression.none, hvd.Compression.fp16):
         optimizer = torch.optim.SGD([own, common, frozen], lr=1.0)
         if p & (p - 1):
-            require_error(NotImplementedError, lambda: hvd.DistributedOptimizer(optimizer, op=hvd.Adasum), "power of two")  # noqa: B023
+            require_error(
+                NotImplementedError, lambda: hvd.DistributedOptimizer(optimizer, op=hvd.Adasum), "power of two"
+            )
             return
         optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Adasum, compression=compression)
         with torch.no_grad():
@@ -28,7 +30,7 @@ def check_steps_are_combined() -> None:
             loss.backward()
             assert own.grad[r] == r + 1 and (common.grad == 2).all()
             optimizer.synchronize()
-            assert optimizer.step(lambda: loss) is loss  # noqa: B023
+            assert optimizer.step(lambda: loss) is loss
             assert own.tolist() == [-step * (i + 1.0) for i in range(p)] and (common == -2 * step).all()
         assert (frozen == 1).all()
 
@@ -98,6 +100,7 @@ def check_grad_scaler() -> None:
 @at_sizes(2, 4)
 def check_grad_scaler_after_a_step_that_raises() -> None:
     """It may go on with the next, and the rank's gradients are there."""
+
     def refuse(*_: object) -> None:
         raise ValueError("as if a hook of the user's had failed")
 
@@ -107,7 +110,7 @@ def check_grad_scaler_after_a_step_that_raises() -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
         hook = optimizer.register_step_pre_hook(refuse)
         scaler.scale((w * factor).sum()).backward()
-        require_error(ValueError, lambda: scaler.step(optimizer), "as if")  # noqa: B023
+        require_error(ValueError, lambda: scaler.step(optimizer), "as if")
         assert w.grad is not None and bool(w.grad.isfinite().all()) == (factor == 1)
         hook.remove()
         for _ in range(2):
@@ -145,8 +148,13 @@ def check_rules() -> None:
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=hvd.Adasum)
     if p > 1:
         require_error(AssertionError, lambda: optimizer.skip_synchronize(), "Adasum")
-        require_error(NotImplementedError, lambda: hvd.DistributedOptimizer(
-            torch.optim.SGD([w], lr=1.0), op=hvd.Adasum, process_set=hvd.ProcessSet([0])), "global")
+        require_error(
+            NotImplementedError,
+            lambda: hvd.DistributedOptimizer(
+                torch.optim.SGD([w], lr=1.0), op=hvd.Adasum, process_set=hvd.ProcessSet([0])
+            ),
+            "global",
+        )
     require_error(RuntimeError, lambda: hvd.DistributedOptimizer(optimizer, op=hvd.Adasum), "attached already")
     hvd.shutdown()
     hvd.init()

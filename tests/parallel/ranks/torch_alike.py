@@ -47,7 +47,7 @@ def check_broadcast_forgotten() -> None:
         net = model(seed=hvd.rank()).to(memory_format=layout)
         optimizer = attach(net)
         for _ in range(2):
-            refused(lambda: backward(net, optimizer), "weights: 0.weight and 3 more", "broadcast_parameters")  # noqa: B023
+            refused(lambda: backward(net, optimizer), "weights: 0.weight and 3 more", "broadcast_parameters")
         hvd.broadcast_parameters(net.state_dict(), root_rank=0)
         for _ in range(2):
             step(net, optimizer)
@@ -62,7 +62,7 @@ def check_one_element() -> None:
             attached = hvd.DistributedOptimizer(torch.optim.SGD([trained, p], lr=1.0), [("trained", trained), ("p", p)])
             with torch.no_grad():
                 p[-1] += last()
-            refused(lambda: trained.sum().backward(), "p differs between", f"rank {hvd.size() - 1}")  # noqa: B023
+            refused(lambda: trained.sum().backward(), "p differs between", f"rank {hvd.size() - 1}")
             attached.zero_grad()
 
 
@@ -92,15 +92,15 @@ def check_weights_moved_for_a_while() -> None:
         optimizer = attach(net)
 
         def sharpness_aware() -> None:
-            with optimizer.no_sync():  # noqa: B023
-                backward(net, optimizer)  # noqa: B023
-            here = {p: p.detach().clone() for p in net.parameters()}  # noqa: B023
+            with optimizer.no_sync():
+                backward(net, optimizer)
+            here = {p: p.detach().clone() for p in net.parameters()}
             for p in here:
                 p.data.add_(p.grad, alpha=0.1)
-            backward(net, optimizer)  # noqa: B023
+            backward(net, optimizer)
             for p, value in here.items():
                 p.data.copy_(value)
-            optimizer.step()  # noqa: B023
+            optimizer.step()
 
         if apart:
             refused(sharpness_aware, "weights: 0.weight and 3 more", "broadcast_parameters")
@@ -154,7 +154,7 @@ def require_told(told: list[str], *words: str) -> None:
 def check_soon() -> None:
     """Within twice as many steps as it took the ranks to come apart."""
     for number, found in ((1, 2), (2, 4), (9, 16)):
-        told = steps(20, lambda step: 0.01 if step >= number else 0.1)  # noqa: B023
+        told = steps(20, lambda step: 0.01 if step >= number else 0.1)
         require_told(told, f"after {found} steps the ranks train different models", "lr of param_groups[0] is ",
                      f"0.01 on rank {hvd.size() - 1}", "hvd.allreduce(loss)")  # fmt: skip
         hvd.init()
@@ -210,7 +210,9 @@ def check_scheduler_restored_on_one_rank() -> None:
 def check_when_the_job_ends() -> None:
     """What came apart after the last comparison; also in weights that no step has used yet."""
     told = steps(40, lambda step: 0.01 if step >= 35 else 0.1)
-    require_told(told, "when the job ended, after 40 steps, the ranks had", "weights: 0.weight and 3", "lr of param_groups")
+    require_told(
+        told, "when the job ended, after 40 steps, the ranks had", "weights: 0.weight and 3", "lr of param_groups"
+    )
     net = model()
     optimizer = attach(net)
     step(net, optimizer)
@@ -292,13 +294,13 @@ def check_other_words_than_others() -> None:
     for op in (hvd.Average, *((hvd.Adasum,) if hvd.size() in (2, 4) else ())):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         refused(
-            lambda: hvd.DistributedOptimizer(optimizer, op=op, replica_check="off" if last() else "warn"),  # noqa: B023
+            lambda: hvd.DistributedOptimizer(optimizer, op=op, replica_check="off" if last() else "warn"),
             "replica_check differs", "has off", "Give the same replica_check=",
         )  # fmt: skip
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for wrong in ("", "loud", True, 0):
         words = f"replica_check={wrong!r} must be one of", '"error", "warn", "off"'
-        require_error(ValueError, lambda: hvd.DistributedOptimizer(optimizer, replica_check=wrong), *words)  # noqa: B023
+        require_error(ValueError, lambda: hvd.DistributedOptimizer(optimizer, replica_check=wrong), *words)
 
 
 def check_what_horovods_tests_do() -> None:

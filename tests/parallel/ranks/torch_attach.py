@@ -132,7 +132,7 @@ def check_optimizers_that_share_some_parameters() -> None:
                 loss_of([trunk, heads[0]]).backward()
                 require_grads([trunk, heads[0]], expected)
                 for others in ([heads[1], trunk], [trunk], [heads[0]]) if hvd.size() > 1 else ():
-                    require_error(ValueError, lambda: attach(others, op=op), "1 parameters", "SGD", "all", "delete")  # noqa: B023
+                    require_error(ValueError, lambda: attach(others, op=op), "1 parameters", "SGD", "all", "delete")
                 optimizer.step()
                 require_grads([trunk, heads[0]], expected)
             optimizer.zero_grad()
@@ -231,7 +231,7 @@ def check_an_optimizer_that_would_take_some_during_a_backward() -> None:
 
         hook = params[0].register_post_accumulate_grad_hook(take)
         if hvd.size() > 1:
-            require_error(ValueError, lambda: loss_of(params, hvd.rank() + 1).backward(), "1 parameters")  # noqa: B023
+            require_error(ValueError, lambda: loss_of(params, hvd.rank() + 1).backward(), "1 parameters")
         hook.remove()
         for _ in range(2):
             optimizer.zero_grad()
@@ -375,7 +375,9 @@ def check_named_parameters() -> None:
     make = lambda: torch.optim.SGD(net.parameters(), lr=0.1)  # noqa: E731
     named = list(net.named_parameters())
     require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), net.parameters()), "pairs")
-    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), [("a", named[0][1]), ("a", named[1][1])]), "repeated", "a")
+    require_error(
+        ValueError, lambda: hvd.DistributedOptimizer(make(), [("a", named[0][1]), ("a", named[1][1])]), "repeated", "a"
+    )
     require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), named[:1]), "leaves out 1 of", "2 parameters")
     require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), [(None, p) for _, p in named]), "pairs")
     require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), named, groups=[1]), "lists of parameters")

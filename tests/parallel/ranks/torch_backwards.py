@@ -23,7 +23,7 @@ def check_exception_in_backward() -> None:
         broken = [False]
 
         def maybe(grad: torch.Tensor) -> None:
-            if broken[0]:  # noqa: B023
+            if broken[0]:
                 raise KeyError("in the middle")
 
         for step in range(6):
@@ -54,19 +54,19 @@ def check_exceptions_at_different_places() -> None:
                 raise ArithmeticError
 
             hook = failing.register_post_accumulate_grad_hook(fail) if failing is not None else None
-            optimizer.zero_grad(to_none)  # noqa: B023
+            optimizer.zero_grad(to_none)
             try:
                 loss = torch.zeros(())
-                for p in params:  # noqa: B023
+                for p in params:
                     loss = loss * 1.0 + p.sum()
                 (loss * factor * (hvd.rank() + 1)).backward()
             finally:
                 if hook is not None:
                     hook.remove()
-            optimizer.step()  # noqa: B023
+            optimizer.step()
 
         step(1.0)
-        require_error(ArithmeticError, lambda: step(1000.0, params[0 if hvd.rank() else -1]))  # noqa: B023
+        require_error(ArithmeticError, lambda: step(1000.0, params[0 if hvd.rank() else -1]))
         done = 1
         while done < 5:
             try:
@@ -117,7 +117,11 @@ def check_kept_gradients_outlive_a_failure() -> None:
 def check_optimizers_of_one_backward_after_a_failure() -> None:
     """One rank's backward raises when gradients of one optimizer have left: the others wait for the other's. All
     optimizers begin anew on all ranks, whichever was attached first, and also where one is not in every backward."""
-    ways = [(first, fails_at, both) for first in (True, False) for fails_at, both in ((3, True), (1, True), (1, False), (4, False))]
+    ways = [
+        (first, fails_at, both)
+        for first in (True, False)
+        for fails_at, both in ((3, True), (1, True), (1, False), (4, False))
+    ]
     for bodys_first, fails_at, both in ways:
         restart(OVERLAP="1", BUCKET_MB="0.001")
         params = [torch.nn.Parameter(torch.zeros(300)) for _ in range(6)]
@@ -126,17 +130,17 @@ def check_optimizers_of_one_backward_after_a_failure() -> None:
 
         def losses(fails: bool) -> list[torch.Tensor]:
             x, found = torch.ones(300), []
-            for index, p in enumerate(params):  # noqa: B023
+            for index, p in enumerate(params):
                 x = x + p * (hvd.rank() + 1)
-                if fails and index == fails_at:  # noqa: B023
+                if fails and index == fails_at:
                     x.register_hook(lambda grad: fail())
-                if not both and index == 2:  # noqa: B023
+                if not both and index == 2:
                     found.append(x.sum())
                     x = torch.ones(300)
             return [*found, x.sum()]
 
         def backward(fails: bool = False) -> None:
-            for optimizer in optimizers:  # noqa: B023
+            for optimizer in optimizers:
                 optimizer.zero_grad()
             for loss in losses(fails):
                 loss.backward()
@@ -221,9 +225,7 @@ def nothing() -> None:
     pass
 
 
-def segments(
-    params: Sequence[torch.Tensor], reentrant: bool, then: Callable[[], None] = nothing
-) -> torch.Tensor:
+def segments(params: Sequence[torch.Tensor], reentrant: bool, then: Callable[[], None] = nothing) -> torch.Tensor:
     """A loss through checkpointed segments: beside each other, one in another, and one parameter in two."""
     from functools import partial
 
@@ -494,7 +496,7 @@ def train_past_a_mismatch(params: list[torch.nn.Parameter], optimizer: torch.opt
         if last():
             optimizer.add_param_group({"params": [more]})
         grads = numbers(params, step)
-        require_mismatch(lambda: backward_of(params, grads), "gradients", "a new list of parameters")  # noqa: B023
+        require_mismatch(lambda: backward_of(params, grads), "gradients", "a new list of parameters")
         if last():
             optimizer.param_groups.pop()
         else:

@@ -150,13 +150,17 @@ def check_errors() -> None:
 def check_converter() -> None:
     """All batch normalizations below, their very parameters, in the mode that they were in; others stay."""
     inner = nn.BatchNorm2d(4, momentum=0.3).eval()
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), inner, nn.Sequential(nn.BatchNorm1d(7, affine=False)), nn.InstanceNorm2d(4))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), inner, nn.Sequential(nn.BatchNorm1d(7, affine=False)), nn.InstanceNorm2d(4)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = copy.deepcopy(model.state_dict())
     found = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
     assert found is model and [type(m) for m in (model[1], model[2][0])] == [hvd.SyncBatchNorm] * 2
     assert isinstance(model[3], nn.InstanceNorm2d) and isinstance(model[0], nn.Conv2d)
-    assert model[1].weight is inner.weight and model[1].momentum == 0.3 and not model[1].training and model[2][0].training
+    assert (
+        model[1].weight is inner.weight and model[1].momentum == 0.3 and not model[1].training and model[2][0].training
+    )
     assert {id(p) for p in model.parameters()} == {id(p) for p in optimizer.param_groups[0]["params"]}
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3)), hvd.SyncBatchNorm)

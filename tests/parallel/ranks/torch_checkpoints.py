@@ -34,7 +34,9 @@ class Run:
 
     def __init__(self, seed: int, kind: str = "SGD") -> None:
         torch.manual_seed(seed)
-        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)
+        )
         options = {"momentum": 0.9} if kind == "SGD" else {}
         self.optimizer = getattr(torch.optim, kind)(self.model.parameters(), lr=0.1 / (seed + 1), **options)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
@@ -56,9 +58,21 @@ class Run:
             self.plateau.step(hvd.allreduce(loss.detach()))
 
     def digests(self) -> list[str]:
-        tensors = list(self.model.parameters() if hvd.rank() else self.model.state_dict().values())  # statistics are a rank's own
-        tensors += [torch.as_tensor(value) for its in self.optimizer.state.values() for value in its.values() if value is not None]
-        settings = (self.optimizer.param_groups[0]["lr"], self.scheduler.state_dict(), self.plateau.state_dict(), self.scaler.state_dict())
+        tensors = list(
+            self.model.parameters() if hvd.rank() else self.model.state_dict().values()
+        )  # statistics are a rank's own
+        tensors += [
+            torch.as_tensor(value)
+            for its in self.optimizer.state.values()
+            for value in its.values()
+            if value is not None
+        ]
+        settings = (
+            self.optimizer.param_groups[0]["lr"],
+            self.scheduler.state_dict(),
+            self.plateau.state_dict(),
+            self.scaler.state_dict(),
+        )
         return [digest([tensor]) for tensor in tensors] + [repr(settings)]
 
 
@@ -100,7 +114,11 @@ def check_torch_alone_reads_it() -> None:
     """Without trust; and what torch.save has written by hand loads."""
     with folder() as where:
         net = torch.nn.BatchNorm1d(3)
-        extras = {"best": np.float64(0.5), "history": [(1, np.float32(2)), {"a": np.int64(3)}], "tensor": torch.arange(3)}
+        extras = {
+            "best": np.float64(0.5),
+            "history": [(1, np.float32(2)), {"a": np.int64(3)}],
+            "tensor": torch.arange(3),
+        }
         hvd.save(where / "run.pt", model=net, rng=True, **extras)
         if hvd.rank() == 0:
             found = torch.load(where / "run.pt", weights_only=True)
@@ -131,7 +149,9 @@ def check_what_the_file_lacks_is_named() -> None:
         hvd.save(where / "run.pt", model=torch.nn.Linear(2, 1), epoch=3)
         before = digest(list(net.parameters()))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-        require_error(ValueError, lambda: hvd.load(where / "run.pt", model=net, opt=optimizer), "no opt", "model, epoch")
+        require_error(
+            ValueError, lambda: hvd.load(where / "run.pt", model=net, opt=optimizer), "no opt", "model, epoch"
+        )
         require_error(ValueError, lambda: hvd.load(where / "run.pt", rng=True, model=net), "saved without it")
         assert digest(list(net.parameters())) == before
         require_error(FileNotFoundError, lambda: hvd.load(where / "none.pt", model=net), "hvd.load: rank 0", "none.pt")
@@ -143,7 +163,12 @@ def check_extras_that_are_no_plain_data() -> None:
         net = torch.nn.Linear(2, 1)
         hvd.save(where / "run.pt", model=net, epoch=1)
         for odd in (argparse.Namespace(lr=1), [torch.nn.Linear(1, 1)], np.arange(3)):
-            require_error(TypeError, lambda odd=odd: hvd.save(where / "run.pt", model=net, epoch=2, odd=odd), "'odd'", "plain data")
+            require_error(
+                TypeError,
+                lambda odd=odd: hvd.save(where / "run.pt", model=net, epoch=2, odd=odd),
+                "'odd'",
+                "plain data",
+            )
         assert hvd.load(where / "run.pt", model=net)["epoch"] == 1
         assert hvd.rank() or [each.name for each in where.iterdir()] == ["run.pt"]
 
@@ -159,7 +184,9 @@ def check_rank_0_cannot_write() -> None:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
         try:
-            require_error(OSError, lambda: hvd.save(where / "run.pt", model=net, epoch=2), "hvd.save: rank 0", "File too large")
+            require_error(
+                OSError, lambda: hvd.save(where / "run.pt", model=net, epoch=2), "hvd.save: rank 0", "File too large"
+            )
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert hvd.load(where / "run.pt", model=net)["epoch"] == 1
@@ -176,7 +203,12 @@ def check_one_rank_cannot_restore() -> None:
         elif last():
             require_error(RuntimeError, lambda: hvd.load(where / "run.pt", model=net), "size mismatch")
         else:
-            require_error(hvd.HorovodInternalError, lambda: hvd.load(where / "run.pt", model=net), f"rank {hvd.size() - 1}", "size mismatch")
+            require_error(
+                hvd.HorovodInternalError,
+                lambda: hvd.load(where / "run.pt", model=net),
+                f"rank {hvd.size() - 1}",
+                "size mismatch",
+            )
 
 
 def check_ranks_that_give_other_names() -> None:
@@ -184,7 +216,11 @@ def check_ranks_that_give_other_names() -> None:
         net = torch.nn.Linear(2, 1)
         more = {"epoch": 1} if last() else {}
         if hvd.size() > 1:
-            require_error(ValueError, lambda: hvd.save(where / "run.pt", model=net, **more), f"rank {hvd.size() - 1} gives epoch, model")
+            require_error(
+                ValueError,
+                lambda: hvd.save(where / "run.pt", model=net, **more),
+                f"rank {hvd.size() - 1} gives epoch, model",
+            )
         assert hvd.rank() or not list(where.iterdir())
 
 
@@ -224,7 +260,9 @@ def check_random_states_of_other_ranks() -> None:
         torch.manual_seed(5)
         with logged() as told:
             assert hvd.load(where / "run.pt", rng=True) == {}
-        assert torch.initial_seed() == 5 and torch.equal(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(5)))
+        assert torch.initial_seed() == 5 and torch.equal(
+            torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(5))
+        )
         assert len(told) == (hvd.rank() == 0) and all("none is restored" in text for text in told)
 
 
@@ -251,4 +289,7 @@ def check_objects_that_are_optimizers_inside_of_wrappers() -> None:
         hvd.load(where / "run.pt", optimizer=optimizer)
         assert optimizer.param_groups is groups
         if hvd.rank() == 0:
-            assert all(torch.equal(its["momentum_buffer"], each) for its, each in zip(optimizer.state.values(), wanted, strict=True))
+            assert all(
+                torch.equal(its["momentum_buffer"], each)
+                for its, each in zip(optimizer.state.values(), wanted, strict=True)
+            )

@@ -42,7 +42,9 @@ def check_operations_and_factors() -> None:
     assert hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2, postscale_factor=4) == 4 * p * (p + 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert hvd.allreduce(mine, average=False) == p * (p + 1) / 2 and hvd.allreduce(mine, average=True) == (p + 1) / 2
+        assert (
+            hvd.allreduce(mine, average=False) == p * (p + 1) / 2 and hvd.allreduce(mine, average=True) == (p + 1) / 2
+        )
         hvd.synchronize(hvd.allreduce_async(mine, average=True))
     assert [(w.category, w.filename) for w in caught] == [(DeprecationWarning, __file__)] * 3
     require_error(ValueError, lambda: hvd.allreduce(mine, average=True, op=hvd.Sum), "not both")
@@ -109,7 +111,7 @@ def check_handles() -> None:
         assert hvd.poll(handles[i]) in (True, False)
         assert (hvd.synchronize(handles[i]) == triangle()).all()
         assert hvd.synchronize(handles[i]) is None
-        require_error(ValueError, lambda: hvd.poll(handles[i]), "not a pending handle")  # noqa: B023
+        require_error(ValueError, lambda: hvd.poll(handles[i]), "not a pending handle")
     require_error(ValueError, lambda: hvd.poll(-5), "-5")
 
 
@@ -124,7 +126,10 @@ def check_grouped() -> None:
     """Shapes and dtypes may differ within a group."""
     r = hvd.rank()
     group = [torch.full((2, 2), float(r)), torch.full((3,), r), torch.full((), r, dtype=torch.bfloat16)]
-    for result in (hvd.grouped_allreduce(group, op=hvd.Sum), hvd.synchronize(hvd.grouped_allreduce_async(group, op=hvd.Sum))):
+    for result in (
+        hvd.grouped_allreduce(group, op=hvd.Sum),
+        hvd.synchronize(hvd.grouped_allreduce_async(group, op=hvd.Sum)),
+    ):
         assert len(result) == 3 and all((t == triangle()).all() for t in result)
     assert all((t == r).all() for t in group)
     result = hvd.grouped_allreduce_(group, op=hvd.Sum, name="group")
@@ -134,7 +139,7 @@ def check_grouped() -> None:
     require_error(ValueError, lambda: hvd.grouped_allreduce([]), "at least one")
     twice = [torch.ones(2)] * 2
     for call in (hvd.grouped_allreduce_, hvd.grouped_allreduce_async_):
-        require_error(ValueError, lambda: call(twice), "tensors 0 and 1 share memory", "grouped_allreduce,")  # noqa: B023
+        require_error(ValueError, lambda: call(twice), "tensors 0 and 1 share memory", "grouped_allreduce,")
     assert all((t == hvd.size()).all() for t in hvd.grouped_allreduce(twice, op=hvd.Sum))
 
 
@@ -183,9 +188,12 @@ def check_broadcast() -> None:
 def check_in_place_whatever_the_layout() -> None:
     """A transposed or strided tensor gets the result in place, and what lies between its elements stays."""
     p, r = hvd.size(), hvd.rank()
-    for change, value in ((lambda t: hvd.allreduce_(t, op=hvd.Sum), triangle()), (lambda t: hvd.broadcast_(t, p - 1), p - 1),
-                          (lambda t: hvd.synchronize(hvd.allreduce_async_(t, op=hvd.Sum)), triangle()),
-                          (lambda t: hvd.grouped_allreduce_([t], op=hvd.Sum)[0], triangle())):
+    for change, value in (
+        (lambda t: hvd.allreduce_(t, op=hvd.Sum), triangle()),
+        (lambda t: hvd.broadcast_(t, p - 1), p - 1),
+        (lambda t: hvd.synchronize(hvd.allreduce_async_(t, op=hvd.Sum)), triangle()),
+        (lambda t: hvd.grouped_allreduce_([t], op=hvd.Sum)[0], triangle()),
+    ):
         whole = torch.full((4, 6), float(r))
         part = whole[:, ::2].t()
         assert change(part) is part and (part == value).all() and (whole[:, 1::2] == r).all()
@@ -208,7 +216,9 @@ def check_refusals() -> None:
         require_error(ValueError, lambda: hvd.allreduce(torch.ones(2, dtype=torch.float8_e4m3fn)), "float8_e4m3fn")
         require_error(ValueError, lambda: hvd.broadcast(torch.ones(2), hvd.size()), "root_rank")
         require_error(TypeError, lambda: hvd.allreduce(torch.ones(2), "loss"), "name='loss'")
-        require_error(ValueError, lambda: hvd.allreduce(torch.ones(2), op=torch.distributed.ReduceOp.SUM), "hvd.Average")
+        require_error(
+            ValueError, lambda: hvd.allreduce(torch.ones(2), op=torch.distributed.ReduceOp.SUM), "hvd.Average"
+        )
         require_error(ValueError, lambda: hvd.allreduce(torch.ones(2), compression="fp16"), "hvd.Compression", "'fp16'")
         require_error(TypeError, lambda: hvd.allreduce(torch.ones(2), process_set=7), "hvd.ProcessSet", "7")
         require_error(ValueError, lambda: hvd.allreduce(torch.empty(2, device="meta")), "meta", "no values")
@@ -225,14 +235,16 @@ def check_what_is_no_dense_tensor() -> None:
     sparse = torch.eye(2).to_sparse()
     for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.reducescatter, hvd.alltoall,
                  lambda x: hvd.broadcast(x, 0), lambda x: hvd.grouped_allreduce_([x])):  # fmt: skip
-        require_error(TypeError, lambda: call([1.0, 2.0]), "not list", "torch.as_tensor")  # noqa: B023
-        require_error(ValueError, lambda: call(sparse), "sparse", "hvd.sparse_allreduce_async", "to_dense")  # noqa: B023
-    require_error(ValueError, lambda: hvd.sparse_allreduce_async(torch.eye(2), "x", hvd.Sum), "strided", "hvd.allreduce")
+        require_error(TypeError, lambda: call([1.0, 2.0]), "not list", "torch.as_tensor")
+        require_error(ValueError, lambda: call(sparse), "sparse", "hvd.sparse_allreduce_async", "to_dense")
+    require_error(
+        ValueError, lambda: hvd.sparse_allreduce_async(torch.eye(2), "x", hvd.Sum), "strided", "hvd.allreduce"
+    )
     rows = torch.eye(2).to_sparse_csr()
     require_error(ValueError, lambda: hvd.allreduce(rows), "sparse_csr): make it .to_dense()")
     require_error(ValueError, lambda: hvd.sparse_allreduce_async(rows, "x", hvd.Sum), ".to_sparse_coo()")
     for bad in (3, "weights", [1, 2], torch.ones(2), [["a", torch.ones(2)]]):
-        require_error(ValueError, lambda: hvd.broadcast_parameters(bad, 0), "state_dict")  # noqa: B023
+        require_error(ValueError, lambda: hvd.broadcast_parameters(bad, 0), "state_dict")
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
 
 

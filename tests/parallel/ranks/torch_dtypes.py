@@ -28,7 +28,9 @@ def require_average(grad: torch.Tensor, wire: torch.dtype, own: torch.dtype) -> 
     everyone = torch.stack([gradient(r).to(own).to(wire).double() for r in range(p)])
     exact, magnitude = everyone.mean(0), everyone.abs().sum(0)
     partial = min(EPSILON[wire], EPSILON[torch.float32])
-    bound = (partial * magnitude * (p - 1) / p + EPSILON[wire] * exact.abs()) * 1.01 + EPSILON[own] * exact.abs() + 2.0**-24
+    bound = (
+        (partial * magnitude * (p - 1) / p + EPSILON[wire] * exact.abs()) * 1.01 + EPSILON[own] * exact.abs() + 2.0**-24
+    )
     error = (grad.double() - exact).abs()
     assert (error <= bound).all(), (error / bound).max()
 
@@ -123,7 +125,9 @@ def check_compressors_of_ones_own() -> None:
     if p > 1:
         short = Compressor()
         short.compress = lambda tensor: (tensor.reshape(-1)[:1], None)  # type: ignore[method-assign,assignment]
-        require_error(ValueError, lambda: attach([torch.nn.Parameter(torch.zeros(3))], compression=short), "(1,)", "(3,)")
+        require_error(
+            ValueError, lambda: attach([torch.nn.Parameter(torch.zeros(3))], compression=short), "(1,)", "(3,)"
+        )
 
 
 def check_mixed_precisions() -> None:
@@ -167,7 +171,9 @@ def check_gradients_of_another_dtype() -> None:
             optimizer.zero_grad()
             w.backward(torch.full((100,), 1 + hvd.rank() / 128))
             error = (w.grad - exact).abs().max()
-            assert w.grad.dtype == torch.float32 and error <= p * 2.0**(-24 if compression is hvd.Compression.none else -11)
+            assert w.grad.dtype == torch.float32 and error <= p * 2.0 ** (
+                -24 if compression is hvd.Compression.none else -11
+            )
             optimizer.step()
 
 
@@ -205,7 +211,9 @@ def check_fused_optimizers() -> None:
         nets = []
         for attached in (True, False):
             torch.manual_seed(1)
-            net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 3)).to(memory_format=torch.channels_last)
+            net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 3)).to(
+                memory_format=torch.channels_last
+            )
             optimizer = make(net.parameters(), lr=0.1, fused=True)
             if attached:
                 hvd.DistributedOptimizer(optimizer)

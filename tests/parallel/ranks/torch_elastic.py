@@ -74,9 +74,11 @@ def check_gradients_of_a_step_that_is_taken_back_are_gone() -> None:
             @hvd.elastic.run
             def train(state: hvd.elastic.TorchState, fails: bool = fails, failed: list[int] = failed) -> None:
                 while state.number < 4:
-                    for number in range(passes):  # noqa: B023
+                    for number in range(passes):
                         bad = fails and state.number == 2 and not failed
-                        (model(torch.ones(2, 4) * (hvd.rank() + number)) * (float("nan") if bad else 1)).sum().backward()  # noqa: B023
+                        (
+                            model(torch.ones(2, 4) * (hvd.rank() + number)) * (float("nan") if bad else 1)
+                        ).sum().backward()
                         if bad:
                             failed.append(1)
                             raise hvd.HorovodInternalError("the loss is not finite")
@@ -146,7 +148,7 @@ def check_what_some_ranks_have_none_of() -> None:
 def check_models_in_containers_are_refused() -> None:
     net = torch.nn.Linear(1, 1)
     for given in ({"g": net}, [net], (torch.optim.SGD(net.parameters(), lr=0.1),)):
-        require_error(ValueError, lambda: hvd.elastic.TorchState(nets=given), "nets=", "TorchState(generator=g")  # noqa: B023
+        require_error(ValueError, lambda: hvd.elastic.TorchState(nets=given), "nets=", "TorchState(generator=g")
     assert hvd.elastic.TorchState(nets={"g": 1}, more=torch.nn.ModuleList([net])).nets == {"g": 1}
 
 
@@ -164,7 +166,7 @@ def check_a_set_of_one_goes_on_through_an_error() -> None:
 
         @hvd.elastic.run
         def train(state: hvd.elastic.ObjectState, failed: list[int] = failed) -> None:
-            step(model, optimizer, 0)  # noqa: B023
+            step(model, optimizer, 0)
             if not failed:
                 failed.append(1)
                 raise hvd.HorovodInternalError("as if something had failed")

@@ -22,7 +22,9 @@ from tests.parallel.common import logged, require_error, require_same_bits, rest
 
 
 def weights(*shapes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes or ((3, 4), (5,), (), (2, 0), (40, 40))]
+    return [
+        torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes or ((3, 4), (5,), (), (2, 0), (40, 40))
+    ]
 
 
 def loss_of(params: Sequence[torch.Tensor], factor: float | None = None) -> torch.Tensor:
@@ -449,7 +451,7 @@ def check_gradients_changed_too_late() -> None:
         optimizer = attach(params)
 
         def late(grad: torch.Tensor) -> None:
-            last.grad = last.grad.mul_(2) if keep else last.grad * 2  # noqa: B023
+            last.grad = last.grad.mul_(2) if keep else last.grad * 2
 
         hidden = first + hvd.rank() + 1
         hidden.register_hook(late)
@@ -487,8 +489,8 @@ def check_optimizers_that_step_in_backward() -> None:
         optimizers = {p: torch.optim.SGD([p], lr=1.0) for p in params}
 
         def step(p: torch.nn.Parameter) -> None:
-            optimizers[p].step()  # noqa: B023
-            optimizers[p].zero_grad()  # noqa: B023
+            optimizers[p].step()
+            optimizers[p].zero_grad()
 
         for attaching in (not before, before):
             for p in params:

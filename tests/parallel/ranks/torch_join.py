@@ -152,7 +152,9 @@ def check_what_cannot_go_on() -> None:
     if r != 0:
         require_error(hvd.HorovodInternalError, lambda: hvd.allgather(torch.ones(1)), "rank 0 has joined")
         train(params, optimizer, 1)
-        require_error(hvd.HorovodInternalError, lambda: hvd.DistributedOptimizer(torch.optim.SGD(weights(), lr=1.0)), "joined")
+        require_error(
+            hvd.HorovodInternalError, lambda: hvd.DistributedOptimizer(torch.optim.SGD(weights(), lr=1.0)), "joined"
+        )
     hvd.join()
     train(weights(), optimizer, 0)
     other = weights()
@@ -240,7 +242,12 @@ def check_what_was_left_undone_is_forgotten() -> None:
         require_error(ArithmeticError, backward)
         hook.remove()
 
-    for passes, undone, by_hand in ((2, backward, False), (1, backward, False), (1, backward, True), (1, failing, False)):
+    for passes, undone, by_hand in (
+        (2, backward, False),
+        (1, backward, False),
+        (1, backward, True),
+        (1, failing, False),
+    ):
         restart(OVERLAP="1", BUCKET_MB="0.00001")
         params = weights()
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), backward_passes_per_step=passes)
@@ -295,11 +302,11 @@ def check_a_failed_backward_before_join_keeps_nobody_waiting() -> None:
         optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0)) for params in models]
 
         def step(chosen: tuple[int, ...]) -> None:
-            for optimizer in optimizers:  # noqa: B023
+            for optimizer in optimizers:
                 optimizer.zero_grad()
-            (sum(w.sum() for number in chosen for w in models[number]) * (r + 1)).backward()  # noqa: B023
+            (sum(w.sum() for number in chosen for w in models[number]) * (r + 1)).backward()
             for number in chosen:
-                optimizers[number].step()  # noqa: B023
+                optimizers[number].step()
 
         def fail(w: torch.Tensor) -> None:
             raise ArithmeticError

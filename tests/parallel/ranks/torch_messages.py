@@ -21,7 +21,16 @@ def neighbours() -> tuple[int, int]:
 
 def check_every_dtype_and_shape_around_a_ring() -> None:
     before, after = neighbours()
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.uint8, torch.bool):
+    for dtype in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    ):
         for shape in ((), (0,), (3,), (2, 0, 4), (2, 3, 4), (300_000,)):
             handle = hvd.send_async(torch.full(shape, hvd.rank() % 2, dtype=dtype), after)
             got = hvd.recv(before)
@@ -69,8 +78,8 @@ def check_unnamed_messages_of_several_senders() -> None:
 def check_refusals() -> None:
     r, p = hvd.rank(), hvd.size()
     for call in (lambda to: hvd.send(torch.ones(1), to), hvd.recv, hvd.recv_async):
-        require_error(ValueError, lambda: call(r), "this rank itself")  # noqa: B023
-        require_error(ValueError, lambda: call(p), f"rank {p} is not one of")  # noqa: B023
+        require_error(ValueError, lambda: call(r), "this rank itself")
+        require_error(ValueError, lambda: call(p), f"rank {p} is not one of")
     require_error(ValueError, lambda: hvd.send(torch.ones(2, dtype=torch.float8_e4m3fn), (r + 1) % p), "float8_e4m3fn")
     hvd.barrier()
 

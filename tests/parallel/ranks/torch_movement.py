@@ -19,7 +19,12 @@ def check_alltoall_with_splits() -> None:
     for dtype in (*DTYPES, torch.bool):
         rows = torch.tensor([10 * r + d for d in range(p) for _ in range(r + 1)]).to(dtype)
         wanted = torch.tensor([10 * o + r for o in range(p) for _ in range(o + 1)]).to(dtype)
-        for splits in (torch.tensor([r + 1] * p, dtype=torch.int32), torch.tensor([r + 1] * p), [r + 1] * p, (r + 1,) * p):
+        for splits in (
+            torch.tensor([r + 1] * p, dtype=torch.int32),
+            torch.tensor([r + 1] * p),
+            [r + 1] * p,
+            (r + 1,) * p,
+        ):
             output, received = hvd.alltoall(rows, splits)
             assert torch.equal(output, wanted) and received.tolist() == [o + 1 for o in range(p)]
             assert received.dtype == torch.int32
@@ -58,10 +63,19 @@ def check_splits_that_would_wrap() -> None:
 
 def check_alltoall_refusals() -> None:
     p = hvd.size()
-    for bad, words in ((torch.ones(p), "int32 or int64, not"), ([1.5] * p, "int64"), ([1] * (p + 1), f"{p} whole"),
-                       ([[1] * p], "whole numbers"), ([3 * p] * p, "add up"), ([-1] + [1] * (p - 1), "whole numbers")):
-        require_error(ValueError, lambda: hvd.alltoall(torch.ones(2 * p), bad), words)  # noqa: B023
-    for call in (lambda: hvd.alltoall(torch.ones(2 * p), "ab"), lambda: hvd.scatter(torch.ones(2 * p), hvd.rank(), "ab")):
+    for bad, words in (
+        (torch.ones(p), "int32 or int64, not"),
+        ([1.5] * p, "int64"),
+        ([1] * (p + 1), f"{p} whole"),
+        ([[1] * p], "whole numbers"),
+        ([3 * p] * p, "add up"),
+        ([-1] + [1] * (p - 1), "whole numbers"),
+    ):
+        require_error(ValueError, lambda: hvd.alltoall(torch.ones(2 * p), bad), words)
+    for call in (
+        lambda: hvd.alltoall(torch.ones(2 * p), "ab"),
+        lambda: hvd.scatter(torch.ones(2 * p), hvd.rank(), "ab"),
+    ):
         require_error(TypeError, call, "splits must be", "whole numbers, not 'ab'")
     if p > 1:
         require_error(ValueError, lambda: hvd.alltoall(torch.ones(p + 1)), "divisible")
@@ -92,19 +106,24 @@ def check_reducescatter() -> None:
             mine = (torch.arange(rows) + r).to(dtype)[:, None].repeat(1, 2)
             start = sum(rows_of(o, rows) for o in range(r))
             wanted = (torch.arange(rows) * p + p * (p - 1) // 2)[start : start + rows_of(r, rows)].to(dtype)
-            for result in (hvd.reducescatter(mine, op=hvd.Sum), hvd.synchronize(hvd.reducescatter_async(mine, op=hvd.Sum))):
+            for result in (
+                hvd.reducescatter(mine, op=hvd.Sum),
+                hvd.synchronize(hvd.reducescatter_async(mine, op=hvd.Sum)),
+            ):
                 assert torch.equal(result, wanted[:, None].expand(-1, 2)) and result.dtype == dtype
             assert torch.equal(mine, (torch.arange(rows) + r).to(dtype)[:, None].repeat(1, 2))
     assert torch.equal(hvd.reducescatter(torch.full((p,), r + 1.0)), torch.tensor([(p + 1) / 2]))
     scaled = hvd.reducescatter(torch.full((p,), r + 1.0), op=hvd.Sum, prescale_factor=2, postscale_factor=4)
     assert scaled == 4 * p * (p + 1)
-    assert hvd.reducescatter(torch.full((p, 2), r + 1.0).t().contiguous().t(), compression=hvd.Compression.fp16).shape == (1, 2)
+    assert hvd.reducescatter(
+        torch.full((p, 2), r + 1.0).t().contiguous().t(), compression=hvd.Compression.fp16
+    ).shape == (1, 2)
     a, b = hvd.grouped_reducescatter([torch.ones(p), torch.full((2 * p, 2), 1, dtype=torch.int64)], op=hvd.Sum)
     assert (a == p).all() and (b == p).all() and a.shape == (1,) and b.shape == (2, 2)
     c, d = hvd.synchronize(hvd.grouped_reducescatter_async([torch.ones(p), torch.ones(p)], op=hvd.Sum, name="g"))
     assert c == p and d == p
     for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
-        require_error(hvd.HorovodInternalError, lambda: hvd.reducescatter(torch.ones(p), op=op), "Average and Sum")  # noqa: B023
+        require_error(hvd.HorovodInternalError, lambda: hvd.reducescatter(torch.ones(p), op=op), "Average and Sum")
     require_error(ValueError, lambda: hvd.reducescatter(torch.tensor(1.0)), "dimension")
 
 
@@ -204,7 +223,9 @@ def check_sparse_tensors_that_differ() -> None:
         mine = torch.sparse_coo_tensor([[rows - 1]], torch.ones(1, columns), (rows, columns), check_invariants=True)
         return hvd.sparse_allreduce_async(mine, "embedding", op)()
 
-    require_mismatch(lambda: total(rows), "sparse_allreduce 'embedding'", "shape of the dense tensor", "(9, 2)", "(4, 2)")
+    require_mismatch(
+        lambda: total(rows), "sparse_allreduce 'embedding'", "shape of the dense tensor", "(9, 2)", "(4, 2)"
+    )
     require_mismatch(lambda: total(9, rows), "shape of the dense tensor", "(9, 9)", "(9, 4)")
     require_mismatch(lambda: total(9, op=op), "sparse_allreduce 'embedding'", "operation differs", "Sum", "Average")
 
@@ -229,5 +250,7 @@ def check_adasum() -> None:
         assert hvd.allreduce(mine, op=hvd.Adasum).tolist() == [1.25, 0.75]
         assert hvd.allreduce(mine, op=hvd.Adasum, prescale_factor=2.0, postscale_factor=0.25).tolist() == [0.625, 0.375]
     if p > 1:
-        require_error(hvd.HorovodInternalError, lambda: hvd.allreduce(torch.ones(2, dtype=torch.int32), op=hvd.Adasum), "float")
+        require_error(
+            hvd.HorovodInternalError, lambda: hvd.allreduce(torch.ones(2, dtype=torch.int32), op=hvd.Adasum), "float"
+        )
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == p

@@ -40,7 +40,7 @@ def check_models_that_differ() -> None:
         net = other() if last() else model((4, 3), (3, 2))
         before = digest(list(net.parameters()))
         text = require_mismatch(
-            lambda: hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters()),  # noqa: B023
+            lambda: hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters()),
             "parameters differ", "--- rank", f"+++ rank {hvd.size() - 1}\n", "Build the same model", *words)  # fmt: skip
         assert "0.bias" not in text or what == "dtype", "the diff shows what is equal"
         assert digest(list(net.parameters())) == before
@@ -135,7 +135,9 @@ def check_model_cast_after_attaching() -> None:
     if hvd.size() > 1:
         optimizer.zero_grad()
         net.to(torch.float32 if last() else torch.bfloat16)
-        require_mismatch(lambda: loss_of(list(net.parameters())).backward(), f"rank {hvd.size() - 1} has a new list of parameters")
+        require_mismatch(
+            lambda: loss_of(list(net.parameters())).backward(), f"rank {hvd.size() - 1} has a new list of parameters"
+        )
 
 
 def check_frozen_and_unfrozen() -> None:
@@ -245,7 +247,7 @@ def check_change_on_one_rank_only() -> None:
         for _ in range(2):
             params[1].requires_grad_(last())
             optimizer.zero_grad()
-            require_mismatch(lambda: loss_of(params).backward(), "kind differs", f"rank {hvd.size() - 1} has a new list of parameters",  # noqa: B023
+            require_mismatch(lambda: loss_of(params).backward(), "kind differs", f"rank {hvd.size() - 1} has a new list of parameters",
                              "add_param_group")  # fmt: skip
             params[1].requires_grad_(False)
             params[1].grad = None
@@ -362,7 +364,7 @@ def check_groups() -> None:
     restart()
     params = weights((2,), (3,))
     for wrong in (0, -1, [[params[0], params[0]]], [["name"]]):
-        require_error(ValueError, lambda: attach(params, groups=wrong), "groups")  # noqa: B023
+        require_error(ValueError, lambda: attach(params, groups=wrong), "groups")
     import warnings
 
     with warnings.catch_warnings(record=True) as caught:
@@ -394,7 +396,9 @@ def rows_of(step: int) -> torch.Tensor:
     return torch.tensor([] if last() else [r, r + 1, r, (r + step) % 10], dtype=torch.int64)
 
 
-def run_embedding(sparse: bool, make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer], **how: object) -> torch.Tensor:
+def run_embedding(
+    sparse: bool, make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer], **how: object
+) -> torch.Tensor:
     """Four steps; odd ones use no embedding at all on the last rank (not even an empty lookup)."""
     table, dense = embed(sparse), torch.nn.Parameter(torch.ones(3))
     optimizer = hvd.DistributedOptimizer(make([table.weight, dense]), **how)  # type: ignore[arg-type]
@@ -462,7 +466,13 @@ def check_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others() -> None:
     """The first time, too, when nobody knows of it before all are reduced; the last rank's is dense."""
     r, p = hvd.rank(), hvd.size()
     bf16 = {"compression": hvd.Compression.bf16}
-    for rows, how, keep in ((5, {}, False), (5, {}, True), (200_000, {}, False), (5, {"op": hvd.Sum}, False), (5, bf16, True)):
+    for rows, how, keep in (
+        (5, {}, False),
+        (5, {}, True),
+        (200_000, {}, False),
+        (5, {"op": hvd.Sum}, False),
+        (5, bf16, True),
+    ):
         divisor, tolerance = 1 if "op" in how else p, 2**-8 if how is bf16 else 1e-6
         table, w = torch.nn.Parameter(torch.ones(rows, 2)), torch.nn.Parameter(torch.ones(3))
         optimizer = attach([table, w], **how)
@@ -554,7 +564,11 @@ def check_a_parameter_without_a_shape_is_named() -> None:
     lazy = torch.nn.Sequential(torch.nn.LazyLinear(2))
     optimizer = torch.optim.SGD(lazy.parameters(), lr=0.1)
     if hvd.size() > 1:
-        require_error(ValueError, lambda: hvd.DistributedOptimizer(optimizer, lazy.named_parameters()), "0.weight has no shape yet")
+        require_error(
+            ValueError,
+            lambda: hvd.DistributedOptimizer(optimizer, lazy.named_parameters()),
+            "0.weight has no shape yet",
+        )
 
 
 def check_averages_behind_swapped_tensors() -> None:

@@ -50,8 +50,12 @@ def check_collectives_and_their_gradients() -> None:
         if n > 1 and n < hvd.size():
             require_error(NotImplementedError, lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum, process_set=s))
     else:
-        for call in (lambda: hvd.allreduce(torch.ones(1), process_set=s), lambda: hvd.allgather(torch.ones(1), process_set=s),
-                     lambda: hvd.alltoall(torch.ones(n), process_set=s), lambda: hvd.barrier(s)):
+        for call in (
+            lambda: hvd.allreduce(torch.ones(1), process_set=s),
+            lambda: hvd.allgather(torch.ones(1), process_set=s),
+            lambda: hvd.alltoall(torch.ones(n), process_set=s),
+            lambda: hvd.barrier(s),
+        ):
             require_error(ValueError, call, "not a member")
     hvd.shutdown()
     hvd.init()
@@ -117,8 +121,11 @@ def check_an_optimizer_within_a_set() -> None:
         optimizer.synchronize()
         with optimizer.skip_synchronize():
             optimizer.step()
-    require_error(ValueError, lambda: hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), process_set=hvd.ProcessSet([0])),
-                  "not registered")
+    require_error(
+        ValueError,
+        lambda: hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), process_set=hvd.ProcessSet([0])),
+        "not registered",
+    )
     hvd.shutdown()
     hvd.init()
 
@@ -168,7 +175,7 @@ def check_some_parameters_of_an_optimizer_over_other_ranks() -> None:
     trunk, *heads = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
     for first, then in ((hvd.global_process_set, s), (s, hvd.global_process_set)):
         one = attached([trunk, heads[0]], first)
-        require_error(ValueError, lambda: attached([trunk, heads[1]], then), "1 parameters", str(then.ranks))  # noqa: B023
+        require_error(ValueError, lambda: attached([trunk, heads[1]], then), "1 parameters", str(then.ranks))
         del one
         attached([trunk, heads[1]], then)
         one = attached([trunk, heads[1]], first)

@@ -110,7 +110,9 @@ class Program:
 
     def loss(self, net: Net) -> torch.Tensor:
         used = [self.own.random() < 0.7 for _ in range(1 + len(net.branches))]
-        x = torch.randn(4, 5, generator=torch.Generator(torch.get_default_device()).manual_seed(self.own.randrange(10**6)))
+        x = torch.randn(
+            4, 5, generator=torch.Generator(torch.get_default_device()).manual_seed(self.own.randrange(10**6))
+        )
         return net(x, torch.tensor([self.own.randrange(7) for _ in range(4)]), used)
 
     def average(self, params: list[torch.Tensor]) -> None:

@@ -118,12 +118,12 @@ def check_failures_at_different_places_before_a_backward_of_all() -> None:
         optimizers = [attach(part) for part in parts]
 
         def step(*numbers: int) -> None:
-            for optimizer in optimizers:  # noqa: B023
+            for optimizer in optimizers:
                 optimizer.zero_grad()
-            in_order([p for number in numbers for p in parts[number]]).backward()  # noqa: B023
+            in_order([p for number in numbers for p in parts[number]]).backward()
             for number in numbers:
-                require_grads(parts[number], average())  # noqa: B023
-                optimizers[number].step()  # noqa: B023
+                require_grads(parts[number], average())
+                optimizers[number].step()
 
         for _ in range(2):
             step(0)
@@ -134,7 +134,7 @@ def check_failures_at_different_places_before_a_backward_of_all() -> None:
         step(0)
         both = (0, 1) if firsts_first else (1, 0)
         if hvd.size() > 1:
-            require_error(HvdliteError, lambda: step(*both), "raised after some of its gradients had left")  # noqa: B023
+            require_error(HvdliteError, lambda: step(*both), "raised after some of its gradients had left")
         for _ in range(2):
             step(*both)
     restart()

@@ -16,7 +16,9 @@ from tests.parallel.ranks.torch_gradients import loss_of
 
 def build(seed: int) -> torch.nn.Sequential:
     torch.manual_seed(seed)
-    net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(12, 2)
+    )
     net[1].num_batches_tracked.fill_(seed)
     return net.to(memory_format=torch.channels_last)
 
@@ -69,7 +71,7 @@ def check_what_cannot_be_overwritten_is_named() -> None:
     sparse, expanded = torch.eye(2).to_sparse(), torch.zeros(1).expand(3)
     for odd, why in ((sparse, "a sparse tensor"), (expanded, "elements share memory")):
         held = {"fine": torch.zeros(2), "odd": odd}
-        require_error(ValueError, lambda: hvd.broadcast_parameters(held, 0), "odd: ", why)  # noqa: B023
+        require_error(ValueError, lambda: hvd.broadcast_parameters(held, 0), "odd: ", why)
 
 
 def check_models_that_differ() -> None:
@@ -78,7 +80,7 @@ def check_models_that_differ() -> None:
         for odd in ({"w": torch.ones(3)}, {"v": torch.ones(2)}, {"w": torch.ones(2), "x": torch.ones(1)}):
             held = odd if last() else {"w": torch.ones(2)}
             name, value = list(odd.items())[-1]
-            require_mismatch(lambda: hvd.broadcast_parameters(held, 0), "parameters differ",  # noqa: B023
+            require_mismatch(lambda: hvd.broadcast_parameters(held, 0), "parameters differ",
                              f"+++ rank {hvd.size() - 1}", f"+{name}: float32{list(value.shape)} on ")  # fmt: skip
 
 
@@ -200,7 +202,7 @@ def check_what_is_no_optimizer_is_refused() -> None:
     net, optimizer = trained(hvd.rank(), 0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, hvd.rank() + 1)
     for wrong in (net, schedule):
-        require_error(TypeError, lambda: hvd.broadcast_optimizer_state(wrong, 0), f"not {type(wrong).__name__}")  # noqa: B023
+        require_error(TypeError, lambda: hvd.broadcast_optimizer_state(wrong, 0), f"not {type(wrong).__name__}")
     assert schedule.step_size == hvd.rank() + 1
 
 
@@ -211,7 +213,10 @@ def check_lbfgs_is_refused() -> None:
 
 def check_objects() -> None:
     r, p = hvd.rank(), hvd.size()
-    assert hvd.broadcast_object({"epoch": r, "best": torch.tensor(r)}, root_rank=p - 1) == {"epoch": p - 1, "best": p - 1}
+    assert hvd.broadcast_object({"epoch": r, "best": torch.tensor(r)}, root_rank=p - 1) == {
+        "epoch": p - 1,
+        "best": p - 1,
+    }
     assert [item["rank"] for item in hvd.allgather_object({"rank": r, "pad": "x" * 100 * r})] == list(range(p))
     assert hvd.broadcast_object("named" if r == 0 else None, root_rank=0, name="thing") == "named"
 

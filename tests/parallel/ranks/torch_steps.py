@@ -30,7 +30,7 @@ def check_local_gradients_behind_a_round() -> None:
         loss_of(params).backward()
 
         def closure() -> torch.Tensor:
-            loss = loss_of(params)  # noqa: B023
+            loss = loss_of(params)
             loss.backward()
             return loss
 
@@ -93,7 +93,7 @@ def check_backward_passes_per_step() -> None:
     optimizer.step()
     require_grads(params, average())
     for wrong in (0, -1):
-        require_error(ValueError, lambda: attach(weights(), backward_passes_per_step=wrong), str(wrong))  # noqa: B023
+        require_error(ValueError, lambda: attach(weights(), backward_passes_per_step=wrong), str(wrong))
 
 
 def check_accumulation_equals_the_sum() -> None:
@@ -174,8 +174,13 @@ def check_two_backwards_with_sum() -> None:
         optimizer = attach(params, op=hvd.Sum, compression=compression)
         for _ in range(2):
             loss_of(params).backward()
-            require_error(RuntimeError, lambda: loss_of(params).backward(), "op=Sum", "no_sync",  # noqa: B023
-                          "backward_passes_per_step")
+            require_error(
+                RuntimeError,
+                lambda: loss_of(params).backward(),
+                "op=Sum",
+                "no_sync",
+                "backward_passes_per_step",
+            )
             optimizer.zero_grad()
             loss_of(params).backward()
             require_grads(params, p * (p + 1) / 2)
@@ -255,8 +260,8 @@ def check_a_step_with_a_closure_is_a_step() -> None:
         total = sum(range(1, hvd.size() + 1)) / (hvd.size() if op is hvd.Average else 1)
 
         def closure() -> torch.Tensor:
-            optimizer.zero_grad()  # noqa: B023
-            loss = (w * (hvd.rank() + 1)).sum()  # noqa: B023
+            optimizer.zero_grad()
+            loss = (w * (hvd.rank() + 1)).sum()
             loss.backward()
             return loss
 

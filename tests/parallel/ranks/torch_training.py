@@ -50,7 +50,9 @@ def mine(whole: torch.Tensor) -> torch.Tensor:
     return whole[hvd.rank() * B : (hvd.rank() + 1) * B]
 
 
-def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+def train(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> list[torch.Tensor]:
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -123,7 +125,9 @@ def check_overlap_leaves_early() -> None:
     model = build()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     sent = []
-    model[0].weight.register_hook(lambda grad: sent.append(len(optimizer._hvdlite.reducer.progress.sent)) if hvd.size() > 1 else None)
+    model[0].weight.register_hook(
+        lambda grad: sent.append(len(optimizer._hvdlite.reducer.progress.sent)) if hvd.size() > 1 else None
+    )
     model(mine(data()[0])).sum().backward()
     assert hvd.size() == 1 or 0 < sent[0] < len(optimizer._hvdlite.reducer.plan.buckets), sent
     restart()

@@ -46,7 +46,13 @@ def check_workers_forked_in_training() -> None:
 def check_workers_that_communicate_are_told() -> None:
     if hvd.size() > 1:
         loader = DataLoader(Numbers(communicate=True), batch_size=6, num_workers=1)
-        require_error(RuntimeError, lambda: list(loader), "in a process that a rank has started", "main process", "hvd.rank(), hvd.size()")
+        require_error(
+            RuntimeError,
+            lambda: list(loader),
+            "in a process that a rank has started",
+            "main process",
+            "hvd.rank(), hvd.size()",
+        )
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 
 
