@@ -19,21 +19,10 @@ FEWEST_SECONDS = 5.0  # a group that took less is not listed
 def group(item: pytest.Item) -> str:
     """Tests of one group run one after another in one process: those that share a job of ranks, or else a file."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    if "check" in parameters or "backend" in parameters:
-        job = str(parameters["module"])
-        return " ".join(
-            (
-                "ranks",
-                *map(
-                    str,
-                    (
-                        job if "backend" in parameters else job.partition("_")[0],
-                        parameters.get("backend", ""),
-                        parameters.get("size", 2),
-                    ),
-                ),
-            )
-        ).replace("  ", " ")
+    if "module" in parameters and "check" in parameters:  # rank checks of one kind and size share a job
+        kind = str(parameters["module"])
+        where = parameters.get("backend") or parameters.get("size")
+        return f"ranks {kind if 'backend' in parameters else kind.partition('_')[0]} {where}"
     file, _, name = item.nodeid.partition("::")
     alone = file.startswith(MANY_PROCESSES) and not file.endswith("test_slurm.py")
     return f"{file}::{name}" if alone else file
