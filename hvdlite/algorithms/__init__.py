@@ -1,8 +1,10 @@
 """All-reduce algorithms by name, and the function that runs the chosen one.
 
-An algorithm is a function `(transport, buffer, scratch, reduction) -> None`. It works in place on a flat contiguous
-buffer of any length, with any number of ranks. `shared` and `hierarchical` take the buffers of all ranks of the host
-instead. `prepared` and `prepared_in_arena` bind these arguments and return a function to call many times.
+`MESSAGES` has a function for each algorithm by messages. It binds `(transport, buffer, scratch, reduction)` and returns
+a function that reduces the flat buffer in place, at each call. `shared` and `hierarchical` bind the buffers of all
+ranks of the host instead. `prepared` and `prepared_in_arena` choose the algorithm and bind its arguments. Adasum needs
+a number of ranks that is a power of two; the others take any number. `movement`, `tree` and `through_memory` hold
+operations other than all-reduce.
 
 Belongs here: the arithmetic of reductions, and which rank sends what to which. Not here: how bytes travel
 (`transports/`), and agreement between ranks (`lanes/`).

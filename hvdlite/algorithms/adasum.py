@@ -1,9 +1,9 @@
-"""Adasum: add what two gradients have in common once, and the rest twice (Maleki et al. 2020).
+"""Adasum (op=hvd.Adasum) adds two gradients, and counts their common part once (Maleki et al. 2020).
 
     a, b  ->  (1 - a.b / 2|a|^2) a  +  (1 - a.b / 2|b|^2) b
 
 Orthogonal gradients are added, and equal ones are averaged. Ranks pair up at distance 1, 2, 4, ... and combine their
-results. Price: log2(p) steps; each rank sends n log2(p) elements.
+results. The number of ranks must be a power of two. Price: log2(p) steps; each rank sends n log2(p) elements.
 """
 
 from __future__ import annotations

@@ -2,20 +2,27 @@
 
 The model is Hockney's, for an all-reduce of S bytes over p ranks, L on each of h hosts. Its time is the sum of three:
 the number of steps times the latency a; the bytes that a host's network card sends, divided by its bandwidth B; and the
-number of passes over the host's L buffers in memory, each taking L S / M.
+number of passes over the host's L buffers in memory, each taking L S / M. A host copies M bytes per second.
 
                         steps       bytes per card     passes
     ring                2(p-1)      2S (p-1)/p         6           each message is copied in, copied out, added
     halving-doubling    2 log2(p)   2S (h-1)/h         6(L-1)/L    near ranks first: far messages are short
     doubling            log2(p)     S L log2(h)        3 log2(L)
     shared two-shot     1           0                  2
-    hierarchical        1 + those   2S (h-1)/h         2           `between` a d-th of S over h hosts, d at once
+    hierarchical        1 + those   2S (h-1)/h         2           those: of the algorithm between hosts
 
-So ranks of one host always share memory. Between hosts the hierarchical algorithm sends the fewest bytes in the fewest
-steps. Its drivers use halving-doubling or a ring. Halving-doubling sends a ring's bytes in fewer steps, but between
-distant hosts, whose messages share links of a large network; a ring sends only between neighbours. So a ring is chosen
-once each of its messages is longer than 4aB. With a = 12 us (Python takes 10 of them) and B = 12 GB/s that is about
-512 KiB. If h is no power of two, halving-doubling sends two buffers more, and the limit is aB.
+In the hierarchical algorithm, each host has d drivers. All drivers send at once, and each reduces S/d bytes between
+hosts.
+
+Arrays in an arena are reduced in shared memory; on several hosts, by the hierarchical algorithm. Other arrays use
+doubling up to 2 KiB and halving-doubling up to 8 KiB. Longer ones pass through the staging arena. On one host, host
+arrays above 8 MiB use a ring instead. If no ranks share memory, longer arrays use a ring on one host, and on several
+hosts what drivers use. A user's setting overrides the choice.
+
+Between hosts, drivers use doubling, halving-doubling or a ring. Halving-doubling needs fewer steps than a ring. But its
+messages cross distant links, which many hosts share; a ring's go only to neighbours. So a ring is chosen once each of
+its messages is longer than 4aB. With a = 12 us (Python takes 10 of them) and B = 12 GB/s that is about 512 KiB. If h is
+no power of two, halving-doubling sends two buffers more, and the limit is aB.
 
 16-bit floats are added in float32. Only a ring sends them in 16 bits (see `direct`), and halving-doubling sends
 float32, 2S bytes more. Halving-doubling is chosen if its fewer steps save more time: below aB (p - 1 - log2(p)).

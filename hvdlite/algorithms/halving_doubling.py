@@ -4,8 +4,8 @@
                0-2  1-3   exchange quarters ...; then back the same way, gathering
 
 Price: 2 log2(p) steps; each rank sends 2n(p-1)/p elements. `doubling` sends whole buffers in half the steps, which is
-faster for the shortest messages. If p is no power of two, the first 2(p - 2^k) ranks fold in pairs: the even rank sends
-its buffer to the odd one, which takes part for both.
+faster for the shortest messages. If p is no power of two, let q be the next lower one. The first 2(p - q) ranks fold in
+pairs: the even rank sends its buffer to the odd one, which takes part for both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""The MPI library's own all-reduce, for comparison and for networks that reduce in hardware.
+"""The transport's own all-reduce: MPI's on the host, NCCL's on a GPU.
 
-It runs only if the user chooses it (HVDLITE_ALGORITHM=native).
+It is for comparison, and for networks that reduce in hardware. It runs only if the user chooses it:
+HVDLITE_ALGORITHM=native for arrays on the host, HVDLITE_GPU_OPERATIONS=nccl for arrays on a GPU. A ring replaces it for
+dtypes that the library cannot add, or adds differently (`choice`). A ring also replaces MPI's minima and maxima of
+floats.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
     messages   | 0 | 1 | 2 | 3 |            chunk k arrives in slot k % 3 of scratch; its message starts when the add of
     adds           | 0 | 1 | 2 | 3 |        chunk k-3 is done, which read that slot
 
+`ring` and `direct` reduce-scatter with it, and `halving_doubling` halves with it. Arrays up to 4 MiB are not cut.
+
 On a GPU the lane's stream adds, and MPI ignores streams. After the mark that follows each add, its chunk may be sent
 and its slot overwritten. So the lane sends and receives while the GPU adds, and never waits for the whole stream. On
 the host marks do nothing, and chunks are added while they are in the cache.

@@ -4,9 +4,10 @@
 
 float16 and bfloat16 are added in float32. Averages of integers are exact: the sum is divided by the number of ranks and
 truncated toward zero. (Horovod multiplies by 1/size in double, so 49/49 becomes 0.) Partial sums that travel between
-ranks have a wider dtype, if they are integers or 16-bit floats (`wide`). float32 and float64 are added first and
-divided once, so a sum above the largest number is infinite. Rejected: to divide first, as DDP does, because that rounds
-every rank's number and needs another pass.
+ranks have a wider dtype (`wide`) for 16-bit floats and for integers that are scaled. Integers without scaling keep
+their dtype and wrap around. The hierarchical algorithm rounds each host's 16-bit sum to 16 bits. float32 and float64
+are added first and divided once, so a sum above the largest number is infinite. Rejected: to divide first, as DDP does,
+because that rounds every rank's number and needs another pass.
 """
 
 from __future__ import annotations

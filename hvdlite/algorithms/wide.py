@@ -5,10 +5,13 @@
 So partial sums that travel between ranks do not overflow, and are not rounded. Price: the messages carry the wider
 dtype, at most MOST_ELEMENTS at a time.
 
-    dtype                     is added as
-    float16, bfloat16         float32
-    integers of 8 to 32 bits  int64
-    int64, uint64             two of the same dtype: quotient and remainder by the number of ranks
+    dtype                            is added as
+    float16, bfloat16                float32
+    scaled integers of 8 to 32 bits  int64
+    scaled sums of int64, uint64     two of the same dtype: quotient and remainder by the number of ranks
+
+Other integers are not widened. If a ring is chosen for 16-bit floats, `direct` replaces it. `direct`, Adasum and the
+reductions in shared memory add these floats in float32 without this module.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Common rounds: the ranks of a lane match their queues, after a roll call has found different requests.
 
 In each round the ranks exchange the signatures of their queued requests. They run the requests that all ranks have, in
-rank 0's order. If requests of one name have different facts, they fail on all ranks. If they are different kinds of
-operation, they fail once no rank can call anything else. All ranks end common rounds together, when all queues are
-empty.
+rank 0's order. Joined ranks need no request: they run stand-ins. If rank 0 has joined, the first rank that has not
+joined gives the order. If requests of one name have different facts, they fail on all ranks. Requests of one name but
+different kinds fail once every rank is stuck. A rank is stuck if it cannot call more, or has called nothing new for ten
+seconds. A request also fails if a rank has shut down without calling it. Common rounds end on all ranks together, when
+no rank has a request left except `hvd.join()`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The end of a lane: values that ranks compare when all ranks leave, and the error of later calls."""
+"""The state of a rank's leaving of a lane, on `hvd.shutdown()` or removal of a process set.
+
+When all ranks leave, they compare the values that other modules have left here. `gradients.replica_check` leaves
+digests of weights. The state also holds the error that later calls raise.
+"""
 
 from __future__ import annotations
 

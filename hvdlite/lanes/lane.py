@@ -1,8 +1,9 @@
-"""A lane has a private communicator, and runs one request after another on it, in the order of the calls.
+"""A lane runs one request after another on a private communicator.
 
-Each attached optimizer has a lane, and each process set has a lane for eager calls. Requests run on the lane's thread.
-But to hand a request to a thread takes some 50 us. So if the lane is idle and the caller waits for the result, the
-request runs in the caller's thread.
+It follows the order of the calls; in common rounds, rank 0's order. Each attached optimizer or tape has a lane, each
+process set one for eager calls, and each pair of ranks one for messages. Requests run on the lane's thread. But to hand
+a request to a thread takes some 50 us. So if the lane is idle and the caller waits for the result, the request runs in
+the caller's thread.
 
 Horovod matches calls by name, not by order. So if a roll call finds different requests, all ranks of the lane begin
 common rounds (`common_rounds`), and end them together. If ranks call the same requests, this costs nothing.

@@ -1,4 +1,8 @@
-"""Requests: collective operations for a lane, with handles that get their results, and the lock for waiting threads."""
+"""A request is one collective operation on a lane: a signature that ranks compare, and the work that follows.
+
+`ops/`, `gradients/` and `job/` make requests. A request's handle gives callers the result. `Changed` is a lane's lock,
+on which callers wait. `Call` is what other ranks see of a request in common rounds.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Signatures: descriptions of operations that must be equal on all ranks, and their digests.
+"""A signature is one rank's description of an operation: kind, name, facts, round, and the user's call.
 
-A `Signature` has kind, name, dtype, shape, operation, factors, root and placement. The roll call compares digests.
-Ranks exchange signatures only if digests differ.
+Facts are pairs such as dtype, shape or root rank; the module that makes the request chooses them. All but the user's
+call must be equal on all ranks. A fact that a rank does not know (UNKNOWN) agrees with every value. The roll call
+compares digests. Ranks exchange signatures only if digests differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Map a memory file in huge pages, if the kernel has them.
+"""This module maps an arena's file (`memory.arena`) with all pages present, in huge pages if the kernel has them.
 
     reserved   [ ...... | 2 MiB | 2 MiB | 2 MiB | ... ]     address space of a Python mmap
     the file            [ ----------------------- ]         mapped over it, aligned to huge pages

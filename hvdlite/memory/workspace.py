@@ -1,4 +1,8 @@
-"""The memory that a lane keeps between requests: scratch memory, the staging arena, and the two levels of hosts."""
+"""A workspace keeps what a lane's requests use again: scratch memory, the staging arena, and communicators.
+
+The communicators are those of both levels (`two_levels`). A workspace also allocates arenas, and the flags of
+`shared_flags`. Each workplace has a workspace. It makes each thing when it is first needed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The requests that are pending on this rank, and how long they have waited."""
+"""The stall watch's view of this rank: its pending requests, their ages, and whether it is stuck.
+
+A rank is stuck if only other ranks can make it go on. Time in which the process was stopped does not count. Requests to
+join or leave do not count as waits.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Finds stalls in the reports of all ranks: which ranks wait for which, and in which collective. Pure functions.
+"""Functions that find stalls and deadlocks in the reports of all ranks, and write the report's text.
 
-A rank without a report is stopped or dead, or it runs compiled code that holds Python's lock. So all waits of other
-ranks are waits for that rank, too.
+The stall watch that has asked all ranks calls them. A rank without a report is stopped or dead, or runs code that holds
+Python's lock. So every wait on one of its lanes counts as a wait for it. Only `show` has a side effect: it prints the
+report's table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Inquiries: one rank asks all ranks for their reports."""
+"""An inquiry collects the reports of all ranks for one stall watch.
+
+It ends when all ranks have answered, or after a deadline. A report says what a rank waits for and where its main thread
+is. A watch has one inquiry at a time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The letters of stall watches; `stall` describes their order."""
+"""The letters that stall watches of different ranks send each other: Alarm, Heard, Ask, Answer, End.
+
+`stall` shows their order.
+"""
 
 from __future__ import annotations
 

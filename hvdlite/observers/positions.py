@@ -1,4 +1,8 @@
-"""The line of the user's code that this process executes or waits in. Called in another thread than the main one."""
+"""Functions that find what the threads of this process execute.
+
+The stall watch's thread calls them for a report. `main_position` gives the innermost line of the user's code in the
+main thread. With the other functions, `board` finds the threads that may still call hvdlite.
+"""
 
 from __future__ import annotations
 

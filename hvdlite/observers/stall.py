@@ -4,6 +4,7 @@ Each rank has a thread that wakes a few times per second, looks at the pending r
 letters. The ranks write letters only after a rank has waited for too long:
 
     the rank that has waited  --Alarm-->   the lowest rank that answers, beginning with rank 0
+    that rank                 --Heard-->   back. Without it, the waiting rank alarms the next rank, at last itself
     that rank                 --Ask-->     all ranks; a rank that does not answer in time is "no answer"
                               --Answer-->  back: the pending requests, and the position of the main thread
     it prints the report. If the limit for shutdown has passed, or no rank can go on, it ends the job:

@@ -1,4 +1,7 @@
-"""The same floating-point environment for all work of a lane, in each thread that runs it.
+"""The environment of a lane's arithmetic: C's default floating-point settings, and no warnings from NumPy.
+
+`quiet_runner` makes the function with which a lane runs all work. That function sets C's default floating-point
+environment, and turns NumPy's floating-point warnings and errors off.
 
 A request runs in its caller's thread or in the lane's thread, and ranks may differ in that. Each thread has separate
 floating-point settings: threads of TensorFlow, and of torch after `set_flush_denormal`, replace subnormal numbers by

@@ -1,9 +1,9 @@
 """What the environment says about the launcher of this process, about the rank that started it, and about the MPI.
 
-With `config`, which reads the user's settings, this is the only module that reads the environment. It never reads
-which rank runs on which host: `job.topology` learns that from MPI. It writes defaults for the MPI before MPI starts. It
-also writes HVDLITE_RANKS_PROCESS and HVDLITE_RANKS_PLACE: a child process has no other way to learn that its parent is
-a rank.
+Apart from `config`, `check` and Horovod's module names, no other module uses the environment. `config` reads the user's
+settings. `job.topology` learns from MPI, not from here, which rank runs on which host. This module writes defaults for
+the MPI before MPI starts. It also writes HVDLITE_RANKS_PROCESS and HVDLITE_RANKS_PLACE: a child process has no other
+way to learn that its parent is a rank. `fresh_environment` prepares the environment of a new job.
 """
 
 from __future__ import annotations

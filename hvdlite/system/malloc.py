@@ -1,8 +1,9 @@
 """Settings of glibc's malloc that keep freed memory in the process, for the next step's tensors.
 
-By default glibc returns large blocks, and free memory at the heap's end, to the kernel. In the next step the kernel
-must map and zero each page again: up to 10,000 page faults per step (MEASURED.md, "Details"). The price is that the
-heap shrinks only if more than KEPT_BYTES are free at its end.
+`init()` sets them in jobs of several ranks, unless the user has chosen an allocator or its settings. By default glibc
+returns large blocks, and free memory at the heap's end, to the kernel. In the next step the kernel must map and zero
+each page again: up to 10,000 page faults per step (MEASURED.md, "Details"). The price is that the heap shrinks only if
+more than KEPT_BYTES are free at its end. Blocks above 32 MiB still go back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Private names of a framework, which its next version may lack. Each is looked up when it is needed, never on import.
 
-An adapter lists all private names that it uses in one file (`keras/private_api.py`, `tensorflow/private_api.py`). If
-the framework lacks a name, `DistributedOptimizer` raises an error that says so.
+The adapters for Keras and TensorFlow list their names in `keras/private_api.py` and `tensorflow_graph/private_api.py`.
+If a name that all optimizers or tapes need is missing, attaching one raises an error that says so. For other names the
+first use raises it. torch has its own list (`torch/private_api.py`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A waking thread usually waits until the running one has used up its slice of 1.4 to 3 ms. If the waking thread's slice
 is shorter, Linux lets it run at once. Since Linux 6.12 any process may ask for a short slice. On other systems this
-module does nothing. Threads inherit the slice from the thread that starts them. For the gain see MEASURED.md, "Between
-hosts".
+module does nothing. Each lane's thread asks for a short slice when it starts. Threads inherit the slice from the thread
+that starts them. For the gain see MEASURED.md, "Between hosts".
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ An MPI that is not CUDA-aware crashes when it gets a device pointer, and what MP
 reliable. So a job of two processes sends arrays from GPU to GPU and checks the result. The launcher of the loaded MPI
 library starts that job. The user's cache folder keeps the answer for each MPI library, driver and MPI settings. If
 there is no launcher, the answer is no, which is always correct, but slower.
+
+The first GPU request of a lane asks for the answer, on one rank per host, unless HVDLITE_CUDA_AWARE is set.
+`hvdlite.check` asks, too.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     staged     for other MPIs: pieces pass through page-locked host memory. Several buffers each way let three things
                overlap: the copy of piece k to the host, the message of piece k-1, and the copy of k-2 to the GPU
 
-Both pass host arrays to the base transport. The lane's stream is the current one during all calls
-(`lanes.gpu_side.Side.working`). When a call returns, received data may be used on that stream.
+Host arrays go to the base transport unchanged. `native_allreduce` is NCCL's. The lane's stream is the current one
+during all calls (`lanes.gpu_side.Side.working`). When a call returns, received data may be used on that stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Messages over MPI through mpi4py.
+"""The transport over MPI, through mpi4py.
 
-All arrays travel as bytes, so float16 and bfloat16 work with every MPI; hvdlite does the arithmetic. Messages above
-1 GiB go in pieces, since counts are C ints in many MPIs.
+Arrays travel as bytes, so every dtype works, and hvdlite does the arithmetic; only `native_allreduce` leaves it to MPI.
+Long messages go in pieces. On one host a piece has at most 1 GiB, since counts are C ints in many MPIs. In jobs of
+several hosts it has at most 1 MiB over a fabric, and 60 KiB if any host has only TCP. The module also has the stall
+watch's mail, and finds the ranks that share a host.
 """
 
 from __future__ import annotations

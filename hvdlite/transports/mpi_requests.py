@@ -1,4 +1,8 @@
-"""MPI requests: messages in one or more pieces, messages that are repeated with the same memory, and a maximum."""
+"""MPI messages under way, for `transports.mpi`.
+
+`MpiExchange` is one exchange, in pieces if long. `MpiRepeated` repeats one with the same memory. `MpiMaximum` is the
+small MAX all-reduce of roll calls and barriers by messages. The main thread polls instead of blocking, so Ctrl-C works.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A transport of two ranks, over a transport of more ranks.
+"""A transport of two ranks of a process set, for `hvd.send` and `hvd.recv` (`lanes.pair_lanes`).
 
-A rank makes it alone, at any time. Its messages are point-to-point messages of the parent, which `Communicator.aside`
-has made for this. Rejected: an MPI communicator of two, because one rank would have to wait for the other to make it.
+Each rank makes its own end, at any time. An end sends over a parent transport, which `Communicator.aside` has made. The
+transport has only send, receive, maximum and allgather_object. Rejected: an MPI communicator of two, because one rank
+would have to wait for the other to make it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Agreements and barriers among the ranks of one host, in shared memory instead of messages.
+"""`SharedMaximum`: the MAX all-reduce of a roll call, and a barrier, in memory that all ranks of a lane share.
 
-An agreement of two ranks takes a third of the time that messages take (MEASURED.md, "Details").
+Lanes whose ranks share one host use it after their first roll call, on x86-64 with at most 32 ranks. They use messages
+if the user has chosen an algorithm by messages. An agreement of two ranks takes a third of the time that messages take
+(MEASURED.md, "Details").
 """
 
 from __future__ import annotations

@@ -1,8 +1,13 @@
 """The two levels of a job on several hosts: the ranks of one host, and columns of one rank per host.
 
-host A   0 1 2 3        local: a row; its ranks exchange data in memory
-host B   4 5 6 7        cross: a column of drivers; its ranks exchange data over the network
-host C   8 9            drivers: 2, as many as the smallest host has ranks, so that every column is complete
+    host A   0 1 2 3
+    host B   4 5 6 7
+    host C   8 9
+
+The level `local` is a row: its ranks exchange data in memory. The level `cross` is a column of drivers. A driver is a
+rank that sends one part of its host's data over the network. Rank k of each host is in column k. Each host has as many
+drivers as the smallest host has ranks, so that every column is complete. Here drivers are 0, 1, 4, 5, 8, 9. On one host
+there are no drivers.
 """
 
 from __future__ import annotations
