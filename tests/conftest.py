@@ -11,21 +11,30 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-MANY_PROCESSES = ("tests/launcher/", "tests/multihost/", "tests/examples/")
-"""Folders whose tests wait for processes, each for its own: they may run side by side."""
+WAIT = ("tests/launcher/", "tests/multihost/")
+"""Folders whose tests mostly wait for processes: each test may run beside any other."""
 FEWEST_SECONDS = 5.0  # a group that took less is not listed
 
 
 def group(item: pytest.Item) -> str:
-    """Tests of one group run one after another in one process: those that share a job of ranks, or else a file."""
+    """Tests of one group run one after another in one process.
+
+    All jobs of ranks are one group, because waiting ranks keep the cores busy. The other tests are grouped by file.
+    """
+    file, _, name = item.nodeid.partition("::")
+    if file.startswith(("tests/parallel/test_ranks", "tests/parallel/test_keras")):
+        return "ranks"
+    return f"{file}::{name}" if file.startswith(WAIT) and not file.endswith("test_slurm.py") else file
+
+
+def job(item: pytest.Item) -> str:
+    """The file of a test, or its job of ranks, in the list of seconds."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     if "module" in parameters and "check" in parameters:  # rank checks of one kind and size share a job
         kind = str(parameters["module"])
         where = parameters.get("backend") or parameters.get("size")
         return f"ranks {kind if 'backend' in parameters else kind.partition('_')[0]} {where}"
-    file, _, name = item.nodeid.partition("::")
-    alone = file.startswith(MANY_PROCESSES) and not file.endswith("test_slurm.py")
-    return f"{file}::{name}" if alone else file
+    return item.nodeid.partition("::")[0]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group(item)))
-        item.user_properties.append(("group", group(item)))
+        item.user_properties.append(("job", job(item)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -52,8 +61,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                name = dict(report.user_properties).get("group", report.nodeid)
-                spent[str(name).partition("::")[0]] += report.duration
+                spent[str(dict(report.user_properties)["job"])] += report.duration
     terminalreporter.section("where the time went")
     for name, seconds in sorted(spent.items(), key=lambda pair: -pair[1]):
         if seconds >= FEWEST_SECONDS:
