@@ -11,7 +11,7 @@ SIDE_BY_SIDE ?= 3
 BIN := .venv/bin
 # pip shows its progress on a terminal, and to everybody who asks for the demo; logs of tests get none of it
 QUIET := $(if $(MAKE_TERMOUT)$(filter demo,$(or $(MAKECMDGOALS),demo)),,--quiet)
-PYTEST := $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/pip install $(QUIET) --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 define NEXT

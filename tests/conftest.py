@@ -11,20 +11,22 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-WAIT = ("tests/launcher/", "tests/multihost/")
-"""Folders whose tests mostly wait for processes: each test may run beside any other."""
 FEWEST_SECONDS = 5.0  # a group that took less is not listed
 
 
 def group(item: pytest.Item) -> str:
     """Tests of one group run one after another in one process.
 
-    All jobs of ranks are one group, because waiting ranks keep the cores busy. The other tests are grouped by file.
+    All jobs of ranks are one group, because waiting ranks keep the cores busy. The tests of several hosts are one,
+    because some look for daemons of the whole machine. Each test of the launcher is one, because these mostly wait. All
+    other tests are grouped by file.
     """
     file, _, name = item.nodeid.partition("::")
     if file.startswith(("tests/parallel/test_ranks", "tests/parallel/test_keras")):
-        return "ranks"
-    return f"{file}::{name}" if file.startswith(WAIT) and not file.endswith("test_slurm.py") else file
+        return "1 ranks"
+    if file.startswith("tests/multihost/"):
+        return "2 hosts"
+    return f"3 {file}::{name}" if file.startswith("tests/launcher/") else f"3 {file}"
 
 
 def job(item: pytest.Item) -> str:
@@ -49,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept = [item for item in items if config.getoption("--full") or item.get_closest_marker("full") is None]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
+    items[:] = sorted(kept, key=lambda item: group(item)[0])  # the longest group first
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group(item)))
         item.user_properties.append(("job", job(item)))

@@ -214,7 +214,7 @@ def test_a_script_may_go_on_without_what_init_has_refused(runner: Runner) -> Non
     job = runner.run("-np", "2", "--no-prefix", sys.executable, "-c", code)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.splitlines() == 2 * [
-        "HVDLITE_OVERLAP differs: rank 0 has 1, rank 1 has 0. Set it alike everywhere."
+        "HVDLITE_OVERLAP differs: rank 0 has 1, rank 1 has 0. Set it to one value on all ranks."
     ]
 
 

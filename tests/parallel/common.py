@@ -19,7 +19,12 @@ T = TypeVar("T")
 
 def at_sizes(*sizes: int) -> Callable[[T], T]:
     """Say that a check runs at these of its module's world sizes alone. `jobs` reads this from the source."""
-    return lambda check: check
+
+    def mark(check: T) -> T:
+        check.sizes = sizes  # type: ignore[attr-defined]  # a function's
+        return check
+
+    return mark
 
 
 def restart(**settings: str) -> None:
