@@ -15,7 +15,7 @@ from tests.parallel import jobs
 def test_without_a_launcher(module: str) -> None:
     result = jobs.run(0, ["-m", "tests.parallel.runner", module])
     assert result.ended_well(), result.output
-    names = {f"{module}.{check}" for check in jobs.checks(module)}
+    names = {f"{module}.{check}" for check in jobs.checks(module, 1)}
     assert result.passed() == names
 
 
