@@ -1,4 +1,7 @@
-"""Horovod's questions about the build. hvdlite builds nothing: the answers say what it can use on this host."""
+"""Horovod's functions about the build, such as `nccl_built()`, and two small helpers of Horovod.
+
+hvdlite compiles nothing. Each function tells what hvdlite uses, or can use on this host.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@
     arrays/NAME                             an extra that is an array
     extras                                  all other extras: a pickle without classes or functions
 
+An extra is a value without variables, such as an epoch.
+
 The file holds values and no configuration: a script builds its model, and `load` restores the values. Therefore one
 file serves every backend of Keras, and every object that has variables.
 """

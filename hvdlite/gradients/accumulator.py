@@ -1,4 +1,4 @@
-"""The accumulator: sums of gradients over several passes, for frameworks with optimizers that keep none.
+"""The accumulator: adds up gradients of several passes, for Keras and TensorFlow optimizers.
 
 With `backward_passes_per_step=n` a Keras or TensorFlow optimizer adds up n passes here, on its own rank. The sums of
 the last pass then go to `lists.Gradients`. PyTorch needs no accumulator, since autograd adds to `p.grad`.

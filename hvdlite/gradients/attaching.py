@@ -2,7 +2,8 @@
 
 After a restart `elastic.run` renews all attachments. Then it calls the user's training function again, which may attach
 the optimizer once more. Without a restart, attaching an optimizer a second time is an error (`require_replaceable`).
-After `hvd.shutdown()` or without the process set, an attached optimizer cannot reduce gradients (`require_alive`).
+After `hvd.shutdown()`, or once its process set was removed, an attached optimizer cannot reduce gradients
+(`require_alive`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """A bucket at work: its memory, and the all-reduce that runs on the lane.
 
-    own buffer      [ copied | part | copied ]      other ranks read what is copied; only this rank reads its part,
-    gradients           ->   [ lent ]               from the gradients themselves, which need no copy
+    this rank's buffer       [ copied | part | copied ]
+    this rank's gradients             [ lent ]
+
+On one host, each of p ranks adds up one p-th of all buffers: its part. Other ranks never read that part of this rank's
+buffer. So large gradients there are lent, not copied: the algorithm reads them where they lie. Other ranks read the
+rest, so it is copied. With 2 ranks this saves half of an MLP's copies (MEASURED.md).
 
 In the walk of a gradient, the reducer has one `Bucket` for each bucket of the plan. A full bucket leaves as a request
 on the lane. Once all ranks have agreed, the lane calls `Bucket.reduce`, which runs the algorithm in place.
-
-In the two-shot algorithm each of p ranks adds up a p-th of all buffers: its part. Other ranks read the rest of its
-buffer, but never the part. Large gradients in the part are therefore lent: the algorithm reads them where they lie.
-With 2 ranks this saves half of an MLP's copies (MEASURED.md).
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ In the walk of a gradient of Keras or TensorFlow, the exchange takes the place o
 makes an exchange when it first sees a list of variables. The exchange has a plan and a `reducer`, and numbers its
 rounds equally on all ranks.
 
-The ranks agree on which variables have gradients when the exchange is made. Sparse gradients (embeddings) are gathered,
-not reduced. A variable that is sparse on one rank counts as sparse on all.
+When an exchange is made, the ranks agree on the kind of each gradient: none, dense or sparse. Sparse ones (embeddings)
+are gathered, not reduced. A gradient that is sparse on one rank is sparse on all. In eager mode each round also agrees
+on which dense gradients exist; a graph fixes this.
 """
 
 from __future__ import annotations

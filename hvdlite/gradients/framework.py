@@ -1,6 +1,7 @@
-"""`Framework`: the functions in which frameworks differ that compute all gradients and then apply them.
+"""`Framework`: the functions that `gradients/` calls in TensorFlow and in each backend of Keras.
 
-TensorFlow and Keras' backends each have a module that satisfies this Protocol. `lists.Gradients` calls it.
+These frameworks compute all gradients and then apply them. Each has a module with these functions. `lists`, `wire` and
+the attachments call them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Lists of gradients: the entrance to `gradients/` for frameworks that compute all gradients and then apply them.
 
 In the walk of a gradient, an optimizer of Keras or TensorFlow, or a gradient tape, calls `Gradients.reduce` with all
-gradients. `Gradients` sets local variables aside, compresses the other gradients (`wire`), and finds their `exchange`.
-The framework then moves them through the exchange's rounds, and `Gradients` restores the results.
+gradients. `Gradients` sets aside local variables, whose gradients stay a rank's own. It compresses the other gradients
+(`wire`), and finds their `exchange`. The framework then moves them through the exchange's rounds, and `Gradients`
+restores the results.
 
 One `Gradients` serves one optimizer, or all tapes with the same settings. It makes an exchange when it first sees a
 list of variables, and keeps it: a training loop gives the same list at every step. `Framework` has the differences

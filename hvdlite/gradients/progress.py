@@ -1,11 +1,8 @@
-"""The progress of a round: which gradients are there, and which buckets have left.
+"""`Progress`: the record of one round: which gradients are there, and which buckets have left.
 
-    state         meaning
-    fresh         no gradient has been marked, and no bucket has left
-    begun         some gradients are there, and perhaps some buckets have left
-    unresolved    between rounds only: a round has failed, and other ranks may still be in it
-
-A reducer has one `Progress`, and only the reducer's methods change it.
+A reducer has one `Progress`. Only the reducer calls the methods that change it. `begun` is set before the first
+gradient: if the round fails afterwards, the reducer must forget it. `Reducer.unresolved` tells whether other ranks may
+still be in a failed round.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The reducer: fills the buckets of a plan, sends them, and waits for the results, once per round.
 
-    mark_ready([i])   gradient i lies in its slot; if its bucket is full and all earlier ones have left, it leaves
+    mark_ready([i])   gradient i lies in its slot; a full bucket leaves once all earlier buckets have left
     mark_at_end       these gradients lie in their slots or are lent; no bucket leaves before the end
     finish_round()    load missing gradients, send all other buckets, wait for all ranks
 
@@ -8,14 +8,15 @@ In the walk of a gradient, the reducer stands between the framework's hook (or t
 marks a gradient. The reducer sends each full `bucket` as a request. The lane runs it on all ranks, and the results
 lie in the reducer's `views`.
 
-If buckets leave early (`departure`), their communication overlaps with the rest of backward. On one host the ranks'
-cores all compute gradients, and a helper thread would take a core from them. So all buckets leave at the end there, in
-the caller's thread. Over a network a trial decides. In both cases the plan gives the order of additions, so the results
-are the same, bit for bit.
+If buckets leave early (`departure`), their communication overlaps with the rest of backward. By default, buckets of a
+GPU leave early. Among the CPUs of one host all buckets leave at the end, in the caller's thread: a helper thread would
+take a core from backward. Over a network a trial decides. In each case the plan gives the order of additions, so the
+results are the same, bit for bit.
 
 A bucket waits for its last gradient, and all later buckets wait for that bucket. So one gradient that comes later than
-planned costs much. After its first round a reducer knows the real order, from which an optimizer makes another plan, as
-PyTorch's DDP does. The last bucket never leaves early: once it has left, all ranks know that every backward has ended.
+planned costs much. If buckets may leave early, the first round shows the real order. From it PyTorch's attachment makes
+another plan (host memory only), as DDP does. The last bucket never leaves early: once it has left, all ranks know that
+every backward has ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The registry: a process' own record of variables and reductions.
+"""The registry: a process' record of variables that may differ between ranks, and a count of reductions.
+
+Users name such variables (`register_local_var`), and the checks skip them. Callbacks count reductions, to find steps
+without any.
 
 This is the one mutable object of `gradients/` at module level. It does not belong to a job, and so not to
 `job.runtime`: users name variables before `hvd.init()`, and variables outlive `hvd.shutdown()`. It holds all members

@@ -2,8 +2,9 @@
 
 Averaged gradients keep equal models equal. If models differ at the start, or learning rates differ, each rank trains a
 model of its own, and no operation fails. So the ranks compare checksums of weights, and of other values that must be
-equal, bit by bit. When training begins, a difference is an error. Later and at the end of the job it is a warning: the
-run may still be worth something to the user, and GPUs of different kinds round differently.
+equal, bit by bit. When training begins, different weights or optimizer state are an error; after `join()` only weights
+are. Different options, and any difference later, are a warning. The run may still be worth something to the user, and
+GPUs of different kinds round differently. The user may turn errors into warnings, or the check off (`replica_check=`).
 
 In the walk of a gradient, the check comes last. After each round PyTorch's attachment, or `watched` for Keras and
 TensorFlow, calls `Alike.look`, which compares the ranks in few rounds only. The last comparison is a part of the

@@ -2,8 +2,8 @@
 
 In the walk of a gradient, a sparse gradient skips plan, bucket and reducer. Each rank sends its rows to all others
 (all-gathers of nnz row numbers and nnz rows), and the framework adds up equal rows. This module decides for all
-frameworks which operations are possible and what is gathered. Each framework converts its tensors, and divides averages
-in its own arithmetic.
+frameworks which operations are possible and what is gathered. Each framework converts its tensors. Whoever calls
+`gather` divides averages: `exchange`, or the framework's own collective.
 """
 
 from __future__ import annotations

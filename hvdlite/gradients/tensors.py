@@ -1,6 +1,6 @@
 """Types for tensors and variables of all frameworks: `gradients/` knows their shapes, dtypes and names.
 
-For everything else it asks the `Framework`. Arrays of the core (NumPy or CuPy) also satisfy `Tensor`.
+For everything else it asks the `Framework`. Arrays of NumPy and CuPy also satisfy `Tensor`.
 """
 
 from __future__ import annotations

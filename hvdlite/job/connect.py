@@ -1,8 +1,9 @@
 """Connects this process to its job: over MPI with a launcher, over the user's communicator, or alone.
 
 If the processes load another MPI than their launcher's, N processes become N jobs of one rank, or crash. So this module
-compares the two before MPI is initialized. Only this module and `transports.mpi` import mpi4py, and only when called:
-importing mpi4py.MPI initializes MPI.
+compares the two before MPI is initialized. By default, importing mpi4py.MPI initializes MPI. So these functions import
+it late, and a job without MPI never loads it. If hvdlite has initialized MPI, this module also ends it when the process
+exits.
 """
 
 from __future__ import annotations

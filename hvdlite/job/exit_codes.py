@@ -1,9 +1,9 @@
-"""The exit code of a Python program, noticed before Python's exit functions run.
+"""`ExitCodes`: tells the guard (`exits`) a program's exit code before Python's exit functions run.
 
 Python calls no hook for SystemExit. But when `sys.exit(n)` or `raise SystemExit(n)` ends the main thread, CPython reads
 the exception's attribute `code`. At that moment there is no Python frame. So `watch` replaces `SystemExit.code` by a
-property that looks for frames. On Python 3.11 `sys.exit` is replaced, too, when this module is imported: its C version
-leaves a bare code, and nothing reads `SystemExit.code`.
+property that looks for frames. On Python 3.11, `sys.exit` stores a plain number instead of an exception, so nobody
+reads `code`. So there this module also replaces `sys.exit` when it is imported.
 
 hvdlite needs the code this early because MPI's end waits for all ranks: the process would wait before its code is
 known. hvdliterun does not help, since its keeper sees the code only when the process has ended.

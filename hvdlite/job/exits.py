@@ -8,7 +8,7 @@ from `install` to `uninstall`:
 - `sys.exit(n)` in the main thread ends the job with code n, unless n is 0 (see `exit_codes`).
 - A file in the job's folder tells the keeper that the other ranks count on this process. So the keeper notices a
   process that ends with code 0 too early (`os._exit(0)`), see `folder`.
-- Before the job ends, Python's exit functions run and buffered files are written, for at most 0.7 s.
+- If the main thread ends the job, exit functions run and buffered files are written first, for at most 0.7 s.
 - If the parent (mpirun) dies, the kernel kills this process.
 - The names of the MPI's shared-memory files are removed (see `mpi_segments`).
 

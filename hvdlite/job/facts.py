@@ -1,7 +1,7 @@
 """The place of this process in its job: its rank, the number of ranks, and the like.
 
-`runtime` calls `enter` when a job begins, and `leave` when the job ends. A child process of a rank returns its parent's
-place, but cannot communicate.
+`runtime` calls `enter` when a job begins, and `leave` when the job ends. In a child process of a rank these functions
+return the parent's values. Such a child cannot communicate.
 """
 
 from __future__ import annotations

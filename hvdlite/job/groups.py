@@ -1,8 +1,9 @@
 """The registered process sets of a job, and the lanes of the sets that this process is a member of.
 
 Every process knows every set, under the same number. Number 0 is the set of all ranks, and the smallest free number is
-used next. So adding or removing a set is collective over the job. Calls in a set concern its members only: each set has
-its own eager lane, and each optimizer has a lane. So sets run at the same time, and names need not differ between sets.
+used next. So adding or removing a set is collective over the job. Calls in a set concern its members only. In each set,
+the user's calls have one lane (the eager lane). Attached optimizers and gradient tapes have lanes of their own. So sets
+run at the same time, and names need not differ between sets.
 """
 
 from __future__ import annotations

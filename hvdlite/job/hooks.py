@@ -1,6 +1,6 @@
-"""The functions of adapters that a job calls when it begins and when it ends.
+"""Two lists of functions that a job calls: `when_started` at its beginning, `when_stopped` at its end.
 
-An adapter registers them when it is imported, which may be long before `init()`.
+Modules add their functions at import, or when a user attaches an optimizer. That may be long before `init()`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Removes the names of the shared-memory files of an MPI, once all its processes have opened the files.
 
-After that no killed process, not even mpirun, leaves a file in /dev/shm. Open MPI 4 looks for its files when it ends,
-and gets empty ones for that time.
+So no killed process, not even mpirun, leaves a file in /dev/shm. Open MPI 4 removes its files when it ends, and warns
+if one is missing. So `give_names` makes empty files just before. Files in the job's folder keep their names: hvdliterun
+removes the folder.
 """
 
 from __future__ import annotations

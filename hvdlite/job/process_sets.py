@@ -1,4 +1,8 @@
-"""Process sets: groups of ranks that communicate among themselves. The names are Horovod's."""
+"""`ProcessSet`: the user's object for a group of ranks, with Horovod's names.
+
+It holds ranks and a number, and does not communicate: `groups` has the lanes. The job binds it when the set is
+registered.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The objects that take part in the life of a job: in its restart, in `join()`, in its end, and in a fork.
+"""The registries of a job: objects that a restart, `join()`, the job's end or a fork must inform.
 
-Adapters register their objects here, and the job calls these methods and no others. Nothing is kept alive: an object
-that its user drops leaves the registries.
+Attachments, lists of gradients, exchanges and replica checks register here. `elastic`, `ops.join`, `checkpoints` and
+`runtime` call the methods of the Protocols below. The registries hold objects weakly: an object that its user drops
+leaves them.
 """
 
 from __future__ import annotations

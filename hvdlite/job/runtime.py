@@ -1,8 +1,8 @@
 """The job of this process: `init()` begins it, `shutdown()` ends it, `current()` returns it.
 
 The job's communicator is here and in the lanes made from it, nowhere else, so that it can be replaced while the process
-lives. Importing this module does not initialize MPI. `init()` does, and only if a launcher started the process: a
-script without a launcher is a job of one rank, and never touches MPI.
+lives. Importing this module does not initialize MPI. `init()` uses MPI if a launcher started the process, if the script
+has initialized MPI, or if `comm` names ranks. Otherwise the job has one rank, and no MPI.
 """
 
 from __future__ import annotations

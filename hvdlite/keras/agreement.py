@@ -1,4 +1,7 @@
-"""Agreements between ranks on epochs and steps: if one rank has fewer than others, the others wait forever."""
+"""Checks that all ranks run the same number of epochs and steps; otherwise raises on every rank.
+
+Without these checks the ranks with more steps would wait for ever. `ConsistencyCallback` calls them in `fit`.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ DivisibleT = TypeVar("DivisibleT", bound=Divisible)
 
 
 def use_of(gradient: Gradient) -> Use:
-    """Return DENSE for every gradient: neither backend gives the core a sparse one."""
+    """Return DENSE for every gradient: neither backend gives `gradients/` a sparse one."""
     return Use.UNUSED if gradient is None else Use.DENSE
 
 

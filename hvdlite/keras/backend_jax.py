@@ -1,4 +1,4 @@
-"""Keras on JAX as `gradients/` uses it: how gradients reach the core and come back.
+"""The JAX backend of Keras, as `gradients/` uses it.
 
 Keras compiles its step with XLA. XLA calls back to the host, in order, for the reduction. The callback gets all
 gradients at once, when the last one is computed, so nothing overlaps. Each gradient byte is copied twice here, besides

@@ -1,5 +1,8 @@
-"""Keras on PyTorch as `gradients/` uses it: how gradients reach the core and come back. Each gradient byte is copied
-once."""
+"""The PyTorch backend of Keras, as `gradients/` uses it.
+
+Each gradient byte is copied once into the arena. Results are copied again unless the optimizer needs its gradients
+during the step only.
+"""
 
 from __future__ import annotations
 

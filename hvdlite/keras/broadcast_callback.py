@@ -1,4 +1,8 @@
-"""Horovod's callback that starts all ranks with the same weights."""
+"""Horovod's callback that gives all ranks the same weights, and checks that they train together.
+
+Keras calls it throughout `fit`. It broadcasts when training begins, if the model has weights then, and after the first
+batch. `consistency_callback` has the checks.
+"""
 
 from __future__ import annotations
 

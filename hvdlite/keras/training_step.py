@@ -1,4 +1,8 @@
-"""How Keras compiles a model's training step: ranks must be able to communicate in it."""
+"""Makes Keras compile a model's training step so that ranks can communicate in it.
+
+On TensorFlow the step must not use XLA. Keras must compile again if the optimizer was attached after the last
+compilation.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Collectives on NumPy or CuPy arrays: each builds a request for the eager lane of its process set.
+"""Collectives on NumPy or CuPy arrays.
 
-Each is a `Collective`: a call waits for the result, and `.start(...)` returns a `Handle` at once. Arrays are
-contiguous; adapters turn a framework's tensors into arrays that share their memory. If one rank alone can see an error
-(bad splits, no member, a name in flight), that rank raises ValueError at once. If the ranks' arguments differ, every
-rank raises MismatchError.
+Each builds a request for the lane of the user's calls (the eager lane) of its process set. Each is a `Collective`: a
+call waits for the result, and `.start(...)` returns a `Handle` at once. Arrays are contiguous; adapters turn a
+framework's tensors into arrays that share their memory. Some errors one rank alone can see: bad splits, not a member of
+the process set, a name in flight. That rank raises ValueError at once. If the ranks' arguments differ, every rank
+raises MismatchError.
 
 Belongs here: everything that users or adapters call on arrays or objects. Not here: how bytes are reduced and moved
 (`algorithms/`), and in what order requests run (`lanes/`).

@@ -1,9 +1,8 @@
 """`join()`: a rank without further data waits until all ranks have joined, and takes part in their sums with zeros.
 
-`join()` is a request on every lane of the global set. With a join on one lane alone, a request of the next epoch on
-another lane could meet a rank that still joins. It would then be averaged with zeros. While some ranks have joined, the
-others number calls and steps that the joined ranks have not seen. When all ranks have joined, they continue from the
-largest numbers.
+Each lane of the global set gets a request. Otherwise a rank could still stand in for itself with zeros on one lane,
+while the others start the next epoch there. The other ranks keep numbering calls that a joined rank does not make. So
+all ranks finally continue from the largest number of each kind.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Sums of gradients over several passes per step. The last pass reduces the sums over the ranks and applies them.
+"""`LocalGradientAggregationHelper`: Horovod's class that adds up gradients of several passes per step.
 
-The class has Horovod's name and arguments. hvdlite's TF1 optimizers use it, too.
+The last pass reduces the sums over the ranks. hvdlite's TF1 optimizers use it; scripts may, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Names, gradients and shapes of TensorFlow's collectives.
+"""What TensorFlow's collectives share: `collective` runs one eagerly or as a node, with a name and a gradient.
 
 Each collective copies its input once per byte; the result becomes a tensor without a copy.
 
-In a graph, an operation without a name gets a name from its input, as a node does. Ranks match operations of one name
-in any order. In eager mode, an operation without a name gets a number, and ranks match operations by their order.
+In a graph, an operation without a name gets a name from its input. Ranks match operations by name, whatever the order.
+In eager mode unnamed operations are matched by their order.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def gradient_of(operation: tf.Operation | None, *grads: tf.Tensor | None) -> Seq
 
 @dataclass(frozen=True)
 class How:
-    """The arguments of a reduction, by the names of the core's arguments.
+    """The arguments of a reduction, by the names of the arguments in `ops`.
 
     Attributes:
         op: The operation.

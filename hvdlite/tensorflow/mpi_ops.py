@@ -1,4 +1,4 @@
-"""Jobs, ranks and collectives under the name of Horovod's module."""
+"""`horovod.tensorflow.mpi_ops` under hvdlite: imports only, no code of its own."""
 
 from hvdlite.api import names
 from hvdlite.api.names import *  # noqa: F403

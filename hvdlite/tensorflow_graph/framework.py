@@ -1,7 +1,8 @@
 """The functions of `gradients.framework.Framework` for TensorFlow. The Protocol describes each of them.
 
-In a graph, each bucket is one node. As soon as the bucket's gradients are computed, the node copies them into the arena
-and sends them. The last node also waits for all ranks and returns the results. Control edges keep the plan's order.
+In a graph, each bucket is one node. The node copies the bucket's gradients into the arena as soon as they are computed,
+and lets full buckets leave if the reducer allows that. The last node sends the other buckets, waits for all ranks and
+returns the results. Control edges keep the plan's order.
 
     Bytes copied per gradient byte
     graph, borrowed results   1: the results lie in the arena until the next round; an optimizer applies them at once

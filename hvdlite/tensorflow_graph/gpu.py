@@ -1,17 +1,17 @@
-"""TensorFlow's tensors on a GPU: as CuPy arrays of the same memory, and results as tensors, without the host.
+"""TensorFlow's tensors on a GPU: as CuPy arrays of the same memory, and results as tensors.
 
     TensorFlow    computes x | waits for x |                                          | goes on with y
     CuPy, lanes                            | read x, communicate, write y | wait for y |
 
-Python cannot know on which stream TensorFlow computes, so hvdlite cannot order work on the GPU. Instead the host waits,
-for streams and events only:
+Python cannot know on which stream TensorFlow computes, so hvdlite cannot order work on the GPU. Instead the host waits
+for streams and events. No data goes through the host.
 
 - Before CuPy reads x, `to_dlpack` waits until TensorFlow's compute stream has finished all work issued so far. So,
   unlike in PyTorch, buckets overlap little with the rest of backward.
 - Before TensorFlow goes on, the host waits for CuPy and the lanes. So TensorFlow does not reuse the memory of x early.
 
-Results are copied into memory that TensorFlow owns: TensorFlow would free the core's memory while its stream still
-reads the results. So tensors cross by DLPack, and arrays never do.
+TensorFlow would free hvdlite's memory while its stream still reads the results. So tensors go to CuPy by DLPack, but
+results return as copies in TensorFlow's memory.
 
 In a graph, TensorFlow would place `tf.py_function` on the host. The node inside it can run on a GPU for the dtypes in
 DTYPES, so hvdlite places this node there. TensorFlow keeps int32 tensors of a GPU in host memory.

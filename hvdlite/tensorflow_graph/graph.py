@@ -65,7 +65,7 @@ def to_tensors(results: Sequence[Array]) -> list[tf.Tensor]:
 
 @contextlib.contextmanager
 def tensorflow_errors() -> Iterator[None]:
-    """Convert the core's errors to TensorFlow's, for calls in eager mode."""
+    """Convert hvdlite's errors to TensorFlow's, for calls in eager mode."""
     try:
         yield
     except ShutdownError as error:

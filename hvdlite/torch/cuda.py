@@ -1,4 +1,8 @@
-"""torch tensors on a GPU: as CuPy arrays on the same memory and back, and the streams on which torch issues work."""
+"""torch on a GPU: conversion of tensors to CuPy arrays and back, torch's streams, and the choice of the GPU.
+
+Arrays and tensors share memory. When a job begins, `choose_gpu` makes the GPU with this rank's local number the current
+one, unless the script has used a GPU already.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ def to_tensor(array: Array) -> torch.Tensor:
 
 @cache
 def gpu_at(number: int) -> Gpu:
-    """Return a GPU for the core, which waits for torch's streams from now on. Raises HvdliteError without CuPy."""
+    """Return a GPU, on which hvdlite waits for torch's streams from now on. Raises HvdliteError without CuPy."""
     gpu = Gpu(cupy(), number)
     follow_torch()
     return gpu
@@ -44,7 +48,7 @@ def gpu_at(number: int) -> Gpu:
 
 @cache
 def follow_torch() -> None:
-    """Have the core wait for torch's current streams, and free torch's cached memory when a GPU has none left."""
+    """Have hvdlite wait for torch's current streams, and free torch's cached memory when a GPU has none left."""
     gpu_streams.FOLLOWED.append(lambda number: int(torch.cuda.current_stream(number).cuda_stream))
     gpu_streams.RELIEF.append(torch.cuda.empty_cache)
 

@@ -1,4 +1,7 @@
-"""Collectives that autograd can differentiate: one function makes the results, another makes the gradients."""
+"""`differentiable`: makes a function on tensors differentiable, given a second function for its gradients.
+
+The collectives of this room call it. Autograd keeps the second function, so that one must not refer to tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch tensors and the core's arrays: two objects on one memory, converted in both directions without a copy."""
+"""torch tensors as NumPy or CuPy arrays and back: two objects on one memory, converted without a copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = {
     torch.bool: "bool", torch.complex64: "complex64", torch.complex128: "complex128", torch.uint16: "uint16",
     torch.uint32: "uint32", torch.uint64: "uint64",
 }  # fmt: skip
-"""The core's names of torch's dtypes that can be communicated."""
+"""hvdlite's names of torch's dtypes that can be communicated."""
 
 
 def require_dense(tensor: torch.Tensor) -> None:
@@ -33,7 +33,7 @@ def require_dense(tensor: torch.Tensor) -> None:
 
 
 def dtype_name(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> str:
-    """Return the core's name of a dtype. Raises ValueError if the dtype cannot be communicated.
+    """Return hvdlite's name of a dtype. Raises ValueError if the dtype cannot be communicated.
 
     Args:
         tensor: The tensor.

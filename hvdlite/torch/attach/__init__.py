@@ -21,9 +21,9 @@ The walk of a gradient:
       begin_backward     attachment.py          Opens the round (round.py), and asks autograd to call end_backward when
                                                 the backward() ends (backward.py). Gradients that users keep will stay
                                                 the tensors that they are (slots.py).
-      note               attachment.py          Runs in two cases: buckets leave during the backward(), or gradients are
-                                                many. Small gradients are copied into their views (packing.py), and the
-                                                reducer sends each full bucket.
+      note               attachment.py          Runs if buckets leave early, or if gradients are large in total. About
+                                                each MiB, packing.py copies gradients into their views. If buckets leave
+                                                early, the reducer sends each full one.
     the backward() has ended
       end_backward       attachment.py          Finishes the rounds of all optimizers of this backward(), in the order
                                                 in which they were attached (several.py).

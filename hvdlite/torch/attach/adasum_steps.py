@@ -4,8 +4,8 @@
     step():         the optimizer's own, with this rank's gradients
     after step():   weights = remembered + Adasum over ranks of (weights - remembered), tensor by tensor
 
-Momentum and other state are therefore each rank's own. The combined step needs no larger learning rate, since
-orthogonal steps are added, and of equal steps one is taken. (Horovod combines the steps one by one during backward.)
+Momentum and other state are therefore each rank's own. Adasum adds orthogonal steps, and makes one step of equal ones.
+So the learning rate need not grow with the number of ranks. (Horovod combines the steps one by one during backward.)
 
 A torch.amp.GradScaler skips the step of a rank whose gradients are not finite. The other ranks' steps would then be
 combined with a later step of that rank. hvdlite therefore declares to the scaler that the optimizer divides by the

@@ -4,8 +4,8 @@
 
 A function may call backward() in its own backward: reentrant checkpointing does so for each segment. To the user all
 these runs are one backward(), and the gradients are complete when the outermost run ends. But autograd calls back only
-at the end of the present run. A nested run therefore puts a hook on the node that follows in the run around it, and
-that hook continues.
+at the end of the present run. So when a nested run ends, hvdlite hooks the next node of the run around it. That hook
+asks autograd for a callback at the end of that run, and so on outwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""torch.compile: the parts of hvdlite that it must not compile."""
+"""Rules for torch.compile: dynamo skips hvdlite's functions, and compiled autograd is refused.
+
+The attachment calls `pass_over` before each round, and `refuse_autograd` when a backward() begins. Compiled autograd
+would drop the callback at the end of backward().
+"""
 
 from __future__ import annotations
 

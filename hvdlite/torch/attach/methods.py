@@ -1,4 +1,7 @@
-"""The methods that an attached optimizer gains."""
+"""The methods that users call on an attached optimizer.
+
+They are `synchronize`, `skip_synchronize`, `no_sync` and `set_backward_passes_per_step`.
+"""
 
 from __future__ import annotations
 

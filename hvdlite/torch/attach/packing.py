@@ -1,9 +1,10 @@
 """How gradients are copied into their views: several small ones by one call.
 
-There are two cases. If buckets leave during the backward(), or gradients are many, a hook notes each gradient (`add`).
-Once the noted gradients make a megabyte, `pack` copies them, while they are still in the cache. Otherwise no hook notes
-a gradient, and `pack_rest` copies all gradients when the backward() ends. Of a large gradient `pack_rest` copies only
-the part that other ranks read, and lends the other part: see `gradients/bucket.py`.
+There are two cases. A hook notes each gradient (`add`) if buckets leave early, if small gradients exceed 1 MiB
+together, or if all gradients exceed 128 MiB. (Where no gradient is lent, all count as small.) Once the noted gradients
+make a megabyte, `pack` copies them, while they are still in the cache. Otherwise no hook notes a gradient, and
+`pack_rest` copies all gradients when the backward() ends. Of a large gradient `pack_rest` copies only the part that
+other ranks read, and lends the other part: see `gradients/bucket.py`.
 """
 
 from __future__ import annotations

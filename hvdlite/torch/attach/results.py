@@ -1,4 +1,4 @@
-"""The results that rounds have given to an optimizer's parameters: how many, and that none is reduced a second time.
+"""`Results`: counts the rounds that gave results, and refuses to reduce a result a second time.
 
 An average may be reduced again: the average of equal gradients is the same average. A sum may not. With any other
 operation than Average, hvdlite therefore remembers which gradients are results.

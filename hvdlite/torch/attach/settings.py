@@ -1,4 +1,4 @@
-"""What a user asks of a torch optimizer: the settings of all frameworks, and the names of the parameters."""
+"""`TorchSettings`: the common settings of an attached optimizer, plus its parameters and their names."""
 
 from __future__ import annotations
 

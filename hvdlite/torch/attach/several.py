@@ -1,8 +1,9 @@
 """How the rounds of one backward() end if the backward() has gone through several attached optimizers.
 
-The rounds end in the order in which the optimizers were attached, and either all of them have results or none. The
-order of the gradients would not do: it may differ between ranks, which would then wait for each other for ever. For the
-same reason no hook waits for another rank; see the states DEFERRED and VOID in `round`.
+hvdlite finishes the rounds in the order in which the optimizers were attached. If one round fails, those after it end
+without results on all ranks. If a round is VOID from the beginning, all end without results. The order of the gradients
+would not do: it may differ between ranks, which would then wait for each other for ever. For the same reason no hook
+waits for another rank; see the states DEFERRED and VOID in `round`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""`TorchState`: objects with a `state_dict` are saved by handlers of their kind, other attributes as objects."""
+"""`TorchState`: the elastic state of models, optimizers and other values.
+
+A commit copies each value's `state_dict`, or the value itself if it has none. A restore loads the copies. See
+`hvdlite.elastic`.
+"""
 
 from __future__ import annotations
 
