@@ -1,6 +1,6 @@
 """Arrays of NumPy or CuPy, handled by the same code.
 
-`module(array)` returns NumPy or CuPy, and the core computes with the functions of that module. `gpu_streams` puts the
+`module(array)` returns NumPy or CuPy, and hvdlite computes with the functions of that module. `gpu_streams` puts the
 work in order. CuPy is imported only when the first array on a GPU appears.
 """
 
@@ -48,7 +48,7 @@ class Device(Protocol):
 
 
 class Array(Protocol):
-    """The methods and attributes of arrays that the core uses. `numpy.ndarray` and `cupy.ndarray` both have them.
+    """The methods and attributes of arrays that hvdlite uses. `numpy.ndarray` and `cupy.ndarray` both have them.
 
     Methods that NumPy overloads are properties here, so that each of NumPy's signatures fits. Only arrays on the host
     have `ctypes` and `__array__`; their `data` is a memoryview. On a GPU, `data.ptr` is an address and `device.id` a
