@@ -197,8 +197,8 @@ def frameworks() -> Iterator[Finding]:
 
 def mpi() -> Iterator[Finding]:
     """Find the launcher that hvdliterun uses and the library that mpi4py loads, and try what that library can do."""
+    from hvdlite_launcher import UsageError
     from hvdlite_launcher.probe import Mpi, find_mpi
-    from hvdlite_launcher.usage import UsageError
 
     env, found = dict(os.environ), None
     try:
@@ -341,8 +341,8 @@ def shared_memory() -> Finding:
 
 def schedulers() -> Iterator[Finding]:
     """Find schedulers' programs, and the scheduler's job that this process belongs to."""
+    from hvdlite_launcher import UsageError
     from hvdlite_launcher.schedulers import allocation
-    from hvdlite_launcher.usage import UsageError
 
     section = "Schedulers"
     for name, program in SCHEDULERS.items():

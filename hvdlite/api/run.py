@@ -177,8 +177,7 @@ def _own_folders() -> set[str]:
 
 def _launched(arguments: Sequence[str], task: bytes) -> Outcome:
     """Run the job of this command line, and return how it ended. A signal that ended the job is raised here, too."""
-    from hvdlite_launcher import cli, options, readiness
-    from hvdlite_launcher.usage import UsageError
+    from hvdlite_launcher import UsageError, cli, options, readiness
 
     try:
         outcome = cli.launch(options.parse(arguments), task)

@@ -8,7 +8,7 @@ Who starts whom (-->), and who reports to whom (==>), on hvdliterun's own host a
     hvdliterun --> mpirun --> (the MPI's daemon on each host) --> keeper --> the user's command, a rank
          ^                                                          |
          |                                                          | files and named pipes in the job's folder
-         +==================== agent, one per host <================+
+         +========================== agent <========================+
 
 hvdliterun  Reads the command line (`cli`, `options`, `settings`), finds the MPI (`probe`), composes the command
             (`command`), runs the job (`run`) and decides how it ends (`ending`). It touches no rank.
@@ -16,5 +16,14 @@ job         One run of the user's command: an id, and a folder that has the same
 keeper      The parent of one rank's command. It notes in the job's folder how the command began and ended.
 agent       The process that watches over one host's ranks: it reads their output, reports how they begin and end,
             signals them, and finally leaves no process and no file of the job. It outlives hvdliterun.
-team        All agents of a job, as hvdliterun sees them: a child process on its own host, ssh connections to others.
+step        A start of the ranks by srun, jsrun or flux instead of mpirun. Then only hvdliterun's host has an agent.
+team        hvdliterun's list of the hosts that have an agent: a child process on its own host, ssh to the others.
 """
+
+
+class UsageError(Exception):
+    """Wrong use of hvdliterun, or a machine that lacks something: what the user must change, and the exit code."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code

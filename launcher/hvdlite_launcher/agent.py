@@ -1,8 +1,9 @@
 """The agent: a process that watches over a job's ranks on one host, and leaves nothing of the job there.
 
-Each host of a job has an agent. On hvdliterun's own host it is a child process of hvdliterun; on other hosts an ssh
-connection starts it. The agent makes the job's folder and reports whether the host is ready. While the job runs, it
-forwards the ranks' output, reports how ranks begin and end, and sends them signals.
+Each host that hvdliterun itself reaches has an agent. On hvdliterun's own host it is a child process of hvdliterun; on
+other hosts an ssh connection starts it. If a scheduler starts the ranks, only hvdliterun's host has an agent. It makes
+the job's folder and reports whether the host is ready. While the job runs, it forwards the ranks' output, reports how
+ranks begin and end, and sends them signals.
 
 At the job's end the agent kills every process of the job and removes its files. It does the same when hvdliterun dies:
 the connection closes then. On other hosts a silent hvdliterun counts as dead, too: both sides send a sign of life every
@@ -14,9 +15,8 @@ The agent imports little, and only from the standard library: the start of a job
 user's Python settings.
 """
 
-from __future__ import annotations
-
 import contextlib
+import errno
 import os
 import resource
 import select
@@ -45,13 +45,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the job; the agent ends with the connection
     os.write(1, wire.MARK)
-    agent = Agent(wire.Link(1))
-    while not agent.has_job:
-        data = os.read(0, _CHUNK)
-        if not data:
-            return
-        agent.take(data)
-    agent.serve()
+    Agent(wire.Link(1)).serve()
 
 
 class Agent:
@@ -74,11 +68,6 @@ class Agent:
         self._ending = 0
         self._started = 0
         self._over, self._paused = False, False
-
-    @property
-    def has_job(self) -> bool:
-        """Whether hvdliterun has described the job."""
-        return bool(self._job)
 
     def take(self, data: bytes) -> None:
         """Act on bytes from hvdliterun; no bytes mean that hvdliterun is gone."""
@@ -105,13 +94,18 @@ class Agent:
         self._over |= "end" in message
 
     def serve(self) -> None:
-        """Work until the end of the job; then clean up."""
+        """Wait for a job, and work until its end; then clean up."""
+        while not self._job:
+            if not (data := os.read(0, _CHUNK)):
+                return
+            self.take(data)
         os.set_blocking(0, False)
         os.set_blocking(1, False)
-        self._selector.register(0, selectors.EVENT_READ, self._listen)
+        self._selector.register(0, selectors.EVENT_READ, lambda: self.take(os.read(0, _CHUNK)))
+        patience = self._job["patience"]  # until a rank has started, and afterwards
         beaten, looked, pause = 0.0, 0.0, times.SEGMENTS_SOON
         try:
-            while not self._over and (self._paused or self._link.silence < self._patience):
+            while not self._over and (self._paused or self._link.silence < patience[self._started > 0]):
                 began = time.monotonic()
                 if began - beaten > times.BEAT:
                     beaten = began
@@ -152,12 +146,16 @@ class Agent:
             self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._look(descriptor))
             self._ask()
         except FileExistsError as error:
-            problem = "this machine is in the list under another name too"
+            problem = "another host in the list is this machine, or has its name: name it once, with all slots"
             stranger = f"another user has made {path}: start again"
             self._say(problem=problem if job_folder.is_own(error.filename) else stranger)
         except OSError as error:
             where = error.filename or (self._folder if error.strerror else "")
-            cure = "free some room there, or name another place in TMPDIR" if job["id"] in where else ""
+            cure = "name another place in TMPDIR" if where.startswith(job["folder"]) else ""
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                cure = f"free some room there, or {cure}" if cure else "free some room there"
+            elif where == job["cwd"]:
+                cure = "start from a folder that all hosts have"
             self._say(problem=": ".join(filter(None, (error.strerror or str(error), where, cure))))
 
     def _ask(self) -> None:
@@ -190,7 +188,7 @@ class Agent:
             if found:
                 self._say(facts=found, name=name)
             else:
-                self._say(problem=f"{child[0]} does not work: {last[0]}")
+                self._say(problem=f"{child[0]} fails: {last[0]}: install it again, or name another Python")
 
         self._selector.register(answer, selectors.EVENT_READ, listen)
 
@@ -209,9 +207,6 @@ class Agent:
         if sending:
             self._selector.unregister(1)
 
-    def _listen(self) -> None:
-        self.take(os.read(0, _CHUNK))
-
     def _look(self, descriptor: int) -> None:
         """Act on new files of keepers and ranks in the job's folder."""
         for name, complete in appeared(descriptor):
@@ -222,7 +217,9 @@ class Agent:
     def _act(self, kind: str, rank: int, path: str, complete: bool) -> None:
         if not complete:
             if kind in ("out", "err"):
-                self._read_from(path, wire.STDOUT if kind == "out" else wire.STDERR, rank)
+                pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                self._pipes[pipe] = (wire.STDOUT if kind == "out" else wire.STDERR, rank)
+                self._selector.register(pipe, selectors.EVENT_READ, lambda: self._carry(pipe))
         elif kind == "pid":
             self._started += 1
             self._say(started=rank)
@@ -242,11 +239,6 @@ class Agent:
     def _contents(self, path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
-
-    def _read_from(self, path: str, kind: int, rank: int) -> None:
-        pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        self._pipes[pipe] = (kind, rank)
-        self._selector.register(pipe, selectors.EVENT_READ, lambda: self._carry(pipe))
 
     def _carry(self, pipe: int) -> bool:
         """Forward one chunk of a rank's output. Returns False if there is none."""
@@ -287,11 +279,6 @@ class Agent:
                 left, since = rest, time.monotonic()
             else:
                 time.sleep(0.005)
-
-    @property
-    def _patience(self) -> float:
-        early, later = self._job["patience"]
-        return float(later if self._started else early)
 
     def _mark(self) -> bytes:
         return mark_of(self._job["id"], self._job["env"], os.environ)

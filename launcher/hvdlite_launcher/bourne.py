@@ -1,11 +1,10 @@
 """Runs ssh for Open MPI, so that a Bourne shell executes the command: `python bourne.py OPTIONS... HOST COMMAND...`.
 
-Open MPI writes the command of its daemon for the login shell of hvdliterun's host, or for bash if it does not know that
-shell. On another host a login shell of another kind, or a .bashrc with `set -u`, fails with that command, or hangs.
-This script is isolated from the user's Python settings, and imports nothing of this package.
+mpirun starts this script instead of ssh, on several hosts, unless the login shell here is csh. Open MPI writes the
+command of its daemon for a Bourne shell. This script makes /bin/sh on the other host execute it: the login shell there
+may be of another kind, or have a .bashrc with `set -u`, and would fail or hang. This script is isolated from the user's
+Python settings, and imports nothing of this package.
 """
-
-from __future__ import annotations
 
 import getopt
 import os

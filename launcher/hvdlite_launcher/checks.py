@@ -4,8 +4,6 @@ A child process on each host examines it, with the environment that ranks would 
 the answers. Only the child processes import hvdlite.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -104,7 +102,7 @@ def _differences(hosts: Sequence[Report]) -> dict[str, str]:
         for host in hosts
         if not host["problem"]
     }
-    return {host: f"differs: {text}" for host, text in facts.differences(told).items()}
+    return facts.differences(told)
 
 
 def _warnings(findings: Sequence[Report]) -> list[Report]:
@@ -116,7 +114,7 @@ def _warnings(findings: Sequence[Report]) -> list[Report]:
         told.setdefault(each["host"], {})[each["name"]] = each["version"] or "missing"
     same = {"section": "Frameworks", "name": "versions", "state": "warning", "version": None}
     differences = facts.differences(told, names)
-    return [{"host": host, "text": f"differs: {text}", **same} for host, text in differences.items()]
+    return [{"host": host, "text": text, **same} for host, text in differences.items()]
 
 
 def _ask(host: Host, ssh: Ssh, env: Mapping[str, str]) -> Report:
@@ -130,13 +128,9 @@ def _ask(host: Host, ssh: Ssh, env: Mapping[str, str]) -> Report:
     except subprocess.TimeoutExpired:
         return _no_report(host, f"no answer within {CHECK_ANSWERS:g} s")
     except FileNotFoundError:
-        return _no_report(host, f"no {command[0]} here, by which it is reached: install OpenSSH's client")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]  # login shells may greet
-    try:
-        report: Report = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        return _no_report(host, readiness.explain(host.name, done.stderr, done.returncode, _PACKAGE))
-    return report
+        return _no_report(host, ssh.missing(command[0], host.name))
+    why = readiness.explain(host.name, done.stderr, done.returncode, _PACKAGE)
+    return facts.last_object(done.stdout) or _no_report(host, why)
 
 
 def _no_report(host: Host, problem: str) -> Report:

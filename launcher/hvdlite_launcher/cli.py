@@ -1,11 +1,9 @@
 """The program `hvdliterun`: reads its command line, checks it, and runs the job.
 
 Options come before the user's command; all words after the command's name belong to the command. Exit codes of
-hvdliterun itself: 2 and one line for wrong use; 127 and one line if there is no such command or no MPI; 1 and a table
-if hosts are not ready; 1 if --check finds nothing ready.
+hvdliterun itself: 2 for wrong use; 127 if the command, an MPI or ssh is not found; 1 if a host is not ready (with a
+table of several hosts), or if --check finds nothing ready; 130 for Ctrl-C before the job has begun.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
@@ -19,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hvdlite_launcher import checks, facts, readiness
+from hvdlite_launcher import UsageError, checks, facts, readiness
 from hvdlite_launcher.command import Command, Job, Settings, compose
 from hvdlite_launcher.environment import forwarded, is_secret, kept
 from hvdlite_launcher.options import USAGE, parse
@@ -31,7 +29,6 @@ from hvdlite_launcher.settings import settings
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import dismiss, own_agent
 from hvdlite_launcher.times import LIBRARY_ANSWERS
-from hvdlite_launcher.usage import UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,9 +90,8 @@ def _launch(options: argparse.Namespace, task: bytes | None, agent: subprocess.P
     for line in explanations:
         say(line)
     if task is not None and wanted.step and len(wanted.hosts) > 1:
-        starter = wanted.step.starter.value
-        cure = "name them (hosts=...) to have them reached by ssh, or start a script with hvdliterun"
-        raise UsageError(f"{starter} brings no function to other hosts: {cure}")
+        cure = "give hosts=... to have them reached by ssh, or start a script with hvdliterun"
+        raise UsageError(f"hvdlite.run cannot use {wanted.step.starter.value} for several hosts: {cure}")
     environ = {**kept(os.environ), **forwarded(os.environ)} if wanted.elsewhere else os.environ
 
     def prepare(job: Job) -> Command:
@@ -123,7 +119,7 @@ def _other_python(program: str) -> str:
     path = shutil.which(program) or program
     if os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable):
         return ""
-    return f". {path} has no hvdlite, which is installed for {sys.executable}: activate its environment, or name it"
+    return f". {path} has no hvdlite. Start the script with {sys.executable}, which has it"
 
 
 @contextlib.contextmanager
@@ -156,7 +152,8 @@ def _libmpi(program: str, env: Mapping[str, str]) -> str:
         answer = subprocess.run(child, env=env, capture_output=True, text=True, timeout=LIBRARY_ANSWERS, stdin=null)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"unknown ({error})"
-    return facts.answers(answer.stdout).get("MPI") or f"unknown ({answer.stderr.strip().splitlines()[-1:]})"
+    said = answer.stderr.strip().splitlines() or ["no answer"]
+    return facts.answers(answer.stdout).get("MPI") or f"unknown ({said[-1]})"
 
 
 def _show_times(found: float, outcome: Outcome) -> None:

@@ -1,20 +1,19 @@
 """Composes the job's command: makes arguments and environment variables of the settings, for each MPI.
 
-This module is pure: it looks at no file and no variable. It sets an option of the MPI by an environment variable if the
-MPI reads one, and only if the user has not set that variable. `--mpi-args` come last on the command line. So the user's
-choices win, and hvdliterun need not understand the command line of any MPI.
+This module is pure: it reads no file, and callers pass the environment as an argument. It sets an option of the MPI by
+an environment variable if the MPI reads one, but no variable that the user has set. `--mpi-args` come last on the
+command line. So the user's choices win, and hvdliterun need not understand the command line of any MPI.
 
-With the PyPI wheel of Open MPI 5, `MPI_Init` takes 1.1 s while it looks for fabrics that one host does not have, and a
-whole start takes 0.2 s with `ob1` over `sm` and `tcp` (two ranks, two cores). hvdliterun chooses these for the wheel
-alone: other builds would lose CUDA support and fast fabrics.
+With the PyPI wheel of Open MPI 5, `MPI_Init` takes 1.1 s by default, while it looks for fabrics that one host does not
+have. A whole start with `ob1`, `sm` and `tcp` takes 0.2 s (two ranks, two cores). hvdliterun chooses these for the
+wheel alone: other builds would lose CUDA support and fast fabrics.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hvdlite_launcher import UsageError
 from hvdlite_launcher.cores import SLOTS
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.hosts import Host
@@ -22,7 +21,6 @@ from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.schedulers import Starter
 from hvdlite_launcher.ssh import Ssh
 from hvdlite_launcher.times import AFTER_SSH, HOST_TIMEOUT, START_HOST_TIMEOUT
-from hvdlite_launcher.usage import UsageError
 
 _LONGEST = 125_000  # bytes of a command: Open MPI's daemons write it into one variable
 

@@ -1,11 +1,9 @@
 """The number of threads of a rank: its share of the cores that the job may use on the rank's host.
 
-Each rank's keeper computes it, because hosts differ, and hvdliterun's host may have no ranks. The keeper's parent, a
-daemon of the MPI, may use all cores that the job may use. The keeper may use the same cores, or those to which the MPI
-has bound the rank: then these are its share, unless other ranks are bound to the same cores.
+Each rank's keeper divides the host's cores by the number of ranks there, because hosts differ. The host's cores are
+those that the keeper's parent, a daemon of the MPI, may use, within the limits of control groups. Under Slurm the
+number comes from SLURM_CPUS_ON_NODE. A rank never gets more threads than the cores to which the MPI has bound it.
 """
-
-from __future__ import annotations
 
 import contextlib
 import math

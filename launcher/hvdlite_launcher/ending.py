@@ -1,12 +1,11 @@
 """Ends a job in steps, after a signal to hvdliterun, the failure of a rank, or the loss of a host.
 
-After a signal the ranks receive it (SIGINT raises KeyboardInterrupt in Python) and have SIGNAL_GRACE to save their
-work. After a failure mpirun has FAILURE_GRACE to end the other ranks by itself. After the loss of a host there is no
-grace, because mpirun may wait for that host for minutes. Then mpirun receives SIGTERM, and MPIRUN_GRACE later the job
-counts as ended: the agents kill all remaining processes. `times` draws the steps.
+After SIGINT the agents send SIGINT to the ranks, which raises KeyboardInterrupt in Python. After SIGTERM or SIGHUP they
+send SIGTERM. The ranks then have SIGNAL_GRACE to save their work. After a failure mpirun has FAILURE_GRACE to end the
+other ranks by itself. After the loss of a host there is no grace, because mpirun may wait for that host for minutes.
+Then mpirun receives SIGTERM, and MPIRUN_GRACE later the job counts as ended: the agents kill all remaining processes.
+`times` draws the steps.
 """
-
-from __future__ import annotations
 
 import math
 import os
@@ -119,7 +118,8 @@ class Ending:
         if not self.begun and time.monotonic() - self._born > self.patience:
             self.lose(
                 f"no rank has started within {self.patience:.0f} s: the MPI's daemons do not reach each other (a "
-                "firewall?). Name the network that all hosts share with --network-interfaces; -v shows what it says"
+                "firewall?). Name the network that all hosts share with --network-interfaces; -v shows the messages of "
+                "the MPI"
             )
 
     def lose(self, how: str | None) -> None:

@@ -5,8 +5,6 @@ variable that only some ranks have is a mistake that is found late. mpirun itsel
 SSH_AUTH_SOCK, ...).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,15 +1,15 @@
 """Facts that must be the same on all hosts: the versions of Python, hvdlite and the MPI library.
 
-A child process finds them, with the command's interpreter and the ranks' environment. If the command is no Python, it
-only has to exist.
+Each agent starts a child process with the command's interpreter, and sends its answer to hvdliterun. `team` and
+`checks` compare the answers. A command that is no Python must only exist. This module also checks network interfaces.
 """
 
-from __future__ import annotations
-
+import contextlib
 import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 NAMES = ("Python", "hvdlite", "MPI")
 _QUESTIONS = """
@@ -43,7 +43,7 @@ def questions(command: Sequence[str], env: Mapping[str, str]) -> list[str] | Non
     """
     program = shutil.which(command[0], path=env.get("PATH", os.defpath))
     if program is None:
-        raise FileNotFoundError(f"no such command: {command[0]}")
+        raise FileNotFoundError(f"no such command: {command[0]}: install it in the same place on all hosts")
     if not os.path.basename(program).startswith(("python", "pypy")):
         return None
     return [program, "-c", _QUESTIONS]
@@ -57,7 +57,9 @@ def check_interfaces(names: Sequence[str], several: bool = True) -> None:
     own = sorted(os.listdir("/sys/class/net"))
     for name in names:
         if "/" not in name and name not in own:  # Open MPI takes 10.0.0.0/24 too
-            raise OSError(f"no network interface {name}, but {', '.join(own)}")
+            raise OSError(
+                f"this host has no network interface {name} (it has {', '.join(own)}): name one that all hosts have"
+            )
         if name == "lo" and several:
             others = ", ".join(each for each in own if each != "lo")
             raise OSError(f"the network interface lo leads to no other host: name one of {others}")
@@ -65,15 +67,19 @@ def check_interfaces(names: Sequence[str], several: bool = True) -> None:
 
 def answers(text: str) -> dict[str, str]:
     """The facts that the child has printed; {} if it has printed none."""
+    return {name: str(value) for name, value in last_object(text).items()}
+
+
+def last_object(text: str) -> dict[str, Any]:
+    """The JSON object in the last line that begins like one; {} if there is none. A login shell may greet before."""
     lines = [line for line in text.splitlines() if line.startswith("{")]
-    try:
-        return {str(name): str(value) for name, value in json.loads(lines[-1]).items()} if lines else {}
-    except ValueError:
-        return {}
+    with contextlib.suppress(ValueError):
+        return dict(json.loads(lines[-1])) if lines else {}
+    return {}
 
 
 def differences(facts: Mapping[str, Mapping[str, str]], names: Sequence[str] = NAMES) -> dict[str, str]:
-    """By host: how it differs from most of the hosts. Of two hosts, the second differs."""
+    """By host: how it differs from most of the hosts, and the cure. Of two hosts, the second differs."""
     found: dict[str, list[str]] = {}
     for name in names:
         values = {host: those[name] for host, those in facts.items() if name in those}
@@ -83,7 +89,8 @@ def differences(facts: Mapping[str, Mapping[str, str]], names: Sequence[str] = N
             for host, value in values.items():
                 if value != usual:
                     found.setdefault(host, []).append(_tell(name, value, usual))
-    return {host: "; ".join(texts) for host, texts in found.items()}
+    cure = "install the same versions on all hosts"
+    return {host: f"differs: {'; '.join(texts)}: {cure}" for host, texts in found.items()}
 
 
 def same_names(names: Mapping[str, str]) -> dict[str, str]:
@@ -94,7 +101,7 @@ def same_names(names: Mapping[str, str]) -> dict[str, str]:
     found, seen = {}, set[str]()
     for host, name in names.items():
         if (short := name.partition(".")[0]) in seen:
-            found[host] = f"has the host name of another one: {name}"
+            found[host] = f"two hosts call themselves {short}: rename one, or name it once with all its slots"
         seen |= {short} - {""}
     return found
 

@@ -7,8 +7,6 @@ failed elsewhere, and code 14, with which Open MPI ends a rank after the process
 died.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import time

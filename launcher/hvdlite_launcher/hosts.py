@@ -3,8 +3,6 @@
 Hostfiles may be written as for Horovod and Open MPI (`name slots=4`) or MPICH (`name:4`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import socket
@@ -13,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdlite_launcher.usage import UsageError
+from hvdlite_launcher import UsageError
 
 _ENTRY = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|\w[\w.-]*)(?::(?P<slots>\d+))?")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")

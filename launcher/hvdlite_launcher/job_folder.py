@@ -1,12 +1,10 @@
 """The job's folder: its files, and how hosts that share a disk keep their files apart.
 
-Ranks, keepers, agents and hvdliterun exchange small files in this folder, because no process there has to be reachable.
-The folder has the same name on all hosts. Several hosts may share /tmp, so each host has its files in a part
-`at-HOSTNAME` of the folder. `FILES` lists them; `hvdlite/job/folder.py` has a copy of the rows that concern ranks.
+Ranks, keepers, agents and hvdliterun exchange small files in this folder, so none of them needs a network address. The
+folder has the same name on all hosts. A job on several hosts has one part `at-HOSTNAME` of the folder for each host,
+because hosts may share /tmp. `FILES` lists them; `hvdlite/job/folder.py` has a copy of the rows that concern ranks.
 This module imports little, because every keeper imports it.
 """
-
-from __future__ import annotations
 
 import contextlib
 import os

@@ -2,9 +2,13 @@
 
 MPIs forward output in different ways, and report the death of a process in different ways (killed by SIGKILL: Open MPI
 137, MPICH 9). The keeper is the command's parent, so it knows how the command ended. It connects the command's output
-to named pipes in the job's folder, where the host's agent reads. It notes there that the command has started, has
-ended, or has failed first on this host. It exits with the command's exit code, or 128 + n for a signal n, under every
-MPI. It also sets OMP_NUM_THREADS to the rank's share of its host's cores (`cores`).
+to named pipes in the job's folder, where the host's agent reads. If its host has no agent, it leaves the output to the
+scheduler. It notes in the folder that the command has started, has ended, or has failed first on this host. It exits
+with the command's exit code, or 128 + n for a signal n, under every MPI.
+
+It sets OMP_NUM_THREADS to the rank's share of its host's cores (`cores`). Rank 0's keeper fetches hvdliterun's stdin
+for the command (`lending`). A keeper forwards signals to the command, and dies with the MPI's process that started it.
+After a signal to hvdliterun, it outlives the command: if it left, the MPI would kill ranks that still save their work.
 
 A keeper takes about 20 ms at the start of a rank, and 10 MB of memory. Rejected: to read the MPIs' error messages. They
 change with every version, and say nothing about lost output.

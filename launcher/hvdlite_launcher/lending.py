@@ -1,10 +1,11 @@
 """Lends hvdliterun's stdin to rank 0: the descriptor itself, so that a terminal stays a terminal and no byte is lost.
 
+hvdliterun opens a socket in the job's folder. Rank 0's keeper connects and receives the descriptor. For this mpirun
+must start rank 0 on hvdliterun's own host. Otherwise the MPI or the scheduler forwards stdin.
+
 Rejected: to let the MPI forward it. A terminal does not belong to the MPI's processes (Open MPI reports an end at
 once), and input that comes faster than rank 0 reads it is lost (Open MPI: all after 64 KiB; MPICH: the job ends).
 """
-
-from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -15,10 +16,10 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hvdlite_launcher import UsageError
 from hvdlite_launcher.command import Job, Settings
 from hvdlite_launcher.job_folder import part_of, path_of
 from hvdlite_launcher.streams import Streams
-from hvdlite_launcher.usage import UsageError
 
 
 @contextmanager

@@ -1,9 +1,8 @@
-"""Removes messages from an MPI launcher's output: those that hvdliterun replaces by one line about a rank's death.
+"""Removes messages from the output of an MPI's launcher.
 
-All other messages (an unknown option, a warning of a fabric, an MPI that cannot start) reach the user.
+`without_deaths` removes reports about dead ranks, because hvdliterun reports a death in one line. `without_harmless`
+removes warnings of healthy jobs. `streams` prints everything else: an unknown option, an MPI that cannot start.
 """
-
-from __future__ import annotations
 
 import re
 

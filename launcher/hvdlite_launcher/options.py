@@ -1,16 +1,13 @@
 """hvdliterun's command line: horovodrun's flags, with their names and meanings."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
-from hvdlite_launcher import slips, tunables
+from hvdlite_launcher import UsageError, slips, tunables
 from hvdlite_launcher.times import HOST_TIMEOUT, START_HOST_TIMEOUT
-from hvdlite_launcher.usage import UsageError
 
 USAGE = "hvdliterun -np N [-H server1:N,server2:N] [options] python train.py [arguments]"
 _EXAMPLES = """\
@@ -64,11 +61,7 @@ class _Refuse(argparse.Action):
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line. Raises UsageError.
-
-    Returns:
-        The options; `flags` are the words before the command.
-    """
+    """The options of this command line; `flags` are the words before the command. Raises UsageError."""
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:

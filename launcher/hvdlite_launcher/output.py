@@ -6,6 +6,7 @@ is printed after UNFINISHED_LINE. A `\\r` ends a line as `\\n` does, so that a p
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -65,11 +66,7 @@ class Printer:
     without_hvdlite: bool = False
     _files: dict[tuple[int, int], int] = field(default_factory=dict)
     _open: dict[int, Source | None] = field(default_factory=dict)
-    _alias: dict[int, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        same = _same_file(1, 2)
-        self._alias = {1: 1, 2: 1 if same else 2}
+    _alias: dict[int, int] = field(default_factory=lambda: {1: 1, 2: 1 if _same_file(1, 2) else 2})
 
     def feed(self, source: Source, data: bytes) -> None:
         """Print the lines that these bytes of a source complete."""
@@ -107,9 +104,6 @@ class Printer:
         for file in self._files.values():
             os.close(file)
 
-    def _label(self, source: Source) -> bytes:
-        return time.asctime().encode() + source.label if self.timestamps else source.label
-
     def _print(self, source: Source, segments: list[bytes]) -> None:
         if not self.prefix:
             write_all(source.destination, b"".join(segments))
@@ -118,8 +112,9 @@ class Printer:
         unfinished = self._open.get(place)
         parts = [b"\n"] if unfinished is not None and unfinished is not source else []
         fresh = unfinished is not source
+        label = time.asctime().encode() + source.label if self.timestamps else source.label
         for segment in segments:
-            parts.append(self._label(source) + segment if fresh and segment != b"\r" else segment)
+            parts.append(label + segment if fresh and segment != b"\r" else segment)
             fresh = segment.endswith((b"\n", b"\r"))
         self._open[place] = None if fresh else source
         write_all(source.destination, b"".join(parts))
@@ -153,7 +148,6 @@ def write_all(destination: int, data: bytes) -> None:
 
 
 def _same_file(one: int, other: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(one), os.fstat(other))
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        return os.path.sameopenfile(one, other)
+    return False

@@ -5,8 +5,6 @@ the same environment. The launcher itself tells its family (`--version`), becaus
 Rejected: to ask `ompi_info` about CUDA, which takes 50 ms. It would matter for wheels only, and their build is known.
 """
 
-from __future__ import annotations
-
 import enum
 import os
 import re
@@ -18,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdlite_launcher import UsageError
 from hvdlite_launcher.times import MPI_ANSWERS
-from hvdlite_launcher.usage import UsageError
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra")
 
@@ -67,7 +65,8 @@ def find_mpi(environ: Mapping[str, str], chosen: str | None = None) -> Mpi:
     if chosen:
         mpi = _ask(chosen) if shutil.which(chosen) else None
         if mpi is None:
-            raise UsageError(f"{chosen} is not a launcher of Open MPI, MPICH or Intel MPI", 127)
+            cure = "name an mpirun or mpiexec in HVDLITE_MPIEXEC, or unset it"
+            raise UsageError(f"{chosen} is not a launcher of Open MPI, MPICH or Intel MPI: {cure}", 127)
         return mpi
     for path in _candidates(environ):
         if mpi := _ask(path):

@@ -9,8 +9,6 @@ segment only if a rank of the job has mapped it. Not removed are the few KB of /
 leaves when it is killed or aborts: nothing shows whose they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -14,7 +14,7 @@ _CAUSES = (
     (r"Permission denied \(", "refused key: {line}", "`ssh-copy-id {host}`, or -i FILE"),
     (r"No \S+ host key is known", "unknown host key: {line}", "add it to known_hosts, as StrictHostKeyChecking wants"),
     (r"HOST IDENTIFICATION HAS CHANGED|Host key verification failed", "changed host key: {line}",
-     "`ssh-keygen -R {host}` if that is right"),
+     "`ssh-keygen -R {host}` if you know why the key changed"),
     (r"Could not resolve|Name or service not known", "unknown name: {line}", "check the host list"),
     (r"timed out|No route|refused|unreachable|reset|Broken pipe", "unreachable: {line}",
      "is it up, and its SSH server at this port (-p)?"),
@@ -46,11 +46,8 @@ def explain(host: str, said: str, code: int, package: str) -> str:
 def verdict(ready_for: Sequence[str], not_ready: Sequence[str], warnings: Sequence[str], hosts: int) -> str:
     """One sentence about what can train.
 
-    Args:
-        ready_for: "torch on CPU", "keras on CPU", ...
-        not_ready: what cannot, with the reason.
-        warnings: names of what may fail later.
-        hosts: how many were checked.
+    ready_for: "torch on CPU", "keras on CPU", ... not_ready: what cannot, with the reason. warnings: names of what may
+    fail later. hosts: how many were checked.
     """
     by_device: dict[str, list[str]] = {}
     for each in ready_for:

@@ -5,8 +5,6 @@ runs in a session of its own: Ctrl-C in a terminal reaches hvdliterun alone, whi
 (`ending`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -19,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from hvdlite_launcher import UsageError
 from hvdlite_launcher.command import Command, Job, Settings
 from hvdlite_launcher.ending import Ending, signals
 from hvdlite_launcher.failures import ABSENT, DESERTED, Failures, of_scheduler
@@ -26,7 +25,6 @@ from hvdlite_launcher.lending import lending
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team, a_team
 from hvdlite_launcher.times import FIRST_RANK
-from hvdlite_launcher.usage import UsageError
 
 _SHARED_MEMORY = "/dev/shm"
 
@@ -168,9 +166,15 @@ def _explain(returned: int, ending: Ending, broken: OSError | None, missing: boo
     if failure:
         rank = f"rank {failure.rank} on {failure.host}" if ending.failures.several else f"rank {failure.rank}"
         if failure.signal == ABSENT:
-            return failure.code, f"{rank} ended without hvd.init(), where other ranks wait for it"
+            return (
+                failure.code,
+                f"{rank} ended without hvd.init(), where other ranks wait: every rank must call hvd.init()",
+            )
         if failure.signal == DESERTED:
-            return failure.code, f"{rank} ended without hvd.shutdown() (os._exit?), and the other ranks still need it"
+            told = (
+                "ended without hvd.shutdown(), while other ranks still communicated: call it first (os._exit does not)"
+            )
+            return failure.code, f"{rank} {told}"
         if failure.signal:
             how = f"{_name(failure.signal)} (signal {failure.signal})"
             # In hvd.init() MPIs take shared memory, and some do not look whether there is any.
@@ -186,18 +190,17 @@ def _explain(returned: int, ending: Ending, broken: OSError | None, missing: boo
         when = " before any rank started" if ending.patience < math.inf and not ending.begun else ""
         return returned, f"the MPI's launcher ended with exit code {returned}{when}"
     if missing:
-        return 1, "the MPI's launcher ended with exit code 0 before all ranks had ended"
+        why = "its daemon on a host may have crashed"
+        return 1, f"the MPI's launcher ended with exit code 0 before all ranks had ended: {why}"
     return 0, None
 
 
 def _tell_swallowed(errors: Mapping[int, str]) -> str:
     """The message about scripts that caught the error raised when another rank had left. errors: by rank."""
     who = ("rank " if len(errors) == 1 else "ranks ") + ", ".join(map(str, sorted(errors)))
-    first = "".join(filter(str.isprintable, errors[min(errors)].partition("\n")[0]))
-    return (
-        f"{who} ended with exit code 0 after hvdlite's communication had failed, so the ranks have not done the same: "
-        f"{first} (The script has caught this error: does an `except RuntimeError:` stand around a batch?)"
-    )
+    first = "".join(filter(str.isprintable, errors[min(errors)].partition("\n")[0])).rstrip(".")
+    cure = "Let it end the script: does an `except RuntimeError:` stand around a batch?"
+    return f"the script on {who} has caught hvdlite's error and gone on: {first}. {cure}"
 
 
 def _name(number: int) -> str:

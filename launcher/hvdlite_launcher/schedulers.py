@@ -5,8 +5,6 @@ MPI's processes find each other. PBS, and LSF without JSM, only list the hosts. 
 hosts, but with the scheduler's remote shell if it has one.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 import shutil
@@ -15,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from hvdlite_launcher import UsageError
 from hvdlite_launcher.cores import slurm_counts
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.times import SRUN_ANSWERS
-from hvdlite_launcher.usage import UsageError
 
 Which = Callable[[str], str | None]
 _ITEM = re.compile(r"([^,\[\]]*)(?:\[([^\]]*)\])?([^,\[\]]*)(?:,|$)")
@@ -81,7 +79,7 @@ def pmi(starter: Starter, path: str, mpi: Mpi) -> str | None:
         null = subprocess.DEVNULL
         answer = subprocess.run([path, "--mpi=list"], capture_output=True, text=True, stdin=null, timeout=SRUN_ANSWERS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"Slurm does not tell which MPIs it starts: {error}") from error
+        raise UsageError(f"Slurm does not tell which MPIs it starts: {error}. Try --mpi") from error
     offered = set(re.findall(r"[\w.]+", answer.stdout + answer.stderr))
     return next((name for name in wanted if name in offered), None)
 
@@ -116,15 +114,14 @@ def _slurm(environ: Mapping[str, str], which: Which) -> Allocation:
     if len(slots) != len(names):
         raise ValueError(f"{len(names)} hosts, but counts for {len(slots)}")
     srun = which("srun")
-    hosts = tuple(Host(name, count) for name, count in zip(names, slots, strict=True))
-    return Allocation("Slurm", hosts, Starter.SRUN if srun else None, srun or "")
+    return Allocation("Slurm", tuple(map(Host, names, slots)), Starter.SRUN if srun else None, srun or "")
 
 
 def _lsf(environ: Mapping[str, str], which: Which) -> Allocation:
     words = environ["LSB_MCPU_HOSTS"].split()
-    slots: dict[str, int] = {}
+    slots = Counter[str]()
     for name, count in zip(words[::2], words[1::2], strict=True):
-        slots[name] = slots.get(name, 0) + int(count)
+        slots[name] += int(count)
     jsrun = which("jsrun")
     if jsrun and len(slots) > 1:
         slots.pop(words[0])  # the node of the batch script takes no ranks

@@ -1,7 +1,5 @@
 """Makes `Settings` of the command line, and checks what can be checked before anything starts."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
@@ -12,7 +10,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from hvdlite_launcher import config_file, slips, tunables
+from hvdlite_launcher import UsageError, slips, tunables
 from hvdlite_launcher.command import Settings, Step
 from hvdlite_launcher.facts import check_interfaces
 from hvdlite_launcher.hosts import Host, located, parse_hostfile, parse_hosts, total_slots, used
@@ -21,7 +19,6 @@ from hvdlite_launcher.probe import Mpi
 from hvdlite_launcher.schedulers import Allocation, Starter, allocation, pmi
 from hvdlite_launcher.ssh import SSH_AGENTS, Ssh
 from hvdlite_launcher.times import HOST_TIMEOUT, START_HOST_TIMEOUT, START_TIMEOUT
-from hvdlite_launcher.usage import UsageError
 
 _AT_ONCE = 64  # processes
 _RULE = re.compile(rb"(?m)^stricthostkeychecking (?!ask$)")  # ssh's default is "ask"
@@ -37,13 +34,12 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         raise UsageError(f"no command given: {USAGE}")
     if wrong := slips.wrong_command(command, options.flags):
         raise UsageError(wrong, 127)
-    config = config_file.load(options.config_file, options.mpi) if options.config_file else {}
+    config = tunables.load(options.config_file, options.mpi) if options.config_file else {}
     chosen = list(tunables.chosen(options, config))
     tuned = tunables.variables(chosen)
     step = _step(options, given, mpi)
     if step is None:
         _check_stdin(command, ranks, options.flags)
-    timeout = _start_timeout(options, environ)
     made = Settings(
         ranks=ranks,
         hosts=_placed(hosts, ranks, step, options),
@@ -51,7 +47,7 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         env=_talk(options, environ) | tuned | variables(options, environ),
         mpi_args=tuple(word for text in options.mpi_args for word in _words("--mpi-args", text)),
         root=os.geteuid() == 0,
-        ssh=_ssh(options, given.shell if given else None, timeout, environ),
+        ssh=way(options, environ, given.shell if given else None),
         interfaces=_interfaces(options),
         tcp=options.tcp,
         binding_args=None if options.binding_args is None else tuple(_words("--binding-args", options.binding_args)),
@@ -62,7 +58,10 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
         others = [host.name for host in made.hosts if not host.local]
         made = dataclasses.replace(made, ssh=dataclasses.replace(made.ssh, has_own_rule=_has_own_rule(others)))
     if not made.elsewhere:  # else each agent checks its host
-        _check_interfaces(made.interfaces)
+        try:
+            check_interfaces(made.interfaces, several=False)
+        except OSError as error:
+            raise UsageError(f"--network-interfaces: {error}") from error
     unknown = [f"{options.config_file}: {name}: no such setting, no effect" for name in tunables.unknown(config)]
     return made, [*tunables.explanations(chosen), *unknown]
 
@@ -70,11 +69,6 @@ def settings(options: argparse.Namespace, mpi: Mpi, environ: Mapping[str, str]) 
 def named_hosts(options: argparse.Namespace) -> tuple[Host, ...]:
     """The hosts of -H or --hostfile; empty if neither is given. Raises UsageError."""
     return located(_hosts(options, None))
-
-
-def way(options: argparse.Namespace, environ: Mapping[str, str]) -> Ssh:
-    """How to reach other hosts. Raises UsageError."""
-    return _ssh(options, None, _start_timeout(options, environ), environ)
 
 
 def variables(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
@@ -88,7 +82,7 @@ def _allocation(options: argparse.Namespace, environ: Mapping[str, str]) -> Allo
         return None
     found = allocation(environ)
     if options.jsrun and not (found and found.starter is Starter.JSRUN):
-        raise UsageError("--jsrun: not inside a job of LSF that has jsrun")
+        raise UsageError("--jsrun: not inside a job of LSF that has jsrun: leave it out")
     return found
 
 
@@ -131,12 +125,14 @@ def _ranks(ranks: int | None, hosts: Sequence[Host]) -> int:
             raise UsageError("say how many ranks: -np N, or -H localhost:N")
         ranks = total_slots(hosts)
         if not ranks:
-            raise UsageError("the job's hosts have no slots: say how many ranks there are where, -np N -H NAME:SLOTS")
+            raise UsageError("the job's hosts have no slots: name the ranks of each host, -H NAME:SLOTS")
     if ranks < 1:
         raise UsageError(f"-np {ranks}: needs at least 1 rank")
     if hosts and ranks > total_slots(hosts):
         names = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-        raise UsageError(f"-np {ranks}: the hosts have slots for {total_slots(hosts)} only ({names})")
+        raise UsageError(
+            f"-np {ranks}: the hosts have slots for {total_slots(hosts)} only ({names}): lower -np, or raise the slots"
+        )
     return ranks
 
 
@@ -175,13 +171,6 @@ def _interfaces(options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, names)))
 
 
-def _check_interfaces(names: Sequence[str]) -> None:
-    try:
-        check_interfaces(names, several=False)
-    except OSError as error:
-        raise UsageError(f"--network-interfaces: {error}") from error
-
-
 def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
     """With -v the ranks log what they decide, unless the user has set a level."""
     told = {"HVDLITE_LOG_LEVEL", "HOROVOD_LOG_LEVEL"} & environ.keys()
@@ -196,17 +185,21 @@ def _start_timeout(options: argparse.Namespace, environ: Mapping[str, str]) -> f
         raise UsageError(f"the environment variable {name}: {error}") from error
 
 
-def _ssh(options: argparse.Namespace, shell: str | None, timeout: float, environ: Mapping[str, str]) -> Ssh:
+def way(options: argparse.Namespace, environ: Mapping[str, str], shell: str | None = None) -> Ssh:
+    """How to reach other hosts. shell: the scheduler's remote shell. Raises UsageError."""
     key = options.ssh_identity_file
     if key is not None:
         key = os.path.abspath(key)
         if not os.path.isfile(key):
             raise UsageError(f"--ssh-identity-file {key}: no such file")
         if any(letter.isspace() for letter in key):  # MPIs take ssh's options as one text, and split it at blanks
-            raise UsageError(f"--ssh-identity-file {key!r}: the MPI cannot be given a path with blanks")
+            raise UsageError(
+                f"--ssh-identity-file {key!r}: the MPI cannot be given a path with blanks: move the key, or link to it"
+            )
     agents = [environ[name] for name in SSH_AGENTS if environ.get(name)]
     csh = os.path.basename(_login_shell(environ)) in ("csh", "tcsh")
-    return Ssh(options.ssh_port, key, max(1, round(timeout)), agents[0] if agents else shell, csh)
+    timeout = max(1, round(_start_timeout(options, environ)))
+    return Ssh(options.ssh_port, key, timeout, agents[0] if agents else shell, csh)
 
 
 def _has_own_rule(names: Sequence[str]) -> bool:

@@ -3,8 +3,6 @@
 Rejected: to start what the user probably means. A wrong guess would train something else for hours.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re
@@ -44,14 +42,9 @@ _STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
 def unknown_flag(word: str, known: Collection[str]) -> tuple[str, list[str]]:
-    """Advice about a flag that hvdliterun does not have.
+    """Advice about a flag that hvdliterun does not have, perhaps empty, and the words that replace it, if any.
 
-    Args:
-        word: as the user wrote it, perhaps with `=VALUE`.
-        known: all flags that hvdliterun's help shows.
-
-    Returns:
-        The advice, or an empty text; and the words that replace this word, empty if there is no simple replacement.
+    word: as the user wrote it, perhaps with `=VALUE`. known: all flags that hvdliterun's help shows.
     """
     flag, equals, value = word.partition("=")
     values = [value] if equals else []
@@ -76,11 +69,9 @@ def unknown_flag(word: str, known: Collection[str]) -> tuple[str, list[str]]:
 
 
 def wrong_command(command: Sequence[str], flags: Sequence[str]) -> str | None:
-    """Why this command cannot be started, and what to write; None if it can be started.
+    """Why the user's command cannot be started, and what to write; None if it can be started.
 
-    Args:
-        command: the user's command with its arguments.
-        flags: the words before the command on hvdliterun's command line.
+    flags: the words before the command on hvdliterun's command line.
     """
     name, there = command[0], os.path.isfile(command[0])
     named = with_interpreter([f"./{name}" if there and "/" not in name else name])
@@ -93,8 +84,8 @@ def wrong_command(command: Sequence[str], flags: Sequence[str]) -> str | None:
         meant = line([*flags, _python(), *command])
         return f"{name} is a script, which an interpreter has to run: did you mean: {meant}{missing}"
     if there:
-        shell = f": did you mean: {line([*flags, 'bash', *command])}" if name.endswith(".sh") else ""
-        return f"{name} is not executable{shell}"
+        shell = f"did you mean: {line([*flags, 'bash', *command])}" if name.endswith(".sh") else f"chmod +x {name}"
+        return f"{name} is not executable: {shell}"
     hosts = re.fullmatch(r"[\w.-]+:\d+", name) is not None
     return f"{name}: command not found" + (": hosts are listed with commas, -H hosta:2,hostb:2" if hosts else "")
 
@@ -107,11 +98,8 @@ def with_interpreter(command: Sequence[str]) -> list[str]:
 
 
 def script_on_stdin(command: Sequence[str]) -> list[str]:
-    """The command to write if the interpreter in this command, Python or a shell, reads its script from stdin.
-
-    Returns:
-        The words, with the name of a file instead; empty if the command does not read its script from stdin.
-    """
+    """The command to write, with the name of a file, if Python or a shell reads the script of this one from stdin.
+    Otherwise empty."""
     before = next((at for at, word in enumerate(command) if not _is_env(word)), 0)
     name, arguments, program = os.path.basename(command[before]), command[before + 1 :], command[: before + 1]
     if _PYTHON.fullmatch(name) and _finds_stdin(arguments, no_script="cmhV?", with_value="WX"):
@@ -129,10 +117,8 @@ def _is_env(word: str) -> bool:
 def _finds_stdin(words: Sequence[str], no_script: str, with_value: str, stdin: str = "") -> bool:
     """Whether an interpreter with these arguments reads its script from stdin.
 
-    Args:
-        no_script: letters of options with which no script is read.
-        with_value: letters of options with a value, which may be the next word.
-        stdin: letters of options that mean stdin.
+    The other parameters are letters of options. no_script: with these no script is read. with_value: these have a
+    value, which may be the next word. stdin: these mean stdin.
     """
     waiting = list(words)
     while waiting:

@@ -4,8 +4,6 @@ ssh asks no questions (BatchMode) and has a time limit: a host that wants a pass
 of a new host, as with horovodrun, unless ssh's configuration has a rule. It refuses a key that has changed.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence
@@ -54,6 +52,11 @@ class Ssh:
         """The command here that runs `command` on the host, through its login shell."""
         program = shlex.split(self.program) if self.program else ["ssh", "-T"]
         return [*program, *self.options, host, shlex.join(command)]
+
+    def missing(self, program: str, host: str) -> str:
+        """The problem that this machine lacks the program that reaches a host."""
+        cure = "put it on PATH" if self.program else "install OpenSSH's client"
+        return f"no {program} here, by which {host} is reached: {cure}"
 
     def for_open_mpi(self, modern: bool, hosts: int, bourne: Sequence[str]) -> dict[str, str]:
         """Variables for Open MPI. It starts all daemons from this host, so hosts need not reach each other by ssh.

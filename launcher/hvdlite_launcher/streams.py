@@ -1,11 +1,10 @@
-"""What arrives at hvdliterun, and is printed: the ranks' output, from agents, and the messages of mpirun itself.
+"""hvdliterun's event loop: waits for all its pipes, and acts on the bytes that arrive.
 
-The ranks write into named pipes in the job's folder and not through mpirun, so all MPIs look the same and no last line
-is lost when an MPI ends a job. mpirun's own messages are held back for a while. Most come with a rank's death, which
-hvdliterun reports in one line.
+Rank output goes to `output.Printer`, which forms the lines. Under mpirun it comes from agents, so that all MPIs look
+the same, and no last line is lost when an MPI ends a job. Under a scheduler it comes from srun, jsrun or flux, which
+label each line. mpirun's own messages are held back for a while. Most come with a rank's death, which hvdliterun
+reports in one line.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -76,7 +75,9 @@ class Streams:
 
     def output(self, rank: int, destination: int, data: bytes) -> None:
         """Print what a rank has written to its stdout (destination 1) or stderr (2)."""
-        self._feed(self._source(rank, destination), data)
+        source = self._ranks.setdefault((rank, destination), Source(rank, destination))
+        self.first_output = self.first_output or time.monotonic()
+        self._guarded(lambda: self.printer.feed(source, data))
 
     def say(self, text: str) -> None:
         """Print a line of hvdliterun to stderr."""
@@ -121,9 +122,6 @@ class Streams:
             os.close(key.fd)
         self._selector.close()
 
-    def _source(self, rank: int, destination: int) -> Source:
-        return self._ranks.setdefault((rank, destination), Source(rank, destination))
-
     def _read(self, pipe: int, listener: Listener) -> bool:
         """Take one chunk of a pipe. Returns False if there is none."""
         try:
@@ -136,10 +134,6 @@ class Streams:
         listener(data)
         return bool(data)
 
-    def _feed(self, source: Source, data: bytes) -> None:
-        self.first_output = self.first_output or time.monotonic()
-        self._guarded(lambda: self.printer.feed(source, data))
-
     def _notice(self, data: bytes) -> None:
         self._since = self._since if self._held else time.monotonic()
         self._held += data
@@ -148,14 +142,14 @@ class Streams:
         for source in self._ranks.values():
             self.printer.flush(source, UNFINISHED_LINE)
         if self._held and (self.verbose or time.monotonic() - self._since > MPIS_MESSAGES):
-            self._tell_held()
+            self._tell_held(without_reports=False)
 
     def _flush_all(self, without_reports: bool) -> None:
         for source in self._ranks.values():
             self.printer.flush(source)
         self._tell_held(without_reports)
 
-    def _tell_held(self, without_reports: bool = False) -> None:
+    def _tell_held(self, without_reports: bool) -> None:
         text, self._held = self._held.decode(errors="replace"), b""
         text = without_harmless(text.replace("\0", ""))  # Open MPI ends some of its messages so
         self.printer.end_lines()

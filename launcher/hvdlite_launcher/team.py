@@ -1,14 +1,13 @@
-"""The team: all hosts of a job, each with its agent, as hvdliterun sees them.
+"""The team: all hosts of a job that have an agent, as hvdliterun sees them.
 
-A member of the team is one host. The agent of hvdliterun's own host is a child process; each other agent is reached by
-ssh. All agents start at the same time and report whether their hosts are ready, before any rank starts: the user sees
-the problems of all hosts in one table. A thread sends signs of life to the agents, because the main thread may have to
-wait for a terminal that takes no output.
+A member of the team is one host with an agent. On hvdliterun's own host the agent is a child process; ssh connections
+lead to the others. If a scheduler starts the ranks, hvdliterun's host is the only member. All agents start at the same
+time and report whether their hosts are ready, before any rank starts: the user sees the problems of all hosts in one
+table. A thread sends signs of life to the agents, because the main thread may have to wait for a terminal that takes no
+output.
 
 Between hvdliterun and its own agent silence means nothing: a closed pipe is a sure sign of the other's death.
 """
-
-from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -23,12 +22,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdlite_launcher import agent, facts, readiness, times, wire
+from hvdlite_launcher import UsageError, agent, facts, readiness, times, wire
 from hvdlite_launcher.command import Job, Settings
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import Failure, Failures, deserter, parse
 from hvdlite_launcher.streams import Streams
-from hvdlite_launcher.usage import UsageError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that this package lies in
 _PIPE = 1 << 20  # bytes
@@ -83,8 +81,8 @@ class Member:
     process: subprocess.Popen[bytes]
     streams: Streams
     failures: Failures
-    patience: tuple[float, float] = (math.inf, math.inf)
-    ranks: range | None = None
+    patience: tuple[float, float]
+    ranks: range | None
     report: Report = field(default_factory=Report)
     said: bytes = b""
     _garbled: bool = False
@@ -135,13 +133,22 @@ class Member:
     def lost(self) -> str | None:
         """How the host was lost, or None: the connection broke, the host is silent, or it sends no frames."""
         if self._garbled:
-            return "what it sends is no message of hvdlite's"
+            return (
+                f"host {self.name} sent unreadable data: is hvdlite the same there, or does its login shell print text?"
+            )
         if self.link.closed:
-            return (self.said.decode(errors="replace").strip().splitlines()[-1:] or ["the connection broke"])[0]
-        return f"no sign of life for {self.timeout:g} s (--host-timeout)" if self.link.silence > self.timeout else None
+            said = self.said.decode(errors="replace").strip().splitlines()
+            if self.own:
+                return (
+                    f"hvdliterun's agent on this host ended: {said[-1] if said else 'was it killed (out of memory)?'}"
+                )
+            return f"host {self.name} was lost: {said[-1] if said else 'the connection broke'}"
+        if self.link.silence > self.timeout:
+            return f"host {self.name} was lost: no sign of life for {self.timeout:g} s (--host-timeout)"
+        return None
 
     def problem(self, timeout: float) -> str | None:
-        """Why the host is not ready, or None. timeout: seconds that it had."""
+        """Why the host is not ready, or None. timeout: the user's."""
         if self.report.problem:
             return self.report.problem
         if self.report.facts is not None:
@@ -181,7 +188,7 @@ class Team:
         self.quiet = threading.Lock()
         self._silent: set[str] = set()
         self._asked = time.monotonic()
-        self.own = self._member(os.uname().nodename, own)
+        self.own = self._member(os.uname().nodename, own, own=True)
         self.others: list[Member] = []
 
     @property
@@ -219,19 +226,14 @@ class Team:
         try:  # the connection has the job's mark: if it hangs, hvdliterun's own agent kills it
             process = _start(argv, {**os.environ, "HVDLITE_JOB_ID": self._job.id})
         except FileNotFoundError as error:
-            raise UsageError(f"no {argv[0]}, by which {name} is reached: install OpenSSH's client", 127) from error
-        return self._member(name, process, self._settings.host_timeout, self._settings.ranks_of(name))
+            raise UsageError(self._settings.ssh.missing(argv[0], name), 127) from error
+        return self._member(name, process, own=False)
 
-    def _member(
-        self,
-        name: str,
-        process: subprocess.Popen[bytes],
-        patience: tuple[float, float] | None = None,
-        ranks: range | None = None,
-    ) -> Member:
-        """A host whose agent runs, with a link to it. patience: None for hvdliterun's own host."""
-        own, forever = patience is None, (math.inf, math.inf)
-        member = Member(name, own, process, self._streams, self._failures, patience or forever, ranks)
+    def _member(self, name: str, process: subprocess.Popen[bytes], own: bool) -> Member:
+        """A host whose agent runs, with a link to it. own: whether it is hvdliterun's own host."""
+        patience = (math.inf, math.inf) if own else self._settings.host_timeout
+        ranks = None if own else self._settings.ranks_of(name)
+        member = Member(name, own, process, self._streams, self._failures, patience, ranks)
         assert process.stdin and process.stdout and process.stderr
         os.set_blocking(process.stdin.fileno(), False)
         for pipe in (process.stdin, process.stdout):
@@ -288,27 +290,25 @@ class Team:
             self.forgive()
         for member in self.others:
             self._tell_silence(member)
-        return next((f"host {each.name} was lost: {each.lost}" for each in self.members if each.lost), None)
+        return next(filter(None, (each.lost for each in self.members)), None)
 
     def _tell_silence(self, member: Member) -> None:
-        """Print a line when a host falls silent, and one when it is heard again."""
+        """Print a line when a host falls silent, and one when it answers again."""
         silent = member.link.silence > times.SILENCE_TOLD and not member.link.closed
         if silent == (member.name in self._silent):
             return
         self._silent ^= {member.name}
-        ends = (
-            f"no sign of life for {times.SILENCE_TOLD:g} s; the job ends after {member.timeout:g} s of that "
-            "(--host-timeout)"
-        )
-        self._streams.say(f"host {member.name}: {ends if silent else 'it is heard again'}")
+        ends = f"the job ends if it stays silent for {member.timeout:g} s in all (--host-timeout)"
+        news = f"no sign of life for {times.SILENCE_TOLD:g} s; {ends}" if silent else "it answers again"
+        self._streams.say(f"host {member.name}: {news}")
 
     def prepare(self, stop: Callable[[], bool]) -> bool:
         """Wait until every host is ready, or until `stop()` is true. Returns whether all are ready.
 
         Raises UsageError, NotReadyError.
         """
-        timeout, members = self._settings.start_timeout, self.members
-        deadline = time.monotonic() + timeout
+        timeout, members = self._settings.ssh.connect_timeout, self.members
+        deadline = time.monotonic() + self._settings.start_timeout
         while any(not (each.present or each.link.closed) for each in members) and time.monotonic() < deadline:
             if stop():
                 return False
@@ -321,7 +321,7 @@ class Team:
         states |= {each.name: problem for each in members if (problem := each.problem(timeout))}
         reports = {each.name: each.report for each in members if each.name in states}
         known = {host: report.facts for host, report in reports.items() if report.facts}
-        states |= {host: f"differs: {text}" for host, text in facts.differences(known).items() if not states[host]}
+        states |= {host: text for host, text in facts.differences(known).items() if not states[host]}
         states |= facts.same_names({host: report.name for host, report in reports.items()})
         if readiness.unready(states):
             raise readiness.NotReadyError(states)
@@ -341,7 +341,7 @@ class Team:
                 self._streams.wait()
             left = [each for each in members if not each.report.gone]
             killed = [each for each in left if each.own or (each.present and each.link.closed)]
-            successors = [self._member(each.name, own_agent()) if each.own else self._reach(each.name)
+            successors = [self._member(each.name, own_agent(), own=True) if each.own else self._reach(each.name)
                           for each in killed]  # fmt: skip
             for each in successors:
                 self._open(each, env, successor=True)

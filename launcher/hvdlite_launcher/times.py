@@ -14,11 +14,16 @@ like the consequence of another failure, within CAUSE_NEWS. A rank waits for tha
 
 hvdliterun receives SIGINT, SIGTERM or SIGHUP:
 
-    0                       5.0              5.4                 8.0
-    |-----------------------|----------------|-------------------|
-    the ranks receive it,   mpirun gets      the agents kill     the keepers of ranks that have ended
-    and save their work     SIGTERM:         what is left:       leave, if they were not killed:
-                            SIGNAL_GRACE     MPIRUN_GRACE later  KEEPER_STAYS
+    0                       5.0, or when     0.4 later
+    |                       no rank runs     |
+    |-----------------------|----------------|
+    the agents send SIGINT  mpirun gets      the agents kill
+    or SIGTERM to the       SIGTERM:         what is left:
+    ranks, which save       SIGNAL_GRACE     MPIRUN_GRACE
+    their work
+
+Meanwhile the keeper of a rank that has ended stays for KEEPER_STAYS more, unless it is killed: if it left at once, the
+MPI would kill ranks that still save their work.
 
 The job ends, on each host:
 

@@ -1,17 +1,16 @@
 """horovodrun's settings for the ranks: makes environment variables of flags, and of keys of its YAML file.
 
 A flag sets `HOROVOD_X`, which scripts may read, and `HVDLITE_X`, which wins in hvdlite. A setting without a meaning in
-hvdlite is accepted, so that command lines for Horovod work, and explained in one line.
+hvdlite is accepted, so that command lines for Horovod work, and explained in one line. Unknown keys of the YAML file
+have no effect, as in Horovod; hvdliterun names them.
 """
-
-from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdlite_launcher.usage import UsageError
+from hvdlite_launcher import UsageError
 
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
@@ -84,7 +83,7 @@ def _level(text: str) -> str:
 _NO_TUNING = "algorithms are chosen by a cost model from size and place, with nothing to tune"
 TUNABLES = (
     Tunable("--fusion-threshold-mb", "FUSION_THRESHOLD", ("params", "fusion_threshold_mb"),
-            "what fills a gradient bucket (25)", _bytes),
+            "size of a gradient bucket in MiB (default: 25)", _bytes),
     Tunable("--cycle-time-ms", "CYCLE_TIME", ("params", "cycle_time_ms"), read=_amount,
             no_effect="there are no cycles: a bucket leaves when it is full"),
     Tunable("--cache-capacity", "CACHE_CAPACITY", ("params", "cache_capacity"), read=_count,
@@ -114,11 +113,11 @@ TUNABLES = (
     Tunable("--stall-check-warning-time-seconds", "STALL_CHECK_TIME_SECONDS",
             ("stall_check", "warning_time_seconds"), "warn of a rank that keeps others waiting (60)", _count),
     Tunable("--stall-check-shutdown-time-seconds", "STALL_SHUTDOWN_TIME_SECONDS",
-            ("stall_check", "shutdown_time_seconds"), "end the job then (0: never)", _count),
+            ("stall_check", "shutdown_time_seconds"), "end it after so many seconds (0: never)", _count),
     Tunable("--mpi-threads-disable", "MPI_THREADS_DISABLE", ("library_options", "mpi_threads_disable"),
             inverse="--no-mpi-threads-disable", no_effect="communication runs in threads of its own"),
     Tunable("--num-nccl-streams", "NUM_NCCL_STREAMS", ("library_options", "num_nccl_streams"), read=_count,
-            no_effect="each lane has a stream of its own"),
+            no_effect="hvdlite chooses its CUDA streams itself"),
     Tunable("--thread-affinity", "THREAD_AFFINITY", ("library_options", "thread_affinity"), read=_count,
             no_effect="bind whole ranks with --binding-args"),
     Tunable("--gloo-timeout-seconds", "GLOO_TIMEOUT_SECONDS", ("library_options", "gloo_timeout_seconds"),
@@ -144,6 +143,30 @@ def add_to(parser: argparse._ArgumentGroup) -> None:
             ):  # fmt: skip
                 if named := [flag for flag in flags if flag]:
                     pair.add_argument(*named, action=action, default=None, dest=tunable.name, help=argparse.SUPPRESS)
+
+
+def load(path: str, over_mpi: bool = False) -> dict[str, Any]:
+    """The file's sections. Raises UsageError if the file cannot be read, or asks for another controller than MPI.
+
+    over_mpi: whether the command line asks for MPI, which wins.
+    """
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = yaml.safe_load(file)
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8; a date or number that cannot be
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise UsageError(f"cannot read the settings in {path}: {reason}") from error
+    if config is None:
+        return {}
+    if not isinstance(config, dict):
+        raise UsageError(f"cannot read the settings in {path}: sections were expected, such as `params:`")
+    if not over_mpi and str(config.get("controller", "mpi")).lower() != "mpi":
+        raise UsageError(
+            f"{path}: controller {config['controller']!r} is not supported: write mpi, or leave the line out"
+        )
+    return config
 
 
 def chosen(options: argparse.Namespace, config: Mapping[str, Any]) -> Iterator[tuple[Tunable, str]]:

@@ -3,9 +3,8 @@
 Rejected: listing the folder every few milliseconds, because an agent runs as long as its job, and ranks need the cores.
 """
 
-from __future__ import annotations
-
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -18,9 +17,12 @@ def watch(folder: str) -> int:
     """A descriptor that is readable when `appeared` has names. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-    added = libc.inotify_add_watch(descriptor, os.fsencode(folder), _IN_CLOSE_WRITE | _IN_CREATE)
-    if descriptor < 0 or added < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
+    if descriptor < 0 or libc.inotify_add_watch(descriptor, os.fsencode(folder), _IN_CLOSE_WRITE | _IN_CREATE) < 0:
+        number = ctypes.get_errno()
+        if number in (errno.EMFILE, errno.ENOSPC):
+            names = "fs.inotify.max_user_instances or fs.inotify.max_user_watches"
+            raise OSError(f"cannot watch {folder}: {os.strerror(number)}: raise {names} (sysctl)")
+        raise OSError(number, os.strerror(number), folder)
     return descriptor
 
 
@@ -36,7 +38,7 @@ def appeared(descriptor: int) -> Iterator[tuple[str, bool]]:
     while data:
         _, mask, _, length = _EVENT.unpack_from(data)
         if mask & _IN_Q_OVERFLOW:
-            raise OSError("more files at once than fs.inotify.max_queued_events")
+            raise OSError("too many new files at once: raise fs.inotify.max_queued_events (sysctl)")
         name = data[_EVENT.size : _EVENT.size + length].rstrip(b"\0")
         data = data[_EVENT.size + length :]
         yield os.fsdecode(name), bool(mask & _IN_CLOSE_WRITE)

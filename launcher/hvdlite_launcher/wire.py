@@ -1,20 +1,28 @@
 """The protocol between hvdliterun and its agents, over a pair of pipes or an ssh connection.
 
 A frame consists of a kind, a rank, a length, and data of that length. Output of ranks (STDOUT, STDERR) and files of the
-job's folder (RESULT, TASK) are sent unchanged. A MESSAGE is a JSON object:
+job's folder are sent unchanged (TASK: the function of hvdlite.run; RESULT: what a rank has returned). A MESSAGE is a
+JSON object. From hvdliterun:
 
-    from hvdliterun  job      the job; the first message       from agents  facts, name    the host is ready
-                     told     the rank that failed first                    problem        the host cannot take part
-                     signal   to send to all ranks                          started, ended a rank has
-                     pause    hvdliterun is being suspended                 failed, inside the host's first failure
-                     beat     a sign of life                                absent, waiting see `job_folder.arrivals`
-                     end      the job has ended                             swallowed      see `job_folder.FILES`
-                                                                            gone           nothing of the job is left
+    job              what the agent must know of the job; the first message
+    told             the rank that failed first
+    signal           the signal that the agent sends to all ranks
+    pause            hvdliterun is being suspended
+    beat             a sign of life
+    end              the job has ended
+
+From agents:
+
+    facts, name      the host is ready
+    problem          why the host cannot take part
+    started, ended   the rank that has started or ended
+    failed, inside   the host's first failure, and whether it was in hvd.init()
+    absent, waiting  see `job_folder.arrivals`
+    swallowed, rank  see `job_folder.FILES`
+    gone             nothing of the job is left
 
 The agent's first bytes are a MARK. Text before it is skipped, such as a greeting of a login shell.
 """
-
-from __future__ import annotations
 
 import json
 import os

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hvdlite_launcher import UsageError
 from hvdlite_launcher.probe import Family, Mpi, find_mpi
 from hvdlite_launcher.processes import marked
-from hvdlite_launcher.usage import UsageError
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]

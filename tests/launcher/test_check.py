@@ -23,6 +23,7 @@ from tests.launcher.conftest import Runner
 
 FIELDS = {"ready", "verdict", "ready_for", "not_ready", "hosts", "findings"}
 OF_A_HOST = {"host", "own_name", "ready", "problem", "hvdlite", "python", "mpi"}
+SAME_VERSIONS = ": install the same versions on all hosts"
 OF_A_FINDING = {"host", "section", "name", "state", "text", "version"}
 
 
@@ -189,9 +190,9 @@ def test_hosts_are_ready_for_what_all_are_ready_for() -> None:
 
 
 @pytest.mark.parametrize(("other", "problem"), [
-    (of_host("b", python="3.13"), "differs: Python 3.13, others have 3.11"),
-    (of_host("b", mpi="MPICH 5"), "differs: MPICH 5, others have Open MPI v5"),
-    (of_host("b", own_name="a.site"), "has the host name of another one: a.site"),
+    (of_host("b", python="3.13"), f"differs: Python 3.13, others have 3.11{SAME_VERSIONS}"),
+    (of_host("b", mpi="MPICH 5"), f"differs: MPICH 5, others have Open MPI v5{SAME_VERSIONS}"),
+    (of_host("b", own_name="a.site"), "two hosts call themselves a: rename one, or name it once with all its slots"),
 ])  # fmt: skip
 def test_hosts_that_hvdliterun_would_refuse_are_not_ready(other: dict[str, Any], problem: str) -> None:
     said = merge([of_host("a"), other])
@@ -210,7 +211,7 @@ def test_a_framework_that_one_host_lacks_is_named() -> None:
 def test_another_version_of_a_framework_is_a_warning() -> None:
     said = merge([of_host("a"), of_host("b", torch="2.8")])
     assert said["ready"] and said["verdict"].endswith("; warnings: versions on b")
-    assert said["findings"][-1]["text"] == "differs: PyTorch 2.8, others have 2.13"
+    assert said["findings"][-1]["text"] == f"differs: PyTorch 2.8, others have 2.13{SAME_VERSIONS}"
 
 
 def test_what_is_not_installed_has_no_version() -> None:

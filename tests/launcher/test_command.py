@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hvdlite_launcher import UsageError
 from hvdlite_launcher.command import Job, Settings, compose
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi, identify
-from hvdlite_launcher.usage import UsageError
 
 JOB = Job("job", "/tmp/job", "/dev/shm/job", ("keep",))
 SETTINGS = Settings(4, (Host("localhost", 4),), ("python", "train.py", "--np", "3"))

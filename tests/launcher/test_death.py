@@ -1,5 +1,5 @@
-"""Whatever ends a job, no process, folder or shared-memory file is left after two or three seconds. Ranks have the
-time to save their work that they were promised."""
+"""Whatever ends a job, no process, folder or shared-memory file is left after two or three seconds. After a signal,
+ranks have SIGNAL_GRACE to save their work."""
 
 from __future__ import annotations
 

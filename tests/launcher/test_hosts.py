@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from hvdlite_launcher import UsageError
 from hvdlite_launcher.hosts import Host, is_local, located, parse_hostfile, parse_hosts, total_slots, used
-from hvdlite_launcher.usage import UsageError
 
 
 def test_a_host_without_slots_holds_one_rank() -> None:

@@ -1,8 +1,9 @@
-"""The job's folder is a protocol between two packages that do not import each other: both have the same table."""
+"""Ranks (`hvdlite.job`) and the launcher have a copy each of the table of the job's folder. Both copies agree."""
 
 from __future__ import annotations
 
 import os
+import resource
 import struct
 from pathlib import Path
 
@@ -42,3 +43,15 @@ def test_names_that_the_kernel_has_dropped_end_the_agent() -> None:
     os.write(writer, struct.pack("iIII", -1, 0x4000, 0, 0))
     with pytest.raises(OSError, match="max_queued_events"):
         list(appeared(reader))
+
+
+def test_a_folder_that_cannot_be_watched(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"Too many open files: raise fs\.inotify\.max_user_instances"):
+            watch(str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with pytest.raises(OSError, match="No such file"):
+        watch(str(tmp_path / "none"))

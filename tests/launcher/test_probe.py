@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hvdlite_launcher import UsageError
 from hvdlite_launcher.probe import Family, find_mpi
-from hvdlite_launcher.usage import UsageError
 
 OPEN_MPI, MPICH = "mpirun (Open MPI) 5.0.11", "HYDRA build details: Version: 5.0.2"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.17 Build 20251009"

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hvdlite_launcher import cli
 from hvdlite_launcher.probe import Family
 
 from tests.launcher.conftest import LIMIT, ROOT, SCRIPTS, Runner, wait_until
@@ -189,7 +190,9 @@ def test_a_rank_that_ends_before_it_meets_the_others(runner: Runner, before: str
     code = f"import os; {before} os.environ['HVDLITE_JOB_RANK'] == '1' and {leave}; import hvdlite; hvdlite.init()"
     job = runner.run("-np", "2", sys.executable, "-c", code)
     assert job.returncode == 1
-    assert job.stderr.splitlines()[-1] == "hvdliterun: rank 1 ended without hvd.init(), where other ranks wait for it"
+    assert job.stderr.splitlines()[-1] == (
+        "hvdliterun: rank 1 ended without hvd.init(), where other ranks wait: every rank must call hvd.init()"
+    )
     assert runner.leftovers() == []
 
 
@@ -402,7 +405,7 @@ def test_a_rank_whose_script_catches_that_another_has_left(runner: Runner, end: 
     job = runner.run("-np", "2", "--no-prefix", sys.executable, str(SCRIPTS / "skips.py"), end, limit=60)
     assert (job.returncode, job.stdout) == (1, "trained\n" * 2)
     (line,) = job.stderr.splitlines()
-    assert line.startswith("hvdliterun: rank 0 ended with exit code 0 after hvdlite's communication had failed")
+    assert line.startswith("hvdliterun: the script on rank 0 has caught hvdlite's error and gone on: ")
     assert "rank 1 shut down" in line and "except RuntimeError" in line
 
 
@@ -440,7 +443,7 @@ def test_all_ranks_that_caught_it_are_named_when_all_have_ended(runner: Runner) 
     code = CATCHES + "if rank == 1: hvdlite.shutdown(); time.sleep(2.0); print('saved')"
     job = runner.run("-np", "3", "--no-prefix", sys.executable, "-c", code)
     assert (job.returncode, job.stdout) == (1, "saved\n")
-    assert job.stderr.startswith("hvdliterun: ranks 0, 2 ended with exit code 0 after"), job.stderr
+    assert job.stderr.startswith("hvdliterun: the script on ranks 0, 2 has caught"), job.stderr
 
 
 def test_exit_functions_that_take_too_long_do_not_keep_the_job(runner: Runner) -> None:
@@ -532,8 +535,17 @@ def test_a_python_without_hvdlite_is_told(runner: Runner, tmp_path: Path) -> Non
     )
     assert job.returncode == 1 and "No module named 'hvdlite'" in job.stderr
     told = (
-        f"exit code 1. {tmp_path}/other/bin/python has no hvdlite, which is installed for {sys.executable}: activate "
+        f"exit code 1. {tmp_path}/other/bin/python has no hvdlite. Start the script with {sys.executable}, which has it"
     )
     assert told in job.stderr.splitlines()[-1]
     job = subprocess.run([*command, "1 / 0"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
     assert job.returncode == 1 and "has no hvdlite" not in job.stderr
+
+
+@pytest.mark.parametrize(("last", "shown"), [("echo no libmpi >&2", "no libmpi"), ("true", "no answer")])
+def test_a_library_that_is_unknown(tmp_path: Path, last: str, shown: str) -> None:
+    """-v says why."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{last}\n")
+    python.chmod(0o755)
+    assert cli._libmpi(str(python), dict(os.environ)) == f"unknown ({shown})"

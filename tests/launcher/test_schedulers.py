@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher import options
+from hvdlite_launcher import UsageError, options
 from hvdlite_launcher.cli import main
 from hvdlite_launcher.command import Job, Settings, Step, compose
 from hvdlite_launcher.cores import slurm_counts
@@ -16,7 +16,6 @@ from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.schedulers import Starter, allocation, expand
 from hvdlite_launcher.settings import settings
-from hvdlite_launcher.usage import UsageError
 
 JOB = Job("job", "/tmp/job", "/dev/shm/job", ("keep",))
 OPEN_MPI = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11))

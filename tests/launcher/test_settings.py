@@ -1,4 +1,4 @@
-"""horovodrun's settings: flags and YAML files set variables of the ranks."""
+"""hvdliterun's settings: flags and YAML files set variables of the ranks; also network interfaces and output folders."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher import config_file, options, tunables
+from hvdlite_launcher import UsageError, options, tunables
 from hvdlite_launcher.cli import main
 from hvdlite_launcher.command import Job, compose
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.settings import settings
-from hvdlite_launcher.usage import UsageError
 
 from tests.launcher.conftest import Runner
 
@@ -99,7 +98,7 @@ def test_a_yaml_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, s
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(UsageError, match=said):
-        config_file.load(str(file))
+        tunables.load(str(file))
 
 
 def test_the_command_line_chooses_the_controller(tmp_path: Path) -> None:
@@ -186,7 +185,7 @@ def test_interfaces_add_up() -> None:
         (["--host-timeout", "0"], "0: must be a number of seconds above 0"),
         (["-x", "=3"], "-x =3: write -x NAME=VALUE"),
         (["--stall-check", "--no-stall-check"], "cannot be given together with"),
-        (["--network-interfaces", "nope0"], "--network-interfaces: no network interface nope0, but"),
+        (["--network-interfaces", "nope0"], "--network-interfaces: this host has no network interface nope0 (it has "),
         (["--config-file", "/no/such.yaml"], "/no/such.yaml: No such file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Machines with files and processes of other users, and machines that lack something."""
+"""hvdliterun does no harm to other users' files and processes, and says what a machine lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hvdlite_launcher import cli, job_folder, processes, wire
+from hvdlite_launcher import UsageError, cli, job_folder, processes, wire
 from hvdlite_launcher.agent import Agent
 from hvdlite_launcher.command import Settings
 from hvdlite_launcher.failures import Failures
@@ -31,7 +31,6 @@ from hvdlite_launcher.run import new_job
 from hvdlite_launcher.settings import settings
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team, a_team, own_agent
-from hvdlite_launcher.usage import UsageError
 
 from tests.launcher.conftest import ROOT, Runner, wait_until
 
@@ -280,7 +279,7 @@ def test_no_room_for_the_jobs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     (tmp_path / "file").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     monkeypatch.setenv("HVDLITE_MPIEXEC", runner.mpi.launcher)
-    with pytest.raises(UsageError, match=r"not ready: Not a directory: \S+: free some room"):
+    with pytest.raises(UsageError, match=r"not ready: Not a directory: \S+: name another place in TMPDIR"):
         cli.launch(parse(["-np", "1", sys.executable]))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])

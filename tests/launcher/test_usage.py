@@ -15,7 +15,7 @@ WRONG = [
     (["-np", "0", "true"], 2, "-np 0: needs at least 1 rank"),
     (["-np", "-3", "true"], 2, "-np -3: needs at least 1 rank"),
     (["-np", "many", "true"], 2, "-np many: must be a whole number"),
-    (["-np", "5", "-H", "localhost:4", "true"], 2, "-np 5: the hosts have slots for 4 only (localhost:4)"),
+    (["-np", "5", "-H", "localhost:4", "true"], 2, "-np 5: the hosts have slots for 4 only (localhost:4): lower -np"),
     (["-np", "2", "-H", "localhost:x", "true"], 2, "cannot read the host 'localhost:x'"),
     (["-np", "2", "-H", "localhost:1,127.0.0.1:1", "true"], 2, "localhost and 127.0.0.1 are both this machine"),
     (["-np", "2", "-i", "/no/such/key", "true"], 2, "/no/such/key: no such file"),
@@ -55,7 +55,10 @@ def test_all_behind_the_command_is_its_own() -> None:
 def test_a_launcher_of_no_mpi(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setenv("HVDLITE_MPIEXEC", path)
     assert main(["-np", "2", "true"]) == 127
-    assert capfd.readouterr().err == f"hvdliterun: {path} is not a launcher of Open MPI, MPICH or Intel MPI\n"
+    assert capfd.readouterr().err == (
+        f"hvdliterun: {path} is not a launcher of Open MPI, MPICH or Intel MPI: name an mpirun or mpiexec in "
+        "HVDLITE_MPIEXEC, or unset it\n"
+    )
 
 
 def test_a_command_of_this_folder_is_named_with_it(

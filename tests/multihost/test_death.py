@@ -76,7 +76,7 @@ def test_a_rank_that_ends_before_it_meets_those_of_other_hosts(runner: Runner, p
     before = traces(pair)
     job = runner.run("-H", "hosta:1,hostb:1", sys.executable, "-c", code)
     assert job.returncode == 1
-    told = f"rank {rank} on host{'ab'[rank]} ended without hvd.init(), where other ranks wait for it"
+    told = f"rank {rank} on host{'ab'[rank]} ended without hvd.init(), where other ranks wait: every rank must call hvd.init()"
     assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
     assert runner.leftovers() == [] and traces(pair) == before
 
@@ -196,8 +196,10 @@ def test_a_network_that_rests_longer_than_usual(runner: Runner) -> None:
         os.kill(hvdliterun, signal.SIGTERM)
         _, err = job.communicate(timeout=5.0)
         assert job.returncode == 143 and runner.wait_gone(4.0)
-        told = f"no sign of life for 5 s; the job ends after {HOST_TIMEOUT:.0f} s of that (--host-timeout)"
-        lines = [f"hvdliterun: host hostb: {text}" for text in (told, "it is heard again")]
+        told = (
+            f"no sign of life for 5 s; the job ends if it stays silent for {HOST_TIMEOUT:.0f} s in all (--host-timeout)"
+        )
+        lines = [f"hvdliterun: host hostb: {text}" for text in (told, "it answers again")]
         assert [line for line in err.splitlines() if "host hostb" in line] == lines, err
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hvdlite_launcher import UsageError
 from hvdlite_launcher.probe import Mpi, find_mpi
-from hvdlite_launcher.usage import UsageError
 
 from tests.launcher.conftest import ROOT, Runner
 from tests.multihost.hosts import Hosts, hosts
@@ -74,7 +74,7 @@ def test_unreachable_hosts(refused: Runner, strangers: Hosts) -> None:
 
 
 @pytest.mark.parametrize(("names", "why"), [
-    ("ib7", "no network interface ib7, but eth0, lo"),
+    ("ib7", "this host has no network interface ib7 (it has eth0, lo): name one that all hosts have"),
     ("eth0,lo", "the network interface lo leads to no other host: name one of eth0"),
 ])  # fmt: skip
 def test_a_network_that_is_not_there(refused: Runner, strangers: Hosts, names: str, why: str) -> None:
@@ -85,7 +85,7 @@ def test_a_network_that_is_not_there(refused: Runner, strangers: Hosts, names: s
 
 def test_one_machine_under_two_names(refused: Runner, strangers: Hosts) -> None:
     states = table(refused, "-np", "2", "-H", "hostb:1,10.99.0.2:1", "-i", str(strangers.folder / "key"))
-    assert "in the list under another name too" in " ".join(states.values())
+    assert "another host in the list is this machine" in " ".join(states.values())
 
 
 def test_no_such_interpreter(refused: Runner, strangers: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_a_folder_that_is_not_there(refused: Runner, strangers: Hosts, monkeypat
     prefix = [word if word != os.getcwd() else "/tmp/work" for word in refused.prefix]
     monkeypatch.setattr(refused, "prefix", prefix)
     states = table(refused, "-np", "2", "-H", "hosta:1,hostb:1", "-i", str(strangers.folder / "key"))
-    assert states["hostb"] == "No such file or directory: /tmp/work"
+    assert states["hostb"] == "No such file or directory: /tmp/work: start from a folder that all hosts have"
 
 
 def test_host_names_that_mpis_take_for_one(refused: Runner, strangers: Hosts) -> None:
@@ -130,7 +130,7 @@ def test_host_names_that_mpis_take_for_one(refused: Runner, strangers: Hosts) ->
     finally:
         for host in strangers:
             host.run("hostname", host.name)
-    assert states["hostb"] == "has the host name of another one: gpu.two"
+    assert states["hostb"] == "two hosts call themselves gpu: rename one, or name it once with all its slots"
 
 
 def test_a_host_without_room(refused: Runner, strangers: Hosts) -> None:

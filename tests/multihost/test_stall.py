@@ -1,4 +1,4 @@
-"""A rank for which another host waits is named: the stall watch uses MPI, so it reaches all hosts."""
+"""hvdliterun's ranks name the rank that keeps ranks on another host waiting: the stall watch uses MPI."""
 
 from __future__ import annotations
 

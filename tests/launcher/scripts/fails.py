@@ -1,4 +1,4 @@
-"""Rank 1 of a guarded job ends as the argument says, or rank 2 too; the others wait for it in a barrier."""
+"""Rank 1, or rank 2 too, ends as the argument says; the others wait in a barrier. `hvdlite.job.exits` is installed."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""Rank 1 skips a batch, as where its GPU had no memory, and so ends one step earlier; rank 0 catches what it is told.
+"""Rank 1 skips a batch after a simulated memory error, so it ends one step early. Rank 0 catches the error that it gets.
 
 With "shutdown", all call hvd.shutdown() at the end.
 """

@@ -1,4 +1,4 @@
-"""An unguarded MPI program that tells what there is to clean up, and then sleeps. "deaf" ignores signals."""
+"""An MPI program without `hvdlite.job.exits` tells what there is to clean up, and sleeps. "deaf" ignores signals."""
 
 import os
 import signal
