@@ -28,7 +28,7 @@ def check_a_run_begins_with_rank_0s_state() -> None:
         """Train as `run` would call it."""
         return state.x + more - less, state.where["rank"]
 
-    assert train.__name__ == "train" and train.__doc__ == "What it does."
+    assert train.__name__ == "train" and train.__doc__ == "Train as `run` would call it."
     assert train(state_of(x=hvd.rank() + 5, where={"rank": hvd.rank()}), 3, less=1) == (7, 0)
 
 
@@ -286,7 +286,7 @@ def check_sets_may_still_be_added() -> None:
     """After a new start as before, and not after init() without "dynamic"."""
     hvd.shutdown()
     hvd.init(process_sets="dynamic")
-    elastic.start_anew()
+    elastic.start_again()
     if hvd.size() > 1:
         assert hvd.add_process_set([0]).process_set_id == 1
     hvd.shutdown()
