@@ -273,8 +273,10 @@ class Agent:
         self._say(absent=absent, waiting=waiting)
 
     def _flush_all(self) -> None:
+        """Send what is left, until hvdliterun has taken it or is gone. A terminal may keep hvdliterun from reading: its
+        own agent waits as long as that takes. Another host's agent cannot tell that from a lost connection."""
         left, since = self._link.unsent, time.monotonic()
-        while left and time.monotonic() - since < times.START_HOST_TIMEOUT:
+        while left and (self._job["whole"] or time.monotonic() - since < times.START_HOST_TIMEOUT):
             if (rest := self._link.send()) < left:
                 left, since = rest, time.monotonic()
             else:

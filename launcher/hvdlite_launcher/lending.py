@@ -75,6 +75,8 @@ def _door(folder: str) -> socket.socket:
     directory = os.open(folder, os.O_RDONLY)
     try:
         door.bind(path_of(f"/proc/self/fd/{directory}", "stdin"))  # a socket's path is 108 bytes long at most
+    except OSError as error:
+        raise UsageError(f"{error.strerror}: {folder}: free some room there, or name a folder in TMPDIR", 1) from error
     finally:
         os.close(directory)
     door.listen(1)

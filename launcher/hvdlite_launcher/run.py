@@ -109,8 +109,17 @@ def new_job() -> Job:
         folder = os.path.join(os.path.abspath(tempfile.gettempdir()), name)
     except FileNotFoundError as error:
         raise UsageError(f"{error.strerror}: free some room there, or name a folder in TMPDIR", 1) from error
-    shared = os.path.join(_SHARED_MEMORY, name) if os.access(_SHARED_MEMORY, os.W_OK) else None
+    shared = os.path.join(_SHARED_MEMORY, name) if _has_room(_SHARED_MEMORY) else None
     return Job(name, folder, shared, _script("keeper"), _script("bourne"))
+
+
+def _has_room(folder: str) -> bool:
+    """Whether this user can make a folder there."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK) and found.f_bavail > 0 and (found.f_favail > 0 or not found.f_files)
 
 
 def _script(name: str) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from hvdlite_launcher import UsageError, agent, facts, readiness, times, wire
 from hvdlite_launcher.command import Job, Settings
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import Failure, Failures, deserter, parse
+from hvdlite_launcher.hosts import is_local
 from hvdlite_launcher.streams import Streams
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that this package lies in
@@ -211,7 +212,8 @@ class Team:
     def _open(self, member: Member, env: Mapping[str, str], successor: bool = False) -> None:
         own, settings = member.own, self._settings
         theirs = {name: value for name, value in env.items() if own or name not in LOGIN or name in settings.env}
-        asked = settings.several and not successor
+        takes_part = not own or any(host.local and is_local(host.name) for host in settings.hosts)
+        asked = settings.several and not successor and takes_part
         member.link.say(job={
             "id": self._job.id, "folder": self._job.folder, "shared": self._job.shared,
             "cwd": "/" if successor else os.getcwd(),
@@ -338,7 +340,7 @@ class Team:
             for each in members:
                 each.end(times.CLOSING_TIMEOUT)
             while any((each.present or each.own) and not each.lost for each in members):
-                self._streams.wait()
+                self._wait()
             left = [each for each in members if not each.report.gone]
             killed = [each for each in left if each.own or (each.present and each.link.closed)]
             successors = [self._member(each.name, own_agent(), own=True) if each.own else self._reach(each.name)
@@ -347,14 +349,22 @@ class Team:
                 self._open(each, env, successor=True)
                 each.end(times.SUCCESSOR)
             while any(not each.lost for each in successors):
-                self._streams.wait()
+                self._wait()
             for each in [*members, *successors]:
                 each.close()
 
+    def _wait(self) -> None:
+        """Wait for agents and print output. While the output's reader kept hvdliterun waiting, no host was silent."""
+        began = time.monotonic()
+        self._streams.wait()
+        if time.monotonic() - began > times.STANDSTILL:
+            self.forgive()
+
 
 def own_agent() -> subprocess.Popen[bytes]:
-    """A new agent on this host; it waits for a job. It has no environment, and so no mark of a job."""
-    return _start(agent.command(sys.executable, _PACKAGE), {})
+    """A new agent on this host; it waits for a job. Its environment is what Python needs: no mark of a job."""
+    env = {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
+    return _start(agent.command(sys.executable, _PACKAGE), env)
 
 
 def _start(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -549,3 +549,12 @@ def test_a_library_that_is_unknown(tmp_path: Path, last: str, shown: str) -> Non
     python.write_text(f"#!/bin/sh\n{last}\n")
     python.chmod(0o755)
     assert cli._libmpi(str(python), dict(os.environ)) == f"unknown ({shown})"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_without_room_in_shared_memory_a_job_runs(runner: Runner) -> None:
+    """A file system for shared memory that takes no more files."""
+    full = 'mount -t tmpfs -o nr_inodes=1 none /dev/shm && exec "$@"'
+    runner.prefix = ["unshare", "--mount", "sh", "-c", full, "sh"]
+    job = runner.run("-np", "2", "--no-prefix", "echo", "hello")
+    assert (job.returncode, job.stdout) == (0, "hello\nhello\n"), job.stderr

@@ -14,18 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher import facts, readiness, wire
+from hvdlite_launcher import agent, facts, readiness, times, wire
 from hvdlite_launcher.command import Job, Settings, compose
 from hvdlite_launcher.ending import Ending
 from hvdlite_launcher.environment import forwarded, is_secret, kept
 from hvdlite_launcher.failures import ABSENT, Failure, Failures, deserter, of_scheduler, parse
 from hvdlite_launcher.hosts import Host
-from hvdlite_launcher.job_folder import arrivals
+from hvdlite_launcher.job_folder import arrivals, path_of
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.probe import Family, Mpi
 from hvdlite_launcher.ssh import Ssh
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Member, Team, own_agent
+
+from tests.launcher.conftest import ROOT
 
 JOB_FOLDERS = Job("job", "/tmp/job", "/dev/shm/job", ("keep",))
 HOSTS = (Host("a", 2), Host("b", 1, local=False))
@@ -343,6 +345,51 @@ def test_nothing_starts_after_a_signal_that_comes_before_hosts_are_ready() -> No
     team = Team(SETTINGS, JOB_FOLDERS, Streams(Printer(True)), Failures(), own_agent())
     assert not team.prepare(stop=lambda: True)
     team.own.close()
+
+
+class Stalled(Streams):
+    """hvdliterun's stdout takes nothing for a while."""
+
+    def output(self, rank: int, destination: int, data: bytes) -> None:
+        time.sleep(0.0 if self.first_output else 1.5)
+        self.first_output = 1.0
+        HEARD.append(len(data))
+
+
+HEARD: list[int] = []
+HASTY = "from hvdlite_launcher import times; times.START_HOST_TIMEOUT = 0.3; "
+
+
+def test_a_stdout_that_stalls_at_the_end_of_a_job_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output of a job fills all buffers, and then `less` takes none of it for longer than agents are waited for."""
+    monkeypatch.setattr(times, "CLOSING_TIMEOUT", 1.0)
+    monkeypatch.setattr(times, "STANDSTILL", 0.3)
+    argv = [
+        word.replace("from hvdlite_launcher.agent", HASTY + "from hvdlite_launcher.agent")
+        for word in agent.command(sys.executable, str(ROOT / "launcher"))
+    ]
+    pipe = subprocess.PIPE
+    hasty = subprocess.Popen(argv, env={}, stdin=pipe, stdout=pipe, stderr=pipe)
+    job = Job("job", str(tmp_path / "job"), None, ())
+    team = Team(Settings(1, (Host("a", 1),), ("true",)), job, Stalled(Printer(True)), Failures(), hasty)
+    team.open({}, None)
+    assert team.prepare(stop=lambda: False)
+    os.mkfifo(path_of(job.folder, "out", 0))
+    rank = os.open(path_of(job.folder, "out", 0), os.O_RDWR | os.O_NONBLOCK)
+    written, deadline = 0, time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        try:
+            written += os.write(rank, bytes(4096))
+            deadline = time.monotonic() + 0.5
+        except BlockingIOError:
+            time.sleep(0.01)
+    Path(path_of(job.folder, "ended", 0)).touch()
+    HEARD.clear()
+    team.close({})
+    os.close(rank)
+    assert (sum(HEARD), team.own.report.finished, team.own.report.gone) == (written, 1, True)
 
 
 CTRL_Z = """
