@@ -43,6 +43,7 @@ lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.measures
 
 bench: .venv/test
 	$(BIN)/hvdliterun -np $(NP) $(BIN)/python -m hvdlite.bench allreduce
