@@ -3,15 +3,14 @@
 # make quick   runs those that need no MPI, in a minute and a half
 # make full    runs all tests
 # PIP_ARGS=... passes options to pip, PYTHON=... names the interpreter, NP=... the number of processes,
-# PYTEST_ARGS=... options and tests to pytest, SIDE_BY_SIDE=... how many tests run at a time
+# PYTEST_ARGS=... options and tests to pytest
 PYTHON ?= python3
 PIP_ARGS ?=
 NP ?= 2
-SIDE_BY_SIDE ?= 3
 BIN := .venv/bin
 # pip shows its progress on a terminal, and to everybody who asks for the demo; logs of tests get none of it
 QUIET := $(if $(MAKE_TERMOUT)$(filter demo,$(or $(MAKECMDGOALS),demo)),,--quiet)
-PYTEST := $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest
 PIP := $(BIN)/pip install $(QUIET) --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 define NEXT
