@@ -28,8 +28,8 @@ from hvdlite.errors import (
     ShutdownError,
     StallError,
 )
-from hvdlite.job.hooks import when_started
 from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.job.runtime import when_started
 from hvdlite.ops import Op, barrier
 from hvdlite.ops.join import join
 from hvdlite.ops.objects import allgather_object, broadcast_object

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.explained import EXPLAINED
@@ -40,8 +41,9 @@ KEEPS_STATE = "job"
 MOST_ATTRIBUTES, MOST_PARAMETERS, MOST_CHAINED, MOST_ANY = 12, 6, 2, 0.05
 
 
+@cache
 def modules(package: str = "hvdlite") -> dict[str, Path]:
-    """All modules of a package, by dotted name."""
+    """All modules of a package, by dotted name. Nobody may change the answer."""
     base = PACKAGES[package]
     found = {}
     for path in sorted((base / package).rglob("*.py")):
@@ -58,7 +60,7 @@ def room(module: str) -> str:
 def imports(path: Path, names: set[str]) -> set[str]:
     """The modules among `names` that a file imports, anywhere in it: lazily and under TYPE_CHECKING, too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {nearest(alias.name, names) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -118,11 +120,17 @@ def against_the_order() -> list[str]:
     return found
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A file's syntax tree. Nobody may change it."""
+    return ast.parse(path.read_text())
+
+
 def trees() -> Iterator[tuple[str, ast.Module]]:
     """Each module of both packages, parsed."""
     for package in PACKAGES:
         for module, path in modules(package).items():
-            yield module, ast.parse(path.read_text())
+            yield module, parsed(path)
 
 
 def large_classes() -> list[str]:
@@ -227,7 +235,7 @@ def public_names() -> set[tuple[str, str]]:
     found = set()
     paths = modules()
     for window in WINDOWS:
-        for node in ast.walk(ast.parse(paths[window].read_text())):
+        for node in ast.walk(parsed(paths[window])):
             if isinstance(node, ast.ImportFrom) and (window.count(".") < 2 or window.endswith(("mpi_ops", "names"))):
                 found |= {(str(node.module), alias.name) for alias in node.names}
             elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("__all__", "_OWN"):
@@ -241,7 +249,7 @@ def public_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
     public = public_names()
     rooms = ("lanes", "algorithms", "system", "gradients")  # whose functions adapters use, and users do not
     for module, path in modules().items():
-        for node in ast.parse(path.read_text()).body if room(module) not in rooms else ():
+        for node in parsed(path).body if room(module) not in rooms else ():
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and (module, node.name) in public:
                 inside = node.body if isinstance(node, ast.ClassDef) else ()
                 for each in (node, *inside):
@@ -334,24 +342,29 @@ def share_of_any(name: str = "hvdlite") -> tuple[int, int]:
     return sum(found), len(found)
 
 
-def measures() -> dict[str, list[str]]:
-    """All rows of all measures but Any's, explained or not."""
-    return {
-        "import circles": [" ".join(each) for package in PACKAGES for each in circles(graph(package))],
-        "imports against the order of rooms": against_the_order(),
-        f"classes with more than {MOST_ATTRIBUTES} attributes": large_classes(),
-        f"functions with more than {MOST_PARAMETERS} parameters": long_signatures(),
-        f"assignments to more than {MOST_CHAINED} targets": chains(),
-        "writes to another object's fields": foreign_writes(),
-        "reads of the environment outside config and launcher_environment": reads_of_the_environment(),
-        f"module-level state outside {KEEPS_STATE}": state_elsewhere(),
-        "public docstrings without Args or Returns": lacking_sections(),
-    }
+def all_circles() -> list[str]:
+    """Groups of modules that import each other, in both packages."""
+    return [" ".join(each) for package in PACKAGES for each in circles(graph(package))]
+
+
+MEASURES: dict[str, Callable[[], list[str]]] = {
+    "import circles": all_circles,
+    "imports against the order of rooms": against_the_order,
+    f"classes with more than {MOST_ATTRIBUTES} attributes": large_classes,
+    f"functions with more than {MOST_PARAMETERS} parameters": long_signatures,
+    f"assignments to more than {MOST_CHAINED} targets": chains,
+    "writes to another object's fields": foreign_writes,
+    "reads of the environment outside config and launcher_environment": reads_of_the_environment,
+    f"module-level state outside {KEEPS_STATE}": state_elsewhere,
+    "public docstrings without Args or Returns": lacking_sections,
+}
+"""Each measure's rows, explained or not. `share_of_any` is the one that is a number."""
 
 
 def main() -> None:
     rooms = sys.argv[1:]
-    for title, found in measures().items():
+    for title, measure in MEASURES.items():
+        found = measure()
         rows = [row for row in found if row not in EXPLAINED and (not rooms or room(row.split(":")[0]) in rooms)]
         print(
             f"{title}: {len(rows)}, and {len([row for row in found if row in EXPLAINED])} explained",

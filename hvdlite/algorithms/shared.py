@@ -9,7 +9,7 @@ second. Algorithms by messages copy each message in and out, and take 2-3 times 
 stay in the L2 cache, with little Python between them.
 
 The roll call is the first barrier; the second follows the writes. `prepared_at_home` reduces arrays outside an arena,
-with two barriers of its own.
+and contains both of its barriers.
 
 Rejected: a one-shot (each rank adds all buffers: p times the reads); separate result buffers, used in turn, without the
 second barrier (MEASURED.md, "Details").

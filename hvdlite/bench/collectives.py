@@ -63,7 +63,7 @@ def measure(comm: MPI.Comm, seconds: float, pinned: bool, progress: Progress) ->
     Args:
         comm: All ranks.
         seconds: The time for each call and size.
-        pinned: Whether each rank gets a core of its own.
+        pinned: Whether no two ranks share a core.
         progress: Called before each call.
 
     Returns:

@@ -97,7 +97,7 @@ def compare(comm: MPI.Comm, names: Sequence[str], steps: int, pinned: bool, prog
         comm: All ranks.
         names: The tasks, of TASKS.
         steps: Timed steps per copy.
-        pinned: Whether each rank gets a core of its own.
+        pinned: Whether no two ranks share a core.
         progress: Called before each task.
 
     Returns:

@@ -64,7 +64,7 @@ def compare(
         comm: All ranks.
         names: The tasks, of `tasks.TASKS`.
         steps: Timed steps per copy; None: as many as fit in SECONDS.
-        pinned: Whether each rank gets a core of its own.
+        pinned: Whether no two ranks share a core.
         progress: Called before each task.
         device: 'cpu', or 'cuda' for this rank's GPU.
 

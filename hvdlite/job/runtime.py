@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hvdlite import config
@@ -28,8 +28,6 @@ from hvdlite.job.facts import local_size as local_size
 from hvdlite.job.facts import rank as rank
 from hvdlite.job.facts import size as size
 from hvdlite.job.groups import Group, Groups
-from hvdlite.job.hooks import when_started as when_started
-from hvdlite.job.hooks import when_stopped as when_stopped
 from hvdlite.job.process_sets import (
     Given,
     ProcessSet,
@@ -167,6 +165,11 @@ def agree_on(world: Communicator, settings: Config) -> bool:
 
 _current: Runtime | None = None
 _broken: HvdliteError | None = None
+when_started: list[Callable[[int], None]] = []
+"""Called when a job begins, with this process' local rank. Modules add their functions when they are imported, or when
+a user attaches an optimizer. That may be long before `init()`."""
+when_stopped: list[Callable[[], None]] = []
+"""Called when a job ends here."""
 """The reason why this process cannot communicate any more."""
 _forked = False
 

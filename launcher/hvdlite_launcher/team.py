@@ -178,7 +178,8 @@ class Team:
     """All hosts of one job.
 
     own: hvdliterun's own host, also if no rank runs there. others: the other hosts. quiet: while this lock is held, no
-    signs of life are sent. _silent: hosts whose silence the user knows of. _asked: when `lost` was called last.
+    signs of life are sent. _silent: hosts whose silence the user knows of. _asked: when
+    silence was measured last.
     """
 
     def __init__(
@@ -285,14 +286,18 @@ class Team:
             member.link.forgive()
 
     def lost(self) -> str | None:
-        """Which host was lost, and how; or None. The main loop calls this all the time: if it has not for STANDSTILL,
-        the machine has stood still, and no host was silent."""
-        asked, self._asked = self._asked, time.monotonic()
-        if self._asked - asked > times.STANDSTILL:
-            self.forgive()
+        """Which host was lost, and how; or None. The main loop calls this all the time."""
+        self._notice_standstill()
         for member in self.others:
             self._tell_silence(member)
         return next(filter(None, (each.lost for each in self.members)), None)
+
+    def _notice_standstill(self) -> None:
+        """Measure silence from now on if nobody has asked for it for STANDSTILL: hvdliterun itself has stood still, or
+        has waited for the reader of its output."""
+        asked, self._asked = self._asked, time.monotonic()
+        if self._asked - asked > times.STANDSTILL:
+            self.forgive()
 
     def _tell_silence(self, member: Member) -> None:
         """Print a line when a host falls silent, and one when it answers again."""
@@ -336,11 +341,13 @@ class Team:
         successor does its work. A host that does not answer is given up; its agent cleans up when it notices the
         silence.
         """
+        self._asked = time.monotonic()  # what came before was no standstill
         for members in (self.others, [self.own]):
             for each in members:
                 each.end(times.CLOSING_TIMEOUT)
             while any((each.present or each.own) and not each.lost for each in members):
-                self._wait()
+                self._streams.wait()
+                self._notice_standstill()
             left = [each for each in members if not each.report.gone]
             killed = [each for each in left if each.own or (each.present and each.link.closed)]
             successors = [self._member(each.name, own_agent(), own=True) if each.own else self._reach(each.name)
@@ -349,16 +356,10 @@ class Team:
                 self._open(each, env, successor=True)
                 each.end(times.SUCCESSOR)
             while any(not each.lost for each in successors):
-                self._wait()
+                self._streams.wait()
+                self._notice_standstill()
             for each in [*members, *successors]:
                 each.close()
-
-    def _wait(self) -> None:
-        """Wait for agents and print output. While the output's reader kept hvdliterun waiting, no host was silent."""
-        began = time.monotonic()
-        self._streams.wait()
-        if time.monotonic() - began > times.STANDSTILL:
-            self.forgive()
 
 
 def own_agent() -> subprocess.Popen[bytes]:

@@ -13,26 +13,16 @@ import pytest
 
 from hvdlite.api import names
 from tests import measures
-from tests.explained import EXPLAINED
+from tests.measures import modules, room
 
 ROOT = Path(__file__).resolve().parents[2]
 ADAPTERS = ("torch", "tensorflow_graph", "tensorflow", "keras", "numpy")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy")
 
 
-def modules(package: str = "hvdlite") -> dict[str, Path]:
-    """All modules of the package, by dotted name."""
-    base = ROOT if package == "hvdlite" else ROOT / "launcher"
-    found = {}
-    for path in sorted((base / package).rglob("*.py")):
-        parts = path.relative_to(base).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
 def imports(path: Path, everywhere: bool = True) -> Iterator[str]:
     """The dotted names that a module imports, at its top only or everywhere. `if TYPE_CHECKING` is left out."""
-    nodes: list[ast.AST] = list(ast.parse(path.read_text()).body)
+    nodes: list[ast.AST] = list(measures.parsed(path).body)
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.Import):
@@ -45,11 +35,6 @@ def imports(path: Path, everywhere: bool = True) -> Iterator[str]:
             continue
         elif everywhere or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             nodes.extend(ast.iter_child_nodes(node))
-
-
-def area(module: str) -> str:
-    """'hvdlite.transports.mpi' lies in 'transports'; 'hvdlite' itself in ''."""
-    return ".".join(module.split(".")[1:2])
 
 
 def within(name: str, *packages: str) -> bool:
@@ -71,7 +56,7 @@ OVER_MPI = ("hvdlite.transports.mpi", "hvdlite.transports.mpi_requests")
 
 def test_only_connect_and_the_transport_import_mpi() -> None:
     for module, path in modules().items():
-        if module not in ("hvdlite.job.connect", *OVER_MPI) and area(module) != "bench":
+        if module not in ("hvdlite.job.connect", *OVER_MPI) and room(module) != "bench":
             assert not [name for name in imports(path) if within(name, "mpi4py")], module
 
 
@@ -84,13 +69,13 @@ def test_mpi_is_imported_only_when_called() -> None:
 def test_only_adapters_import_their_framework() -> None:
     """torch/ imports torch, and so on. The core imports no framework, and finds CuPy through its arrays."""
     for module, path in modules().items():
-        if area(module) in ("bench", "check"):
+        if room(module) in ("bench", "check"):
             continue
         own = {
             "torch": ("torch",), "tensorflow": ("tensorflow", "keras"), "tensorflow_graph": ("tensorflow",),
             "keras": ("keras", "tensorflow", "torch", "jax"),
         }  # fmt: skip
-        foreign = [name for name in FRAMEWORKS if name not in own.get(area(module), ())]
+        foreign = [name for name in FRAMEWORKS if name not in own.get(room(module), ())]
         assert not [name for name in imports(path) if within(name, *foreign)], module
 
 
@@ -98,7 +83,7 @@ def test_the_core_imports_no_adapter() -> None:
     """`frameworks` finds adapters by name, lazily."""
     packages = [f"hvdlite.{name}" for name in ADAPTERS]
     for module, path in modules().items():
-        if area(module) not in (*ADAPTERS, "bench"):
+        if room(module) not in (*ADAPTERS, "bench"):
             assert not [name for name in imports(path) if within(name, *packages)], module
 
 
@@ -119,15 +104,6 @@ def test_the_benchmarks_alone_initialize_no_mpi() -> None:
         "import hvdlite.bench.__main__\nfrom mpi4py import MPI\nassert not MPI.Is_initialized()\n"
         "import hvdlite\nhvdlite.init()\nassert hvdlite.size() == 1 and not MPI.Is_initialized()"
     )
-
-
-def test_only_config_reads_the_environment() -> None:
-    """And `launcher_environment`, and what has a reason."""
-    assert [row for row in measures.reads_of_the_environment() if row not in EXPLAINED] == []
-
-
-def test_state_is_kept_in_job() -> None:
-    assert [row for row in measures.state_elsewhere() if row not in EXPLAINED] == []
 
 
 def python(code: str, env: dict[str, str] | None = None) -> str:

@@ -54,30 +54,35 @@ class StateHandler:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=0))
 
 
-class ModelStateHandler(StateHandler):
-    """Handles a module's parameters and buffers."""
+class TrainedStateHandler(StateHandler):
+    """Handles a value with gradients."""
 
-    value: torch.nn.Module
+    value: torch.nn.Module | torch.optim.Optimizer
 
     def restore(self) -> None:
         """Return to the saved state, and drop gradients: these belong to the step that is undone."""
         super().restore()
         self.value.zero_grad(set_to_none=True)
+
+
+class ModelStateHandler(TrainedStateHandler):
+    """Handles a module's parameters and buffers."""
+
+    value: torch.nn.Module
 
     def broadcast(self) -> None:
         """Give rank 0's parameters and buffers to all ranks. Collective."""
         broadcast_parameters(self.value.state_dict(), root_rank=0)
 
 
-class OptimizerStateHandler(StateHandler):
+class OptimizerStateHandler(TrainedStateHandler):
     """Handles an optimizer's state and options."""
 
     value: torch.optim.Optimizer
 
     def restore(self) -> None:
-        """Return to the saved state, and drop gradients: these belong to the step that is undone."""
+        """Return to the saved state, and drop gradients, also those of passes before the last one."""
         super().restore()
-        self.value.zero_grad(set_to_none=True)
         if isinstance(attached := vars(self.value).get("_hvdlite"), Attachment):
             attached.forget_passes()
 
