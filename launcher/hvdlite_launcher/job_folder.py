@@ -88,9 +88,13 @@ def is_own(folder: str) -> bool:
     return False
 
 
+def _own_part(base: str) -> str:
+    return os.path.join(base, f"{_PART}{os.uname().nodename}")
+
+
 def part_of(base: str) -> str:
     """This host's part of a job's folder: the whole folder if there are no parts."""
-    part = os.path.join(base, f"{_PART}{os.uname().nodename}")
+    part = _own_part(base)
     return part if os.path.isdir(part) else base
 
 
@@ -100,8 +104,7 @@ def watched_part(base: str) -> str:
     Under a scheduler only the first host has one. On the others anybody may have made a folder of that name. Open MPI
     makes one if a user starts the command that `hvdliterun -v` shows.
     """
-    part = os.path.join(base, f"{_PART}{os.uname().nodename}")
-    for each in (part, base):
+    for each in (_own_part(base), base):
         if is_own(base) and is_own(each) and os.path.exists(path_of(each, "watched")):
             return each
     return os.devnull
@@ -119,7 +122,7 @@ def claim(base: str, parts: bool = True) -> str:
             raise
     if not is_own(base):  # an NFS server may make it the user nobody's
         raise PermissionError(0, "the new folder belongs to another user", base)
-    part = os.path.join(base, f"{_PART}{os.uname().nodename}") if parts else base
+    part = _own_part(base) if parts else base
     if parts:
         os.mkdir(part, 0o700)
     return part
