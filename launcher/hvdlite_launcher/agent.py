@@ -23,11 +23,12 @@ import select
 import selectors
 import signal
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from hvdlite_launcher import job_folder, times, wire
 from hvdlite_launcher.processes import Segments, kill_all, mark_of, rank_processes, see_off, send
-from hvdlite_launcher.watch import appeared, watch
+from hvdlite_launcher.watch import Polled, appeared, watch
 
 _CHUNK = 65536
 _FILES = 16  # open files, besides two pipes for each rank
@@ -51,16 +52,17 @@ def main() -> None:
 class Agent:
     """The agent of one job on this host.
 
-    _job: what hvdliterun has said about the job (`Team`). _folder: this host's part of the job's folder. _made: folders
-    that the agent has made, outermost first. _pipes: kind of frame and rank of each open pipe. _ending: the signal that
-    ends the job, or 0. _told: processes that have received that signal. _started: how many ranks have started.
+    _job: what hvdliterun has said about the job (`Team`). _polled: lists the job's folder if the kernel does not report
+    new files. _made: folders that the agent has made, outermost first. _pipes: kind of frame and rank of each open
+    pipe. _ending: the signal that ends the job, or 0. _told: processes that have received that signal. _started: how
+    many ranks have started.
     """
 
     def __init__(self, link: wire.Link) -> None:
         self._link = link
         self._selector = selectors.DefaultSelector()
         self._job: dict[str, Any] = {}
-        self._folder = ""
+        self._polled: Polled | None = None
         self._made: list[str] = []
         self._pipes: dict[int, tuple[int, int]] = {}
         self._segments = Segments("")
@@ -138,12 +140,10 @@ class Agent:
                 if not job["successor"]:
                     job_folder.claim(path, job["parts"])
                 self._made.append(path)
-            self._folder = job_folder.part_of(job["folder"])
-            self._segments = Segments(self._folder)
+            self._segments = Segments(job_folder.part_of(job["folder"]))
             os.chdir(job["cwd"])
             job_folder.publish(self._folder, "watched", bytes(job_folder.ROOM))
-            descriptor = watch(self._folder)
-            self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._look(descriptor))
+            self._watch()
             self._ask()
         except FileExistsError as error:
             problem = "another host in the list is this machine, or has its name: name it once, with all slots"
@@ -157,6 +157,14 @@ class Agent:
             elif where == job["cwd"]:
                 cure = "start from a folder that all hosts have"
             self._say(problem=": ".join(filter(None, (error.strerror or str(error), where, cure))))
+
+    def _watch(self) -> None:
+        try:
+            descriptor = watch(self._folder)
+        except OSError:
+            self._polled = Polled(self._folder)
+        else:
+            self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._look(appeared(descriptor)))
 
     def _ask(self) -> None:
         """Report that the host is ready. If other hosts take part, a child first finds the facts that must be the same
@@ -199,6 +207,9 @@ class Agent:
             self._link.send()
             timeout = 0.0
         full = self._link.unsent > _FULL
+        if self._polled:
+            timeout = min(timeout, times.POLL)
+            self._look(self._polled.appeared())
         if sending := self._link.unsent:
             self._selector.register(1, selectors.EVENT_WRITE, self._link.send)
         for key, _ in self._selector.select(timeout):
@@ -207,9 +218,9 @@ class Agent:
         if sending:
             self._selector.unregister(1)
 
-    def _look(self, descriptor: int) -> None:
+    def _look(self, news: Iterable[tuple[str, bool]]) -> None:
         """Act on new files of keepers and ranks in the job's folder."""
-        for name, complete in appeared(descriptor):
+        for name, complete in news:
             kind, _, number = name.partition(".")
             if kind in job_folder.FILES and (number.isdigit() or not number):
                 self._act(kind, int(number or 0), os.path.join(self._folder, name), complete)
@@ -281,6 +292,10 @@ class Agent:
                 left, since = rest, time.monotonic()
             else:
                 time.sleep(0.005)
+
+    @property
+    def _folder(self) -> str:
+        return self._segments.folder
 
     def _mark(self) -> bytes:
         return mark_of(self._job["id"], self._job["env"], os.environ)

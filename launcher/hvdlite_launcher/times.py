@@ -81,6 +81,7 @@ CHECK_ANSWERS = 150.0  # for one host's report (--check)
 SEGMENTS_SOON = 0.05  # between an agent's looks for MPICH's shared memory, once a rank has started; they get rarer
 SEGMENTS_SETTLED = 10.0  # after all ranks have met, when MPIs make no more of it
 SEGMENTS_SELDOM = 5.0  # between these looks at most
+POLL = 0.05  # between an agent's looks for new files, if the kernel does not report them
 LOOP = 0.25  # that hvdliterun's loop waits for events at most
 UNFINISHED_LINE = 0.1  # that the beginning of a line is held back
 MPIS_MESSAGES = 5.0  # that messages of mpirun are held back: most repeat what hvdliterun says in one line

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hvdlite_launcher import job_folder
-from hvdlite_launcher.watch import appeared, watch
+from hvdlite_launcher.watch import Polled, appeared, watch
 
 from hvdlite.job import folder
 
@@ -35,6 +35,28 @@ def test_new_files_are_reported_as_they_appear(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "out.0")
     assert list(appeared(descriptor)) == [("pid.0", False), ("pid.0", True), ("out.0", False)]
     os.close(descriptor)
+
+
+def test_new_files_are_found_where_the_kernel_reports_none(tmp_path: Path) -> None:
+    """A file counts when its writer has surely finished it."""
+    polled = Polled(str(tmp_path))
+    os.mkfifo(tmp_path / "out.0")
+    for name in ("pid.0", "failed", "swallowed.0", "result.0"):
+        (tmp_path / name).touch()
+    assert list(polled.appeared()) == [("out.0", False)]
+    (tmp_path / "pid.0").write_text("1")
+    (tmp_path / "failed").write_text("0 1 0 1.0\n")
+    (tmp_path / "result.0").write_text("half")
+    assert sorted(polled.appeared()) == [("failed", True), ("pid.0", True)]
+    (tmp_path / "ended.0").touch()
+    (tmp_path / "ended.1").touch()  # its `pid.1` has come and gone
+    (tmp_path / "swallowed.1").touch()
+    found = list(polled.appeared())
+    assert sorted(found) == [
+        (f"{name}", True) for name in ("ended.0", "ended.1", "pid.1", "result.0", "swallowed.0", "swallowed.1")
+    ]
+    assert found.index(("pid.1", True)) < found.index(("ended.1", True))
+    assert list(polled.appeared()) == []
 
 
 def test_names_that_the_kernel_has_dropped_end_the_agent() -> None:

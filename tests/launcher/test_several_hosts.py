@@ -360,20 +360,22 @@ HEARD: list[int] = []
 HASTY = "from hvdlite_launcher import times; times.START_HOST_TIMEOUT = 0.3; "
 
 
+def agent_after(code: str) -> subprocess.Popen[bytes]:
+    """An agent on this host whose Python first runs this code."""
+    argv = agent.command(sys.executable, str(ROOT / "launcher"))
+    argv = [word.replace("from hvdlite_launcher.agent", code + "from hvdlite_launcher.agent") for word in argv]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, env={}, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
 def test_a_stdout_that_stalls_at_the_end_of_a_job_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The output of a job fills all buffers, and then `less` takes none of it for longer than agents are waited for."""
     monkeypatch.setattr(times, "CLOSING_TIMEOUT", 1.0)
     monkeypatch.setattr(times, "STANDSTILL", 0.3)
-    argv = [
-        word.replace("from hvdlite_launcher.agent", HASTY + "from hvdlite_launcher.agent")
-        for word in agent.command(sys.executable, str(ROOT / "launcher"))
-    ]
-    pipe = subprocess.PIPE
-    hasty = subprocess.Popen(argv, env={}, stdin=pipe, stdout=pipe, stderr=pipe)
     job = Job("job", str(tmp_path / "job"), None, ())
-    team = Team(Settings(1, (Host("a", 1),), ("true",)), job, Stalled(Printer(True)), Failures(), hasty)
+    team = Team(Settings(1, (Host("a", 1),), ("true",)), job, Stalled(Printer(True)), Failures(), agent_after(HASTY))
     team.open({}, None)
     assert team.prepare(stop=lambda: False)
     os.mkfifo(path_of(job.folder, "out", 0))
@@ -390,6 +392,32 @@ def test_a_stdout_that_stalls_at_the_end_of_a_job_loses_nothing(
     team.close({})
     os.close(rank)
     assert (sum(HEARD), team.own.report.finished, team.own.report.gone) == (written, 1, True)
+
+
+NO_INOTIFY = """from hvdlite_launcher import watch
+exec("def refuse(folder): raise OSError(24, folder)", watch.__dict__)
+watch.watch = watch.refuse
+"""
+
+
+def test_a_host_whose_kernel_reports_no_new_files_takes_part(tmp_path: Path) -> None:
+    """Other programs may have used up what a user may have of inotify."""
+    job = Job("job", str(tmp_path / "job"), None, ())
+    settings = Settings(1, (Host("a", 1),), ("true",))
+    team = Team(settings, job, Streams(Printer(True)), Failures(), agent_after(NO_INOTIFY))
+    team.open({}, None)
+    assert team.prepare(stop=lambda: False)
+    os.mkfifo(path_of(job.folder, "out", 0))
+    with open(path_of(job.folder, "out", 0), "wb", buffering=0) as rank:  # waits for a reader
+        rank.write(b"hello\n")
+    Path(path_of(job.folder, "ended", 0)).touch()
+    Path(path_of(job.folder, "failed")).write_text("0 7 0 1.0\n")
+    Path(path_of(job.folder, "result", 0)).write_bytes(b"pickled")
+    team.close({})
+    found = team.own.report
+    assert (found.started, found.finished, found.results, found.gone) == (1, 1, {0: b"pickled"}, True)
+    failure = team.own.failures.first(final=True)
+    assert failure and failure.code == 7
 
 
 CTRL_Z = """
