@@ -26,7 +26,6 @@ from hvdlite_launcher import UsageError, agent, facts, readiness, times, wire
 from hvdlite_launcher.command import Job, Settings
 from hvdlite_launcher.environment import LOGIN
 from hvdlite_launcher.failures import Failure, Failures, deserter, parse
-from hvdlite_launcher.hosts import is_local
 from hvdlite_launcher.streams import Streams
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that this package lies in
@@ -213,8 +212,7 @@ class Team:
     def _open(self, member: Member, env: Mapping[str, str], successor: bool = False) -> None:
         own, settings = member.own, self._settings
         theirs = {name: value for name, value in env.items() if own or name not in LOGIN or name in settings.env}
-        takes_part = not own or any(host.local and is_local(host.name) for host in settings.hosts)
-        asked = settings.several and not successor and takes_part
+        asked = settings.several and not successor and self._has_ranks(member)
         member.link.say(job={
             "id": self._job.id, "folder": self._job.folder, "shared": self._job.shared,
             "cwd": "/" if successor else os.getcwd(),
@@ -222,6 +220,10 @@ class Team:
             "env": theirs, "command": settings.command if asked else [], "interfaces": settings.interfaces,
             "patience": (math.inf, math.inf) if own else settings.host_timeout,
         })  # fmt: skip
+
+    def _has_ranks(self, member: Member) -> bool:
+        """Whether the host is in the list. hvdliterun's own host need not be."""
+        return any(host.name == member.name for host in self._settings.hosts)
 
     def _reach(self, name: str) -> Member:
         """Another host, and a connection to a new agent there. Raises UsageError."""
@@ -320,9 +322,10 @@ class Team:
             if stop():
                 return False
             self._streams.wait()
+        alone = not self._settings.several or not self._has_ranks(self.own)
+        if alone and (problem := self.own.problem(timeout)):
+            raise UsageError(f"this host is not ready: {problem}", 1)
         if not self._settings.several:
-            if problem := self.own.problem(timeout):
-                raise UsageError(f"this host is not ready: {problem}", 1)
             return True
         states: dict[str, str | None] = dict.fromkeys(host.name for host in self._settings.hosts)
         states |= {each.name: problem for each in members if (problem := each.problem(timeout))}

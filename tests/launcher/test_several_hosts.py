@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hvdlite_launcher import agent, facts, readiness, times, wire
+from hvdlite_launcher import UsageError, agent, facts, readiness, times, wire
 from hvdlite_launcher.command import Job, Settings, compose
 from hvdlite_launcher.ending import Ending
 from hvdlite_launcher.environment import forwarded, is_secret, kept
@@ -418,6 +418,29 @@ def test_a_host_whose_kernel_reports_no_new_files_takes_part(tmp_path: Path) -> 
     assert (found.started, found.finished, found.results, found.gone) == (1, 1, {0: b"pickled"}, True)
     failure = team.own.failures.first(final=True)
     assert failure and failure.code == 7
+
+
+def test_a_host_without_ranks_need_not_be_like_the_others(
+    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hvdliterun may run on a login node, without their networks. But it needs a folder there."""
+    hosts = (Host("b", 1, local=False), Host("c", 1, local=False))
+    settings = Settings(2, hosts, ("/nosuchpython",), interfaces=("ib0",))
+    member.listen(wire.MARK + wire.message(now=1.0, facts={"Python": "3"}, name="b"))
+    monkeypatch.setattr(Team, "_reach", lambda team, name: member)
+    team = Team(settings, Job("job", str(tmp_path / "job"), None, ()), Streams(Printer(True)), Failures(), own_agent())
+    team.open({}, None)
+    assert team.prepare(stop=lambda: False)
+    team.others.clear()
+    team.close({})
+    (tmp_path / "file").touch()
+    job = Job("job", str(tmp_path / "file" / "job"), None, ())
+    team = Team(settings, job, Streams(Printer(True)), Failures(), own_agent())
+    team.open({}, None)
+    with pytest.raises(UsageError, match=r"^this host is not ready: Not a directory: "):
+        team.prepare(stop=lambda: False)
+    team.others.clear()
+    team.close({})
 
 
 CTRL_Z = """
