@@ -54,7 +54,7 @@ class Runtime:
         topology: The hosts of all ranks.
         config: The job's settings.
         comm: The argument of `init`.
-        dynamic: Whether `init` has allowed that process sets are added and removed.
+        dynamic: Whether this `init`, or an earlier one, has allowed that process sets are added and removed.
         may_share: Whether ranks of one host may share memory.
         observers: The observers of all lanes.
         groups: The process sets, with their lanes.
@@ -172,6 +172,8 @@ when_stopped: list[Callable[[], None]] = []
 """Called when a job ends here."""
 """The reason why this process cannot communicate any more."""
 _forked = False
+_dynamic = False
+"""Whether an `init` of this process has allowed that process sets are added and removed. It lasts, as in Horovod."""
 
 
 def current() -> Runtime:
@@ -218,16 +220,17 @@ def init(comm: Given = None, process_sets: Iterable[ProcessSet] | str | None = N
         KeyError: A second call names a process set that does not exist.
         ForkedError: This process is a forked child of a rank.
     """
-    global _current
+    global _current, _dynamic
     if _forked:
         raise ForkedError()
-    sets, dynamic = sets_of(process_sets), is_dynamic(process_sets)
+    sets = sets_of(process_sets)
     given_comm = comm if is_communicator(comm) else None
     if given_comm is None and any(process_set.mpi_comm is not None for process_set in sets):
         raise NotImplementedError("process sets made of communicators need init(comm=...) to be a communicator, too")
+    _dynamic |= is_dynamic(process_sets)
     if _current is not None:
         _current.groups.find_again(sets)
-        if dynamic:
+        if _dynamic:
             _current.allow_dynamic_sets()
         return
     if _broken:
@@ -236,7 +239,7 @@ def init(comm: Given = None, process_sets: Iterable[ProcessSet] | str | None = N
     world, place = connect(comm, settings.stall.check, stop)
     logs.configure(settings.log, place.rank)
     try:
-        live = Runtime(world, place, settings, comm, dynamic)
+        live = Runtime(world, place, settings, comm, _dynamic)
     except HvdliteError:  # on all ranks
         world.close()
         exits.uninstall()

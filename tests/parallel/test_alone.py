@@ -37,3 +37,25 @@ def test_one_of_torchruns_is_not_alone() -> None:
     result = jobs.run(0, ["-c", "import hvdlite; hvdlite.init()"], environ)
     assert result.code == 1 and "hvdliterun -np 2" in result.output
     assert jobs.run(0, ["-c", "import hvdlite; hvdlite.init()"], environ | {"WORLD_SIZE": "1"}).code == 0
+
+
+DYNAMIC = """
+import hvdlite as hvd
+hvd.init()
+try:
+    hvd.remove_process_set(hvd.global_process_set)
+except ValueError as error:
+    print("refused:", error)
+hvd.shutdown()
+hvd.init(process_sets="dynamic")
+hvd.shutdown()
+hvd.init()
+print("allowed:", hvd.remove_process_set(hvd.global_process_set))
+"""
+
+
+def test_what_an_init_has_allowed_lasts_as_with_horovod() -> None:
+    """Process sets may change after one init(process_sets="dynamic"), also after a later init()."""
+    result = jobs.run(0, ["-c", DYNAMIC])
+    assert result.code == 0, result.output
+    assert "refused: process sets may change only after" in result.output and "allowed: False" in result.output

@@ -191,8 +191,7 @@ def check_adding_and_removing() -> None:
         hvd.remove_process_set(last)
     assert total(hvd.global_process_set) == p * (p - 1) / 2
     restart()
-    require_error(ValueError, lambda: hvd.add_process_set([0]), "dynamic")
-    require_error(ValueError, lambda: hvd.remove_process_set(hvd.global_process_set), "dynamic")
+    assert hvd.remove_process_set(hvd.global_process_set) is False  # sets may still change, as with Horovod
 
 
 def check_removal_fails_what_is_pending() -> None:
