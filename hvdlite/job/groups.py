@@ -193,7 +193,7 @@ class Groups:
 
     def bind(self, process_set: ProcessSet, number: int) -> None:
         """Let a ProcessSet stand for the set of this number."""
-        process_set.bind(number, self.ranks[number])
+        process_set._bind(number, self.ranks[number])
         self.registered.setdefault(number, []).append(process_set)
 
     def go_on_from(self, change: int) -> None:
@@ -239,7 +239,7 @@ class Groups:
         """Unregister the set of this number."""
         del self.ranks[number]
         for process_set in self.registered.pop(number, ()):
-            process_set.unbind()
+            process_set._unbind()
 
     def check(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """The ranks, ascending. Raises ValueError if some are unknown or repeated, or a set has them, or for none."""

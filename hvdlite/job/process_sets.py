@@ -78,7 +78,7 @@ class ProcessSet:
 
     # Called by the job
 
-    def bind(self, number: int, ranks: Iterable[int]) -> None:
+    def _bind(self, number: int, ranks: Iterable[int]) -> None:
         """The set is registered now.
 
         Args:
@@ -88,11 +88,11 @@ class ProcessSet:
         self.process_set_id = number
         self.ranks = list(ranks)
 
-    def unbind(self) -> None:
+    def _unbind(self) -> None:
         """The set is not registered any more. It keeps its ranks."""
         self.process_set_id = None
 
-    def stand_for(self, comm: MPI.Comm | None) -> None:
+    def _stand_for(self, comm: MPI.Comm | None) -> None:
         """Note the communicator that this set stands for.
 
         Args:
@@ -100,7 +100,7 @@ class ProcessSet:
         """
         self.mpi_comm = comm
 
-    def clear(self) -> None:
+    def _clear(self) -> None:
         """The job has ended: the global set has no ranks."""
         self.ranks = []
         self.mpi_comm = None
@@ -128,7 +128,7 @@ def is_communicator(given: object) -> TypeGuard[MPI.Comm]:
 
 global_process_set = ProcessSet([])
 if facts.is_child():
-    global_process_set.bind(0, range(facts.size()))
+    global_process_set._bind(0, range(facts.size()))
 _registered: dict[int, list[ProcessSet]] = {}
 """The sets of the present job, by number."""
 
@@ -167,7 +167,7 @@ def _of(ranks: list[int], number: int) -> ProcessSet:
     """The registered set of these ranks, or a new one. A child of a rank gets a set with its parent's number."""
     if facts.is_child():
         found = ProcessSet(ranks)
-        found.bind(number, ranks)
+        found._bind(number, ranks)
         return found
     same = [each for sets in _registered.values() for each in sets if each.ranks == ranks]
     return same[0] if same else ProcessSet(ranks)

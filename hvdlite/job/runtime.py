@@ -253,7 +253,7 @@ def init(comm: Given = None, process_sets: Iterable[ProcessSet] | str | None = N
     live.begin()
     facts.enter(place)
     note_registered(live.groups.registered)
-    global_process_set.stand_for(given_comm)
+    global_process_set._stand_for(given_comm)
     swallowed.watch(place.rank)
     atexit.unregister(end)  # of an earlier job, after which this process has recovered
     atexit.register(end)
@@ -304,7 +304,7 @@ def close(ending: Runtime, look: bool = False) -> None:
     if not ending.broken:
         ending.close(look)
         exits.uninstall()
-    global_process_set.clear()
+    global_process_set._clear()
 
 
 def end() -> None:

@@ -120,3 +120,9 @@ def test_the_neutral_front_has_all_that_torch_has() -> None:
 def test_functions_has_those_of_objects_too() -> None:
     """As `horovod.torch.functions`, from which scripts import them."""
     assert functions.broadcast_object is hvd.broadcast_object and functions.allgather_object is hvd.allgather_object
+
+
+def test_a_process_set_has_horovods_names_alone() -> None:
+    """What else it can do is the job's affair: a script could end a set by mistake."""
+    names = {name for name in dir(hvd.ProcessSet([0])) if not name.startswith("_")}
+    assert names == {"process_set_id", "ranks", "mpi_comm", "size", "rank", "included"}
