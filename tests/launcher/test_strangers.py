@@ -8,6 +8,7 @@ import pwd
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,10 +21,11 @@ from types import SimpleNamespace
 import pytest
 from hvdlite_launcher import UsageError, cli, job_folder, processes, wire
 from hvdlite_launcher.agent import Agent
-from hvdlite_launcher.command import Settings
+from hvdlite_launcher.command import Job, Settings
 from hvdlite_launcher.failures import Failures
 from hvdlite_launcher.hosts import Host, parse_hosts
 from hvdlite_launcher.job_folder import watched_part
+from hvdlite_launcher.lending import lending
 from hvdlite_launcher.options import parse
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.probe import Family, Mpi
@@ -285,6 +287,30 @@ def test_no_room_for_the_jobs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
     with pytest.raises(UsageError, match="name a folder in TMPDIR"):
         new_job()
+
+
+def test_no_room_for_the_socket_that_lends_stdin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(door: socket.socket, path: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(socket.socket, "bind", full)
+    job, alone, streams = (
+        Job("job", str(tmp_path), None, ()),
+        Settings(1, (Host("a", 1),), ("true",)),
+        Streams(Printer(True)),
+    )
+    with pytest.raises(UsageError, match=f"No space left on device: {tmp_path}: free some room"):
+        lending(job, alone, streams, wanted=False).__enter__()
+
+
+def test_an_agent_finds_the_libraries_of_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of a cluster name libpython's folder so. The agent has no mark of a job: another agent would kill it."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/python/lib")
+    monkeypatch.setenv("HVDLITE_JOB_ID", "another")
+    agent = own_agent()
+    environ = Path(f"/proc/{agent.pid}/environ").read_bytes()
+    agent.communicate()
+    assert b"LD_LIBRARY_PATH=/opt/python/lib" in environ and b"HVDLITE_JOB_ID" not in environ
 
 
 def test_no_room_for_what_is_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
