@@ -3,14 +3,18 @@
 # make quick   runs those that need no MPI, in a minute and a half
 # make full    runs all tests
 # PIP_ARGS=... passes options to pip, PYTHON=... names the interpreter, NP=... the number of processes,
-# PYTEST_ARGS=... options and tests to pytest
+# PYTEST_ARGS=... options and tests to pytest, WORKERS=... the number of tests side by side
 PYTHON ?= python3
 PIP_ARGS ?=
 NP ?= 2
+WORKERS ?= 2
 BIN := .venv/bin
 # pip shows its progress on a terminal, and to everybody who asks for the demo; logs of tests get none of it
 QUIET := $(if $(MAKE_TERMOUT)$(filter demo,$(or $(MAKECMDGOALS),demo)),,--quiet)
 PYTEST := $(BIN)/python -m pytest
+# Jobs of ranks keep the cores busy, so they run one after another. The rest mostly waits, and runs side by side.
+JOBS_OF_RANKS := tests/parallel/test_ranks.py tests/parallel/test_keras_backends.py
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile tests $(JOBS_OF_RANKS:%=--ignore=%)
 PIP := $(BIN)/pip install $(QUIET) --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 define NEXT
@@ -30,13 +34,19 @@ demo: .venv/demo
 	@echo "$$NEXT"
 
 test: .venv/test
+ifdef PYTEST_ARGS
 	$(PYTEST) $(PYTEST_ARGS)
+else
+	$(PYTEST) $(JOBS_OF_RANKS)
+	$(PYTEST) $(SIDE_BY_SIDE)
+endif
 
 quick: .venv/test
 	$(PYTEST) tests/unit
 
 full: .venv/test
-	$(PYTEST) --full $(PYTEST_ARGS)
+	$(PYTEST) --full $(JOBS_OF_RANKS)
+	$(PYTEST) --full $(SIDE_BY_SIDE)
 
 lint: .venv/test
 	$(BIN)/ruff check .

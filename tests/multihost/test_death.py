@@ -112,16 +112,20 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def daemons() -> list[int]:
-    """Open MPI's daemons on other hosts. They have no mark; their arguments name the job's folder."""
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    return [pid for pid in pids if re.match(r"\S*(prted|orted) .*/hvdlite-", command_line(pid))]
+def daemons(machine: Machine) -> list[int]:
+    """Open MPI's daemons on this machine. They have no mark; their arguments name the job's folder."""
+    return running(machine, r"\S*(prted|orted) .*/hvdlite-")
 
 
 def agents(machine: Machine) -> list[int]:
     """The agents on this machine."""
+    return running(machine, AGENT)
+
+
+def running(machine: Machine, pattern: str) -> list[int]:
+    """The processes on this machine whose command line begins like this, as seen from outside."""
     here = os.readlink(f"/proc/{machine.process}/ns/pid")
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and re.match(AGENT, command_line(int(name)))]
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and re.match(pattern, command_line(int(name)))]
     return [pid for pid in pids if os.readlink(f"/proc/{pid}/ns/pid") == here]
 
 
@@ -178,7 +182,7 @@ def test_a_host_is_cut_off(runner: Runner) -> None:
         )
         assert runner.wait_gone(5.0), "processes are left"
         assert time.monotonic() - begun < 7.0  # the five seconds, and two for a busy machine
-        assert wait_until(lambda: not daemons(), 2.0), "Open MPI's daemon is left"
+        assert wait_until(lambda: not any(map(daemons, pair.machines)), 2.0), "Open MPI's daemon is left"
         assert wait_until(lambda: traces(pair) == before, 2.0), traces(pair)
 
 

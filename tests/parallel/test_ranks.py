@@ -9,11 +9,17 @@ from tests.parallel import jobs
 LARGEST = max(jobs.SIZES)
 POWERS_OF_TWO = ("algorithms", "process_sets", "torch_adasum", "torch_process_sets")
 """Modules for which four ranks are more than two and three: two steps of halving, two sets of two. The others run on
-four ranks with --full only."""
+four ranks with --full only, as TensorFlow's do on one rank and on three."""
+
+
+def waits_for_full(module: str, size: int) -> bool:
+    return size != 2 if module.startswith("tensorflow") else size == LARGEST and module not in POWERS_OF_TWO
+
+
 CASES = [
     pytest.param(
         module, size, check, id=f"{module}-{size}-{check.removeprefix('check_')}",
-        marks=[pytest.mark.full] if size == LARGEST and module not in POWERS_OF_TWO else [],
+        marks=[pytest.mark.full] if waits_for_full(module, size) else [],
     )
     for module in jobs.modules()
     for size in jobs.sizes(module)
