@@ -70,7 +70,8 @@ def test_the_environment_is_the_same_on_all_hosts(runner: Runner, monkeypatch: p
 
 
 def test_no_line_of_another_host_is_lost_or_torn(runner: Runner) -> None:
-    code = "import sys; [print(i, 'x' * (i % 300)) for i in range(20000)]; print('bye', file=sys.stderr, end='')"
+    # A line in one write: parts of one may come so late on a busy machine that hvdliterun no longer waits for the rest.
+    code = "import sys; [print(f'{i} ' + 'x' * (i % 300) + '\\n', end='') for i in range(20000)]; print('bye', file=sys.stderr, end='')"
     job = runner.run("-np", "2", "-H", "hosta:1,hostb:1", sys.executable, "-c", code)
     assert job.returncode == 0
     for rank in range(2):
