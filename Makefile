@@ -14,7 +14,7 @@ QUIET := $(if $(MAKE_TERMOUT)$(filter demo,$(or $(MAKECMDGOALS),demo)),,--quiet)
 PYTEST := $(BIN)/python -m pytest
 # Jobs of ranks keep the cores busy, so they run one after another. The rest mostly waits, and runs side by side.
 JOBS_OF_RANKS := tests/parallel/test_ranks.py tests/parallel/test_keras_backends.py
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile tests $(JOBS_OF_RANKS:%=--ignore=%)
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests $(JOBS_OF_RANKS:%=--ignore=%)
 PIP := $(BIN)/pip install $(QUIET) --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 define NEXT
@@ -33,7 +33,8 @@ demo: .venv/demo
 	$(BIN)/hvdliterun -np $(NP) $(BIN)/python examples/torch_digits.py
 	@echo "$$NEXT"
 
-test: .venv/test
+full: PYTEST += --full
+test full: .venv/test
 ifdef PYTEST_ARGS
 	$(PYTEST) $(PYTEST_ARGS)
 else
@@ -43,10 +44,6 @@ endif
 
 quick: .venv/test
 	$(PYTEST) tests/unit
-
-full: .venv/test
-	$(PYTEST) --full $(JOBS_OF_RANKS)
-	$(PYTEST) --full $(SIDE_BY_SIDE)
 
 lint: .venv/test
 	$(BIN)/ruff check .

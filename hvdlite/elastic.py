@@ -325,7 +325,7 @@ def start_again() -> None:
     sets = sorted(before.groups.ranks.items())
     named = [process_set for same in before.groups.registered.values() for process_set in same]
     runtime.stop()
-    runtime.init(before.comm, "dynamic" if before.dynamic else None)
+    runtime.init(before.comm)
     now = runtime.current()
     for _, ranks in sets[1:]:  # without the first set, which is everyone; with sets that have no object here
         now.groups.open(ranks, now.world)

@@ -54,7 +54,6 @@ class Runtime:
         topology: The hosts of all ranks.
         config: The job's settings.
         comm: The argument of `init`.
-        dynamic: Whether this `init`, or an earlier one, has allowed that process sets are added and removed.
         may_share: Whether ranks of one host may share memory.
         observers: The observers of all lanes.
         groups: The process sets, with their lanes.
@@ -64,14 +63,11 @@ class Runtime:
         live: Whether this is the present job, and this process may communicate.
     """
 
-    def __init__(
-        self, world: Communicator, place: topology.Topology, settings: Config, comm: Given = None, dynamic: bool = False
-    ) -> None:
+    def __init__(self, world: Communicator, place: topology.Topology, settings: Config, comm: Given = None) -> None:
         self.world = world
         self.topology = place
         self.config = settings
         self.comm = comm
-        self.dynamic = dynamic
         self.may_share = agree_on(world, settings)
         self.observers: list[Observer] = []
         self.groups = Groups(world, place, self.place_of, self.observers)
@@ -102,9 +98,10 @@ class Runtime:
         """This process may no longer communicate in this job."""
         self.live = False
 
-    def allow_dynamic_sets(self) -> None:
-        """Allow that process sets are added and removed."""
-        self.dynamic = True
+    @property
+    def dynamic(self) -> bool:
+        """Whether an `init` of this process has allowed that process sets are added and removed."""
+        return _dynamic
 
     def trace(self, path: str | None, mark_cycles: bool = False) -> None:
         """Begin a timeline in this file, or end the present one (None). Only rank 0 has a timeline."""
@@ -165,12 +162,12 @@ def agree_on(world: Communicator, settings: Config) -> bool:
 
 _current: Runtime | None = None
 _broken: HvdliteError | None = None
+"""The reason why this process cannot communicate any more."""
 when_started: list[Callable[[int], None]] = []
 """Called when a job begins, with this process' local rank. Modules add their functions when they are imported, or when
 a user attaches an optimizer. That may be long before `init()`."""
 when_stopped: list[Callable[[], None]] = []
 """Called when a job ends here."""
-"""The reason why this process cannot communicate any more."""
 _forked = False
 _dynamic = False
 """Whether an `init` of this process has allowed that process sets are added and removed. It lasts, as in Horovod."""
@@ -230,8 +227,6 @@ def init(comm: Given = None, process_sets: Iterable[ProcessSet] | str | None = N
     _dynamic |= is_dynamic(process_sets)
     if _current is not None:
         _current.groups.find_again(sets)
-        if _dynamic:
-            _current.allow_dynamic_sets()
         return
     if _broken:
         raise HvdliteError(f"this process can no longer communicate, start the job again: {_broken}") from _broken
@@ -239,7 +234,7 @@ def init(comm: Given = None, process_sets: Iterable[ProcessSet] | str | None = N
     world, place = connect(comm, settings.stall.check, stop)
     logs.configure(settings.log, place.rank)
     try:
-        live = Runtime(world, place, settings, comm, _dynamic)
+        live = Runtime(world, place, settings, comm)
     except HvdliteError:  # on all ranks
         world.close()
         exits.uninstall()

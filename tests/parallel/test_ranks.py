@@ -9,10 +9,11 @@ from tests.parallel import jobs
 LARGEST = max(jobs.SIZES)
 POWERS_OF_TWO = ("algorithms", "process_sets", "torch_adasum", "torch_process_sets")
 """Modules for which four ranks are more than two and three: two steps of halving, two sets of two. The others run on
-four ranks with --full only, as TensorFlow's do on one rank and on three."""
+four ranks with --full only."""
 
 
 def waits_for_full(module: str, size: int) -> bool:
+    """Whether this module runs on so many ranks with --full only. TensorFlow's are long: they run on two."""
     return size != 2 if module.startswith("tensorflow") else size == LARGEST and module not in POWERS_OF_TWO
 
 
