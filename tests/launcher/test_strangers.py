@@ -308,7 +308,9 @@ def test_an_agent_finds_the_libraries_of_its_python(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/python/lib")
     monkeypatch.setenv("HVDLITE_JOB_ID", "another")
     agent = own_agent()
-    environ = Path(f"/proc/{agent.pid}/environ").read_bytes()
+    path = Path(f"/proc/{agent.pid}/environ")
+    assert wait_until(lambda: path.read_bytes() != b"", 5.0)  # it is empty while the kernel starts the program
+    environ = path.read_bytes()
     agent.communicate()
     assert b"LD_LIBRARY_PATH=/opt/python/lib" in environ and b"HVDLITE_JOB_ID" not in environ
 
