@@ -2,19 +2,20 @@
 # make test    runs the tests, all but the slow ones
 # make quick   runs those that need no MPI, in a minute and a half
 # make full    runs all tests
+# make coverage  runs the tests, and tells which lines they reach, those of ranks too
 # PIP_ARGS=... passes options to pip, PYTHON=... names the interpreter, NP=... the number of processes,
 # PYTEST_ARGS=... options and tests to pytest, WORKERS=... the number of tests side by side
 PYTHON ?= python3
 PIP_ARGS ?=
 NP ?= 2
-WORKERS ?= 2
+WORKERS ?= 4
 BIN := .venv/bin
 # pip shows its progress on a terminal, and to everybody who asks for the demo; logs of tests get none of it
 QUIET := $(if $(MAKE_TERMOUT)$(filter demo,$(or $(MAKECMDGOALS),demo)),,--quiet)
 PYTEST := $(BIN)/python -m pytest
 # Jobs of ranks keep the cores busy, so they run one after another. The rest mostly waits, and runs side by side.
 JOBS_OF_RANKS := tests/parallel/test_ranks.py tests/parallel/test_keras_backends.py
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests $(JOBS_OF_RANKS:%=--ignore=%)
+SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal tests $(JOBS_OF_RANKS:%=--ignore=%)
 PIP := $(BIN)/pip install $(QUIET) --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 define NEXT
@@ -27,7 +28,7 @@ What next:
 endef
 export NEXT
 
-.PHONY: demo test quick full lint bench clean
+.PHONY: demo test quick full coverage lint bench clean
 
 demo: .venv/demo
 	$(BIN)/hvdliterun -np $(NP) $(BIN)/python examples/torch_digits.py
@@ -41,6 +42,11 @@ else
 	$(PYTEST) $(JOBS_OF_RANKS)
 	$(PYTEST) $(SIDE_BY_SIDE)
 endif
+
+coverage: PYTEST := $(BIN)/coverage run -m pytest
+coverage: test
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered
 
 quick: .venv/test
 	$(PYTEST) tests/unit

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvdlite.job import runtime
 from hvdlite.ops import join as joining
-from hvdlite.tensorflow_graph.graph import call
+from hvdlite.tensorflow_graph.graph import call, untouched
 
 
 def fact(function: Callable[[], int], name: str | None) -> tf.Tensor:
@@ -17,6 +17,7 @@ def fact(function: Callable[[], int], name: str | None) -> tf.Tensor:
     return call(lambda: [np.array(function(), np.int32)], [], [tf.int32], [()], name)[0]
 
 
+@untouched
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Return rank() as a tensor; in a graph, the rank when the graph runs.
 
@@ -32,6 +33,7 @@ def rank_op(name: str | None = None) -> tf.Tensor:
     return fact(runtime.rank, name)
 
 
+@untouched
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Return local_rank() as a tensor; in a graph, the local rank when the graph runs.
 
@@ -47,6 +49,7 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
     return fact(runtime.local_rank, name)
 
 
+@untouched
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Return local_size() as a tensor; in a graph, the local size when the graph runs.
 
@@ -62,6 +65,7 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
     return fact(runtime.local_size, name)
 
 
+@untouched
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return a process set's number of ranks as a tensor; in a graph, the number when the graph runs.
 
@@ -79,6 +83,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     return fact(lambda: len(members(process_set_id)), name)
 
 
+@untouched
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return whether this rank is in a process set, as a tensor; in a graph, when the graph runs.
 
@@ -109,6 +114,7 @@ def members(process_set_id: int) -> tuple[int, ...]:
     return known[process_set_id]
 
 
+@untouched
 def join() -> tf.Tensor:
     """Wait until every rank has joined. Meanwhile this rank takes part in the other ranks' all-reduces with zeros.
 

@@ -6,7 +6,6 @@ Rejected: listing the folder every few milliseconds, because an agent runs as lo
 
 import contextlib
 import ctypes
-import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -23,9 +22,6 @@ def watch(folder: str) -> int:
         number = ctypes.get_errno()
         if descriptor >= 0:
             os.close(descriptor)
-        if number in (errno.EMFILE, errno.ENOSPC):
-            names = "fs.inotify.max_user_instances or fs.inotify.max_user_watches"
-            raise OSError(f"cannot watch {folder}: {os.strerror(number)}: raise {names} (sysctl)")
         raise OSError(number, os.strerror(number), folder)
     return descriptor
 

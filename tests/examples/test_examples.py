@@ -48,7 +48,14 @@ def accuracy(*arguments: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize("example", ["keras_digits", "tensorflow_tape", "tensorflow_v1_hook"])
+@pytest.mark.parametrize(
+    "example",
+    [
+        "keras_digits",
+        "tensorflow_tape",
+        pytest.param("tensorflow_v1_hook", marks=pytest.mark.full),
+    ],
+)
 def test_tensorflow_and_keras_reach_97_percent(example: str) -> None:
     assert accuracy(f"examples/{example}.py") >= 97
 
@@ -78,6 +85,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
         file.write(header + array.astype(np.uint8).tobytes())
 
 
+@pytest.mark.full
 def test_mnist_trains_on_local_files(tmp_path: Path) -> None:
     """The files are in MNIST's format: images with a brightest row that is the class."""
     rng = np.random.default_rng(0)

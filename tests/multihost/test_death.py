@@ -124,9 +124,17 @@ def agents(machine: Machine) -> list[int]:
 
 def running(machine: Machine, pattern: str) -> list[int]:
     """The processes on this machine whose command line begins like this, as seen from outside."""
-    here = os.readlink(f"/proc/{machine.process}/ns/pid")
+    here = namespace(machine.process)
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and re.match(pattern, command_line(int(name)))]
-    return [pid for pid in pids if os.readlink(f"/proc/{pid}/ns/pid") == here]
+    return [pid for pid in pids if namespace(pid) == here]
+
+
+def namespace(pid: int) -> str:
+    """The namespace of a process' id; "" if the process has ended."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except FileNotFoundError:
+        return ""
 
 
 HVDLITERUN = r"\S*python\S* -m hvdlite_launcher"

@@ -9,9 +9,10 @@ import pytest
 from tests.parallel import jobs
 
 
-@pytest.mark.parametrize(
-    "module", ["collectives", "asynchronous", "torch_gradients", "torch_steps", "torch_training", "torch_state"]
-)
+@pytest.mark.parametrize("module", [
+    "collectives", "asynchronous", "torch_steps", "torch_state",
+    *(pytest.param(module, marks=pytest.mark.full) for module in ("torch_gradients", "torch_training")),
+])  # fmt: skip
 def test_without_a_launcher(module: str) -> None:
     result = jobs.run(0, ["-m", "tests.parallel.runner", module])
     assert result.ended_well(), result.output

@@ -9,9 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,8 @@ from hvdlite_launcher.processes import marked
 
 from tests.parallel import jobs
 
-SIZES = (2, 3, 4)
+SIZES = (2, 3, pytest.param(4, marks=pytest.mark.full))
+PAIR_AND_REST = SIZES[1:]  # for a failing rank in a set of two
 CHECK, SHUTDOWN = 1.0, 1.5  # seconds of waiting until the stall watch reports, and until it ends the job
 BUSY = 1.5  # seconds that a machine with more ranks than cores may add
 LIMIT = 40.0
@@ -79,21 +78,9 @@ def run(size: int, how: str, who: int, **extra: str) -> Ended:
     return ended
 
 
-def sizes_of(how: str) -> tuple[int, ...]:
-    return SIZES[1:] if how.endswith("astray") else SIZES  # the failing rank is in a set of two ranks
-
-
-@cache
-def all_sizes(how: str, who: int) -> dict[int, Ended]:
-    """Run the job at all sizes, at the same time: the jobs mostly wait."""
-    sizes = sizes_of(how)
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(sizes, pool.map(lambda size: run(size, how, who), sizes), strict=True))
-
-
 def ended(size: int, how: str, who: int, code: int, seconds: float) -> Ended:
     """Run the job, and check its exit code, that it ended within that time of the fault, and that nothing is left."""
-    job = all_sizes(how, who)[size]
+    job = run(size, how, who)
     assert job.code == code, job.text
     assert job.over - job.fault < seconds + BUSY, job.text
     assert not job.left
@@ -129,28 +116,37 @@ def test_whoever_catches_the_error_of_a_stall_still_ends(size: int) -> None:
     assert job.time_of("ended after communication broke") >= job.fault
 
 
-@pytest.mark.parametrize(("how", "name", "size"), [
-    *(("skip", "accuracy", size) for size in SIZES), *(("astray", "metric", size) for size in sizes_of("astray")),
-])  # fmt: skip
-def test_ranks_that_wait_for_each_other(how: str, name: str, size: int) -> None:
-    """One rank skips a collective, or is in one of another process set.
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_that_skips_a_collective(size: int) -> None:
+    """A table names the rank and the operation of each wait. The job ends without a limit, since no rank can go on."""
+    _ranks_wait_for_each_other(size, "skip", "accuracy")
 
-    A table names the rank and the operation of each wait. The job ends without a limit, since no rank can go on.
-    """
+
+@pytest.mark.parametrize("size", PAIR_AND_REST)
+def test_a_rank_in_a_collective_of_another_process_set(size: int) -> None:
+    _ranks_wait_for_each_other(size, "astray", "metric")
+
+
+def _ranks_wait_for_each_other(size: int, how: str, name: str) -> None:
     job = ended(size, how, 1, code=1, seconds=CHECK + 5)
     assert job.time_of("allreduce 'loss'", "for rank 1.") >= job.fault
     assert job.time_of(f"allreduce '{name}': rank 1 has waited") >= job.fault
     assert job.time_of("StallError: no rank can go on", "and is ended") >= job.fault
 
 
-@pytest.mark.parametrize(("how", "size"), [
-    *(("no-memory", size) for size in SIZES), *(("no-memory-astray", size) for size in sizes_of("astray")),
-])  # fmt: skip
-def test_a_rank_without_memory_for_a_result(how: str, size: int) -> None:
-    """The other ranks are in the middle of a gather.
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_without_memory_for_a_result(size: int) -> None:
+    """The other ranks are in the middle of a gather. The rank's next call would be taken for a part of that gather."""
+    _a_rank_has_no_memory(size, "no-memory")
 
-    The rank's next call would be taken for a part of that gather, or would be awaited in another process set.
-    """
+
+@pytest.mark.parametrize("size", PAIR_AND_REST)
+def test_a_rank_without_memory_for_a_result_of_another_process_set(size: int) -> None:
+    """The rank's next call would be awaited in another process set."""
+    _a_rank_has_no_memory(size, "no-memory-astray")
+
+
+def _a_rank_has_no_memory(size: int, how: str) -> None:
     job = ended(size, how, 1, code=1, seconds=5)
     assert job.time_of("caught MemoryError") >= job.fault
     assert job.time_of("hvdlite: rank 1 failed: HvdliteError") >= job.fault

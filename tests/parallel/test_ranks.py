@@ -12,9 +12,13 @@ POWERS_OF_TWO = ("algorithms", "process_sets", "torch_adasum", "torch_process_se
 four ranks with --full only."""
 
 
+LONG = ("tensorflow_", "torch_attach", "torch_backwards", "torch_several", "torch_training")
+"""Modules that run on one and three ranks with --full only, too."""
+
+
 def waits_for_full(module: str, size: int) -> bool:
-    """Whether this module runs on so many ranks with --full only. TensorFlow's are long: they run on two."""
-    return size != 2 if module.startswith("tensorflow") else size == LARGEST and module not in POWERS_OF_TWO
+    """Whether this module runs on so many ranks with --full only."""
+    return size != 2 if module.startswith(LONG) else size == LARGEST and module not in POWERS_OF_TWO
 
 
 CASES = [

@@ -71,7 +71,10 @@ def told(setup: str, calls: list[str]) -> dict[int, str]:
     return {int(number): text for number, _, text in (line.partition(" ") for line in lines)}
 
 
-@pytest.mark.parametrize(("setup", "calls"), [(TORCH, TORCH_CALLS), (KERAS, KERAS_CALLS)], ids=["torch", "keras"])
+@pytest.mark.parametrize(("setup", "calls"), [
+    pytest.param(TORCH, TORCH_CALLS, id="torch"),
+    pytest.param(KERAS, KERAS_CALLS, id="keras", marks=pytest.mark.full),
+])  # fmt: skip
 def test_what_one_rank_calls_alone_is_named_as_it_was_called(setup: str, calls: dict[str, str], tmp_path: Path) -> None:
     path = str(tmp_path)
     found = told(setup, [call.replace("PATH", path) for call in calls])

@@ -18,7 +18,7 @@ from tests.averages import FLOATS, INTEGERS, average, given
 
 SIZES = (2, 3, 5)
 WAYS = ("auto", "ring", "halving_doubling", "doubling", "shared", "in an arena", "native")
-LAYOUTS: list[tuple[int, ...]] = [(2, 2), (3, 3), (2, 1), (3, 1, 1)]
+LAYOUTS = [(2, 2), pytest.param((3, 3), marks=pytest.mark.full), (2, 1), (3, 1, 1)]
 
 
 def lengths(size: int) -> tuple[int, ...]:
