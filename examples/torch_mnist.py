@@ -75,9 +75,9 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3 * hvd.size() ** 0.5)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    kept, start = {"model": model, "optimizer": optimizer}, 0
+    start = 0
     if options.checkpoint:
-        start = hvd.load(options.checkpoint, missing_ok=True, **kept, epoch=0)["epoch"]
+        start = hvd.load(options.checkpoint, missing_ok=True, model=model, optimizer=optimizer, epoch=0)["epoch"]
 
     began = time.perf_counter()
     for epoch in range(start, options.epochs):
@@ -88,7 +88,7 @@ def main() -> None:
             optimizer.step()
         right = accuracy(model, test)
         if options.checkpoint:
-            hvd.save(options.checkpoint, **kept, epoch=epoch + 1)
+            hvd.save(options.checkpoint, model=model, optimizer=optimizer, epoch=epoch + 1)
         if hvd.rank() == 0:
             seconds = time.perf_counter() - began
             images_per_second = len(train) * (epoch + 1 - start) / seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ def given(size: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
 
     Other ranks' numbers are so near that float32 holds the sum exactly.
     """
-    arrays, powers = [], 2.0 ** np.random.default_rng(length).integers(-24, 5, length)
+    arrays: list[Array] = []
+    powers = 2.0 ** np.random.default_rng(length).integers(-24, 5, length)
     for rank in range(size):
         rng = np.random.default_rng(1000 * rank + length)
         if dtype.kind in "iu":
@@ -25,17 +27,21 @@ def given(size: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
             array = rng.integers(least, most, length, dtype=dtype, endpoint=True)
             array[0::7], array[1::7], array[2::7] = most, least, most - rank
         else:
-            most = float(np.finfo(np.float16).max)
+            largest = float(np.finfo(np.float16).max)
             array = (rng.integers(-2047, 2048, length) * powers).astype(dtype)
-            array[0::7], array[1::7], array[2::7] = most, -most, most / 2 + 64 * rank
+            array[0::7], array[1::7], array[2::7] = largest, -largest, largest / 2 + 64 * rank
         arrays.append(array)
     return arrays
 
 
-def average(arrays: list[Array], divisor: int) -> Array:
+def average(arrays: Sequence[Array], divisor: int) -> Array:
     """The average in Python's integers, truncated toward zero; or in float64, rounded once."""
     dtype = arrays[0].dtype
     if dtype.kind not in "iu":
-        return (sum(array.astype(np.float64) for array in arrays) / divisor).astype(dtype)  # type: ignore[union-attr]
+        return (sum(map(wide, arrays)) / divisor).astype(dtype)
     totals = [sum(map(int, numbers)) for numbers in zip(*arrays, strict=True)]
     return np.array([abs(total) // divisor * (1 if total > 0 else -1) for total in totals], dtype)
+
+
+def wide(array: Array) -> np.ndarray:
+    return np.asarray(array, np.float64)

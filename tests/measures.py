@@ -285,7 +285,7 @@ def missing_sections(node: ast.FunctionDef, text: str) -> list[str]:
     return lacking
 
 
-def annotations(tree: ast.Module) -> Iterator[ast.expr]:
+def annotations_of(tree: ast.Module) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             arguments = node.args
@@ -337,7 +337,7 @@ def share_of_any(name: str = "hvdlite") -> tuple[int, int]:
         mentions(annotation, names)
         for module, tree in trees()
         if name in (module.split(".")[0], room(module))
-        for annotation in annotations(tree)
+        for annotation in annotations_of(tree)
     ]
     return sum(found), len(found)
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import ParamSpec, Protocol, TypeVar
 
 from hvdlite.gradients.accumulator import Accumulator
+from hvdlite.gradients.compression import Compressor
 from hvdlite.gradients.exchange import Exchange
 from hvdlite.gradients.tensors import Gradient, Tensor, Variable
 from hvdlite.gradients.use import Use
@@ -20,13 +21,21 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Compressors(Protocol):
+    """A framework's `hvd.Compression`."""
+
+    none: type[Compressor]
+    fp16: type[Compressor]
+    bf16: type[Compressor]
+
+
 class Framework(Protocol):
     """A framework, as `gradients/` uses it. Usually a module.
 
     A new framework of this kind is one module with these functions. A gradient is a dense or sparse tensor, or None.
     """
 
-    Compression: type
+    Compression: Compressors
     """The framework's compressors, by Horovod's names."""
 
     def use_of(self, gradient: Gradient) -> Use:

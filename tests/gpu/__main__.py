@@ -93,7 +93,7 @@ def expanded(name: str) -> list[str]:
 def failures(row: Row) -> list[str]:
     """Run a row's checks. Returns the output of the checks that failed."""
     rest = [check for name in row.checks for check in expanded(name)]
-    found = []
+    found: list[str] = []
     for _ in range(MOST_JOBS):
         result = jobs.run_checks(row.size, rest, False, row.extra)
         passed = result.passed()

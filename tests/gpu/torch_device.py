@@ -55,9 +55,10 @@ def pretend() -> None:
             pass
 
     only = Stream()
-    torch.cuda.current_stream = lambda number=None: only
+    torch.cuda.current_stream = lambda number=None: only  # type: ignore[assignment, return-value]
     device_name = _tensors.device_name
-    _tensors.device_name = parameters.device_name = lambda tensor: "cuda" if tensor.is_cpu else device_name(tensor)
+    named = lambda tensor: "cuda" if tensor.is_cpu else device_name(tensor)  # noqa: E731
+    _tensors.device_name = parameters.device_name = named  # type: ignore[attr-defined]
     cuda.to_array, cuda.to_tensor = to_array, to_tensor
     cuda.gpu_of = lambda tensors: Gpu(cupy, 0) if list(tensors) else None
     Mark.precede = Mark.wait

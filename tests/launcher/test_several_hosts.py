@@ -178,7 +178,7 @@ def test_frames_survive_any_cut() -> None:
     frames = [(wire.STDOUT, 3, b"x" * 1000), (wire.STDERR, 70000, b""), (wire.STDOUT, 0, b"\0\n")]
     stream = b"Welcome!\nto this host\n" + wire.MARK + b"".join(wire.encode(*frame) for frame in frames)
     for _ in range(50):
-        decoder, found, rest = wire.Decoder(marked=True), [], stream
+        decoder, found, rest = wire.Decoder(marked=True), list[tuple[int, int, bytes]](), stream
         while rest:
             cut = random.randint(1, len(rest))
             found += decoder.feed(rest[:cut])

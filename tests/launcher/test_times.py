@@ -52,7 +52,7 @@ def test_waiting_times_fit_together(name: str) -> None:
 def test_each_time_is_named_once_and_explained() -> None:
     """In the drawing, or in a comment."""
     source = inspect.getsource(times)
-    names = [node.targets[0].id for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    names = [ast.unparse(node.targets[0]) for node in ast.parse(source).body if isinstance(node, ast.Assign)]
     lines = {match[1]: match[0] for match in re.finditer(r"(?m)^([A-Z_]+) = .*$", source)}
     assert sorted(names) == sorted(lines) and len(set(names)) == len(names)
     assert not [name for name in names if "#" not in lines[name] and name not in (times.__doc__ or "")]

@@ -123,12 +123,12 @@ def test_a_folder_that_is_not_there(refused: Runner, strangers: Hosts, monkeypat
 def test_host_names_that_mpis_take_for_one(refused: Runner, strangers: Hosts) -> None:
     """MPIs compare names up to the first dot."""
     names = ("gpu.one", "gpu.two")
-    for host, name in zip(strangers, names, strict=True):
+    for host, name in zip(strangers.machines, names, strict=True):
         host.run("hostname", name)
     try:
         states = table(refused, "-H", "hosta:1,hostb:1", "-i", str(strangers.folder / "key"))
     finally:
-        for host in strangers:
+        for host in strangers.machines:
             host.run("hostname", host.name)
     assert states["hostb"] == "two hosts call themselves gpu: rename one, or name it once with all its slots"
 

@@ -53,7 +53,9 @@ def require_same_bits(value: Any) -> None:
     assert len(set(digests)) == 1, f"bits differ between ranks: {digests}"
 
 
-def require_error(kind: type[BaseException], call: Callable[[], Any], *words: str) -> str:
+def require_error(
+    kind: type[BaseException] | tuple[type[BaseException], ...], call: Callable[[], Any], *words: str
+) -> str:
     """Check that the call raises this kind of error, with these words. Returns the text."""
     try:
         call()
@@ -84,7 +86,7 @@ def require_mismatch(call: Callable[[], Any], *words: str) -> str:
 def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
     """A context that collects hvdlite's log messages, from this level on."""
     log, told, listener = logging.getLogger("hvdlite"), list[str](), logging.Handler(level)
-    listener.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    listener.emit = lambda record: told.append(record.getMessage())
     before = log.level
     log.addHandler(listener)
     log.setLevel(level)

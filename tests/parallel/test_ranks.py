@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.parallel import jobs
@@ -34,7 +36,8 @@ CASES = [
 
 @pytest.mark.parametrize(("module", "size", "check"), CASES)
 def test_ranks(module: str, size: int, check: str, request: pytest.FixtureRequest) -> None:
-    selected = [item.callspec.params for item in request.session.items if item.name.startswith("test_ranks[")]
+    items: list[Any] = request.session.items
+    selected = [item.callspec.params for item in items if item.name.startswith("test_ranks[")]
     job = module.partition("_")[0]
     names = [f"{p['module']}.{p['check']}" for p in selected if p["check"] != jobs.END
              and p["size"] == size and p["module"].partition("_")[0] == job]  # fmt: skip

@@ -227,18 +227,18 @@ def copyto(target: ndarray, source: Any, casting: str = "same_kind") -> None:
     target[...] = source
 
 
-def empty(shape: Any, dtype: Any = float) -> ndarray:
+def empty(shape: Any, dtype: Any = float) -> Any:
     return ndarray(shape, dtype)
 
 
-def asarray(value: Any, dtype: Any = None) -> ndarray:
+def asarray(value: Any, dtype: Any = None) -> Any:
     host = np.array(value, dtype)
     result = ndarray(host.shape, host.dtype)
     result[...] = host
     return result
 
 
-def zeros(shape: Any, dtype: Any = float) -> ndarray:
+def zeros(shape: Any, dtype: Any = float) -> Any:
     return asarray(np.zeros(shape, dtype))
 
 
@@ -334,7 +334,8 @@ class NcclCommunicator:
     def allReduce(self, source: int, target: int, count: int, dtype: int, how: int, stream: int) -> None:
         assert (dtype, how) == (7, 0)
         Stream.known[stream].synchronize()
-        mine = np.frombuffer((ctypes.c_uint8 * (4 * count)).from_address(source), np.float32)
+        memory: Any = (ctypes.c_uint8 * (4 * count)).from_address(source)
+        mine = np.frombuffer(memory, np.float32)
         self.given[self.rank] = mine.copy()
         self.gate.wait()
         mine[:] = np.sum(self.given, axis=0)
@@ -348,7 +349,7 @@ class NcclCommunicator:
 nccl = SimpleNamespace(
     available=True, get_unique_id=lambda: next(NUMBERS), NcclCommunicator=NcclCommunicator, NCCL_FLOAT32=7, NCCL_SUM=0
 )
-sys.modules[f"{__name__}.cuda.nccl"] = nccl
+sys.modules[f"{__name__}.cuda.nccl"] = nccl  # type: ignore[assignment]
 
 
 def get_default_memory_pool() -> SimpleNamespace:

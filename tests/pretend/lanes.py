@@ -17,6 +17,7 @@ from hvdlite.lanes import gpu_side
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.transports import device
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 from tests.pretend import cupy
@@ -73,8 +74,15 @@ def produced(lane: Lane, length: int, dtype: Any = np.float32) -> Any:
     return array
 
 
+def stream_of(lane: Lane) -> int:
+    """The stream of the lane's side on the GPU."""
+    side = lane.host.gpu
+    assert isinstance(side, gpu_side.Side)
+    return int(side.stream.ptr)
+
+
 def summed(lane: Lane, array: Any, name: str = "x", wait: bool = True) -> Any:
-    def work(lane: Lane) -> Any:
+    def work(lane: Workplace) -> Any:
         allreduce(lane.transport, lane.workspace, lane.place, array, Reduction())
         return array
 

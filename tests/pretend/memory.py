@@ -28,7 +28,7 @@ def bits_at(address: int, nbytes: int, owner: Any) -> np.ndarray:
     if DRIVER is not None:
         DRIVER.pretend_alias.restype = ctypes.c_void_p
         address = DRIVER.pretend_alias(ctypes.c_uint64(address)) or address
-    buffer = (ctypes.c_uint8 * nbytes).from_address(address)
+    buffer: Any = (ctypes.c_uint8 * nbytes).from_address(address)
     buffer.owner = owner
     return np.frombuffer(buffer, np.uint8)
 

@@ -31,7 +31,7 @@ def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.nd
     """Run the algorithm on copies of the arrays, one for each rank."""
     buffers, stages = [array.copy() for array in arrays], [np.full_like(array, 7) for array in arrays]
 
-    def rank_main(transport) -> None:
+    def rank_main(transport: ThreadTransport) -> None:
         if name == "shared":
             transport.barrier()
             prepared(transport, buffers, reduction)()
@@ -119,7 +119,7 @@ def test_a_two_shot_prepared_once_runs_many_times(dtype: str, before: float) -> 
     rounds = [[((np.arange(1000) * (rank + k)) % 61).astype(dtype) for rank in range(3)] for k in (1, 2)]
     buffers = [np.empty(1000, dtype) for _ in range(3)]
 
-    def rank_main(transport) -> list[np.ndarray]:
+    def rank_main(transport: ThreadTransport) -> list[np.ndarray]:
         run_it, results = prepared(transport, buffers, how), []
         for arrays in rounds:
             buffers[transport.rank][:] = arrays[transport.rank]
@@ -152,8 +152,8 @@ def test_what_is_lent_is_read_where_it_lies(size: int, dtype: str, operation: st
     expected, buffers = run("shared", arrays, how), [array.copy() for array in arrays]
     part = longest_part(arrays[0], size)
 
-    def rank_main(transport) -> None:
-        rank, lent = transport.rank, {}
+    def rank_main(transport: ThreadTransport) -> None:
+        rank, lent = transport.rank, dict[int, np.ndarray]()
         mine, own = same_part(arrays, size, rank)[rank], same_part(buffers, size, rank)[rank]
         two_shot = prepared(transport, buffers, how, lent)
         for start, stop in ([(0, part // 3), (part // 2, part // 2 + 5)], [(7, part)], [(part // 3, own.size)])[
@@ -181,7 +181,7 @@ def test_integer_averages_are_exact_and_truncate_toward_zero() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_broadcast_and_allgather(size: int) -> None:
-    def rank_main(transport):
+    def rank_main(transport: ThreadTransport) -> bool:
         got = []
         for root in range(size):
             array = np.full(3, transport.rank)
@@ -200,7 +200,7 @@ def test_broadcast_and_allgather(size: int) -> None:
 def test_integer_averages_over_more_ranks_than_their_dtype_counts(kind: type, size: int) -> None:
     least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
     numbers = [least, least // 2, 0, 5, most // 2, most]
-    array = np.array(numbers, kind)
+    array: np.ndarray = np.array(numbers, kind)
     Reduction(divisor=size).postscale(array)
     assert array.tolist() == [abs(number) // size * (1 if number > 0 else -1) for number in numbers]
 

@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from hvdlite.gradients.compression import NoneCompressor  # noqa: E402
-from hvdlite.gradients.groups import Groups  # noqa: E402
-from hvdlite.gradients.settings import Settings  # noqa: E402
-from hvdlite.gradients.terms import Terms  # noqa: E402
-from hvdlite.torch import Compression, attach  # noqa: E402
-from hvdlite.torch.attach.parameters import Planned, dtype_sent  # noqa: E402
-from hvdlite.torch.attach.settings import TorchSettings  # noqa: E402
-from hvdlite.torch.attach.sharing import Sharing, reducer_of  # noqa: E402
-from hvdlite.torch.attach.steps import Steps  # noqa: E402
+import torch
+
+from hvdlite.gradients.compression import NoneCompressor
+from hvdlite.gradients.groups import Groups
+from hvdlite.gradients.settings import Settings
+from hvdlite.gradients.terms import Terms
+from hvdlite.torch import Compression, attach
+from hvdlite.torch.attach.parameters import Planned, dtype_sent
+from hvdlite.torch.attach.settings import TorchSettings
+from hvdlite.torch.attach.sharing import Sharing, reducer_of
+from hvdlite.torch.attach.steps import Steps
 
 FOLDER = Path(attach.__file__).parent
 
@@ -41,7 +43,8 @@ class Attached:
     """An attachment, as far as it matters who reduces an optimizer's gradients."""
 
     def __init__(self) -> None:
-        self.sharing, self.optimizer = Sharing(renewed=False), SimpleNamespace(_hvdlite=self)
+        self.sharing = Sharing(renewed=False)
+        self.optimizer: Any = SimpleNamespace(_hvdlite=self)
 
     @property
     def alive(self) -> bool:
@@ -52,7 +55,7 @@ def test_the_newest_of_several_reduces_and_those_between_are_let_go() -> None:
     first, second, third = chain = [Attached() for _ in range(3)]
     assert all(reducer_of(each) is each for each in chain)  # type: ignore[type-var]
     for before, after in itertools.pairwise(chain):
-        before.sharing.detach(after.optimizer)  # type: ignore[arg-type]
+        before.sharing.detach(after.optimizer)
     assert all(reducer_of(each) is third for each in chain)  # type: ignore[type-var]
     assert first.sharing.heir is third.optimizer
     third.sharing.detach(None)
@@ -64,7 +67,7 @@ def test_steps_inside_a_step_are_not_counted_twice() -> None:
     steps = Steps()
 
     class Outer(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        def step(self, closure: Any = None) -> None:
             super().step()
 
     weight = torch.nn.Parameter(torch.ones(2))

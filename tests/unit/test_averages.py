@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def lengths(size: int) -> tuple[int, ...]:
     return (0, 1, size - 1, size + 1, 17, 289, 1000, 4913)
 
 
-def reduced(arrays: list[Array], way: str, how: Reduction, hosts: tuple[tuple[int, ...], ...] = ()) -> list[Array]:
+def reduced(arrays: Sequence[Array], way: str, how: Reduction, hosts: tuple[tuple[int, ...], ...] = ()) -> list[Array]:
     """Every rank's result. way: the forced algorithm, or 'in an arena', for buffers that a host's ranks share."""
     in_arena = way == "in an arena"
     place = Place(len(arrays), in_arena or bool(hosts) or way == "shared", "auto" if in_arena else way, hosts)
@@ -35,7 +36,7 @@ def reduced(arrays: list[Array], way: str, how: Reduction, hosts: tuple[tuple[in
             assert array.dtype.itemsize >= 4 and operation == "sum"
             array[:] = sum(transport.allgather_object(array.copy()))
 
-        transport.native_allreduce = native_allreduce  # type: ignore[method-assign]
+        transport.native_allreduce = native_allreduce  # type: ignore[assignment]
         workspace, buffer = Workspace(), arrays[transport.rank].copy()
         if in_arena:
             buffers = workspace.levels(transport, hosts).local.allgather_object(buffer)
@@ -66,7 +67,7 @@ def require(results: list[Array], expected: Array, what: object) -> None:
 def require_near(results: list[Array], arrays: list[Array], hosts: int, what: object) -> None:
     """Check that results are within half a unit of each host's average and of the whole average, rounded once each."""
     assert len({result.tobytes() for result in results}) == 1, what
-    dtype, wanted = arrays[0].dtype, np.mean([array.astype(np.float64) for array in arrays], axis=0)
+    dtype, wanted = arrays[0].dtype, np.mean([np.asarray(array, np.float64) for array in arrays], axis=0)
     unit = 2.0 ** (-11 if dtype == np.float16 else -8)
     largest = np.max([np.abs(array.astype(np.float64)) for array in arrays], axis=0, initial=0)
     bound = (hosts + 1) * (unit * largest + 2.0**-24) * 1.01
@@ -125,7 +126,7 @@ def test_factors_apply_to_the_wide_numbers(way: str, dtype: type) -> None:
     """
     most = 65504 if dtype is np.float16 else 2**61 if dtype is np.int64 else np.iinfo(dtype).max  # exact in double
     for size in SIZES:
-        arrays = [np.full(100, most, dtype) for _ in range(size)]
+        arrays: list[Array] = [np.full(100, most, dtype) for _ in range(size)]
         require(reduced(arrays, way, Reduction("sum", 2.0, 0.5, size)), arrays[0], size)
         if dtype is not np.int64:
             require(reduced(arrays, way, Reduction("sum", 1.0, 1.0 / 8)), average(arrays, 8), size)

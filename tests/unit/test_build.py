@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -43,9 +44,10 @@ def test_helpers_of_horovods_common_util(monkeypatch: pytest.MonkeyPatch) -> Non
     for version, target in (("1.9.9+cpu", "2.0.0"), ("2.12.0rc1", "2.12.0"), ("2.13.0a0+gitabc1234", "2.13.0"),
                             ("2.14.0.dev20261101", "2.14.0"), ("2.4", "2.4.1")):  # fmt: skip
         assert not util.is_version_greater_equal_than(version, target), version
-    for version, target in (("2.1.0", "2.0"), ("2.1.0", "two"), (2.1, "2.0.0")):
+    wrong: list[tuple[Any, str]] = [("2.1.0", "2.0"), ("2.1.0", "two"), (2.1, "2.0.0")]
+    for version, target in wrong:
         with pytest.raises(ValueError, match="three numbers"):
-            util.is_version_greater_equal_than(version, target)  # type: ignore[arg-type]
+            util.is_version_greater_equal_than(version, target)
 
 
 def test_rank_and_size_as_a_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:

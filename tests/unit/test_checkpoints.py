@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 
 import hvdlite
 import hvdlite.numpy
-from hvdlite.checkpoints import archive, checkpoint
+from hvdlite.checkpoints import archive
 from hvdlite.checkpoints.checkpoint import ENDING, Stream, plain, replace_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,8 +28,8 @@ def names(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
-def writing(data: bytes) -> checkpoint.Callable[[BinaryIO], None]:
-    return lambda file: file.write(data) and None
+def writing(data: bytes) -> Callable[[BinaryIO], Any]:
+    return lambda file: file.write(data)
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import pytest
 
 from hvdlite.algorithms import allreduce, fused
 from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import Array
 from hvdlite.lanes import gpu_side
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.transports import nccl
 from tests import averages
 from tests.pretend import cupy
@@ -47,11 +50,11 @@ def given(size: int, dtype: str, length: int = 500) -> list[np.ndarray]:
     return arrays
 
 
-def on_gpus(way: str, arrays: list[np.ndarray], reduction: Reduction, hosts: Any = ()) -> list[np.ndarray]:
+def on_gpus(way: str, arrays: Sequence[Array], reduction: Reduction, hosts: Any = ()) -> list[Any]:
     def rank_main(lane: Lane) -> Any:
-        array = cupy.asarray(arrays[lane.transport.rank])
+        array: Any = cupy.asarray(arrays[lane.transport.rank])
 
-        def work(lane: Lane) -> None:
+        def work(lane: Workplace) -> None:
             allreduce(lane.transport, lane.workspace, lane.place, array, reduction)
 
         request = Request(Signature("allreduce", "x"), work)
@@ -87,7 +90,7 @@ def test_the_bits_on_several_hosts(dtype: str, way: str) -> None:
     """
     arrays = [array[8:] for array in given(4, dtype)]
     kind = np.dtype(dtype)
-    wide = np.float64 if dtype == "float64" else np.float32
+    wide = np.dtype("float64" if dtype == "float64" else "float32").type
     a, b, c, d = (array.astype(wide) for array in arrays)
     first, then = (0.5, 0.5) if kind.itemsize == 2 else (1.0, 0.25)
     sums = [(x + y) * wide(first) for x, y in ((a, b), (c, d))]

@@ -9,6 +9,7 @@ import gc
 import threading
 import time
 import weakref
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -22,10 +23,11 @@ from hvdlite.lanes import gpu_side
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.memory import cuda_ipc
 from hvdlite.transports import device
 from tests.pretend import cupy
-from tests.pretend.lanes import expected, on_lanes, produced, stand_in, summed  # noqa: F401
+from tests.pretend.lanes import expected, on_lanes, produced, stand_in, stream_of, summed  # noqa: F401
 
 WAYS = ["ring", "halving_doubling", "doubling", "shared"]
 
@@ -90,7 +92,7 @@ def test_the_order_of_calls() -> None:
         array = produced(lane, 64)
         mine = cupy.get_current_stream().ptr
         summed(lane, array, wait=False).wait()
-        return mine, lane.host.gpu.stream.ptr
+        return mine, stream_of(lane)
 
     ((mine, lanes),) = on_lanes(1, "ring", True, rank_main)
     marked = next(i for i, entry in enumerate(cupy.LOG) if entry[0] == "record" and entry[2] == mine)
@@ -103,7 +105,7 @@ def test_the_order_of_calls() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_messages_follow_a_wait_for_the_lanes_stream(way: str) -> None:
     """Before a message of device memory, its rank has waited for its lane's stream or an event of it."""
-    streams = on_lanes(2, way, True, lambda lane: summed(lane, produced(lane, 1000)) and lane.host.gpu.stream.ptr)
+    streams = on_lanes(2, way, True, lambda lane: summed(lane, produced(lane, 1000)) and stream_of(lane))
     assert bool([entry for entry in cupy.LOG if entry[0] == "message" and entry[2].endswith("cupy")]) == (
         way != "shared"
     )
@@ -144,10 +146,14 @@ def test_staging_fetches_ahead() -> None:
 
 
 def test_arrays_live_until_the_gpu_has_passed_their_work() -> None:
+    def added(array: Any, lane: Workplace) -> int:
+        array += 1
+        return int(array.size)
+
     def rank_main(lane: Lane) -> None:
         array = produced(lane, 10)
         alive = weakref.ref(array)
-        request = Request(Signature("add", "x"), lambda lane, array=array: array.__iadd__(1).size)
+        request = Request(Signature("add", "x"), partial(added, array))
         gpu_side.on_gpu(lane, request, array)
         handle = lane.submit(request)
         handle.wait()
@@ -169,7 +175,7 @@ def test_results_live_until_the_gpu_has_written_them() -> None:
     def rank_main(lane: Lane) -> None:
         results = []
 
-        def work(lane: Lane) -> Any:
+        def work(lane: Workplace) -> Any:
             result = cupy.empty(10)
             result[...] = 1
             results.append(weakref.ref(result))
@@ -193,7 +199,7 @@ def test_results_live_until_the_gpu_has_written_them() -> None:
 
 def test_new_memory_comes_from_the_callers_pool_behind_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller may have freed that memory while its kernels still read it."""
-    made: list[tuple[int, int]] = []
+    made: list[int] = []
 
     def rank_main(lane: Lane) -> None:
         workspace, like = gpu_side.GpuWorkspace(gpu_side.Gpu(cupy, 0)), cupy.empty(1)
@@ -330,7 +336,7 @@ def test_threads_in_mpi_are_waited_for_before_gpus_send(monkeypatch: pytest.Monk
         order.append("left MPI")
 
     def send() -> None:
-        gpu_streams.send_from(where, 0)
+        gpu_streams.send_from(where, 0)  # type: ignore[arg-type]
         order.append("sends")
 
     before = threading.Thread(target=gpu_streams.in_mpi, args=(long,))

@@ -19,9 +19,10 @@ from hvdlite.lanes import gpu_side
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.transports import device
 from tests.pretend import cupy
-from tests.pretend.lanes import expected, on_lanes, produced, stand_in, summed  # noqa: F401
+from tests.pretend.lanes import expected, on_lanes, produced, stand_in, stream_of, summed  # noqa: F401
 
 HERE = np.empty(0, np.float32)
 LENGTH = 1536  # float32: 8 chunks of 384 bytes in each of 2 parts
@@ -34,7 +35,7 @@ def scattered(lane: Lane) -> Any:
     """
     array = produced(lane, LENGTH)
 
-    def work(lane: Lane) -> None:
+    def work(lane: Workplace) -> None:
         pieces = parts(array, lane.transport.size)
         scratch = lane.workspace.scratch(array, scratch_length(pieces[0].size, array))
         cupy.LOG.append(("begin", lane.transport.rank))
@@ -45,10 +46,9 @@ def scattered(lane: Lane) -> Any:
     gpu_side.on_gpu(lane, request, array)
     lane.run(request)
     mine = (lane.transport.rank + 1) % lane.transport.size
-    found = parts(array, lane.transport.size)[mine].get()
-    return np.array_equal(
-        found, parts(expected(lane.transport.size, LENGTH), lane.transport.size)[mine]
-    ), lane.host.gpu.stream.ptr
+    found: Any = parts(array, lane.transport.size)[mine]
+    wanted = parts(expected(lane.transport.size, LENGTH), lane.transport.size)[mine]
+    return np.array_equal(found.get(), wanted), stream_of(lane)
 
 
 def of_rank(rank: int, stream: int) -> list[tuple[str, Any]]:

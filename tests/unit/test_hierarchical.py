@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -30,7 +33,9 @@ def hosts_of(layout: tuple[int, ...], order: str) -> tuple[tuple[int, ...], ...]
     return tuple(map(tuple, found))
 
 
-def reduced(layout: tuple[int, ...], order: str, arrays: list[Array], how: Reduction, in_arena: bool) -> list[Array]:
+def reduced(
+    layout: tuple[int, ...], order: str, arrays: Sequence[Array], how: Reduction, in_arena: bool
+) -> list[Array]:
     """Every rank's result of an all-reduce on these hosts."""
     place = Place(sum(layout), True, "hierarchical", hosts_of(layout, order))
 
@@ -63,7 +68,7 @@ def test_sums_are_right_on_every_layout(layout: tuple[int, ...], order: str, in_
 
 
 @pytest.mark.parametrize("dtype", [np.float16, bfloat16, np.float64, np.int32])
-def test_all_ranks_end_with_the_same_bits(dtype: np.dtype) -> None:
+def test_all_ranks_end_with_the_same_bits(dtype: Any) -> None:
     """Random averages with scaling are within (p + h) roundings of half a unit of the largest partial sum."""
     rng = np.random.default_rng(0)
     exact = [rng.integers(-8, 8, 999) if dtype is np.int32 else rng.uniform(-8, 8, 999) for _ in range(6)]

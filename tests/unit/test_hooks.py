@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from hvdlite.torch.attach.backward import Backward  # noqa: E402
-from hvdlite.torch.attach.parameters import Hooks  # noqa: E402
-from hvdlite.torch.private_api import current_run  # noqa: E402
+import torch
+
+from hvdlite.torch.attach.backward import Backward
+from hvdlite.torch.attach.parameters import Hooks
+from hvdlite.torch.private_api import current_run
 
 
 def test_hooks_are_on_members_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from hvdlite.arrays import Array
@@ -89,4 +90,4 @@ def test_where_the_benchmark_has_its_arrays() -> None:
     usual, huge = ordinary(NBYTES - 3), ordinary(NBYTES - 3, huge_pages=True)
     assert "hg" not in advice(usual)
     assert ("hg" in advice(huge)) == os.path.exists("/sys/kernel/mm/transparent_hugepage")
-    assert usual.size == huge.size == NBYTES // 4 - 1 and not usual.any() and usual.dtype == ITEM
+    assert usual.size == huge.size == NBYTES // 4 - 1 and not np.any(usual) and usual.dtype == ITEM

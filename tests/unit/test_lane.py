@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def total(name: str, value: int = 1, length: int = 3) -> Request:
     """Sum `value` over the ranks."""
     array = np.full(length, value)
 
-    def work(lane: Lane) -> int:
+    def work(lane: Workplace) -> int:
         allreduce(lane.transport, lane.workspace, lane.place, array, Reduction())
         return int(array[0]) if length else 0
 
@@ -48,7 +49,11 @@ def total(name: str, value: int = 1, length: int = 3) -> Request:
 def test_requests_run_in_order(size: int) -> None:
     def rank_main(lane: Lane) -> None:
         done: list[int] = []
-        handles = [lane.submit(Request(Signature("note", str(i)), lambda lane, i=i: done.append(i))) for i in range(50)]
+
+        def note(i: int, lane: Workplace) -> None:
+            done.append(i)
+
+        handles = [lane.submit(Request(Signature("note", str(i)), partial(note, i))) for i in range(50)]
         for handle in handles:
             handle.wait()
         assert done == list(range(50))
@@ -63,7 +68,7 @@ def test_work_keeps_subnormal_numbers_in_threads_that_flush_them() -> None:
     """
     least = np.full(4, 1e-40, np.float32)
 
-    def doubled(lane: Lane | None) -> bytes:
+    def doubled(lane: Workplace | None) -> bytes:
         return bytes((least + least).tobytes())
 
     kept = doubled(None)
@@ -163,6 +168,7 @@ def test_a_name_in_flight_is_refused(size: int) -> None:
         for call in (lane.submit, lane.run):
             with pytest.raises(ValueError, match="'x' is in flight already"):
                 call(Request(Signature("wait", "x"), lambda lane: None))
+        assert isinstance(lane.transport, ThreadTransport)
         lane.transport.board.gate.wait()  # all ranks have tried
         gate.set()
         assert handle.wait()
@@ -175,7 +181,7 @@ def test_a_name_in_flight_is_refused(size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_what_work_raises_is_its_handles_error(size: int) -> None:
     def rank_main(lane: Lane) -> None:
-        def work(lane: Lane) -> None:
+        def work(lane: Workplace) -> None:
             raise MismatchError("lost")
 
         handle = lane.submit(Request(Signature("bad", "x"), work))
@@ -379,7 +385,7 @@ def test_infinities_are_no_errors(waits: bool) -> None:
     def rank_main(lane: Lane) -> None:
         array = np.array([np.inf if lane.transport.rank else -np.inf, 1])
 
-        def work(lane: Lane) -> None:
+        def work(lane: Workplace) -> None:
             allreduce(lane.transport, lane.workspace, lane.place, array, Reduction())
 
         request = Request(Signature("allreduce", "x"), work)
@@ -409,7 +415,7 @@ def test_a_handle_whose_wait_was_interrupted_can_be_awaited_again() -> None:
 
 def test_a_handle_is_done_once_it_has_a_result() -> None:
     changed = Changed()
-    handle = Handle(changed)
+    handle: Handle[str] = Handle(changed)
     assert not handle.done
     with changed:
         handle.finish("result")
@@ -424,7 +430,7 @@ def test_what_goes_wrong_while_ranks_agree_fails_all_that_is_pending(
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
     def rank_main(lane: Lane) -> None:
-        lane.attempt = lambda request: bool(1 / 0)  # type: ignore[method-assign]
+        lane.attempt = lambda request: bool(1 / 0)
         with pytest.raises((ZeroDivisionError, HvdliteError)) as caught:
             lane.run(total("x")) if waits else lane.submit(total("x")).wait()
         assert waits or "allreduce 'x' was interrupted (ZeroDivisionError: division by zero)" in str(caught.value)

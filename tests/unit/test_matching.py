@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,7 @@ def broadcast(name: str, root: int) -> Signature:
 
 
 A, B, C = (allreduce(name) for name in "abc")
+SECOND: dict[str, Any] = {"shape of tensor 1": (2,)}
 
 
 def test_what_all_have_runs_in_the_order_of_rank_0() -> None:
@@ -134,9 +136,9 @@ def message(*signatures: Signature) -> str:
     ([broadcast("w", 0), broadcast("w", 1)], "broadcast 'w': root rank differs: rank 0 has 0, rank 1 has 1. Every rank must"),
     ([A, gather("a")], "kind differs: rank 0 has allreduce, rank 1 has allgather. Every rank must call the same function"),
     ([allreduce("a", operation="Sum"), allreduce("a", operation="Min")], "operation differs: rank 0 has Sum, rank 1 has Min"),
-    ([A, allreduce("a", (3,), **{"shape of tensor 1": (2,)})],
+    ([A, allreduce("a", (3,), **SECOND)],
      "shape of tensor 1 differs: rank 0 has none, rank 1 has (2,). Every rank must pass the same shape"),
-    ([allreduce("a", (3,), **{"shape of tensor 1": (2,)}), A], "rank 0 has (2,), rank 1 has none"),
+    ([allreduce("a", (3,), **SECOND), A], "rank 0 has (2,), rank 1 has none"),
     ([allreduce("a", (3,), "int8"), allreduce("a", (3, 1), "int16")], "dtype differs"),
 ])  # fmt: skip
 def test_messages_name_both_sides_and_the_cure(signatures: list[Signature], words: str) -> None:

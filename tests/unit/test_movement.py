@@ -10,7 +10,7 @@ import pytest
 
 from hvdlite.algorithms import Place, movement, through_memory
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import LINE
+from hvdlite.arrays import LINE, Array
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
@@ -44,7 +44,7 @@ def test_a_broadcast_enters_each_host_once(hosts: tuple[tuple[int, ...], ...]) -
         crossed: list[int] = []
 
         class Watching(ThreadTransport):
-            def send(self, array: np.ndarray, dest: int) -> None:
+            def send(self, array: Array, dest: int) -> None:
                 if home[dest] != home[self.rank]:
                     crossed.append(home[dest])
                 super().send(array, dest)
@@ -63,7 +63,7 @@ def test_a_broadcast_enters_each_host_once(hosts: tuple[tuple[int, ...], ...]) -
 def test_rank_r_gives_r_rows_to_all(size: int) -> None:
     """The gathered array holds r rows of r from each rank, and none from rank 0."""
 
-    def rank_main(transport: ThreadTransport) -> np.ndarray:
+    def rank_main(transport: ThreadTransport) -> Array:
         lane = Lane(transport, Place(size, False))
         return movement_ops.gathered(lane.host, np.full((transport.rank, 2), transport.rank))
 
@@ -77,7 +77,7 @@ class Counting(ThreadTransport):
 
     messages = 0
 
-    def send(self, array: np.ndarray, dest: int) -> None:
+    def send(self, array: Array, dest: int) -> None:
         self.messages += 1
         super().send(array, dest)
 
@@ -120,7 +120,7 @@ def test_each_rank_has_its_rows_of_the_sum(size: int, dtype: str) -> None:
     for rows in (0, 1, size - 1, size, size + 1, 3 * size + 2):
         base = np.arange(rows * 2).reshape(rows, 2) % 5
 
-        def rank_main(transport: ThreadTransport, base: np.ndarray = base) -> np.ndarray:
+        def rank_main(transport: ThreadTransport, base: np.ndarray = base) -> Array:
             mine = (base + transport.rank).astype(kind)
             result = reductions.own_rows(
                 HostWorkplace(transport, Place(size, False), range(size)), mine, Reduction("sum")
@@ -148,7 +148,7 @@ def test_gathers_through_memory_follow_each_other() -> None:
             barrier()
             time.sleep(0.05 * transport.rank)
 
-        transport.barrier = slow  # type: ignore[method-assign]
+        transport.barrier = slow
         found = []
         for turn in range(3):
             pieces = [np.full(8, 10 * turn + transport.rank, np.uint8) for _ in range(2)]
@@ -169,10 +169,10 @@ def test_through_memory_with_less_room_than_there_is_to_move(size: int, dtype: s
     def rank_main(transport: ThreadTransport) -> tuple[np.ndarray, np.ndarray]:
         mine, result = arrays[transport.rank], np.empty(301, dtype)
         how = Reduction("sum", after=2.0)
-        through_memory.reduce_scatter(transport, memory, mine.reshape(size, 301), result, how)
+        through_memory.reduce_scatter(transport, memory, [*mine.reshape(size, 301)], result, how)
         whole = np.zeros((size, size * 301), dtype)
         whole[transport.rank] = mine
-        through_memory.allgather(transport, memory, whole)
+        through_memory.allgather(transport, memory, [*whole])
         return result, whole
 
     for rank, (result, whole) in enumerate(run_ranks(size, rank_main)):

@@ -18,6 +18,7 @@ from hvdlite.gradients.plan import Spec, plan
 from hvdlite.gradients.reducer import Reducer
 from hvdlite.gradients.use import Use
 from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.observer import Seat
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import JOIN, Round, Signature
 from hvdlite.lanes.workplace import Workplace
@@ -79,12 +80,12 @@ def test_rounds_run_in_the_thread_that_waits(size: int) -> None:
 
 def test_rounds_are_the_same_whatever_else_the_lane_does() -> None:
     class Observer:
-        def queued(self, lane: Lane, request: Request) -> None:
+        def queued(self, seat: Seat, request: Request) -> None:
             called.append(request.key)
 
-        def agreed(self, lane: Lane, request: Request) -> None: ...
+        def agreed(self, seat: Seat, request: Request) -> None: ...
 
-        def done(self, lane: Lane, request: Request) -> None: ...
+        def done(self, seat: Seat, request: Request) -> None: ...
 
     def observed(reducer: Reducer) -> None:
         reducer.lane.queue.observers = [Observer()]
@@ -176,7 +177,7 @@ def test_a_rank_that_has_joined_takes_part_with_zeros() -> None:
 def test_what_the_work_raises_is_raised_and_breaks_the_lane() -> None:
     def rank_main(reducer: Reducer, rank: int) -> None:
         put(reducer, 3.0)
-        reducer.requests[0].work = lambda lane: 1 / 0
+        reducer.requests[0].work = lambda lane: bool(1 / 0)
         with pytest.raises(ZeroDivisionError):
             finish(reducer, 1)
         with pytest.raises(HvdliteError, match="failed in the middle on this rank"):

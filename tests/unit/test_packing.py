@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from hvdlite.gradients.use import Use  # noqa: E402
-from hvdlite.torch.attach import packing as _packing  # noqa: E402
-from hvdlite.torch.attach.packing import PACK_BYTES, Packing, Way  # noqa: E402
-from hvdlite.torch.attach.slots import Slots  # noqa: E402
-from hvdlite.torch.tensors import to_array  # noqa: E402
+import torch
+
+from hvdlite.gradients.use import Use
+from hvdlite.torch.attach import packing as _packing
+from hvdlite.torch.attach.packing import PACK_BYTES, Packing, Way
+from hvdlite.torch.attach.slots import Slots
+from hvdlite.torch.tensors import to_array
 
 SMALL, LARGE = 10, PACK_BYTES // 4
 
@@ -42,9 +44,10 @@ class Computed:
             parameter.grad = torch.full_like(parameter, i + 1.0)
         self.views = [torch.zeros(length) for length in lengths]
         self.ready: list[int] = []
-        kwargs = {"settled": lambda p: True, "to_lend": [(0, 0)] * len(lengths)} | kwargs
+        self.kept: list[torch.Tensor] = []
+        usual: dict[str, Any] = {"settled": lambda p: True, "to_lend": [(0, 0)] * len(lengths)}
         self.slots = Slots([view.numpy() for view in self.views], [view.stride() for view in self.views])
-        self.packing = Packing(self.parameters, self.slots, Way(take or self.refuse, **kwargs))
+        self.packing = Packing(self.parameters, self.slots, Way(take or self.refuse, **(usual | kwargs)))
 
     def refuse(self, index: int) -> Use:
         raise AssertionError(index)
@@ -274,7 +277,6 @@ def test_much_is_copied_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_as_usual_is_looked_at_one_by_one(change: Callable[[Any], Any], left_out: bool) -> None:
     """Users' own, and what nobody has computed, is left to whoever asks for it; a view is written in either case."""
     computed, grads = lending((5,), (3, 3), to_lend=[(0, 0)] * 2)
-    computed.kept = []
     assert computed.packing.usual_gradients() is not None
     computed.slots.views[1].fill_(7.0)
     change(computed)
@@ -292,7 +294,7 @@ def test_what_is_not_as_usual_is_looked_at_one_by_one(change: Callable[[Any], An
 @pytest.mark.parametrize("kind", ["sparse", "graph"])
 def test_what_has_another_kind_is_taken_one_by_one_at_the_end(kind: str) -> None:
     taken: list[int] = []
-    computed = Computed(*[SMALL] * 3, take=lambda index: taken.append(index) or Use.DENSE, at_end=True)  # type: ignore[func-returns-value]
+    computed = Computed(*[SMALL] * 3, take=lambda index: taken.append(index) or Use.DENSE, at_end=True)
     other = torch.ones(SMALL).to_sparse() if kind == "sparse" else torch.ones(SMALL, requires_grad=True) * 2
     computed.parameters[1].grad = other
     assert lent_by(computed.packing) == ([2, 1, 0], {}) and taken == [2, 1, 0]

@@ -16,6 +16,7 @@ from hvdlite.gradients.plan import Spec, plan
 from hvdlite.gradients.reducer import Reducer
 from hvdlite.gradients.use import Use
 from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.observer import Seat
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import JOIN, Round
 from hvdlite.transports.threads import ThreadTransport, run_ranks
@@ -88,12 +89,12 @@ def test_the_last_bucket_is_reduced_by_the_thread_that_waits_for_it() -> None:
         def __init__(self) -> None:
             self.of: dict[str, int] = {}
 
-        def agreed(self, lane: Lane, request: Request) -> None:
+        def agreed(self, seat: Seat, request: Request) -> None:
             self.of[request.signature.name] = threading.get_ident()
 
-        def queued(self, lane: Lane, request: Request) -> None: ...
+        def queued(self, seat: Seat, request: Request) -> None: ...
 
-        def done(self, lane: Lane, request: Request) -> None: ...
+        def done(self, seat: Seat, request: Request) -> None: ...
 
     def rank_main(reducer: Reducer) -> None:
         reducer.lane.queue.observers = (threads := Threads(),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ def test_values_travel_only_where_some_differ(value: Any) -> None:
 
     def rank_main(transport: ThreadTransport) -> None:
         lane, gather = Lane(transport, Place(2, False)), transport.allgather_object
-        transport.allgather_object = lambda item: (gathered.append(1), gather(item))[1]  # type: ignore[method-assign]
+        transport.allgather_object = lambda item: (gathered.append(1), gather(item))[1]  # type: ignore[assignment]
         assert compared(lane, "optimizer.1", {("weights", "w"): value}) == {} and not gathered
         found = compared(lane, "optimizer.1", {("weights", "w"): transport.rank})
         assert found == {("weights", "w"): [(0, [0]), (1, [1])]} and gathered
@@ -72,12 +73,13 @@ def test_what_differs_when_all_leave(brought: Any, told: list[str]) -> None:
     heard: list[list[Any]] = [[], []]
 
     def rank_main(transport: ThreadTransport) -> None:
+        def hear(name: str, everyone: object) -> None:
+            heard[transport.rank].append((name, everyone))
+
         lane = Lane(transport, Place(2, False))
         for name, value in brought[transport.rank].items():
             values = {("weights", "w"): value}
-            lane.farewell.bring(
-                name, values, lambda everyone, name=name: heard[transport.rank].append((name, everyone))
-            )
+            lane.farewell.bring(name, values, partial(hear, name))
         lane.leave()
 
     run_ranks(2, rank_main)

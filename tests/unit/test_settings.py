@@ -19,7 +19,7 @@ def test_a_number_of_groups_splits_parameters_evenly() -> None:
     for count in range(1, 8):
         numbers = parse_groups(count, id, "parameters").numbers(range(7))
         sizes = [numbers.count(number) for number in range(count)]
-        assert sum(sizes) == 7 and max(sizes) - min(sizes) <= 1 and numbers == sorted(numbers, key=int)  # type: ignore[arg-type]
+        assert sum(sizes) == 7 and max(sizes) - min(sizes) <= 1 and numbers == sorted(numbers, key=int)
 
 
 def test_lists_of_parameters_are_groups_and_others_travel_anywhere() -> None:

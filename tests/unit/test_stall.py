@@ -193,6 +193,12 @@ def watched(
     return told
 
 
+def watch_of(lane: Lane, shutdown: float = 9, give_up: Callable[[str], object] = sys.exit) -> StallWatch:
+    """The watch of a job of one rank, with this lane."""
+    assert isinstance(lane.transport, ThreadTransport)
+    return StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, shutdown), give_up)
+
+
 def hang(lane: Lane, name: str = "loss", seconds: float = 0.0) -> Request:
     """A request that stays pending."""
     request = Request(Signature("allreduce", name), lambda lane: None)
@@ -302,7 +308,7 @@ def test_the_second_limit_is_not_put_off_by_what_was_told_lately() -> None:
 def test_work_that_takes_longer_than_the_second_limit_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """All ranks have called it: a large broadcast over a slow network."""
     lane, now = Lane(alone(), Place(1, False)), time.monotonic()
-    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK), sys.exit)
+    watch = watch_of(lane, CHECK)
     request = hang(lane)
     request.queued = request.agreed = now - 100
     watch.conclude(Inquiry(1, now, now, {0: watch.board.report()}))
@@ -317,7 +323,7 @@ def test_a_deadlock_is_believed_only_when_it_is_seen_twice() -> None:
         def post(self, letter: object, receiver: int) -> None:
             letters.append(letter)
 
-    def answers(*called: float) -> dict[int, Report | None]:
+    def answers(*called: float) -> dict[int, Report]:
         waits = [Wait("eager", (0, 1), key, 100.0, 0.0, at) for key, at in zip("xy", called, strict=True)]
         return {rank: Report("a", (each,), stuck=True) for rank, each in enumerate(waits)}
 
@@ -334,7 +340,7 @@ def test_only_a_caller_that_nothing_can_interrupt_is_ended() -> None:
     """Other callers get the error, and may save their work for as long as they need."""
     given_up: list[str] = []
     lane = Lane(alone(), Place(1, False))
-    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, CHECK), given_up.append)
+    watch = watch_of(lane, CHECK, given_up.append)
     watch.ending.begun, watch.ending.text = time.monotonic() - 100, "over"
     watch.look(time.monotonic())
     assert given_up == []
@@ -357,7 +363,7 @@ def test_a_caller_in_the_roll_call_gets_the_error() -> None:
 
 def waiter(thread: int, done: bool = False) -> tuple[int, Handle]:
     """A thread that waits for something."""
-    handle = Handle(Changed())
+    handle: Handle[None] = Handle(Changed())
     handle.done = done
     return thread, handle
 
@@ -375,7 +381,7 @@ def soon_stuck(watch: StallWatch) -> bool:
 )
 def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
     lane, request_over = Lane(alone(), Place(1, False)), list[threading.Event]()
-    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9), sys.exit)
+    watch = watch_of(lane)
     hang(lane)
     lane.turn.lent, lane.turn.lender = True, threading.get_ident()
     assert soon_stuck(watch)
@@ -415,7 +421,7 @@ def test_a_rank_is_stuck_while_its_only_thread_waits(change: str) -> None:
 def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A TensorFlow thread, which Python did not start, waits for the step that the main thread waits for."""
     lane, steps, over = Lane(alone(), Place(1, False)), set[int](), threading.Event()
-    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9), sys.exit)
+    watch = watch_of(lane)
     called = threading.Event()
     _thread.start_new_thread(lambda: (hang(lane), called.set(), over.wait()), ())
     called.wait()
@@ -424,7 +430,7 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("hvdlite.observers.board.threads_in_steps", lambda: steps)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     assert not watch.board.report().stuck
-    monkeypatch.setitem(sys.modules, "tensorflow", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
     assert not watch.board.report().stuck  # the main thread computes something
     steps.add(threading.get_ident())
     assert soon_stuck(watch)
@@ -444,7 +450,7 @@ def test_a_rank_is_stuck_in_a_step_of_tensorflows(monkeypatch: pytest.MonkeyPatc
 
 def test_a_suspended_process_has_not_waited() -> None:
     lane = Lane(alone(), Place(1, False))
-    watch = StallWatch(lane.transport.mail(), 0, 1, lambda: [lane], Limits(CHECK, 9), sys.exit)
+    watch = watch_of(lane)
     request = hang(lane)
     request.queued = request.agreed = time.monotonic() - 100
     watch.board.note_suspension(time.monotonic() + 1)  # late, on a busy machine
@@ -464,7 +470,7 @@ def test_what_goes_wrong_in_the_watch_ends_no_job(caplog: pytest.LogCaptureFixtu
     def rank_main(watch: StallWatch, lane: Lane) -> None:
         watch.tell = broken  # the user may have replaced standard error
         if lane.transport.rank == 1:
-            watch.look = broken  # type: ignore[method-assign]
+            watch.look = broken  # type: ignore[assignment]
         watch.start()
         time.sleep(2 * CHECK if lane.transport.rank else 0)
         assert lane.run(Request(Signature("barrier", "x"), lambda lane: 7)) == 7

@@ -93,7 +93,7 @@ def test_a_tensor_and_its_array_are_one_memory(dtype: Any, monkeypatch: pytest.M
     monkeypatch.setattr(gpu, "number_of", lambda device: 0)
     gpu.NAMES[0] = tf.zeros([]).backing_device
     given = tf.cast(tf.constant([[0, 1, 5], [0, 7, 2]]), dtype)
-    array = gpu.array_of(given)
+    array: Any = gpu.array_of(given)
     assert array.shape == (2, 3) and array.dtype == given.dtype.as_numpy_dtype
     assert array.get().tobytes() == given.numpy().tobytes()
     (copy,) = gpu.tensors_of([array])

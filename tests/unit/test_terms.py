@@ -39,7 +39,8 @@ def test_what_is_no_operation(given: Any) -> None:
 
 
 def test_operations_by_number() -> None:
-    assert [op_of(given) for given in (1, np.int64(4), Max)] == [Sum, Max, Max]
+    number: Any = np.int64(4)
+    assert [op_of(given) for given in (1, number, Max)] == [Sum, Max, Max]
     assert [op_of(int(op)) for op in Op] == list(Op)
 
 
@@ -47,7 +48,8 @@ def test_operations_by_number() -> None:
 def test_what_is_no_number_of_passes(given: Any) -> None:
     with pytest.raises(ValueError, match="backward_passes_per_step must be a whole number, at least 1, not"):
         passes_of(given)
-    assert passes_of(np.int64(3)) == 3
+    number: Any = np.int64(3)
+    assert passes_of(number) == 3
 
 
 @pytest.mark.parametrize("given", [0, -1, float("inf"), float("nan"), "a", None])

@@ -11,6 +11,7 @@ import pytest
 
 from hvdlite.algorithms import Place
 from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.observer import Observer
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
 from hvdlite.observers import timeline
@@ -62,7 +63,7 @@ def test_a_full_disk_ends_the_timeline_only(
 
 
 def test_a_file_that_cannot_be_written_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    observers: list[timeline.Observer] = []
+    observers: list[Observer] = []
     timeline.switch(observers, "/nowhere/trace", False, 1)
     assert not observers and "/nowhere/trace" in caplog.text
 

@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import hvdlite.torch as hvd  # noqa: E402
-from hvdlite.errors import HvdliteError  # noqa: E402
-from hvdlite.gradients.use import Use  # noqa: E402
-from hvdlite.torch import cuda, tensors  # noqa: E402
-from hvdlite.torch.attach.attachment import on_gradient  # noqa: E402
-from hvdlite.torch.attach.packing import Packing, Way  # noqa: E402
-from hvdlite.torch.attach.slots import Slots, move  # noqa: E402
-from hvdlite.torch.tensors import to_tensor  # noqa: E402
+import torch
+
+import hvdlite.torch as hvd
+from hvdlite.errors import HvdliteError
+from hvdlite.gradients.use import Use
+from hvdlite.torch import cuda, tensors
+from hvdlite.torch.attach.attachment import on_gradient
+from hvdlite.torch.attach.packing import Packing, Way
+from hvdlite.torch.attach.slots import Slots, move
+from hvdlite.torch.tensors import to_tensor
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,8 @@ def test_gradients_of_two_devices_come_one_at_a_time() -> None:
 
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
     hvd.init()
-    attachment = hvd.DistributedOptimizer(torch.optim.SGD(parameters))._hvdlite
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(parameters))
+    attachment = optimizer._hvdlite
     streams, packing = SimpleNamespace(join=lambda pack: None), SimpleNamespace(add=add, at_end=False)
     attachment.layout = SimpleNamespace(packing=packing, streams=streams)
     attachment.round.note_local()
@@ -97,6 +100,9 @@ def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: p
         def wait_stream(self, other: Stream) -> None:
             log.append((self.name, "waits for", other.name))
 
+    a, b = Stream("a"), Stream("b")
+    current = a
+
     @contextmanager
     def on(stream: Stream) -> Iterator[None]:
         nonlocal current
@@ -104,8 +110,6 @@ def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: p
         yield
         current = before
 
-    a, b = Stream("a"), Stream("b")
-    current = a
     monkeypatch.setattr(torch.cuda, "current_stream", lambda number: current)
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch, "_foreach_copy_", lambda views, grads: log.append((current.name, "packs", len(grads))))
@@ -137,7 +141,7 @@ def test_gradients_on_two_streams_are_packed_one_behind_the_other(monkeypatch: p
 
 
 def test_parameters_on_two_gpus_are_refused() -> None:
-    on = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:0", "cuda:3")]
+    on: list[Any] = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:0", "cuda:3")]
     with pytest.raises(HvdliteError, match="GPUs 0, 3: hvdlite drives one GPU per process"):
         cuda.gpu_of(on)
     assert cuda.gpu_of(on[:1]) is None
@@ -145,7 +149,8 @@ def test_parameters_on_two_gpus_are_refused() -> None:
 
 def test_devices_have_one_name_on_all_ranks() -> None:
     assert tensors.device_name(torch.empty(1)) == "host"
-    assert tensors.device_name(SimpleNamespace(is_cpu=False, is_cuda=True)) == "cuda"
+    on_gpu: Any = SimpleNamespace(is_cpu=False, is_cuda=True)
+    assert tensors.device_name(on_gpu) == "cuda"
     with pytest.raises(ValueError, match="cannot communicate tensors on meta"):
         tensors.device_name(torch.empty(1, device="meta"))
 
@@ -154,7 +159,7 @@ def test_state_travels_without_its_gpu() -> None:
     """Nested as optimizers nest it; what is no tensor stays what it is."""
 
     class OnGpu(torch.Tensor):
-        def cpu(self) -> Any:
+        def cpu(self) -> Any:  # type: ignore[override]
             return "host copy"
 
     tensor = torch.zeros(1).as_subclass(OnGpu)

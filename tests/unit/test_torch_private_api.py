@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import hvdlite.torch as hvd  # noqa: E402
-from hvdlite.errors import HvdliteError  # noqa: E402
-from hvdlite.torch import private_api  # noqa: E402
+import torch
+
+import hvdlite.torch as hvd
+from hvdlite.errors import HvdliteError
+from hvdlite.torch import private_api
 
 
 def backward_with(hook: Any) -> None:
@@ -174,12 +176,12 @@ def test_a_step_inside_a_step() -> None:
     found: list[bool] = []
 
     class Inner(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        def step(self, closure: Any = None) -> None:
             found.append(private_api.step_is_nested(self))
             super().step()
 
     class Outer(Inner):
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        def step(self, closure: Any = None) -> None:
             super().step()
 
     p = torch.nn.Parameter(torch.ones(2))
@@ -202,7 +204,7 @@ def test_an_optimizer_that_scales_by_itself() -> None:
     optimizer = torch.optim.SGD([weight])
     setattr(optimizer, private_api.SCALES, True)
     seen: list[bool] = []
-    optimizer.step = lambda *_, **__: seen.append(hasattr(optimizer, "found_inf"))  # type: ignore[method-assign, assignment]
+    optimizer.step = lambda *_, **__: seen.append(hasattr(optimizer, "found_inf"))
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(weight.sum()).backward()
     weight.grad.fill_(float("inf"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ remove_process_set rocm_built size start_timeline stop_timeline"""
 SYMBOLS = {id(hvd.global_process_set): "G", id(hvd.Compression.none): "none", id(hvd.Average): "Average"}
 
 
-def written(function: object) -> str:
+def written(function: Callable[..., object]) -> str:
     """'tensor, name=None, ...'"""
     found = []
     for parameter in inspect.signature(function).parameters.values():

@@ -48,7 +48,7 @@ def test_what_an_error_comes_from_is_short_too() -> None:
 
 def test_an_error_of_the_users_or_of_a_library_is_whole() -> None:
     for kind, call in (
-        (TypeError, lambda: np.ones("x")),
+        (TypeError, lambda: np.ones("x")),  # type: ignore[arg-type]
         (HvdliteError, lambda: (_ for _ in ()).throw(HvdliteError("mine"))),
     ):
         with pytest.raises(kind) as caught:

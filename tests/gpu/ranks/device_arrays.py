@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cupy
 import ml_dtypes
 import numpy as np
@@ -93,7 +95,7 @@ def check_dtypes_and_operations() -> None:
             np.testing.assert_array_equal(result.get(), np.full(100, float(expected)))
         mean = hvd.allreduce(cupy.asarray(np.full(10, r, np.int64) * 3))
         np.testing.assert_array_equal(mean.get(), np.full(10, 3 * (p - 1) // 2))
-        scaled = ops.allreduce_(cupy.asarray(np.full(10, 1.0)), ops.Sum, None, 0.5, 4.0)
+        scaled: Any = ops.allreduce_(cupy.asarray(np.full(10, 1.0)), ops.Sum, None, 0.5, 4.0)
         np.testing.assert_array_equal(scaled.get(), np.full(10, 2.0 * p))
     restart()
 
@@ -108,8 +110,8 @@ def check_the_bits_are_the_hosts() -> None:
             for how in ((hvd.Sum, 1.0, 1.0), (hvd.Average, 1.0, 1.0), (hvd.Average, 0.3, 1.7), (hvd.Max, 1.0, 1.0)):
                 op, before, after = how
                 here = ops.allreduce_(mine.copy(), op, None, before, after)
-                there = ops.allreduce_(cupy.asarray(mine), op, None, before, after).get()
-                assert here.tobytes() == there.tobytes(), (way, name, how)
+                there: Any = ops.allreduce_(cupy.asarray(mine), op, None, before, after)
+                assert here.tobytes() == there.get().tobytes(), (way, name, how)
     restart()
 
 
@@ -123,10 +125,11 @@ def check_movement() -> None:
             np.testing.assert_array_equal(result.get(), np.full(70_000, float(root)))
         rows = hvd.allgather(cupy.asarray(np.full((r, 3), r, np.int32)))
         np.testing.assert_array_equal(rows.get()[:, 0], np.repeat(np.arange(p), np.arange(p)))
+        mixed: Any
         mixed, counts = ops.alltoall(cupy.asarray(np.arange(p) + 10 * r))
         np.testing.assert_array_equal(mixed.get(), np.arange(p) * 10 + r)
         np.testing.assert_array_equal(counts, np.ones(p))
-        part = ops.reducescatter(cupy.asarray(np.arange(2.0 * p)), ops.Sum)
+        part: Any = ops.reducescatter(cupy.asarray(np.arange(2.0 * p)), ops.Sum)
         np.testing.assert_array_equal(part.get(), p * np.arange(2.0 * r, 2.0 * r + 2))
     restart()
 
@@ -135,7 +138,7 @@ def check_asynchronous() -> None:
     """Many operations at once, in the program's order. The stream that waits can read the results."""
     restart(CUDA_AWARE="1")
     arrays = [cupy.asarray(np.full(1000, float(i + hvd.rank()))) for i in range(20)]
-    handles = [ops.allreduce_.start(array, ops.Sum, f"a{i}") for i, array in enumerate(arrays)]
+    handles: list[Any] = [ops.allreduce_.start(array, ops.Sum, f"a{i}") for i, array in enumerate(arrays)]
     p = hvd.size()
     for i, handle in enumerate(handles):
         np.testing.assert_array_equal(handle.wait().get(), np.full(1000, p * i + p * (p - 1) / 2))

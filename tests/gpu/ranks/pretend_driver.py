@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
+from typing import Any
 
 import cupy
 import numpy as np
@@ -67,8 +68,8 @@ def check_torch_gradients_lie_on_the_device() -> None:
 
     import hvdlite.torch as hvd
 
-    weight = torch.nn.Parameter(torch.zeros(1000))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    weight: Any = torch.nn.Parameter(torch.zeros(1000))
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
     (weight.sum() * (hvd.rank() + 1)).backward()
     assert (weight.grad == (hvd.size() + 1) / 2).all()
     attachment = optimizer._hvdlite

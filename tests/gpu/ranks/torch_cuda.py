@@ -99,7 +99,7 @@ def gradients(net: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
     return [p.grad.detach().clone() for p in net.parameters()]
 
 
-def require_mean_gradients(prepare: Callable[[nn.Module], nn.Module] = lambda net: net, attached: Any = None) -> None:
+def require_mean_gradients(prepare: Callable[[nn.Module], Any] = lambda net: net, attached: Any = None) -> None:
     """Gradients of an attached model are the mean of the gradients of each rank's batch, within float32's precision."""
     alone = model()
     separate = [gradients(alone, batch.to(CUDA)) for batch in batches()]
@@ -121,7 +121,7 @@ def check_gradients_every_way() -> None:
 
 
 def check_channels_last() -> None:
-    require_mean_gradients(attached=model().to(memory_format=torch.channels_last))
+    require_mean_gradients(attached=model().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
 def check_compiled() -> None:
@@ -219,7 +219,7 @@ def check_nothing_stays_behind() -> None:
     def one() -> None:
         restart(ALGORITHM="shared")
         weight = nn.Parameter(torch.zeros(SHARED_BYTES // 4, device=CUDA))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
         for _ in range(2):
             optimizer.zero_grad()
             weight.sum().backward()

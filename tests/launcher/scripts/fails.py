@@ -50,7 +50,7 @@ def end(how: str) -> None:
         assert sys.version_info < (3, 12) or type(sys.exit).__name__ == "builtin_function_or_method"
 
 
-ends, how = (1,), sys.argv[1]
+ends, how = range(1, 2), sys.argv[1]
 if how == "wait":
     WORLD.Barrier()
     if WORLD.rank == 0:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hvdlite.config import ALGORITHMS
 from hvdlite.job import runtime
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.workplace import Workplace
 from hvdlite.memory import arena
 from hvdlite.transports.mpi import MpiTransport
 from hvdlite.transports.mpi_requests import MpiRepeated
@@ -49,7 +51,7 @@ def require_right_sums() -> None:
         mine = np.random.default_rng(r).standard_normal(length).astype(np.float32)
         everyone = [np.random.default_rng(other).standard_normal(length).astype(np.float32) for other in range(p)]
         result = hvd.allreduce(mine, prescale_factor=0.5)
-        exact = np.mean(np.float64(everyone), axis=0) / 2
+        exact = np.mean(np.asarray(everyone, np.float64), axis=0) / 2
         bound = 2.0**-24 * (np.sum(np.abs(everyone), axis=0) + np.abs(exact))  # p-1 additions, over p; one division
         assert np.all(np.abs(result - exact) <= bound)
         if runtime.current().config.algorithm != "native":  # MPI's own all-reduce does not guarantee equal bits
@@ -141,15 +143,20 @@ def check_a_prepared_ring_runs_many_times() -> None:
     lane, p, r = runtime.current().everyone.eager, hvd.size(), hvd.rank()
     if p == 1:
         return
+
+    def again(run: Callable[[], None], lane: Workplace) -> None:
+        run()
+
+    base: Any = lane.transport
     place = replace(lane.place, forced="ring")
     for length, whole in ((1, True), (1000, True), (300_000, True), (300_000, False)):
         buffer = np.empty(length, np.float32)
-        transport = MpiTransport(lane.transport.comm, buffer.nbytes if whole else 10_000)
+        transport = MpiTransport(base.comm, buffer.nbytes if whole else 10_000)
         with counted_exchanges(transport) as plain:
             run = algorithms.prepared(transport, lane.host.workspace, place, buffer, Reduction())
             for time, call in enumerate([lane.run, lambda request: lane.submit(request).wait()] * 3):
                 buffer[:] = np.arange(length) % 7 + r + time
-                call(Request(Signature("test", "ring"), lambda lane, run=run: run()))
+                call(Request(Signature("test", "ring"), partial(again, run)))
                 np.testing.assert_array_equal(buffer, (np.arange(length) % 7 + time) * p + p * (p - 1) // 2)
         assert len(plain) == 2 * (p - 1) * (1 if whole else 6), (length, whole, plain)
         kept = [each for each in gc.get_objects() if type(each) is MpiRepeated and isinstance(each.sent, np.ndarray)]
@@ -223,7 +230,7 @@ def check_shared_memory_refused_on_one_rank() -> None:
         if hvd.rank() == hvd.size() - 1 and what == "attach":
             arena.attach = lambda card: None
         if hvd.rank() == hvd.size() - 1 and what == "create":
-            arena.SharedFile.create = classmethod(lambda cls, nbytes: None)
+            arena.SharedFile.create = classmethod(lambda cls, nbytes: None)  # type: ignore[assignment]
         require_right_sums()
         stage = runtime.current().everyone.eager.host.workspace.stage
         assert hvd.size() == 1 or stage.peers is None

@@ -122,7 +122,7 @@ def check_one_name_for_two_kinds_around_a_synchronous_call() -> None:
 
     Next the rank calls the operation for which the others wait.
     """
-    calls = [hvd.numpy.allreduce_async, hvd.numpy.allgather_async]
+    calls: list[Callable[..., Any]] = [hvd.numpy.allreduce_async, hvd.numpy.allgather_async]
     for turn in range(50):
         one, other = calls[::-1] if last() else calls
         first = one(np.ones(1), name=f"both {turn}")

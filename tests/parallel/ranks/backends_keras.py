@@ -63,7 +63,7 @@ def check_resuming() -> None:
 
 def check_options_see_averaged_gradients() -> None:
     for options in ({"global_clipnorm": 0.1, "use_ema": True}, {"clipnorm": 0.05, "gradient_accumulation_steps": 2}):
-        both(lambda options=options: keras.optimizers.SGD(0.05, momentum=0.9, **options))
+        both(lambda: keras.optimizers.SGD(0.05, momentum=0.9, **options))
     both(OPTIMIZERS["SGD"], compression=hvd.Compression.bf16, tolerance=0.1)
     both(OPTIMIZERS["momentum"], compiled={"run_eagerly": True})
 
@@ -86,7 +86,7 @@ def check_compiled_by_torch() -> None:
 
 
 def check_several_passes_per_step() -> None:
-    arguments = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+    arguments: dict[str, Any] = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
     if on("torch"):
         both(OPTIMIZERS["momentum"], batch=BATCH // hvd.size() // 2, **arguments)
     else:
@@ -100,7 +100,7 @@ def check_passes_of_a_number() -> None:
     """Several passes work for a weight without dimensions."""
     mean, gradient = (hvd.size() - 1) / 2, keras.ops.convert_to_tensor(float(hvd.rank()))
     for average, applied in ((False, 2 * mean), (True, mean)):
-        options = {"backward_passes_per_step": 2, "average_aggregated_gradients": average}
+        options: dict[str, Any] = {"backward_passes_per_step": 2, "average_aggregated_gradients": average}
         optimizer, weight = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options), keras.Variable(4.0)
         for _ in range(2):
             optimizer.apply([gradient], [weight])
@@ -288,7 +288,7 @@ def check_local_layers() -> None:
 
 def check_fit_goes_on_after_an_error() -> None:
     """One rank fails while the others are in a step, which XLA has compiled on JAX: all return to the last commit."""
-    trained, failed = model(), []
+    trained, failed = model(), list[int]()
     x, y = data()
     trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
     state = hvd.elastic.KerasState(trained, epoch=0, batch=0)

@@ -11,6 +11,7 @@ import numpy as np
 
 import hvdlite as hvd
 from hvdlite import numpy, ops
+from hvdlite.arrays import Array
 from tests import averages
 from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
 
@@ -193,7 +194,7 @@ def check_shapes_and_scalars() -> None:
 def check_grouped() -> None:
     """Several arrays of different shapes and dtypes in one operation."""
     p, r = hvd.size(), hvd.rank()
-    arrays = [np.full((2, 2), r, np.float32), np.full(3, r, np.int64), np.full(0, r, np.float16)]
+    arrays: list[Array] = [np.full((2, 2), r, np.float32), np.full(3, r, np.int64), np.full(0, r, np.float16)]
     result = ops.grouped_allreduce_(arrays, ops.Sum)
     assert all((a == p * (p - 1) // 2).all() for a in arrays) and len(result) == 3
 
@@ -214,7 +215,7 @@ def check_root_of_any_kind() -> None:
     """A root is a number of any type, and each rank has another type."""
     p, r = hvd.size(), hvd.rank()
     for root in range(p):
-        given = (root, np.int64(root), np.array(root))[r % 3]
+        given: Any = (root, np.int64(root), np.array(root))[r % 3]
         assert hvd.broadcast(np.full(3, r), given).tolist() == [root] * 3
         total = hvd.reduce(np.full(2, r), given, op=hvd.Sum)
         assert (total is None) == (r != root) and (r != root or total.tolist() == [p * (p - 1) // 2] * 2)
@@ -266,7 +267,7 @@ def check_broadcast_from_each_root() -> None:
 def check_broadcast_variables() -> None:
     """Arrays in a dict or a list are overwritten in place."""
     p, r = hvd.size(), hvd.rank()
-    held = {"w": np.full((2, 3), r, np.float32), "b": np.full(4, r, np.int64).reshape(2, 2).T}
+    held: dict[str, Array] = {"w": np.full((2, 3), r, np.float32), "b": np.full(4, r, np.int64).reshape(2, 2).T}
     hvd.broadcast_variables(held, root_rank=p - 1)
     assert all((a == p - 1).all() for a in held.values())
     named = [("b", np.array([r])), ("a", np.array([r + 10]))]
@@ -411,7 +412,7 @@ def check_arrays_that_may_not_be_written() -> None:
         lambda: hvd.broadcast_variables([fixed], 0),
     ):
         require_error(ValueError, call, "read-only")
-    require_error(TypeError, lambda: numpy.allreduce_([1.0, 2.0]), "takes an array, not [1.0, 2.0]")
+    require_error(TypeError, lambda: numpy.allreduce_([1.0, 2.0]), "takes an array, not [1.0, 2.0]")  # type: ignore[arg-type]
     np.testing.assert_array_equal(hvd.allreduce(fixed), fixed)
 
 

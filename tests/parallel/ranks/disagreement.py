@@ -31,7 +31,7 @@ def check_shape() -> None:
 
 
 def check_same_element_count_is_not_enough() -> None:
-    shape = (2, 3) if last() else (3, 2)
+    shape: tuple[int, ...] = (2, 3) if last() else (3, 2)
     require_mismatch(lambda: hvd.allreduce(np.ones(shape), name="matrix"), "shape differs", "(2, 3)", "(3, 2)")
     shape = (6,) if last() else (6, 1)
     require_mismatch(lambda: hvd.broadcast(np.ones(shape), 0, name="vector"), "shape differs", "(6,)", "(6, 1)")
@@ -77,7 +77,7 @@ def check_kind() -> None:
 
 
 def check_rows_of_allgather_may_differ_only_in_number() -> None:
-    shape = (2, 4) if last() else (2, 3)
+    shape: tuple[int, ...] = (2, 4) if last() else (2, 3)
     require_mismatch(
         lambda: hvd.allgather(np.ones(shape), name="rows"), "shape after the first dimension differs", "(4,)", "(3,)"
     )

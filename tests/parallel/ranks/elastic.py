@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def check_commit_and_restore() -> None:
 def check_an_error_takes_all_back_to_the_last_commit() -> None:
     """One rank raises while the others are in a collective, or all raise. Communication is new afterwards."""
     for everywhere in (False, True):
-        state, seen, before = state_of(step=0), [], runtime.current()
+        state, seen, before = state_of(step=0), list[int](), runtime.current()
 
         @elastic.run
         def train(state: ObjectState, everywhere: bool = everywhere, seen: list[int] = seen) -> int:
@@ -196,9 +197,7 @@ def check_changed_hosts_interrupt_all_ranks_at_the_same_commit() -> None:
     ):
         order: list[str] = []
         state = state_of(step=0, mine=hvd.rank())
-        state.register_reset_callbacks(
-            [lambda order=order: order.append("first"), lambda order=order: order.append("second")]
-        )
+        state.register_reset_callbacks([partial(order.append, "first"), partial(order.append, "second")])
 
         @elastic.run
         def train(state: ObjectState, change: HostUpdateResult = change, order: list[str] = order) -> int:

@@ -54,7 +54,7 @@ def check_init_with_a_communicator() -> None:
     from mpi4py import MPI
 
     hvd.shutdown()
-    require_error(ValueError, lambda: hvd.init(comm=5), "mpi4py communicator")
+    require_error(ValueError, lambda: hvd.init(comm=5), "mpi4py communicator")  # type: ignore[arg-type]
     reverse = MPI.COMM_WORLD.Split(0, p - r)
     hvd.init(comm=reverse)
     assert (hvd.rank(), hvd.size()) == (p - 1 - r, p) and total() == p * (p - 1) // 2
@@ -276,6 +276,7 @@ def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
     from hvdlite.transports import mpi, mpi_requests
 
     comm = MPI.COMM_WORLD.Split(hvd.rank() < 2, hvd.rank())
+    given_up: list[Any] = mpi_requests.GIVEN_UP
     transport = mpi.MpiTransport(comm)
     if hvd.rank() < 2:
         pending = transport.maximum(5)
@@ -284,7 +285,7 @@ def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
             transport.maxima.clear()
             del pending  # nobody holds it
             comm.Barrier()
-            (step,) = mpi_requests.GIVEN_UP.pop()
+            (step,) = given_up.pop()
             step.wait()
             assert step.received == struct.pack("5q", *[1] * 5)
             step.free()
@@ -298,7 +299,7 @@ def check_a_wait_that_is_given_up_keeps_its_memory() -> None:
         exchange = transport.start_exchange(mine, 1 - hvd.rank(), theirs, 1 - hvd.rank())
         if hvd.rank() == 0:
             del exchange
-            (incoming, outgoing, _) = mpi_requests.GIVEN_UP.pop()
+            (incoming, outgoing, _) = given_up.pop()
             MPI.Request.Waitall(incoming + outgoing)
         else:
             exchange.wait()

@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -75,11 +77,13 @@ def check_tensors_by_name() -> None:
 
 
 def check_what_is_no_handle() -> None:
+    wrong: Any
     for wrong in ("loss", None, [1], np.ones(1), torch.ones(1)):
         for call in (hvd.synchronize, hvd.poll):
             require_error(TypeError, lambda: call(wrong), "_async", f"not {type(wrong).__name__}")
     handle = hvd.allreduce_async(np.ones(2))
-    assert (hvd.synchronize(np.int64(handle)) == 1).all() and hvd.synchronize(handle) is None
+    number: Any = np.int64(handle)
+    assert (hvd.synchronize(number) == 1).all() and hvd.synchronize(handle) is None
 
 
 def check_movement_of_every_dtype_in_every_form() -> None:
@@ -152,8 +156,8 @@ def check_mismatches() -> None:
         require_mismatch(call, words, "shape", "(2,)" if "gather" in words or "alltoall" in words else "(2, 2)")
     factor = 2.0 if last() else 1.0
     require_mismatch(lambda: hvd.reducescatter(np.ones(4), prescale_factor=factor, name="w"), "prescale_factor differs")
-    call = hvd.alltoall if last() else hvd.reducescatter
-    require_mismatch(lambda: call(np.ones(hvd.size()), name="thing"), "kind differs", "alltoall", "reducescatter")
+    move: Callable[..., object] = hvd.alltoall if last() else hvd.reducescatter
+    require_mismatch(lambda: move(np.ones(hvd.size()), name="thing"), "kind differs", "alltoall", "reducescatter")
 
 
 def check_a_refused_call_is_not_counted() -> None:
@@ -226,7 +230,7 @@ def check_long_messages_go_in_pieces() -> None:
     from hvdlite.job import runtime
 
     p, r = hvd.size(), hvd.rank()
-    hvd_transport = runtime.current().everyone.eager.transport
+    hvd_transport: Any = runtime.current().everyone.eager.transport
     before, hvd_transport.piece = hvd_transport.piece, 1000
     try:
         hvd.barrier()
@@ -255,5 +259,5 @@ def check_more_elements_than_a_c_int_counts() -> None:
             max(piece.nbytes for piece in pieces) <= PIECE < 2**31
             and sum(piece.nbytes for piece in pieces) == length * kind().itemsize
         )
-        addresses = [piece.__array_interface__["data"][0] for piece in pieces]
+        addresses = [piece.ctypes.data for piece in pieces]
         assert all(b - a == PIECE for a, b in itertools.pairwise(addresses))

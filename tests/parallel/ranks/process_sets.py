@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from hvdlite.job import runtime
 from tests.parallel.common import require_error, require_mismatch
 
 
-def restart(comm: object = None, process_sets: object = None) -> None:
+def restart(comm: Any = None, process_sets: Any = None) -> None:
     hvd.shutdown()
     os.environ.pop("HOROVOD_DYNAMIC_PROCESS_SETS", None)
     hvd.init(comm, process_sets)
@@ -100,7 +101,7 @@ def check_names_are_per_set_and_unnamed_calls_too() -> None:
     restart(process_sets=sets)
     mine = [s for s in [*sets, hvd.global_process_set] if s.included()]
     handles = [ops.allreduce_.start(np.array(1), ops.Sum, "x", process_set=s) for s in mine]
-    assert [int(handle.wait()) for handle in handles] == [len(s.ranks) for s in mine]
+    assert [handle.wait().item() for handle in handles] == [len(s.ranks) for s in mine]
     for turn, s in enumerate(sets):
         for _ in range(turn + 1 if s in mine else 0):
             assert total(s) == sum(s.ranks)
@@ -171,7 +172,7 @@ def check_adding_and_removing() -> None:
     require_error(ValueError, lambda: hvd.add_process_set(range(p)), "already")
     for bad in ([], [p], [-1, 0], [0, 0]):
         require_error(ValueError, lambda: hvd.add_process_set(bad), "each once")
-    require_error(ValueError, lambda: hvd.add_process_set(["0"]), "integers")
+    require_error(ValueError, lambda: hvd.add_process_set(["0"]), "integers")  # type: ignore[list-item]
     assert hvd.remove_process_set(hvd.global_process_set) is False
     assert hvd.remove_process_set(hvd.ProcessSet([0])) is False
     for _ in range(3 if p > 1 else 0):
@@ -238,9 +239,10 @@ def check_sets_that_init_refuses() -> None:
     if p > 1:
         sets = [hvd.ProcessSet([0])] * (1 + (r == 0))
         require_error(ValueError, lambda: hvd.init(process_sets=sets), "differs between ranks")
-    require_error(ValueError, lambda: hvd.init(process_sets=[[0]]), "ProcessSet")
-    require_error(ValueError, lambda: hvd.init(process_sets=7), "ProcessSet", "not 7")
+    require_error(ValueError, lambda: hvd.init(process_sets=[[0]]), "ProcessSet")  # type: ignore[list-item]
+    require_error(ValueError, lambda: hvd.init(process_sets=7), "ProcessSet", "not 7")  # type: ignore[arg-type]
     require_error(ValueError, lambda: hvd.init(process_sets="static"), "'dynamic'")
+    words: Any
     for words in ("text", 5, [0.5], None):
         require_error(ValueError, lambda: hvd.ProcessSet(words), "integers")
     hvd.init()
@@ -294,13 +296,15 @@ def check_a_job_of_some_of_the_ranks() -> None:
     p, r = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
     hvd.shutdown()
     some = list(range(p - 1, 0, -1)) or [0]
+    bad: Any
     for bad in ([p], [0, 0], [0, "1"]):
         require_error(ValueError, lambda: hvd.init(comm=bad), "each once")
     if r in some:
         hvd.init(comm=some)
         assert (hvd.rank(), hvd.size()) == (some.index(r), len(some))
         assert total(hvd.global_process_set) == len(some) * (len(some) - 1) / 2
-        made = runtime.current().world.comm
+        world: Any = runtime.current().world
+        made = world.comm
         hvd.shutdown()
         assert made == MPI.COMM_NULL  # MPIs have 2,000 communicators
     else:

@@ -16,7 +16,7 @@ from hvdlite.gradients import replica_check, watched
 from tests.parallel.common import last, logged, require_error, require_same_bits, restart
 from tests.parallel.keras_common import WIDTH, fit, model, share, weights
 
-v1 = tf.compat.v1
+v1: Any = tf.compat.v1
 
 
 def own_model() -> Any:

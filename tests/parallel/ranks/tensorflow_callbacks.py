@@ -253,7 +253,7 @@ def check_training_alone_is_found_out() -> None:
 def check_an_optimizer_around_another() -> None:
     """An optimizer calls another one, but not its apply: only the outer optimizer can be distributed."""
 
-    class Around(keras.optimizers.Optimizer):  # type: ignore[misc]
+    class Around(keras.optimizers.Optimizer):
         def __init__(self, inner: Any) -> None:
             super().__init__(learning_rate=0.05)
             self.inner_optimizer = inner
@@ -272,7 +272,7 @@ def check_an_optimizer_around_another() -> None:
 
 
 def check_an_optimizer_that_looks_at_gradients_first() -> None:
-    class Sign(keras.optimizers.SGD):  # type: ignore[misc]
+    class Sign(keras.optimizers.SGD):
         def apply_gradients(self, grads_and_vars: Any) -> Any:
             return super().apply_gradients([(keras.ops.sign(g), v) for g, v in grads_and_vars])
 
@@ -342,14 +342,14 @@ def check_metrics_are_averaged() -> None:
     history = train(model(), [callback]).history
     expected = alone(lambda: fit(keras.optimizers.SGD(0.05, momentum=0.9)).history.history["loss"])
     np.testing.assert_allclose(history["loss"], expected, rtol=1e-4)
-    logs = {"loss": float(hvd.rank()), "b": 2.0 * hvd.rank()}
+    logs: dict[str, Any] = {"loss": float(hvd.rank()), "b": 2.0 * hvd.rank()}
     callback.on_epoch_end(0, logs)
     mean = (hvd.size() - 1) / 2
     assert logs == {"loss": mean, "b": 2 * mean}
     logs = {"f1": np.array([0.0, 1.0]) + hvd.rank()}
     callback.on_epoch_end(0, logs)
     np.testing.assert_allclose(logs["f1"], [mean, 1 + mean])
-    odd = {"loss": 1.0} | ({"other": 1.0} if last() else {})
+    odd: dict[str, Any] = {"loss": 1.0} | ({"other": 1.0} if last() else {})
     require_error(HvdliteError, lambda: callback.on_epoch_end(0, odd), "other", "rank 0 has loss")
 
 
@@ -514,12 +514,12 @@ def check_wrong_arguments() -> None:
         (lambda: hvd.DistributedOptimizer("adam"), (TypeError, ValueError), "optimizer"),
         (lambda: hvd.DistributedOptimizer(keras.optimizers.Adam), (TypeError, ValueError), "optimizer"),
         (lambda: hvd.DistributedOptimizer(model()), (TypeError, ValueError), "optimizer"),
-        (lambda: hvd.DistributedOptimizer(sgd, hvd.Compression.fp16), TypeError, "compression="),
+        (lambda: hvd.DistributedOptimizer(sgd, hvd.Compression.fp16), TypeError, "compression="),  # type: ignore[arg-type]
         (lambda: hvd.DistributedOptimizer(sgd, compression="fp16"), ValueError, "hvd.Compression.fp16"),
         (lambda: hvd.DistributedOptimizer(sgd, gradient_predivide_factor=0), ValueError, "above 0"),
-        (lambda: hvd.DistributedOptimizer(sgd, process_set=3), TypeError, "hvd.ProcessSet"),
+        (lambda: hvd.DistributedOptimizer(sgd, process_set=3), TypeError, "hvd.ProcessSet"),  # type: ignore[arg-type]
         (lambda: hvd.DistributedOptimizer(sgd).register_local_var("bias"), ValueError, "str"),
-        (lambda: hvd.callbacks.BroadcastGlobalVariablesCallback("x"), ValueError, "root_rank='x' is no rank"),
+        (lambda: hvd.callbacks.BroadcastGlobalVariablesCallback("x"), ValueError, "root_rank='x' is no rank"),  # type: ignore[arg-type]
         (lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(-1), ValueError, "root_rank=-1 is no rank"),
         (lambda: hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=-2), ValueError, "warmup_epochs=-2"),
     ):
@@ -555,7 +555,7 @@ def check_values() -> None:
     np.testing.assert_allclose(hvd.reducescatter(np.ones((size, 2), "float32"), op=hvd.Sum), [[size] * 2])
 
 
-class Pair(keras.Model):  # type: ignore[misc]
+class Pair(keras.Model):
     """Two networks with an optimizer each, like a GAN; the model itself is never `built`."""
 
     def __init__(self) -> None:
@@ -631,7 +631,7 @@ def check_weights_that_a_process_set_trains_may_differ() -> None:
 def check_backups_on_one_rank_are_refused_with_the_cure() -> None:
     """BackupAndRestore resumes where one rank stopped; with one folder per rank, all ranks resume."""
 
-    class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
+    class Interrupt(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             if epoch == 1:
                 raise KeyboardInterrupt

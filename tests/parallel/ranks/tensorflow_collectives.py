@@ -74,7 +74,13 @@ def everyones(rows: int = 3) -> np.ndarray:
 
 
 def check_allreduce() -> None:
-    folded = {hvd.Sum: np.sum, hvd.Min: np.min, hvd.Max: np.max, hvd.Product: np.prod, hvd.Average: np.mean}
+    folded: dict[Any, Callable[..., Any]] = {
+        hvd.Sum: np.sum,
+        hvd.Min: np.min,
+        hvd.Max: np.max,
+        hvd.Product: np.prod,
+        hvd.Average: np.mean,
+    }
     for op, fold in folded.items():
         expected = fold(everyones(), axis=0).astype(np.float32)
         require(lambda x, op=op: [hvd.allreduce(x, op=op)], [mine()], [expected])
@@ -171,7 +177,8 @@ def check_gradients_in_tf1() -> None:
     """tf.gradients has no gradient for results of integers."""
     with tf.Graph().as_default(), v1.Session() as session:
         x, n = tf.ones([hvd.size(), 2]), tf.ones([2], tf.int32)
-        received = hvd.alltoall(x) * float(hvd.rank() + 1)
+        sent: Any = hvd.alltoall(x)
+        received = sent * float(hvd.rank() + 1)
         summed, _ = hvd.grouped_allreduce([x, n], op=hvd.Sum)
         to_senders, of_sum = session.run(v1.gradients(received, x) + v1.gradients(summed, x))
     np.testing.assert_array_equal(to_senders, np.repeat(ranks()[:, None] + 1, 2, 1))
@@ -437,7 +444,11 @@ def check_strings_are_refused() -> None:
         partial(hvd.broadcast, root_rank=0),
     ]
     grouped = [hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter]
-    given = [(calls, text), (grouped, several), ([hvd.broadcast_variables], [tf.Variable(["a"])])]
+    given: list[tuple[list[Any], Any]] = [
+        (calls, text),
+        (grouped, several),
+        ([hvd.broadcast_variables], [tf.Variable(["a"])]),
+    ]
     for call, what in ((call, what) for calls, what in given for call in calls):
         require_error(TypeError, lambda: call(what), "an array of Python objects cannot be sent")
         if call is not hvd.broadcast_variables:

@@ -55,8 +55,8 @@ def check_fit_through_an_error_is_fit_without_one() -> None:
     plain = compiled()
     plain.fit(x, y, batch_size=4, epochs=5, shuffle=False, verbose=0)
     for everywhere, eagerly in ((True, False), (False, False), (False, True)):
-        trained, failed = compiled(run_eagerly=eagerly), []
-        state = hvd_keras.elastic.KerasState(trained, epoch=0, batch=0)
+        trained, failed = compiled(run_eagerly=eagerly), list[int]()
+        state: Any = hvd_keras.elastic.KerasState(trained, epoch=0, batch=0)
 
         @hvd_keras.elastic.run
         def train(state: Any, everywhere: bool = everywhere, failed: list[int] = failed) -> None:

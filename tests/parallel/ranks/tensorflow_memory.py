@@ -89,7 +89,7 @@ def check_graphs_that_are_no_more() -> None:
     """Graphs with collectives are freed, also if the collectives are differentiated once or by nested tapes."""
 
     def trace(weight: tf.Variable) -> Any:
-        @tf.function  # type: ignore[untyped-decorator]
+        @tf.function
         def step(x: tf.Tensor) -> tf.Tensor:
             with tf.GradientTape() as tape, hvd.DistributedGradientTape(tf.GradientTape()) as inner:
                 everyones = [hvd.allreduce(x * weight), hvd.broadcast(x, 0), hvd.alltoall(hvd.allgather(x))[0]]
@@ -114,7 +114,7 @@ def check_a_graph_that_outlives_its_optimizer() -> None:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
         optimizer.build([weight])
 
-        @tf.function  # type: ignore[untyped-decorator]
+        @tf.function
         def step() -> None:
             optimizer.apply([weight * (hvd.rank() + 1.0)], [weight])
 

@@ -47,10 +47,10 @@ def check_options_see_averaged_gradients() -> None:
         {"global_clipnorm": 0.1, "use_ema": True, "ema_overwrite_frequency": 4, "weight_decay": 0.1},
         {"clipnorm": 0.05, "gradient_accumulation_steps": 2},
     ):
-        both(lambda options=options: keras.optimizers.SGD(0.05, momentum=0.9, **options))
+        both(lambda: keras.optimizers.SGD(0.05, momentum=0.9, **options))
 
 
-class Optimistic(keras.optimizers.Optimizer):  # type: ignore[misc]
+class Optimistic(keras.optimizers.Optimizer):
     """An optimizer that keeps the last step's gradient."""
 
     def build(self, variables: list[Any]) -> None:
@@ -167,7 +167,7 @@ def check_passes_in_which_some_have_no_gradient() -> None:
         optimizer.apply([one, second], [a, b])
         assert (float(a.numpy()[0]), float(b.numpy()[0])) == expected, (a, b, expected)
 
-    helper = hvd.LocalGradientAggregationHelper(2, lambda grads, variables: grads, False, False)
+    helper: Any = hvd.LocalGradientAggregationHelper(2, lambda grads, variables: grads, False, False)
     helper.compute_gradients([one, one], [a, b])
     assert [grad.numpy().item() for grad in helper.compute_gradients([one, None], [a, b])] == [2, 1]
 
@@ -220,7 +220,7 @@ def check_keras_2_is_told() -> None:
     for module in (hvd, hvd_keras):
         require_error(
             TypeError,
-            lambda module=module: module.DistributedOptimizer(kind()),
+            lambda: module.DistributedOptimizer(kind()),
             "Adam is of Keras 2",
             "DistributedGradientTape",
         )
@@ -233,10 +233,11 @@ def check_one_mistake_is_one_kind_of_error() -> None:
         "Keras": lambda **given: hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), **given),
         "tape": lambda **given: hvd.DistributedGradientTape(tf.GradientTape(), **given),
     }
-    for kind, given in [
+    refused: list[tuple[type[Exception], dict[str, Any]]] = [
         (NotImplementedError, {"op": hvd.Adasum}), (ValueError, {"op": 17}), (ValueError, {"groups": "all"}),
         (ValueError, {"compression": 3}), (ValueError, {"gradient_predivide_factor": 0}), (TypeError, {"process_set": 3}),
-    ]:  # fmt: skip
+    ]  # fmt: skip
+    for kind, given in refused:
         for way in ways.values():
             require_error(kind, lambda: way(**given))
     for nothing in (5, keras.layers.Dense(1)):
@@ -255,8 +256,8 @@ def check_float8_is_refused() -> None:
 
 
 def check_a_module_with_a_collective_can_be_saved() -> None:
-    class Module(tf.Module):  # type: ignore[misc]
-        @tf.function(input_signature=[tf.TensorSpec([2])])  # type: ignore[untyped-decorator]
+    class Module(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([2])])
         def mean(self, x: Any) -> Any:
             return hvd.allreduce(x, name="mean")
 
@@ -267,7 +268,7 @@ def check_a_module_with_a_collective_can_be_saved() -> None:
 
 
 def check_sparse_gradients() -> None:
-    for options in ({}, {"sparse_as_dense": True}):
+    for options in list[dict[str, Any]](({}, {"sparse_as_dense": True})):
         both(OPTIMIZERS["SGD"], embedding, **options)
         both(OPTIMIZERS["SGD"], embedding, compiled={"run_eagerly": True}, **options)
 

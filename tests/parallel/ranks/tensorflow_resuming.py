@@ -44,7 +44,7 @@ def check_both_ways_to_resume_count_epochs() -> None:
     """With initial_epoch a schedule continues, too."""
     for first in (True, False):
         model, state = counting()
-        places, rates = [(1, 4), (3, 0)], []
+        places, rates = [(1, 4), (3, 0)], list[float]()
 
         @hvd.elastic.run
         def train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -177,7 +178,7 @@ def check_a_removed_set() -> None:
 
 def check_a_set_that_is_not_registered() -> None:
     """Making the operation raises ValueError: in eager mode, when tf.function traces it, and in a TF1 graph."""
-    no = {"process_set": hvd.ProcessSet([0, 2])}
+    no: dict[str, Any] = {"process_set": hvd.ProcessSet([0, 2])}
     sgd = keras.optimizers.SGD()
     v1, kind = tf.compat.v1.train.GradientDescentOptimizer, hvd.LocalGradientAggregationHelper
 
@@ -185,7 +186,7 @@ def check_a_set_that_is_not_registered() -> None:
         x = tf.ones((3, 2))
         slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([3, 2]))
         found = {
-            f"{module.__name__}.{name}": lambda module=module, name=name, given=given: getattr(module, name)(*given, **no)
+            f"{module.__name__}.{name}": partial(getattr(module, name), *given, **no)
             for module in (hvd, keras_hvd)
             for name, given in {
                 "allreduce": [x], "allgather": [x], "broadcast": [x, 0], "reducescatter": [x], "alltoall": [x],
@@ -194,7 +195,7 @@ def check_a_set_that_is_not_registered() -> None:
             }.items()
         }  # fmt: skip
         found |= {
-            f"nothing to {name}": lambda name=name: getattr(hvd, name)([], **no)
+            f"nothing to {name}": partial(getattr(hvd, name), [], **no)
             for name in ("grouped_allreduce", "grouped_allgather", "grouped_reducescatter", "broadcast_variables")
         }
         return found | {
@@ -214,7 +215,7 @@ def check_a_set_that_is_not_registered() -> None:
                 require_error(ValueError, call, "not registered", "hvd.add_process_set()")
         for broadcast in (hvd.broadcast_variables, hvd.broadcast_):
             require_error(ValueError, lambda: broadcast([variable], 0, **no), "not registered")
-        require_error(TypeError, lambda: hvd.broadcast(tf.ones(2), 0, process_set=3), "must be an hvd.ProcessSet")
+        require_error(TypeError, lambda: hvd.broadcast(tf.ones(2), 0, process_set=3), "must be an hvd.ProcessSet")  # type: ignore[arg-type]
 
     variable = tf.Variable([1.0])
     refuse(variable)

@@ -74,7 +74,7 @@ def train_with_tape(optimizer: Any, rows: Any, compiled: bool, distribute: bool,
 
 def check_tape() -> None:
     for make in OPTIMIZERS.values():
-        expected = alone(lambda make=make: weights(train_with_tape(make(), slice(None), True, distribute=False)))
+        expected = alone(lambda: weights(train_with_tape(make(), slice(None), True, distribute=False)))
         for compiled in (True, False):
             together = train_with_tape(make(), share(), compiled, distribute=True)
             require_close(weights(together), expected, f"tape, compiled={compiled}")
@@ -204,7 +204,7 @@ def check_v1() -> None:
         lambda: train.MomentumOptimizer(0.05, 0.9),
         lambda: train.AdamOptimizer(0.01, epsilon=1e-3),
     ):
-        expected = alone(lambda make=make: train_v1(make, slice(None), distribute=False))
+        expected = alone(lambda: train_v1(make, slice(None), distribute=False))
         require_close(train_v1(make, share(), distribute=True), expected, "v1")
 
 

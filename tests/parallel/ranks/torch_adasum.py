@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import hvdlite.torch as hvd
@@ -14,7 +16,7 @@ def check_steps_are_combined() -> None:
     own, common = torch.nn.Parameter(torch.zeros(p)), torch.nn.Parameter(torch.zeros(2, 3))
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     for compression in (hvd.Compression.none, hvd.Compression.fp16):
-        optimizer = torch.optim.SGD([own, common, frozen], lr=1.0)
+        optimizer: Any = torch.optim.SGD([own, common, frozen], lr=1.0)
         if p & (p - 1):
             require_error(
                 NotImplementedError, lambda: hvd.DistributedOptimizer(optimizer, op=hvd.Adasum), "power of two"
@@ -145,7 +147,7 @@ def check_rules() -> None:
     if p & (p - 1):
         return
     w = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=hvd.Adasum)
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=hvd.Adasum)
     if p > 1:
         require_error(AssertionError, lambda: optimizer.skip_synchronize(), "Adasum")
         require_error(

@@ -13,12 +13,12 @@ from hvdlite.gradients import replica_check
 from tests.parallel.common import last, logged, require_error, require_mismatch, require_same_bits, restart
 
 
-def model(seed: int = 0) -> torch.nn.Module:
+def model(seed: int = 0) -> Any:
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.Flatten(), torch.nn.Linear(5, 3))
 
 
-def attach(net: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
+def attach(net: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Any:
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
     return hvd.DistributedOptimizer(optimizer, net.named_parameters())
 
@@ -33,7 +33,7 @@ def step(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def refused(call: Callable[[], None], *words: str) -> None:
+def refused(call: Callable[[], object], *words: str) -> None:
     """The call fails on every rank, with the same words; or does not, on a rank that is alone."""
     if hvd.size() == 1:
         call()
@@ -170,7 +170,7 @@ def check_rare_after_a_while() -> None:
         looks.append(optimizer._hvdlite.alike.rounds)
         return compared(*given)
 
-    replica_check.compared = count
+    replica_check.compared = count  # type: ignore[assignment]
     try:
         for _ in range(1100):
             optimizer._hvdlite.alike.look() if hvd.size() > 1 else None
@@ -237,7 +237,7 @@ def check_no_look_when_the_job_ends() -> None:
     """Where training has not begun, the rank is on its way out with an error, its optimizer is no more, or ranks have
     joined with different weights."""
 
-    def ends(prepare: Callable[[torch.optim.Optimizer], Any], failing: bool = False) -> None:
+    def ends(prepare: Callable[[list[torch.optim.Optimizer]], object], failing: bool = False) -> None:
         net = model()
         optimizers = [attach(net)]
         step(net, optimizers[0])
@@ -298,6 +298,7 @@ def check_other_words_than_others() -> None:
             "replica_check differs", "has off", "Give the same replica_check=",
         )  # fmt: skip
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    wrong: Any
     for wrong in ("", "loud", True, 0):
         words = f"replica_check={wrong!r} must be one of", '"error", "warn", "off"'
         require_error(ValueError, lambda: hvd.DistributedOptimizer(optimizer, replica_check=wrong), *words)

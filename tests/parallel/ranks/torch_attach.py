@@ -137,9 +137,8 @@ def check_optimizers_that_share_some_parameters() -> None:
                 require_grads([trunk, heads[0]], expected)
             optimizer.zero_grad()
             del optimizer
-            optimizer = hvd.DistributedOptimizer(
-                torch.optim.SGD([{"params": [trunk]}, {"params": heads, "lr": 0.5}], lr=1.0), op=op
-            )
+            groups: list[dict[str, Any]] = [{"params": [trunk]}, {"params": heads, "lr": 0.5}]
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=1.0), op=op)
             loss_of([trunk, *heads]).backward()
             require_grads([trunk, *heads], expected)
             optimizer.step()
@@ -205,7 +204,7 @@ def check_an_optimizer_that_takes_over_during_a_backward() -> None:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
             if len(optimizers) == 1:
                 optimizers.append(attach(params, op=hvd.Sum))
             return grad
@@ -272,10 +271,10 @@ def check_names_are_not_inherited() -> None:
     kept = []
     for _ in range(6):
         kept += [net[1]] if hvd.rank() == 0 else []
-        net[1] = torch.nn.Linear(2, 1)
-        torch.nn.init.ones_(net[1].weight)
-        torch.nn.init.zeros_(net[1].bias)
-        optimizer.param_groups[0]["params"][2:] = net[1].parameters()
+        net[1] = layer = torch.nn.Linear(2, 1)
+        torch.nn.init.ones_(layer.weight)
+        torch.nn.init.zeros_(layer.bias)
+        optimizer.param_groups[0]["params"][2:] = layer.parameters()
         optimizer.zero_grad()
         net(torch.ones(1, 2)).sum().backward()
         optimizer.step()
@@ -373,22 +372,23 @@ def check_named_parameters() -> None:
     """Names must be pairs, unique and complete."""
     net = torch.nn.Linear(2, 2)
     make = lambda: torch.optim.SGD(net.parameters(), lr=0.1)  # noqa: E731
-    named = list(net.named_parameters())
-    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), net.parameters()), "pairs")
+    named: list[Any] = list(net.named_parameters())
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), net.parameters()), "pairs")  # type: ignore[arg-type]
     require_error(
         ValueError, lambda: hvd.DistributedOptimizer(make(), [("a", named[0][1]), ("a", named[1][1])]), "repeated", "a"
     )
     require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), named[:1]), "leaves out 1 of", "2 parameters")
     require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), [(None, p) for _, p in named]), "pairs")
-    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), named, groups=[1]), "lists of parameters")
-    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), backward_passes_per_step=1.5), "whole number")
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), named, groups=[1]), "lists of parameters")  # type: ignore[list-item]
+    passes: Any = 1.5
+    require_error(ValueError, lambda: hvd.DistributedOptimizer(make(), backward_passes_per_step=passes), "whole number")
     hvd.DistributedOptimizer(make(), named_parameters=[*named, ("extra", torch.nn.Parameter(torch.ones(1)))])
 
 
 def check_what_is_no_optimizer() -> None:
     """Arguments in another order."""
-    net = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net: Any = torch.nn.Linear(2, 2)
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
     require_error(TypeError, lambda: hvd.DistributedOptimizer(net, optimizer), "optimizer first, not a Linear")
     require_error(ValueError, lambda: hvd.DistributedOptimizer(optimizer, net), "model.named_parameters()")
 
@@ -423,9 +423,9 @@ def check_what_goes_by_messages_shares_no_memory() -> None:
     for way, shared in (("auto", True), ("shared", True), ("ring", False), ("native", on_gpu)):
         restart(ALGORITHM=way)
         optimizer = attach(weights())
-        (arena,) = optimizer._hvdlite.reducer.arenas.values()  # type: ignore[attr-defined]
+        (arena,) = optimizer._hvdlite.reducer.arenas.values()
         assert (arena.peers is not None) == shared, way
-        for lane in (optimizer._hvdlite.lane, runtime.current().everyone.eager):  # type: ignore[attr-defined]
+        for lane in (optimizer._hvdlite.lane, runtime.current().everyone.eager):
             agrees_in_memory = isinstance(lane.roll_call.maximum, SharedMaximum)
             assert agrees_in_memory == (way in ("auto", "shared") and platform.machine() == "x86_64"), way
     restart()

@@ -24,7 +24,7 @@ def batches(shape: tuple[int, ...], sizes: list[int], dtype: torch.dtype) -> lis
     return [(torch.randn(n, *shape, generator=generator, dtype=torch.float64) * 3 + 50).to(dtype) for n in sizes]
 
 
-def compare(dimensions: int, sizes: list[int], dtype: torch.dtype, tolerance: float, **options: object) -> None:
+def compare(dimensions: int, sizes: list[int], dtype: torch.dtype, tolerance: float, **options: Any) -> None:
     """Two steps of both; each rank's part must be its part of the big batch's."""
     shape = SHAPES[dimensions]
     shape = shape if dimensions > 1 else shape[:1]
@@ -150,12 +150,12 @@ def check_errors() -> None:
 def check_converter() -> None:
     """All batch normalizations below, their very parameters, in the mode that they were in; others stay."""
     inner = nn.BatchNorm2d(4, momentum=0.3).eval()
-    model = nn.Sequential(
+    model: Any = nn.Sequential(
         nn.Conv2d(3, 4, 1), inner, nn.Sequential(nn.BatchNorm1d(7, affine=False)), nn.InstanceNorm2d(4)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = copy.deepcopy(model.state_dict())
-    found = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+    found: Any = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
     assert found is model and [type(m) for m in (model[1], model[2][0])] == [hvd.SyncBatchNorm] * 2
     assert isinstance(model[3], nn.InstanceNorm2d) and isinstance(model[0], nn.Conv2d)
     assert (
@@ -164,7 +164,8 @@ def check_converter() -> None:
     assert {id(p) for p in model.parameters()} == {id(p) for p in optimizer.param_groups[0]["params"]}
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3)), hvd.SyncBatchNorm)
-    assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))[1], hvd.SyncBatchNorm)
+    again: Any = hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))
+    assert isinstance(again[1], hvd.SyncBatchNorm)
 
 
 def check_one_that_does_more_is_refused() -> None:
@@ -181,7 +182,7 @@ def check_one_in_several_places() -> None:
     """All of them, by one and the same; also where modules refer to each other."""
     one = nn.BatchNorm1d(4)
     model = nn.Sequential(one, nn.Linear(4, 4), one, nn.ModuleDict({"again": one}))
-    model[1].above = model  # type: ignore[assignment]
+    model[1].above = model
     found: Any = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
     assert isinstance(found[0], hvd.SyncBatchNorm) and found[0] is found[2] is found[3]["again"]
 

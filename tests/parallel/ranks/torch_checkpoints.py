@@ -123,7 +123,7 @@ def check_torch_alone_reads_it() -> None:
         if hvd.rank() == 0:
             found = torch.load(where / "run.pt", weights_only=True)
             assert found["best"] == 0.5 and found["history"] == [(1, 2.0), {"a": 3}]
-            assert found["model"]._metadata == net.state_dict()._metadata
+            assert found["model"]._metadata == net.state_dict()._metadata  # type: ignore[attr-defined]
             torch.save({"net": torch.nn.Linear(2, 2).state_dict(), "note": "by hand"}, where / "mine.pt")
         hvd.barrier()
         found = hvd.load(where / "run.pt", model=net)
@@ -165,7 +165,7 @@ def check_extras_that_are_no_plain_data() -> None:
         for odd in (argparse.Namespace(lr=1), [torch.nn.Linear(1, 1)], np.arange(3)):
             require_error(
                 TypeError,
-                lambda odd=odd: hvd.save(where / "run.pt", model=net, epoch=2, odd=odd),
+                lambda: hvd.save(where / "run.pt", model=net, epoch=2, odd=odd),
                 "'odd'",
                 "plain data",
             )
@@ -179,7 +179,7 @@ def check_rank_0_cannot_write() -> None:
         net = torch.nn.Linear(300, 300)
         hvd.save(where / "run.pt", model=net, epoch=1)
         for path in (where / "no" / "run.pt", where):
-            text = require_error(OSError, lambda path=path: hvd.save(path, model=net), "hvd.save: rank 0")
+            text = require_error(OSError, lambda: hvd.save(path, model=net), "hvd.save: rank 0")
             assert len({text.partition(": '")[0] for text in hvd.allgather_object(text)}) == 1
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
@@ -214,7 +214,7 @@ def check_one_rank_cannot_restore() -> None:
 def check_ranks_that_give_other_names() -> None:
     with folder() as where:
         net = torch.nn.Linear(2, 1)
-        more = {"epoch": 1} if last() else {}
+        more: dict[str, Any] = {"epoch": 1} if last() else {}
         if hvd.size() > 1:
             require_error(
                 ValueError,
@@ -271,7 +271,7 @@ def check_broadcasting_a_scheduler() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     cure = ("hvd.load", "scheduler.load_state_dict(hvd.broadcast_object(scheduler.state_dict(), root_rank))")
-    require_error(TypeError, lambda: hvd.broadcast_optimizer_state(scheduler, 0), *cure)
+    require_error(TypeError, lambda: hvd.broadcast_optimizer_state(scheduler, 0), *cure)  # type: ignore[arg-type]
     require_error(TypeError, lambda: hvdlite.broadcast_variables(scheduler, 0), *cure)
 
 

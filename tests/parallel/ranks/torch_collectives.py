@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -215,14 +217,14 @@ def check_refusals() -> None:
     if hvd.rank() == 0:
         require_error(ValueError, lambda: hvd.allreduce(torch.ones(2, dtype=torch.float8_e4m3fn)), "float8_e4m3fn")
         require_error(ValueError, lambda: hvd.broadcast(torch.ones(2), hvd.size()), "root_rank")
-        require_error(TypeError, lambda: hvd.allreduce(torch.ones(2), "loss"), "name='loss'")
-        require_error(
-            ValueError, lambda: hvd.allreduce(torch.ones(2), op=torch.distributed.ReduceOp.SUM), "hvd.Average"
-        )
-        require_error(ValueError, lambda: hvd.allreduce(torch.ones(2), compression="fp16"), "hvd.Compression", "'fp16'")
-        require_error(TypeError, lambda: hvd.allreduce(torch.ones(2), process_set=7), "hvd.ProcessSet", "7")
+        require_error(TypeError, lambda: hvd.allreduce(torch.ones(2), "loss"), "name='loss'")  # type: ignore[arg-type]
+        wrong: Any = torch.distributed.ReduceOp.SUM
+        require_error(ValueError, lambda: hvd.allreduce(torch.ones(2), op=wrong), "hvd.Average")
+        short: Any = "fp16"
+        require_error(ValueError, lambda: hvd.allreduce(torch.ones(2), compression=short), "hvd.Compression", "'fp16'")
+        require_error(TypeError, lambda: hvd.allreduce(torch.ones(2), process_set=7), "hvd.ProcessSet", "7")  # type: ignore[arg-type]
         require_error(ValueError, lambda: hvd.allreduce(torch.empty(2, device="meta")), "meta", "no values")
-        require_error(ValueError, lambda: hvd.broadcast(torch.ones(2), "0"), "root_rank='0'")
+        require_error(ValueError, lambda: hvd.broadcast(torch.ones(2), "0"), "root_rank='0'")  # type: ignore[arg-type]
         quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
         require_error(ValueError, lambda: hvd.allreduce(quantized), "quint8", ".dequantize()")
         require_error(TypeError, lambda: hvd.broadcast_optimizer_state(None, 0), "not NoneType")
@@ -233,8 +235,11 @@ def check_refusals() -> None:
 def check_what_is_no_dense_tensor() -> None:
     """The caller is told what to use instead."""
     sparse = torch.eye(2).to_sparse()
-    for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.reducescatter, hvd.alltoall,
-                 lambda x: hvd.broadcast(x, 0), lambda x: hvd.grouped_allreduce_([x])):  # fmt: skip
+    calls: list[Callable[[Any], object]] = [
+        hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.reducescatter, hvd.alltoall,
+        lambda x: hvd.broadcast(x, 0), lambda x: hvd.grouped_allreduce_([x]),
+    ]  # fmt: skip
+    for call in calls:
         require_error(TypeError, lambda: call([1.0, 2.0]), "not list", "torch.as_tensor")
         require_error(ValueError, lambda: call(sparse), "sparse", "hvd.sparse_allreduce_async", "to_dense")
     require_error(
@@ -243,6 +248,7 @@ def check_what_is_no_dense_tensor() -> None:
     rows = torch.eye(2).to_sparse_csr()
     require_error(ValueError, lambda: hvd.allreduce(rows), "sparse_csr): make it .to_dense()")
     require_error(ValueError, lambda: hvd.sparse_allreduce_async(rows, "x", hvd.Sum), ".to_sparse_coo()")
+    bad: Any
     for bad in (3, "weights", [1, 2], torch.ones(2), [["a", torch.ones(2)]]):
         require_error(ValueError, lambda: hvd.broadcast_parameters(bad, 0), "state_dict")
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()

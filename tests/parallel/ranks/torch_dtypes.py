@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 
@@ -76,12 +77,12 @@ class Scaled(Compressor):
     calls = 0
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:  # type: ignore[override]
         Scaled.calls += 1
         return (tensor * 1024).to(torch.int64), tensor.dtype
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:  # type: ignore[override]
         return tensor.to(ctx) / 1024
 
 
@@ -123,8 +124,8 @@ def check_compressors_of_ones_own() -> None:
         (w.sum() * (r + 1)).backward()
     assert (w.grad == 2 * average()).all() if p % 2 else (w.grad == int(1024 * 2 * average()) / 1024).all()
     if p > 1:
-        short = Compressor()
-        short.compress = lambda tensor: (tensor.reshape(-1)[:1], None)  # type: ignore[method-assign,assignment]
+        short: Any = Compressor()
+        short.compress = lambda tensor: (tensor.reshape(-1)[:1], None)
         require_error(
             ValueError, lambda: attach([torch.nn.Parameter(torch.zeros(3))], compression=short), "(1,)", "(3,)"
         )
@@ -191,7 +192,7 @@ def check_channels_last() -> None:
         assert torch.equal(w.detach().contiguous(), -step * plain * average())
     slots = optimizer._hvdlite.gradients.slots if p > 1 else None
     assert slots is None or (w.grad is slots.aliases[0] and not slots.own)  # nobody else has it: nothing is copied back
-    conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     hvd.broadcast_parameters(conv.state_dict(), 0)
     optimizer = attach(list(conv.parameters()))
     whole = torch.randn(2 * p, 3, 8, 8, generator=torch.Generator().manual_seed(0), device="cpu")
@@ -211,9 +212,8 @@ def check_fused_optimizers() -> None:
         nets = []
         for attached in (True, False):
             torch.manual_seed(1)
-            net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 3)).to(
-                memory_format=torch.channels_last
-            )
+            net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 3))
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             optimizer = make(net.parameters(), lr=0.1, fused=True)
             if attached:
                 hvd.DistributedOptimizer(optimizer)

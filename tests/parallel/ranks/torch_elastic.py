@@ -189,6 +189,7 @@ def check_what_one_rank_has_let_go_of_is_not_attached_again() -> None:
 
 
 def check_sync_gives_rank_0s() -> None:
+    model: Any
     model, optimizer = model_and_optimizer()
     with torch.no_grad():
         model.weight.fill_(hvd.rank())
@@ -295,7 +296,7 @@ def check_a_handler_is_made_before_it_saves() -> None:
 def check_sampler_deals_out_everything_once() -> None:
     """All ranks together see each sample of an epoch, in an order that the epoch decides; some twice, to be even."""
     p, r = hvd.size(), hvd.rank()
-    data = list(range(10))
+    data: Any = list(range(10))
     sampler = hvd.elastic.ElasticSampler(data, seed=5)
     assert (sampler.num_replicas, sampler.rank, len(sampler)) == (p, r, -(-10 // p))
     orders = []

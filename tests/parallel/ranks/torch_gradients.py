@@ -36,7 +36,7 @@ def average() -> float:
     return (hvd.size() + 1) / 2
 
 
-def attach(params: Sequence[torch.nn.Parameter], **how: Any) -> torch.optim.SGD:
+def attach(params: Sequence[torch.Tensor], **how: Any) -> Any:
     return hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), **how)
 
 
@@ -48,7 +48,7 @@ def train(params: Sequence[torch.nn.Parameter], optimizer: torch.optim.Optimizer
         optimizer.step()
 
 
-def require_grads(params: Sequence[torch.Tensor], value: float) -> None:
+def require_grads(params: Sequence[torch.Tensor], value: float | torch.Tensor) -> None:
     for i, p in enumerate(params):
         assert p.grad is not None and (p.grad == value).all(), f"gradient {i} is {p.grad}, not {value}"
 
@@ -103,7 +103,7 @@ def check_gradients_made_to_point_elsewhere() -> None:
     ways: list[Callable[[torch.nn.Parameter], None]] = [
         lambda p: setattr(p.grad, "data", p.grad.data.clamp(-1e3, 1e3)),
         lambda p: setattr(p.grad, "data", torch.zeros_like(p)),
-        lambda p: p.grad.set_(torch.zeros_like(p)),
+        lambda p: p.grad.set_(torch.zeros_like(p)),  # type: ignore[call-overload]
         lambda p: setattr(p.grad, "data", p.grad.data.t() if p.shape == (40, 40) else p.grad.data),  # the same memory
     ]
     for op, value in ((hvd.Average, average()), (hvd.Sum, average() * hvd.size())):

@@ -184,7 +184,7 @@ def check_sparse_gradients_go_on() -> None:
 def check_sums_of_sparse_tensors_go_on() -> None:
     p, r = hvd.size(), hvd.rank()
     for i in range(r):
-        mine = torch.sparse_coo_tensor([[r]], [1.0], (p,))
+        mine = torch.sparse_coo_tensor(torch.tensor([[r]]), [1.0], (p,))
         total = hvd.sparse_allreduce_async(mine, f"row {i}", hvd.Sum)().to_dense()
         assert total.tolist() == [float(o > i) for o in range(p)]
     hvd.join()

@@ -4,9 +4,12 @@ The expected gradients are those of the average of the ranks' losses."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.ops.common import Op
 from tests.parallel.common import at_sizes, last, require_error, require_mismatch, rows_of
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32,
@@ -63,6 +66,7 @@ def check_splits_that_would_wrap() -> None:
 
 def check_alltoall_refusals() -> None:
     p = hvd.size()
+    bad: Any
     for bad, words in (
         (torch.ones(p), "int32 or int64, not"),
         ([1.5] * p, "int64"),
@@ -73,8 +77,8 @@ def check_alltoall_refusals() -> None:
     ):
         require_error(ValueError, lambda: hvd.alltoall(torch.ones(2 * p), bad), words)
     for call in (
-        lambda: hvd.alltoall(torch.ones(2 * p), "ab"),
-        lambda: hvd.scatter(torch.ones(2 * p), hvd.rank(), "ab"),
+        lambda: hvd.alltoall(torch.ones(2 * p), "ab"),  # type: ignore[arg-type]
+        lambda: hvd.scatter(torch.ones(2 * p), hvd.rank(), "ab"),  # type: ignore[arg-type]
     ):
         require_error(TypeError, call, "splits must be", "whole numbers, not 'ab'")
     if p > 1:
@@ -201,7 +205,9 @@ def check_to_and_from_a_root() -> None:
 def check_sparse() -> None:
     """Rank r has r+1 at row r and 1 at row 0."""
     p, r = hvd.size(), hvd.rank()
-    mine = torch.sparse_coo_tensor([[0, r]], [[1.0, 1.0], [r + 1.0, 0.0]], (p + 1, 2), check_invariants=True)
+    mine = torch.sparse_coo_tensor(
+        torch.tensor([[0, r]]), [[1.0, 1.0], [r + 1.0, 0.0]], (p + 1, 2), check_invariants=True
+    )
     for op, divisor in ((hvd.Sum, 1), (hvd.Average, p)):
         for name in ("embedding", None):
             finish = hvd.sparse_allreduce_async(mine, name, op)
@@ -219,8 +225,10 @@ def check_sparse_tensors_that_differ() -> None:
     """Row numbers of a longer tensor would lie outside a shorter one's."""
     rows, op = (9, hvd.Sum) if last() else (4, hvd.Average)
 
-    def total(rows: int, columns: int = 2, op: hvd.Op = hvd.Sum) -> torch.Tensor:
-        mine = torch.sparse_coo_tensor([[rows - 1]], torch.ones(1, columns), (rows, columns), check_invariants=True)
+    def total(rows: int, columns: int = 2, op: Op = hvd.Sum) -> torch.Tensor:
+        mine = torch.sparse_coo_tensor(
+            torch.tensor([[rows - 1]]), torch.ones(1, columns), (rows, columns), check_invariants=True
+        )
         return hvd.sparse_allreduce_async(mine, "embedding", op)()
 
     require_mismatch(

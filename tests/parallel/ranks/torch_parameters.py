@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -52,7 +53,7 @@ def check_weights_in_another_memory_order() -> None:
     """Gradients are added as they lie in memory."""
     net = torch.nn.Conv2d(3, 4, 3)
     if last():
-        net.to(memory_format=torch.channels_last)
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     plain = torch.optim.SGD(net.parameters(), lr=1.0)
     require_mismatch(lambda: hvd.DistributedOptimizer(plain), "parameters differ", "strides [27, 1, 9, 3]")
     require_usable()
@@ -196,7 +197,8 @@ def check_frozen_ones_with_a_gradient() -> None:
     for way in ("by hand", "no_sync", "passes"):
         a, b = params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
         passes = 2 if way == "passes" else 1
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), backward_passes_per_step=passes)
+        sgd = torch.optim.SGD(params, lr=1.0)
+        optimizer: Any = hvd.DistributedOptimizer(sgd, backward_passes_per_step=passes)
         for step in range(1, 4):
             optimizer.zero_grad()
             if way == "by hand":
@@ -397,11 +399,11 @@ def rows_of(step: int) -> torch.Tensor:
 
 
 def run_embedding(
-    sparse: bool, make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer], **how: object
+    sparse: bool, make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], **how: Any
 ) -> torch.Tensor:
     """Four steps; odd ones use no embedding at all on the last rank (not even an empty lookup)."""
     table, dense = embed(sparse), torch.nn.Parameter(torch.ones(3))
-    optimizer = hvd.DistributedOptimizer(make([table.weight, dense]), **how)  # type: ignore[arg-type]
+    optimizer = hvd.DistributedOptimizer(make([table.weight, dense]), **how)
     for step in range(4):
         optimizer.zero_grad()
         if last() and step % 2:
@@ -498,7 +500,7 @@ def check_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others() -> None:
 def check_what_is_dense_on_others_goes_with_a_round_that_fails() -> None:
     """The sum of the first table's gradients raises, on all ranks: of the second's nothing is left for the next round."""
     tables = [torch.nn.Parameter(torch.ones(4, 2)) for _ in range(2)]
-    optimizer, reduce_sparse = attach(tables), gradients.reduce_sparse
+    optimizer, reduce_sparse = attach(tables), gradients.reduce_sparse  # type: ignore[attr-defined]
 
     def backward() -> None:
         looked_up = [torch.nn.functional.embedding(torch.tensor([1]), table, sparse=True).sum() for table in tables]
@@ -508,10 +510,10 @@ def check_what_is_dense_on_others_goes_with_a_round_that_fails() -> None:
         raise KeyError("first")
 
     try:
-        gradients.reduce_sparse = fail
+        gradients.reduce_sparse = fail  # type: ignore[attr-defined, assignment]
         require_error(KeyError, backward, "first")
     finally:
-        gradients.reduce_sparse = reduce_sparse
+        gradients.reduce_sparse = reduce_sparse  # type: ignore[attr-defined]
     optimizer.zero_grad()
     backward()
     expected = torch.full((4, 2), 8.0 / hvd.size())

@@ -4,7 +4,7 @@ hand. Data and the used branches of the model differ between ranks."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -66,7 +66,7 @@ class Program:
         net = self.net()
         params, rng = list(net.parameters()), self.rng
         dense = [p for p in params if p is not net.table.weight]
-        optimizer = torch.optim.SGD(params, lr=LR)
+        optimizer: Any = torch.optim.SGD(params, lr=LR)
         self.op, passes = rng.choice([hvd.Average, hvd.Average, hvd.Sum]), rng.choice([1, 1, 2])
         keep, sparse_as_dense = rng.random() < 0.5, rng.random() < 0.5
         scaled = rng.choice(dense)
@@ -115,7 +115,7 @@ class Program:
         )
         return net(x, torch.tensor([self.own.randrange(7) for _ in range(4)]), used)
 
-    def average(self, params: list[torch.Tensor]) -> None:
+    def average(self, params: Iterable[torch.Tensor]) -> None:
         """What any rank has a gradient of."""
         for p in params:
             if hvd.allreduce(torch.tensor(p.grad is not None, dtype=torch.uint8), op=hvd.Max):

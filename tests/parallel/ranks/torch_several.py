@@ -79,7 +79,7 @@ def check_threads_that_train_a_model_each() -> None:
     optimizers = [attach(params) for params in models]
     usual, begun, done = Reducer.request, threading.Event(), threading.Event()
 
-    def request(reducer: Reducer, number: int, tag: Round | str, flag: int = 0) -> Request:
+    def request(reducer: Reducer, number: int, tag: Round, flag: int = 0) -> Request:
         last = number == len(reducer.plan.buckets) - 1
         if hvd.rank() == 0 and threading.current_thread() is not threading.main_thread() and last:
             begun.set()
@@ -88,13 +88,13 @@ def check_threads_that_train_a_model_each() -> None:
 
     def train(number: int, local: bool = False) -> None:
         optimizers[number].zero_grad()
-        with optimizers[number].no_sync() if local else contextlib.nullcontext():  # type: ignore[attr-defined]
+        with optimizers[number].no_sync() if local else contextlib.nullcontext():
             loss_of(models[number]).backward()
         optimizers[number].step()
         require_grads(models[number], average())
 
     try:
-        Reducer.request = request  # type: ignore[method-assign]
+        Reducer.request = request  # type: ignore[assignment]
         for local in (False, True):
             with ThreadPoolExecutor(1) as other:
                 training = other.submit(train, 1, local)
@@ -105,7 +105,7 @@ def check_threads_that_train_a_model_each() -> None:
             begun.clear()
             done.clear()
     finally:
-        Reducer.request = usual  # type: ignore[method-assign]
+        Reducer.request = usual
     restart()
 
 
@@ -154,7 +154,7 @@ def check_ranks_reach_different_ones_within_no_sync() -> None:
             optimizer.zero_grad()
         for _ in range(behind):
             loss_of(params).backward()
-        with optimizers[0].no_sync(), optimizers[1].no_sync():  # type: ignore[attr-defined]
+        with optimizers[0].no_sync(), optimizers[1].no_sync():
             loss_of([trunk, *[expert] * hvd.rank()], 1).backward()
             if hvd.rank():
                 loss_of([expert], 1).backward()

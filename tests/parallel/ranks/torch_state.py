@@ -16,7 +16,7 @@ from tests.parallel.ranks.torch_gradients import loss_of
 
 def build(seed: int) -> torch.nn.Sequential:
     torch.manual_seed(seed)
-    net = torch.nn.Sequential(
+    net: Any = torch.nn.Sequential(
         torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(12, 2)
     )
     net[1].num_batches_tracked.fill_(seed)
@@ -49,7 +49,7 @@ def check_broadcast_of_a_dict_in_any_order() -> None:
     """Ranks may have built it in orders of their own."""
     r = hvd.rank()
     named = [("a", torch.tensor([r])), ("b", torch.tensor([r + 10]))]
-    given = dict(reversed(named) if r else named)
+    given: dict[str, Any] = dict(reversed(named) if r else named)
     hvd.broadcast_parameters(given, root_rank=0)
     assert (given["a"], given["b"]) == (0, 10)
 
@@ -61,7 +61,7 @@ def check_a_dict_of_dicts_is_refused() -> None:
 
 
 def check_broadcast_parameters_ignores_what_is_no_tensor() -> None:
-    held = {"w": torch.full((2,), float(hvd.rank())), "note": f"of rank {hvd.rank()}"}
+    held: dict[str, Any] = {"w": torch.full((2,), float(hvd.rank())), "note": f"of rank {hvd.rank()}"}
     hvd.broadcast_parameters(held, root_rank=0)
     assert (held["w"] == 0).all() and held["note"] == f"of rank {hvd.rank()}"
 
@@ -121,7 +121,7 @@ def check_large_tensors_of_a_state_travel_as_they_lie() -> None:
     for least in (0, large):
         functions.LARGE_BYTES = least
         plain = torch.arange(2.0 * 3 * 128 * 128).reshape(2, 3, 128, 128) + r
-        state = {
+        state: dict[str, Any] = {
             "plain": plain, "last": plain.to(memory_format=torch.channels_last), "turned": plain.transpose(1, 3),
             "half": plain.bfloat16(), "flags": plain > 5, "wide": torch.full((1,), r + 1.0).expand(50000),
             "step": torch.tensor(r + 2.0), "none": torch.ones(0, 3), "count": r + 7, "several": [plain, r],
@@ -155,6 +155,7 @@ def check_state_of_another_kind() -> None:
         def load_state_dict(self, held: Any) -> None:
             self.held = held
 
+    held: Any
     for held in ([torch.ones(3)], {"inner": {"state": {}}}, {"state": [1], "x": torch.ones(2)}):
         wrapper = Wrapper(held if hvd.rank() == 0 else None)
         hvd.broadcast_optimizer_state(wrapper, root_rank=0)  # type: ignore[arg-type]
@@ -201,6 +202,7 @@ def check_state_is_no_longer_shared_with_the_root() -> None:
 def check_what_is_no_optimizer_is_refused() -> None:
     net, optimizer = trained(hvd.rank(), 0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, hvd.rank() + 1)
+    wrong: Any
     for wrong in (net, schedule):
         require_error(TypeError, lambda: hvd.broadcast_optimizer_state(wrong, 0), f"not {type(wrong).__name__}")
     assert schedule.step_size == hvd.rank() + 1
@@ -256,8 +258,8 @@ class Front(torch.optim.Optimizer):
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner
 
-    param_groups = property(lambda self: self.inner.param_groups)  # type: ignore[assignment]
-    state = property(lambda self: self.inner.state)  # type: ignore[assignment]
+    param_groups = property(lambda self: self.inner.param_groups)
+    state = property(lambda self: self.inner.state)
 
     def state_dict(self) -> Any:
         return self.inner.state_dict()

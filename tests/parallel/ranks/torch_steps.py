@@ -393,7 +393,7 @@ def check_a_step_inside_another_that_raises() -> None:
     """However many there are inside, and whichever raise: one step of the user's is one round."""
     torch.optim.SGD(weights(), lr=1.0), Broken(weights(), lr=1.0)
     params = weights()
-    optimizer = hvd.DistributedOptimizer(Persistent(params, lr=0.5))
+    optimizer: Any = hvd.DistributedOptimizer(Persistent(params, lr=0.5))
     for step in range(1, 6):
         for p in params:
             p.grad = torch.full_like(p, hvd.rank() + 1.0)
@@ -410,7 +410,7 @@ def check_a_step_that_extends_another() -> None:
     torch.optim.SGD(weights(), lr=1.0)
     for op, by_hand in ((hvd.Sum, False), (hvd.Average, True)):
         params = weights()
-        optimizer = hvd.DistributedOptimizer(Longer(params, lr=1.0), op=op)
+        optimizer: Any = hvd.DistributedOptimizer(Longer(params, lr=1.0), op=op)
         for step in range(1, 4):
             optimizer.zero_grad()
             if by_hand:
@@ -439,7 +439,7 @@ def check_a_step_that_is_given_a_module() -> None:
     """It is no closure."""
 
     class Given(torch.optim.SGD):
-        def step(self, module: Any) -> Any:
+        def step(self, module: Any) -> Any:  # type: ignore[override]
             assert isinstance(module, torch.nn.Linear)
             return super().step()
 
@@ -489,7 +489,7 @@ def check_results_that_were_not_zeroed_are_not_summed_again() -> None:
     p, r = hvd.size(), hvd.rank()
     for change in ("nothing", "clip", "one", "no_sync"):
         a, b = params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), op=hvd.Sum)
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), op=hvd.Sum)
         (a + b).sum().backward()
         if change == "clip":
             torch.nn.utils.clip_grad_norm_(params, 1e-3)

@@ -6,6 +6,7 @@ The reference runs in this process, on the whole batch, without hvdlite.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -93,7 +94,7 @@ def check_a_model_of_more_than_a_megabyte() -> None:
     one that is large, of which each rank copies what others read when backward ends."""
     for width, noted in ((400, False), (360, True)):
         model = compare(OPTIMIZERS["Adam"], torch.float64, width)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         packing = optimizer._hvdlite.packing if hvd.size() > 1 else None
         if packing and not next(model.parameters()).is_cuda:
             assert packing.at_end != noted and (noted or packing.large), width
@@ -122,8 +123,8 @@ def check_overlap_gives_the_same_bits() -> None:
 def check_overlap_leaves_early() -> None:
     """With OVERLAP=1 a bucket is on its way before backward has come to the first layer."""
     restart(OVERLAP="1", BUCKET_MB="0.001")
-    model = build()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    model: Any = build()
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     sent = []
     model[0].weight.register_hook(
         lambda grad: sent.append(len(optimizer._hvdlite.reducer.progress.sent)) if hvd.size() > 1 else None
@@ -191,7 +192,7 @@ def check_overlap_is_tried_while_all_take_part() -> None:
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(mine(x)), mine(y)).backward()
             optimizer.step()
-        return optimizer._hvdlite.reducer  # type: ignore[attr-defined, no-any-return]
+        return optimizer._hvdlite.reducer  # type: ignore[attr-defined]
 
     assert steps(9 + 2 * r).departure.trial is not None
     hvd.join()

@@ -30,11 +30,11 @@ def counted() -> Iterator[list[str]]:
         calls[-1:] = ["one by one"]
         return chosen(packing, *arguments)
 
-    Packing.pack_rest, Packing.chosen = told, one_by_one  # type: ignore[method-assign]
+    Packing.pack_rest, Packing.chosen = told, one_by_one  # type: ignore[assignment]
     try:
         yield calls
     finally:
-        Packing.pack_rest, Packing.chosen = pack_rest, chosen  # type: ignore[method-assign]
+        Packing.pack_rest, Packing.chosen = pack_rest, chosen
 
 
 def step(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, seed: int) -> list[str]:
@@ -109,7 +109,7 @@ def check_what_is_handed_out_is_nobodys_own() -> None:
     params = weights((5,), (3, 4))
     params[0].requires_grad_(False)
     optimizer = attach(params)
-    gradients = optimizer._hvdlite.gradients  # type: ignore[attr-defined]
+    gradients = optimizer._hvdlite.gradients
     for seed in range(4):
         params[0].requires_grad_(seed > 1)
         trained = params[seed < 2 :]
