@@ -97,7 +97,7 @@ def large(number: int, chosen: bool) -> None:
 
 def gather(chosen: bool) -> None:
     """Gather a gigabyte, for which the chosen rank has no room. It catches the error, and goes on."""
-    mine = np.ones((1 << 30) // hvd.size(), np.uint8)
+    mine = np.zeros((1 << 30) // hvd.size(), np.uint8)
     if chosen:
         with open("/proc/self/statm") as sizes:
             has = int(sizes.read().split()[0]) * resource.getpagesize()
