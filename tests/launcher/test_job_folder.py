@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import struct
@@ -71,7 +72,7 @@ def test_a_folder_that_cannot_be_watched(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:
-        with pytest.raises(OSError, match="Too many open files"):
+        with pytest.raises(OSError, match=rf"^\[Errno {errno.EMFILE}\] Too many open files: '{tmp_path}'$"):
             watch(str(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -124,7 +124,7 @@ def agents(machine: Machine) -> list[int]:
 
 def running(machine: Machine, pattern: str) -> list[int]:
     """The processes on this machine whose command line begins like this, as seen from outside."""
-    here = namespace(machine.process)
+    here = os.readlink(f"/proc/{machine.process}/ns/pid")
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and re.match(pattern, command_line(int(name)))]
     return [pid for pid in pids if namespace(pid) == here]
 
