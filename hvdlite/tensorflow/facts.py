@@ -12,12 +12,12 @@ from hvdlite.ops import join as joining
 from hvdlite.tensorflow_graph.graph import call, untouched
 
 
+@untouched
 def fact(function: Callable[[], int], name: str | None) -> tf.Tensor:
     """Return a whole number as an int32 tensor. In a graph, each run calls the function again."""
     return call(lambda: [np.array(function(), np.int32)], [], [tf.int32], [()], name)[0]
 
 
-@untouched
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Return rank() as a tensor; in a graph, the rank when the graph runs.
 
@@ -33,7 +33,6 @@ def rank_op(name: str | None = None) -> tf.Tensor:
     return fact(runtime.rank, name)
 
 
-@untouched
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Return local_rank() as a tensor; in a graph, the local rank when the graph runs.
 
@@ -49,7 +48,6 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
     return fact(runtime.local_rank, name)
 
 
-@untouched
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Return local_size() as a tensor; in a graph, the local size when the graph runs.
 
@@ -65,7 +63,6 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
     return fact(runtime.local_size, name)
 
 
-@untouched
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return a process set's number of ranks as a tensor; in a graph, the number when the graph runs.
 
@@ -83,7 +80,6 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     return fact(lambda: len(members(process_set_id)), name)
 
 
-@untouched
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return whether this rank is in a process set, as a tensor; in a graph, when the graph runs.
 
@@ -114,7 +110,6 @@ def members(process_set_id: int) -> tuple[int, ...]:
     return known[process_set_id]
 
 
-@untouched
 def join() -> tf.Tensor:
     """Wait until every rank has joined. Meanwhile this rank takes part in the other ranks' all-reduces with zeros.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,28 @@ def test_one_of_torchruns_is_not_alone() -> None:
     result = jobs.run(0, ["-c", "import hvdlite; hvdlite.init()"], environ)
     assert result.code == 1 and "hvdliterun -np 2" in result.output
     assert jobs.run(0, ["-c", "import hvdlite; hvdlite.init()"], environ | {"WORLD_SIZE": "1"}).code == 0
+
+
+FACTS = """
+import tensorflow as tf
+import hvdlite.tensorflow as hvd
+hvd.init()
+
+@tf.function
+def facts():
+    return hvd.rank_op(), hvd.local_rank_op(), hvd.local_size_op(), hvd.size_op(), hvd.process_set_included_op(), hvd.join()
+
+print("facts:", [int(fact) for fact in facts()])
+"""
+
+
+def test_autograph_warns_of_no_function_that_tells_ranks(tmp_path: Path) -> None:
+    """A process of its own, because AutoGraph warns once of each function; a file, because AutoGraph reads the source."""
+    script = tmp_path / "facts.py"
+    script.write_text(FACTS)
+    result = jobs.run(0, [str(script)])
+    assert result.code == 0 and "facts: [0, 0, 1, 1, 1, 0]" in result.output, result.output
+    assert "AutoGraph" not in result.output, result.output
 
 
 DYNAMIC = """
