@@ -38,10 +38,6 @@ def average(arrays: Sequence[Array], divisor: int) -> Array:
     """The average in Python's integers, truncated toward zero; or in float64, rounded once."""
     dtype = arrays[0].dtype
     if dtype.kind not in "iu":
-        return (sum(map(wide, arrays)) / divisor).astype(dtype)
+        return (sum(np.asarray(array, np.float64) for array in arrays) / divisor).astype(dtype)
     totals = [sum(map(int, numbers)) for numbers in zip(*arrays, strict=True)]
     return np.array([abs(total) // divisor * (1 if total > 0 else -1) for total in totals], dtype)
-
-
-def wide(array: Array) -> np.ndarray:
-    return np.asarray(array, np.float64)

@@ -48,14 +48,9 @@ def accuracy(*arguments: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize(
-    "example",
-    [
-        "keras_digits",
-        "tensorflow_tape",
-        pytest.param("tensorflow_v1_hook", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("example", [
+    "keras_digits", "tensorflow_tape", pytest.param("tensorflow_v1_hook", marks=pytest.mark.full),
+])  # fmt: skip
 def test_tensorflow_and_keras_reach_97_percent(example: str) -> None:
     assert accuracy(f"examples/{example}.py") >= 97
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,12 +18,19 @@ from hvdlite_launcher.processes import marked
 
 from tests.parallel import jobs
 
-SIZES = (2, 3, pytest.param(4, marks=pytest.mark.full))
-PAIR_AND_REST = SIZES[1:]  # for a failing rank in a set of two
+ALL_SIZES = (2, 3, 4)
 CHECK, SHUTDOWN = 1.0, 1.5  # seconds of waiting until the stall watch reports, and until it ends the job
 BUSY = 1.5  # seconds that a machine with more ranks than cores may add
 LIMIT = 40.0
 FOR_EVER = ("skip", "astray")  # in these jobs the stall watch has no limit for ending the job
+
+
+def at(sizes: Sequence[int], *values: str) -> list[object]:
+    """Parameters of a test: these values with each size. Four ranks wait for --full."""
+    return [pytest.param(*values, size, marks=[pytest.mark.full] if size == 4 else []) for size in sizes]
+
+
+SIZES = at(ALL_SIZES)
 
 
 @dataclass
@@ -116,37 +124,28 @@ def test_whoever_catches_the_error_of_a_stall_still_ends(size: int) -> None:
     assert job.time_of("ended after communication broke") >= job.fault
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_rank_that_skips_a_collective(size: int) -> None:
-    """A table names the rank and the operation of each wait. The job ends without a limit, since no rank can go on."""
-    _ranks_wait_for_each_other(size, "skip", "accuracy")
+@pytest.mark.parametrize(("how", "name", "size"), [
+    *at(ALL_SIZES, "skip", "accuracy"), *at(ALL_SIZES[1:], "astray", "metric"),  # in a set of two ranks
+])  # fmt: skip
+def test_ranks_that_wait_for_each_other(how: str, name: str, size: int) -> None:
+    """One rank skips a collective, or is in one of another process set.
 
-
-@pytest.mark.parametrize("size", PAIR_AND_REST)
-def test_a_rank_in_a_collective_of_another_process_set(size: int) -> None:
-    _ranks_wait_for_each_other(size, "astray", "metric")
-
-
-def _ranks_wait_for_each_other(size: int, how: str, name: str) -> None:
+    A table names the rank and the operation of each wait. The job ends without a limit, since no rank can go on.
+    """
     job = ended(size, how, 1, code=1, seconds=CHECK + 5)
     assert job.time_of("allreduce 'loss'", "for rank 1.") >= job.fault
     assert job.time_of(f"allreduce '{name}': rank 1 has waited") >= job.fault
     assert job.time_of("StallError: no rank can go on", "and is ended") >= job.fault
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_rank_without_memory_for_a_result(size: int) -> None:
-    """The other ranks are in the middle of a gather. The rank's next call would be taken for a part of that gather."""
-    _a_rank_has_no_memory(size, "no-memory")
+@pytest.mark.parametrize(("how", "size"), [
+    *at(ALL_SIZES, "no-memory"), *at(ALL_SIZES[1:], "no-memory-astray"),
+])  # fmt: skip
+def test_a_rank_without_memory_for_a_result(how: str, size: int) -> None:
+    """The other ranks are in the middle of a gather.
 
-
-@pytest.mark.parametrize("size", PAIR_AND_REST)
-def test_a_rank_without_memory_for_a_result_of_another_process_set(size: int) -> None:
-    """The rank's next call would be awaited in another process set."""
-    _a_rank_has_no_memory(size, "no-memory-astray")
-
-
-def _a_rank_has_no_memory(size: int, how: str) -> None:
+    The rank's next call would be taken for a part of that gather, or would be awaited in another process set.
+    """
     job = ended(size, how, 1, code=1, seconds=5)
     assert job.time_of("caught MemoryError") >= job.fault
     assert job.time_of("hvdlite: rank 1 failed: HvdliteError") >= job.fault

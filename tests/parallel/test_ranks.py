@@ -15,7 +15,7 @@ four ranks with --full only."""
 
 
 LONG = ("tensorflow_", "torch_attach", "torch_backwards", "torch_several", "torch_training")
-"""Modules that run on one and three ranks with --full only, too."""
+"""Beginnings of the names of modules that take long. They run on other than two ranks with --full only."""
 
 
 def waits_for_full(module: str, size: int) -> bool:
