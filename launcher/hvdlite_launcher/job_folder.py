@@ -14,6 +14,7 @@ from collections.abc import Iterable
 FILES = {
     # name: (writer, reader, lifetime). Those of one rank end with its number: `pid.3`.
     "watched": ("agent", "keeper", "the job: somebody reads in this folder"),
+    "segments": ("agent", "agent", "the job: the paths of MPICH's segments, for the successor of an agent that dies"),
     "stdin": ("hvdliterun", "keeper", "while mpirun runs: a socket that hands out hvdliterun's own stdin"),
     "task": ("agent", "rank", "the job: the pickled function of hvdlite.run"),
     "ending": ("agent", "keeper, rank", "from a signal to hvdliterun on: ranks save their work"),

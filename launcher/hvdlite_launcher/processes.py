@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from hvdlite_launcher.job_folder import is_own, number_in, path_of, ranks_with
+from hvdlite_launcher.job_folder import is_own, number_in, path_of, publish, ranks_with
 from hvdlite_launcher.times import HELPERS_TIDY, KILLED_ARE_GONE, SEGMENTS_SETTLED
 
 _SEGMENT = re.compile(r"/dev/shm/(?:mpich_shm_|mpich_shar_tmp|ucx_shm_posix_)[^/\s]+")
@@ -154,19 +154,23 @@ class Segments:
     """MPICH's segments that the ranks of the job with this folder have mapped.
 
     A look takes milliseconds for a process with thousands of mappings, and holds one of its locks. MPIs make no more
-    segments after all ranks have met, so the looks end SEGMENTS_SETTLED after that.
+    segments after all ranks have met, so the looks end SEGMENTS_SETTLED after that. The paths are also in the folder:
+    if the agent is killed, the MPI may kill the ranks before a successor can look.
     """
 
     def __init__(self, folder: str) -> None:
-        self.found: set[str] = set()
         self.folder = folder
+        self.found = self._noted()
         self._over = math.inf
 
     def look(self, last: bool = False) -> None:
         """Note the segments that are mapped now. last: look even if the looks have ended."""
         if time.monotonic() > self._over and not last:
             return
-        self.found |= segments_of_ranks(self.folder)
+        if more := segments_of_ranks(self.folder) - self.found:
+            self.found |= more
+            with contextlib.suppress(OSError):
+                publish(self.folder, "segments", "\n".join(self.found).encode())
         if self._over == math.inf and self._all_present():
             self._over = time.monotonic() + SEGMENTS_SETTLED
 
@@ -175,6 +179,11 @@ class Segments:
         for path in self.found:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+    def _noted(self) -> set[str]:
+        with contextlib.suppress(OSError), open(path_of(self.folder, "segments"), encoding="utf-8") as file:
+            return {path for path in file.read().split("\n") if is_own(self.folder) and _SEGMENT.fullmatch(path)}
+        return set()
 
     def _all_present(self) -> bool:
         ranks = set(ranks_with(self.folder, "pid"))

@@ -266,6 +266,28 @@ def test_ranks_that_have_met_are_let_alone(tmp_path: Path, monkeypatch: pytest.M
     assert len(looks) == 4
 
 
+def test_a_successor_removes_the_segments_that_a_killed_agent_has_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks are gone when it comes, since the MPI has killed them. Other paths in the file are left alone."""
+    ours, other = (Path(f"/dev/shm/{kind}_{os.getpid()}_test") for kind in ("mpich_shm", "somebody_elses"))
+    for path in (ours, other):
+        path.touch()
+    try:
+        monkeypatch.setattr(processes, "segments_of_ranks", lambda folder: {str(ours)})
+        processes.Segments(str(tmp_path)).look()
+        with (tmp_path / "segments").open("a") as file:
+            file.write(f"\n{other}")
+        monkeypatch.setattr(processes, "segments_of_ranks", lambda folder: set())
+        successor = processes.Segments(str(tmp_path))
+        successor.look(last=True)
+        successor.remove()
+        assert (ours.exists(), other.exists()) == (False, True)
+    finally:
+        for path in (ours, other):
+            path.unlink(missing_ok=True)
+
+
 def test_a_user_without_a_name_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     """mpirun does nothing without HOME."""
     monkeypatch.delenv("HOME")
