@@ -22,8 +22,14 @@ import numpy as np
 from hvdlite.algorithms import fused, half
 from hvdlite.arrays import LINE, LONG, Array, DType, accumulator, is_float, is_host, is_small_float, module
 
-FUNCTIONS = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multiply"}
-BOOLEAN_FUNCTIONS = {"sum": "logical_or", "min": "logical_and", "max": "logical_or", "product": "logical_and"}
+FUNCTIONS = {
+    "sum": "add", "min": "minimum", "max": "maximum", "product": "multiply",
+    "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
+}  # fmt: skip
+BOOLEAN_FUNCTIONS = {
+    "sum": "logical_or", "min": "logical_and", "max": "logical_or", "product": "logical_and",
+    "and": "logical_and", "or": "logical_or", "xor": "logical_xor",
+}  # fmt: skip
 WIDE_ELEMENTS = 64 * 1024
 
 Scaler: TypeAlias = Callable[[Array], None]

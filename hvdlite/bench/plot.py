@@ -74,10 +74,11 @@ def plot_steps(path: str, results: Sequence[Result], caption: str) -> None:
         caption: Text about the machine.
     """
     figure, (axis,) = canvas(1)
-    labels = {"none": "no communication", "hvdlite": "hvdlite", "ddp": "DDP gloo"}
+    labels = {"none": "no communication", "hvdlite": "hvdlite", "ddp_views": "DDP hvdlite, views",
+              "ddp_copies": "DDP hvdlite", "ddp": "DDP gloo"}  # fmt: skip
     for offset, (key, label) in enumerate(labels.items()):
-        places = [index + 0.27 * (offset - 1) for index in range(len(results))]
-        bars = axis.bar(places, [r.seconds[key] * 1e3 for r in results], 0.25, label=label)
+        places = [index + 0.17 * (offset - 2) for index in range(len(results))]
+        bars = axis.bar(places, [r.seconds[key] * 1e3 for r in results], 0.16, label=label)
         axis.bar_label(bars, fmt="%.1f", fontsize=8)
     axis.set_xticks(range(len(results)), [r.name for r in results])
     axis.set_ylabel("ms per step")

@@ -236,15 +236,19 @@ def sweep_json(sweep: Sweep) -> Json:
 # Training steps
 
 
+COMPARED = ("overhead", "gloo's", "ratio", "90 %")
+
+
 def print_steps(out: Console, results: Sequence[Result]) -> None:
     """Print the times of training steps."""
     table = new_table(
         "training step: time in ms (median over steps of the slowest rank); overhead = time above no communication in "
-        "the same round; ratio = the overheads', and where it lies with 90 % probability",
-        ["model", "parameters", "steps", "no comm.", "hvdlite", "DDP gloo", "overhead", "DDP's", "ratio", "90 %"],
+        "the same round; ratio = the overheads of hvdlite and gloo, and where it lies with 90 % probability; DDP, "
+        "DDP views: over the backend hvdlite, without and with gradient_as_bucket_view",
+        ["model", "parameters", "steps", "no comm.", "hvdlite", "DDP views", "DDP", "DDP gloo", *COMPARED],
     )
     for r in results:
-        times = (f"{seconds * 1e3:.2f}" for seconds in (*r.seconds.values(), *r.overhead.values()))
+        times = (f"{seconds * 1e3:.2f}" for seconds in (*r.seconds.values(), r.overhead["hvdlite"], r.overhead["ddp"]))
         likely = f"{r.likely[0]:.2f} to {r.likely[1]:.2f}"
         table.add_row(r.name, f"{r.parameters:,}", str(r.steps), *times, f"{r.ratio:.2f}", likely)
     out.print(table)

@@ -1,8 +1,9 @@
 """The training-step benchmark: the overhead of data-parallel training, beside torch's DDP on gloo.
 
-Three copies of each model take turns: one without communication, one with `hvdlite.torch.DistributedOptimizer`, one in
-DistributedDataParallel (DDP). The overhead is the difference to the copy without communication in the same round. Each
-rank has one thread, random data and plain SGD. Afterwards the weights of hvdlite and DDP must agree.
+Copies of each model take turns: one without communication, one with `hvdlite.torch.DistributedOptimizer`, and three in
+DistributedDataParallel (DDP): two over the backend hvdlite, with and without gradient_as_bucket_view, and one on gloo.
+The overhead is the difference to the copy without communication in the same round. Each rank has one thread, random
+data and plain SGD. Afterwards the weights of hvdlite and each DDP must agree.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite.torch as hvd
 from hvdlite.bench.contenders import start_gloo
@@ -37,9 +39,9 @@ class Result:
         parameters: The number of its parameters.
         tensors: The number of tensors that they form.
         steps: Timed steps per copy.
-        seconds: Median seconds per step, by copy: 'none', 'hvdlite', 'ddp'.
-        overhead: Median overhead in seconds per step, for 'hvdlite' and 'ddp'.
-        ratio: hvdlite's overhead in units of DDP's.
+        seconds: Median seconds per step, by copy: 'none', 'hvdlite', 'ddp_views', 'ddp_copies', 'ddp' (on gloo).
+        overhead: Median overhead in seconds per step, for all but 'none'.
+        ratio: hvdlite's overhead in units of that of DDP on gloo.
         likely: The 90 % interval of the ratio, from the steps' scatter (by bootstrap).
         crowded: As in `timing.Timing`.
     """
@@ -87,19 +89,26 @@ def compare(
 
 def run(task: Task, comm: MPI.Comm, steps: int | None, device: str) -> Result:
     """Train the three copies in turns."""
-    copies = {key: copy_of(task).to(device) for key in ("none", "hvdlite", "ddp")}
+    copies = {key: copy_of(task).to(device) for key in ("none", "hvdlite", "ddp_views", "ddp_copies", "ddp")}
     torch.manual_seed(1 + comm.Get_rank())
     batch = tuple(part.to(device) for part in task.batch(task.count))
     optimizers = {key: torch.optim.SGD(model.parameters(), LEARNING_RATE) for key, model in copies.items()}
     hvd.DistributedOptimizer(optimizers["hvdlite"], copies["hvdlite"].named_parameters())
-    wrapped = copies | {"ddp": nn.parallel.DistributedDataParallel(copies["ddp"])}
+    ours = torch.distributed.new_group(backend="hvdlite")
+    wrapped = copies | {
+        "ddp_views": DistributedDataParallel(copies["ddp_views"], process_group=ours, gradient_as_bucket_view=True),
+        "ddp_copies": DistributedDataParallel(copies["ddp_copies"], process_group=ours),
+        "ddp": DistributedDataParallel(copies["ddp"]),
+    }
     actions: dict[str, Action] = {key: stepper(wrapped[key], optimizers[key], batch) for key in copies}
     interleaved(actions, comm, WARM_UP, warm=False)
     steps = steps or rounds_for(actions, comm, SECONDS, 1, warm=False)
     timing = interleaved(actions, comm, steps, warm=False)
-    same_weights(task.name, copies["hvdlite"], copies["ddp"])
+    for key in ("ddp_views", "ddp_copies", "ddp"):
+        same_weights(task.name, copies["hvdlite"], copies[key])
+    torch.distributed.destroy_process_group(ours)
     lengths = [p.numel() for p in copies["none"].parameters()]
-    more = {key: (timing.rounds[key] - timing.rounds["none"]).reshape(-1) for key in ("hvdlite", "ddp")}
+    more = {key: (timing.rounds[key] - timing.rounds["none"]).reshape(-1) for key in copies if key != "none"}
     overhead, ratio, likely = compared(more)
     return Result(task.name, sum(lengths), len(lengths), steps, timing.seconds, overhead, ratio, likely, timing.crowded)
 
@@ -108,9 +117,9 @@ def compared(more: dict[str, Floats]) -> tuple[dict[str, float], float, tuple[fl
     """Compute `overhead`, `ratio` and `likely` of a `Result`.
 
     Args:
-        more: The overhead of each step in seconds, for 'hvdlite' and 'ddp'.
+        more: The overhead of each step in seconds, by copy.
     """
-    ours, ddp = more.values()
+    ours, ddp = more["hvdlite"], more["ddp"]
     picks = np.random.default_rng(0).integers(0, len(ours), (RESAMPLED, len(ours)))
     ratios = np.median(ours[picks], axis=1) / np.median(ddp[picks], axis=1)
     low, high = np.percentile(ratios, (5, 95)).tolist()

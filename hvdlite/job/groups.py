@@ -21,12 +21,12 @@ from hvdlite.job.topology import Topology
 from hvdlite.lanes import swallowed
 from hvdlite.lanes.calls import calling
 from hvdlite.lanes.common_rounds import LONGEST_NAP, SHORTEST_NAP
-from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.lane import EAGER, Lane
 from hvdlite.lanes.matching import said_by
 from hvdlite.lanes.observer import Observer
 from hvdlite.lanes.pair_lanes import Post
 from hvdlite.lanes.request import Request, T
-from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.signature import Signature, digest
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.transports import Communicator
 
@@ -35,7 +35,7 @@ class Group:
     """A process set that this process is a member of.
 
     Attributes:
-        ranks: The global ranks, ascending.
+        ranks: The global ranks: ascending in a process set.
         size: The number of ranks.
         rank: This process' number among them.
         transport: The communicator of these ranks.
@@ -45,6 +45,7 @@ class Group:
         post: Messages between two members.
         unnamed: Numbers for calls without a name.
         serials: For each kind of object the numbers given so far.
+        taken: Whether an object of this process calls in it. (Process sets always count as taken.)
     """
 
     def __init__(
@@ -54,30 +55,46 @@ class Group:
         place: Place,
         observers: Sequence[Observer],
         family: Callable[[], Iterable[Lane]],
+        name: str = EAGER,
     ) -> None:
         """
         Args:
-            ranks: The global ranks, ascending.
+            ranks: The global ranks, in the transport's order.
             transport: The communicator of these ranks.
             place: The facts from which algorithms are chosen.
             observers: The observers of all lanes.
             family: Returns all lanes of this process.
+            name: The name of the eager lane.
         """
         self.ranks = ranks
         self.size = len(ranks)
         self.rank = transport.rank
         self.transport = transport
-        self.eager = Lane(transport, place, ranks, observers=observers, family=family)
+        self.eager = Lane(transport, place, ranks, name, observers, family)
         self.lanes = [self.eager]
         self.free: set[int] = set()
         self.post = Post(transport, ranks, observers, family)
         self.unnamed = count(1)
         self.serials = Counter[str]()
+        self.taken = True
 
     @property
     def removed(self) -> bool:
         """Whether this set was removed, so that calls on its lanes raise RemovedError."""
         return isinstance(self.eager.closed, RemovedError)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a new object of the same ranks may use this group."""
+        return not (self.taken or self.eager.queue.pending or self.eager.closed)
+
+    def take(self) -> None:
+        """A new object uses this group from now on."""
+        self.taken = True
+
+    def give_back(self) -> None:
+        """The object that used this group has ended."""
+        self.taken = False
 
     def serial(self, kind: str) -> int:
         """The next number of a kind, from 1. It is equal on all members that make the same calls."""
@@ -135,6 +152,7 @@ class Groups:
         observers: The observers of all lanes.
         ranks: The global ranks of each set, by the set's number.
         mine: The groups of the sets with this process as a member, by number.
+        private: The groups that only their members know, by their ranks, in the order of their creation.
         registered: The ProcessSets of each number.
         changes: Numbers the changes of sets.
         everyone: The group of all ranks.
@@ -153,6 +171,7 @@ class Groups:
         self.observers = observers
         self.ranks: dict[int, tuple[int, ...]] = {}
         self.mine: dict[int, Group] = {}
+        self.private: dict[tuple[int, ...], list[Group]] = {}
         self.registered: dict[int, list[ProcessSet]] = {}
         self.changes = count(1)
         self.bind(global_process_set, self.open(tuple(range(self.size)), world))
@@ -178,7 +197,7 @@ class Groups:
 
     def lanes(self) -> list[Lane]:
         """The lanes that exist now. May be called in any thread."""
-        groups = list(self.mine.values())
+        groups = [*list(self.mine.values()), *(group for same in list(self.private.values()) for group in list(same))]
         return [lane for group in groups for lane in (*list(group.lanes), *list(group.post.lanes.values()))]
 
     def open(self, ranks: tuple[int, ...], world: Communicator) -> int:
@@ -190,6 +209,21 @@ class Groups:
         if transport is not None:
             self.mine[number] = Group(ranks, transport, self.place(ranks), self.observers, self.lanes)
         return number
+
+    def open_private(self, ranks: tuple[int, ...], number: int) -> Group:
+        """A group that only its members know. Collective over its members.
+
+        Args:
+            ranks: The global ranks, in any order.
+            number: Equal on all members: one of the numbers that `private` has for these ranks, to use that group
+                again, or the next number, for a new group.
+        """
+        same = self.private.setdefault(ranks, [])
+        if number == len(same):
+            transport = self.everyone.transport.some(ranks, digest(f"{ranks} {number}"))
+            name = f"process group {number} of {ranks}"
+            same.append(Group(ranks, transport, self.place(ranks), self.observers, self.lanes, name))
+        return same[number]
 
     def bind(self, process_set: ProcessSet, number: int) -> None:
         """Let a ProcessSet stand for the set of this number."""
@@ -309,7 +343,7 @@ class Groups:
 
     def close(self) -> None:
         """Leave all lanes. Collective over the members of each set."""
-        leave(list(self.mine.values()))
+        leave([*self.mine.values(), *(group for _, same in sorted(self.private.items()) for group in same)])
         for number in list(self.ranks):
             self.forget(number)
 

@@ -9,6 +9,7 @@ the lanes that peers wait in, and leaves them. It repeats that until all ranks s
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
@@ -43,6 +44,8 @@ class Post:
         self.lanes: dict[int, Lane] = {}
         """This rank's pair lanes, by the peer's rank in the set."""
         self.unnamed: dict[tuple[int, int], count[int]] = {}
+        self.sent, self.received = Counter[int](), Counter[int]()
+        """The numbers of messages with tags, which use no lane, by the peer's rank in the set."""
 
     def lane(self, peer: int) -> Lane:
         """The lane with this peer, made at the first call. Not collective."""
@@ -53,6 +56,16 @@ class Post:
                 name = f"messages of ranks {list(self.members)}"  # observers know the set by this name
                 self.lanes[peer] = Lane(pair, Place(2, False), members, name, self.observers, self.family)
             return self.lanes[peer]
+
+    def count_sent(self, peer: int) -> None:
+        """Note a message with a tag to this peer."""
+        with self.lock:
+            self.sent[peer] += 1
+
+    def count_received(self, peer: int) -> None:
+        """Note that a message with a tag has come from this peer."""
+        with self.lock:
+            self.received[peer] += 1
 
     def name(self, source: int, dest: int, name: str | None) -> str:
         """The name by which both ranks know a message. Messages without a name are numbered in each direction."""

@@ -53,21 +53,27 @@ class Handle(Generic[T]):
     Attributes:
         done: Whether `wait` would return (or raise) at once.
         ending: A mark after the request's work on the GPU.
+        when_done: Functions to call when the request is done.
     """
 
     def __init__(self, changed: Changed) -> None:
         self.changed = changed
         self.done = False
+        self.when_done: list[Callable[[], object]] = []
         self.result: T | None = None
         self.error: BaseException | None = None
         self.ending = NOTHING_PENDING
 
-    def wait(self) -> T:
+    def wait(self, seconds: float | None = None) -> T:
         """Block until the request is done, and return its result.
 
         On a GPU this returns when all work is issued. Later work of the caller's streams runs after that work.
 
+        Args:
+            seconds: The longest wait. None: no limit.
+
         Raises:
+            TimeoutError: The request is not done after that time. It stays pending.
             BaseException: The request's error, at each call.
         """
         if not self.done:
@@ -75,7 +81,8 @@ class Handle(Generic[T]):
                 mine = threading.get_ident(), self
                 self.changed.waiting.append(mine)
                 try:
-                    self.changed.wait_for(lambda: self.done)
+                    if not self.changed.wait_for(lambda: self.done, seconds):
+                        raise TimeoutError
                 finally:
                     self.changed.waiting.remove(mine)
         if self.error is not None:
@@ -90,6 +97,19 @@ class Handle(Generic[T]):
         self.result, self.error, self.done = result, error, True
         if self.changed.waiting:
             self.changed.notify_all()
+        for function in self.when_done:
+            function()
+
+    def then(self, function: Callable[[], object]) -> None:
+        """Call a function once, when the request is done, or at once if it is. Not for slow ones: it delays the lane.
+
+        The function runs in the thread that finishes the request, which holds the lane's lock.
+        """
+        with self.changed.lock:
+            if not self.done:
+                self.when_done.append(function)
+                return
+        function()
 
     def end_at(self, ending: Mark) -> None:
         """Note that the request's work runs on a GPU, and ends at this mark."""

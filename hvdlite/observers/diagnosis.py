@@ -74,6 +74,8 @@ class Stall:
         lacking: The ranks that it waits for; none if all have called it, and its work goes on.
         seconds: The longest wait.
         title: Its name in messages.
+        lane: The name of its lane.
+        members: The ranks of that lane.
     """
 
     key: str
@@ -81,6 +83,8 @@ class Stall:
     lacking: tuple[int, ...]
     seconds: float
     title: str = ""
+    lane: str = ""
+    members: tuple[int, ...] = ()
 
     @property
     def of_gradients(self) -> bool:
@@ -108,7 +112,7 @@ def diagnose(reports: Sequence[Report | None], patience: float) -> list[Stall]:
         times = [wait.seconds if lacking else wait.working for wait in found.values()]
         if max(times) >= patience:
             title = next((wait.title for wait in found.values() if wait.title), key)
-            stalls.append(Stall(key, tuple(found), lacking, max(times), title))
+            stalls.append(Stall(key, tuple(found), lacking, max(times), title, lane, members))
     return sorted(stalls, key=lambda stall: -stall.seconds)
 
 
@@ -136,7 +140,8 @@ def summary(stall: Stall) -> str:
     who = f"{ranks(stall.waiting)} {'has' if len(stall.waiting) == 1 else 'have'}"
     if not stall.lacking:
         return f"{stall.title}: all ranks have called it, and {who} been at it for {stall.seconds:.0f} s"
-    return f"{stall.title}: {who} waited {stall.seconds:.0f} s for {ranks(stall.lacking)}"
+    waited = f"{stall.seconds:.0f}" if stall.seconds >= 1 else f"{stall.seconds:.1g}"
+    return f"{stall.title}: {who} waited {waited} s for {ranks(stall.lacking)}"
 
 
 def letter(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> str:

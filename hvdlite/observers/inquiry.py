@@ -6,6 +6,9 @@ is. A watch has one inquiry at a time.
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hvdlite.observers.diagnosis import Report
@@ -30,6 +33,24 @@ class Inquiry:
     reports: dict[int, Report] = field(default_factory=dict)
 
 
+class Question:
+    """A thread of the user waits for the reports of all ranks.
+
+    Attributes:
+        answered: Set when the reports are there.
+        reports: By rank; None for no answer.
+    """
+
+    def __init__(self) -> None:
+        self.answered = threading.Event()
+        self.reports: Sequence[Report | None] = ()
+
+    def answer(self, reports: Sequence[Report | None]) -> None:
+        """Let the thread go on with these reports."""
+        self.reports = reports
+        self.answered.set()
+
+
 class Inquiries:
     """The inquiries of one rank, at most one at a time.
 
@@ -40,6 +61,7 @@ class Inquiries:
         patience: Seconds to wait for reports.
         serial: The number of inquiries so far.
         open: The present inquiry; None if there is none.
+        questions: The questions that the end of an inquiry answers.
     """
 
     def __init__(self, mail: Mail, rank: int, size: int, patience: float) -> None:
@@ -49,6 +71,7 @@ class Inquiries:
         self.patience = patience
         self.serial = 0
         self.open: Inquiry | None = None
+        self.questions: deque[Question] = deque()
 
     def ask(self, own: Report, now: float) -> None:
         """Ask all other ranks. own: this rank's report."""
@@ -68,6 +91,21 @@ class Inquiries:
             return None
         self.open = None
         return found
+
+    def reports(self, seconds: float) -> Sequence[Report | None]:
+        """The reports of all ranks, in at most so many seconds; an empty list if they do not come in time.
+
+        For threads of the user. The stall watch's thread asks, and calls `answer`.
+        """
+        question = Question()
+        self.questions.append(question)
+        question.answered.wait(seconds)
+        return question.reports
+
+    def answer(self, reports: Sequence[Report | None]) -> None:
+        """Answer all questions with these reports."""
+        while self.questions:
+            self.questions.popleft().answer(reports)
 
     def post(self, letter: object) -> None:
         """Send a letter to all other ranks."""

@@ -30,6 +30,7 @@ from hvdlite.config import StallLimits
 from hvdlite.errors import StallError
 from hvdlite.gpu_streams import adopt_gpu
 from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request, T
 from hvdlite.observers import diagnosis
 from hvdlite.observers.board import Board
 from hvdlite.observers.diagnosis import Identity, Report, Stall
@@ -160,6 +161,18 @@ class StallWatch:
             return BUSY_TICK
         return self.patience.pause(self.board.longest_wait())
 
+    def explain(self, lane: Lane, request: Request[T]) -> str:
+        """Return which ranks a pending request waits for, and where they are; "" if no answer comes in time.
+
+        Asks all ranks. Waits a second or two. For threads of the user.
+        """
+        reports = self.inquiries.reports(4 * (self.limits.tick + SLACK))
+        found = [
+            stall for stall in diagnosis.diagnose(reports, 0.0)
+            if (stall.lane, stall.members, stall.key) == (lane.name, tuple(lane.members), request.key)
+        ]  # fmt: skip
+        return diagnosis.letter(reports, found) if found else ""
+
     # What to do next
 
     def look(self, now: float) -> None:
@@ -169,6 +182,8 @@ class StallWatch:
         elif self.inquiries.open:
             if inquiry := self.inquiries.finished(now):
                 self.conclude(inquiry)
+        elif self.inquiries.questions:
+            self.inquiries.ask(self.board.report(), now)
         elif self.appeal:
             if now >= self.appeal.deadline:
                 self.alarm(self.appeal.judge + 1, now)
@@ -210,6 +225,7 @@ class StallWatch:
     def conclude(self, inquiry: Inquiry) -> None:
         """Judge the reports of all ranks: print them, and end the job if it must end."""
         reports = [inquiry.reports.get(rank) for rank in range(self.inquiries.size)]
+        self.inquiries.answer(reports)
         stalls = diagnosis.diagnose(reports, self.limits.check)
         if not stalls:
             return  # the wait has ended meanwhile

@@ -267,38 +267,43 @@ def amplification(op: Op, prescale: float, postscale: float, process_set: Proces
 
 
 def own_rows(at: Workplace, array: Array, how: Reduction) -> Array:
-    """Return this rank's rows of the reduction. Runs on the lane.
-
-    Ranks add in shared memory, or send each other n(p-1)/p elements in a ring.
-    """
-    if integers := wide.of_integers(how, array.dtype, at.transport.size):
-        return narrowed(at, integers, own_rows(at, integers.widen(array), how.plain), array)
-    rank, rows = at.transport.rank, even_rows(array.shape[0], at.transport.size)
-    result = at.workspace.new(array, (rows[rank], *array.shape[1:]))
-    nbytes, most = (array.nbytes if is_host(array) else 0), through_memory.MOST_SCATTERED_BYTES
-    if memory := through_memory.memory_for(nbytes, at.transport, at.workspace, at.place, most):
-        parts = [block.reshape(-1) for block in split_rows(array, rows)]
-        through_memory.reduce_scatter(at.transport, memory, parts, result.reshape(-1), how)
-        return result
-    if is_small_float(array.dtype):
-        add_up_rows(at, array, rows, result, how)
-        return result
-    buffer = array.copy()
-    how.prescale(buffer.reshape(-1))
-    blocks = split_rows(buffer, rows)
-    flat = [block.reshape(-1) for block in (blocks[-1], *blocks[:-1])]  # the ring leaves piece r+1 to rank r
-    scratch = at.workspace.scratch(buffer, scratch_length(max(map(len, flat)), buffer))
-    prepared_reduce_scatter(at.transport, flat, scratch, how)()
-    how.postscale(blocks[rank].reshape(-1))
-    result[...] = blocks[rank]
+    """Return this rank's rows of the reduction. Runs on the lane."""
+    rows = even_rows(array.shape[0], at.transport.size)
+    result = at.workspace.new(array, (rows[at.transport.rank], *array.shape[1:]))
+    reduce_scatter(at, [block.reshape(-1) for block in split_rows(array, rows)], result.reshape(-1), how)
     return result
 
 
-def add_up_rows(at: Workplace, array: Array, rows: Sequence[int], result: Array, how: Reduction) -> None:
-    """Write this rank's rows of a reduction of 16-bit floats into `result`, by messages."""
-    pieces = [block.reshape(-1) for block in split_rows(array, rows)]
-    mine = result.reshape(-1)
-    mine[...] = pieces[at.transport.rank]
-    pieces[at.transport.rank] = mine
-    scratch = at.workspace.scratch(array, scratch_length(max(map(len, pieces)), array))
-    direct.prepared_reduce_scatter(at.transport, pieces, scratch, how)()
+def reduce_scatter(at: Workplace, parts: Sequence[Array], result: Array, how: Reduction) -> None:
+    """Write the reduction of all ranks' parts for this rank into `result`. Runs on the lane.
+
+    Ranks add in shared memory, or send each other n(p-1)/p elements in a ring.
+
+    Args:
+        at: The workplace.
+        parts: A flat array for each rank, equally long on all ranks; not changed.
+        result: As long as this rank's part. It may be that part.
+        how: The operation and its scaling.
+    """
+    rank, size = at.transport.rank, at.transport.size
+    if integers := wide.of_integers(how, result.dtype, size):
+        widened = integers.widen(result)  # of the right shape
+        reduce_scatter(at, [integers.widen(part).reshape(-1) for part in parts], widened.reshape(-1), how.plain)
+        integers.narrow(widened, result)
+        return
+    nbytes, most = sum(part.nbytes for part in parts if is_host(part)), through_memory.MOST_SCATTERED_BYTES
+    if memory := through_memory.memory_for(nbytes, at.transport, at.workspace, at.place, most):
+        through_memory.reduce_scatter(at.transport, memory, parts, result, how)
+        return
+    scratch = at.workspace.scratch(result, scratch_length(max(map(len, parts)), result))
+    if is_small_float(result.dtype):
+        result[...] = parts[rank]
+        pieces = [*parts[:rank], result, *parts[rank + 1 :]]
+        direct.prepared_reduce_scatter(at.transport, pieces, scratch, how)()
+        return
+    copies = [part.copy() for part in parts]  # partial sums
+    for copy in copies:
+        how.prescale(copy)
+    prepared_reduce_scatter(at.transport, [copies[-1], *copies[:-1]], scratch, how)()  # leaves piece r+1 to rank r
+    how.postscale(copies[rank])
+    result[...] = copies[rank]

@@ -110,6 +110,10 @@ def renew_hooks_after_accumulation(tensor: torch.Tensor) -> None:
     tensor._post_accumulate_grad_hooks = tensor._post_accumulate_grad_hooks
 
 
+BUILTIN_HOOK = "_register_builtin_comm_hook"
+"""The method of DistributedDataParallel that registers a communication hook written in C++."""
+
+
 # Frames of the interpreter
 
 _function = vars(found("autograd.function.BackwardCFunction") or object)
@@ -197,3 +201,12 @@ def leave_out(rules: object, package: str) -> None:
 def in_compiled_autograd() -> bool:
     """Whether compiled autograd traces the present backward()."""
     return bool(getattr(sys.modules.get(AUTOGRAD), "in_compiled_autograd_region", False))
+
+
+def python_in_backward() -> bool:
+    """Whether the caller was called by Python code that a backward pass runs, such as DDP's communication hooks.
+
+    If C++ has called it, the next frame is of the Python code that started the backward pass, or there is none.
+    """
+    frame = sys._getframe(1).f_back
+    return current_run() >= 0 and frame is not None and frame.f_globals.get("__name__") != "torch.autograd.graph"

@@ -68,6 +68,24 @@ class Maximum(Pending, Protocol):
         ...
 
 
+class Message(Pending, Protocol):
+    """A message with a tag, under way.
+
+    Attributes:
+        source: Once it is received, the rank that has sent it.
+        nbytes: Once it is received, its length in bytes. If it is longer than the array: one more than the array's.
+    """
+
+    @property
+    def source(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+    def cancel(self) -> None:
+        """Give up waiting for a message that nobody has sent."""
+        ...
+
+
 class Exchange(Pending, Protocol):
     """An outgoing and an incoming message, both under way."""
 
@@ -184,12 +202,29 @@ class Communicator(Transport, Protocol):
 
     def split(self, color: int | None) -> Communicator | None: ...
 
+    def some(self, ranks: Sequence[int], tag: int) -> Communicator:
+        """A transport of these ranks of the job, in this order. Collective over these ranks alone.
+
+        Args:
+            ranks: Ranks of this transport; this rank is one of them.
+            tag: Equal on these ranks. It tells apart calls of the same ranks at the same time.
+        """
+        ...
+
     def aside(self) -> Communicator:
         """A transport of the same ranks for point-to-point messages only, separate from this transport's. Not
         collective.
 
         It ends with this transport.
         """
+        ...
+
+    def start_message(self, array: Array, dest: int, tag: int) -> Message:
+        """Begin to send an array that must not change before the message is complete. tag: from 0 on."""
+        ...
+
+    def await_message(self, array: Array, source: int | None, tag: int) -> Message:
+        """Begin to receive an array of at most this length, with this tag, from a rank, or from any (None)."""
         ...
 
     def called_by(self, peer: int) -> bool:

@@ -31,6 +31,7 @@ that exchange long messages would send one after the other (MEASURED.md, "Detail
 FABRIC_PIECE = 1 << 20
 FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
 TAG, TAG_ASIDE = 7, 8  # and mpi_requests.TAG_MAXIMUM
+FIRST_TAG = 16  # of messages that have a tag of their own
 NATIVE_OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
 
 
@@ -137,8 +138,26 @@ class MpiTransport:
         part = self.comm.Split(MPI.UNDEFINED if color is None else color, self.rank)
         return None if part == MPI.COMM_NULL else MpiTransport(part, self.piece)
 
+    def some(self, ranks: Sequence[int], tag: int) -> MpiTransport:
+        made = some_of(self.comm, ranks, tag % (1 << 15))  # every MPI has that many tags
+        return MpiTransport(made, self.piece)
+
     def aside(self) -> MpiTransport:
         return MpiTransport(self.comm, self.piece, TAG_ASIDE)
+
+    def start_message(self, array: Array, dest: int, tag: int) -> MpiMessage:
+        return MpiMessage(self.comm.Isend([as_bytes(array), MPI.BYTE], dest, self.tag_of(tag)), array)
+
+    def await_message(self, array: Array, source: int | None, tag: int) -> MpiMessage:
+        rank = MPI.ANY_SOURCE if source is None else source
+        return MpiMessage(self.comm.Irecv([as_bytes(array), MPI.BYTE], rank, self.tag_of(tag)), array)
+
+    def tag_of(self, tag: int) -> int:
+        """MPI's tag of a message. Raises ValueError if the MPI has no such tag."""
+        most = int(self.comm.Get_attr(MPI.TAG_UB) or 0) - FIRST_TAG
+        if not 0 <= tag <= most:
+            raise ValueError(f"tag={tag} is not possible: {self.library} has the tags 0-{most}")
+        return FIRST_TAG + tag
 
     def called_by(self, peer: int) -> bool:
         return bool(self.comm.Iprobe(peer, self.tag))
@@ -169,6 +188,33 @@ class MpiTransport:
                 each.close()
             self.maxima.clear()
             self.comm.Free()
+
+
+class MpiMessage:
+    """A Message over MPI."""
+
+    def __init__(self, request: MPI.Request, array: Array) -> None:
+        self.request, self.array = request, array  # the array lives as long as the request
+        self.status = MPI.Status()
+        self.nbytes = 0
+
+    def test(self) -> bool:
+        try:
+            done = bool(self.request.Test(self.status))
+            self.nbytes = self.status.Get_count(MPI.BYTE) if done else 0
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            done, self.nbytes = True, self.array.nbytes + 1
+        return done
+
+    @property
+    def source(self) -> int:
+        return self.status.Get_source()
+
+    def cancel(self) -> None:
+        self.request.Cancel()
+        self.request.Wait()
 
 
 class MpiMail:
@@ -237,9 +283,14 @@ def some_of_the_world(ranks: Any) -> MPI.Comm:
         )
     if world.rank not in wanted:
         raise ValueError(f"world rank {world.rank} is not in init(comm={wanted}): only the ranks listed may call it")
-    everyone = world.Get_group()
-    members = everyone.Incl(wanted)
-    made = world.Create_group(members)
+    return some_of(world, wanted)
+
+
+def some_of(comm: MPI.Comm, ranks: Sequence[int], tag: int = 0) -> MPI.Comm:
+    """A communicator of these ranks of another, in this order. Collective over these ranks alone."""
+    everyone = comm.Get_group()
+    members = everyone.Incl(ranks)
+    made: MPI.Comm = comm.Create_group(members, tag)  # type: ignore[attr-defined]  # of an intracommunicator
     members.Free()
     everyone.Free()
     return made

@@ -10,13 +10,17 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from hvdlite.arrays import Array, as_bytes
 from hvdlite.gpu_streams import NOTHING_PENDING, Mark
 from hvdlite.transports import T
 
 PATIENCE = 60.0  # seconds until a receive without a sender fails: a test must not hang
+
+
+Letter: TypeAlias = tuple[int, int, int, Array]
+"""A message with a tag: sender, receiver, tag, data."""
 
 
 class Board:
@@ -30,14 +34,27 @@ class Board:
         self.slots: list[Any] = [None] * size
         self.maxima: dict[int, list[Sequence[int]]] = {}
         self.lock = threading.Lock()
-        self.second: Board | None = None
+        self.letters: list[Letter] = []
+        self.others: dict[object, Board] = {}
 
-    def beside(self) -> Board:
-        """A board of the same ranks, for other messages. The first rank that asks makes it."""
+    def post(self, letter: Letter) -> None:
+        """Send a message that has a tag."""
         with self.lock:
-            if self.second is None:
-                self.second = Board(len(self.slots))
-            return self.second
+            self.letters.append(letter)
+
+    def take(self, here: int, wanted_tag: int, wanted: int | None) -> tuple[int, Array] | None:
+        """The first message to this rank with this tag, from `wanted` or any rank: its sender and data, or None."""
+        with self.lock:
+            for place, (source, dest, tag, data) in enumerate(self.letters):
+                if (dest, tag) == (here, wanted_tag) and wanted in (None, source):
+                    del self.letters[place]
+                    return source, data
+        return None
+
+    def other(self, key: object, size: int) -> Board:
+        """Another board of some of the ranks, `size` in number. The first of them that asks makes it."""
+        with self.lock:
+            return self.others.setdefault(key, Board(size))
 
 
 class ThreadMaximum:
@@ -150,8 +167,18 @@ class ThreadTransport:
         boards = self.allgather_object(Board(len(members)))
         return None if color is None else ThreadTransport(boards[members[0]], members.index(self.rank))
 
+    def some(self, ranks: Sequence[int], tag: int) -> ThreadTransport:
+        return ThreadTransport(self.board.other((*ranks, tag), len(ranks)), list(ranks).index(self.rank))
+
     def aside(self) -> ThreadTransport:
-        return ThreadTransport(self.board.beside(), self.rank)
+        return ThreadTransport(self.board.other("aside", self.size), self.rank)
+
+    def start_message(self, array: Array, dest: int, tag: int) -> ThreadMessage:
+        self.board.post((self.rank, dest, tag, as_bytes(array).copy()))
+        return ThreadMessage(self, None, None, 0)
+
+    def await_message(self, array: Array, source: int | None, tag: int) -> ThreadMessage:
+        return ThreadMessage(self, array, source, tag)
 
     def called_by(self, peer: int) -> bool:
         return not self.board.mail[peer, self.rank].empty()
@@ -161,6 +188,30 @@ class ThreadTransport:
 
     def close(self) -> None:
         pass
+
+
+class ThreadMessage:
+    """A Message between threads. array: None for a sent one, which is complete at once."""
+
+    def __init__(self, transport: ThreadTransport, array: Array | None, source: int | None, tag: int) -> None:
+        self.transport, self.array, self.wanted, self.tag = transport, array, source, tag
+        self.source = self.nbytes = 0
+
+    def test(self) -> bool:
+        if self.array is None:
+            return True
+        found = self.transport.board.take(self.transport.rank, self.tag, self.wanted)
+        if found is None:
+            return False
+        room = as_bytes(self.array)
+        self.source, data = found
+        self.nbytes = min(data.size, room.size + 1)
+        room[: data.size] = data[: room.size]
+        self.array = None
+        return True
+
+    def cancel(self) -> None:
+        self.array = None
 
 
 class ThreadMail:

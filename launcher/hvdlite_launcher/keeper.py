@@ -6,7 +6,8 @@ to named pipes in the job's folder, where the host's agent reads. If its host ha
 scheduler. It notes in the folder that the command has started, has ended, or has failed first on this host. It exits
 with the command's exit code, or 128 + n for a signal n, under every MPI.
 
-It sets OMP_NUM_THREADS to the rank's share of its host's cores (`cores`). Rank 0's keeper fetches hvdliterun's stdin
+It sets OMP_NUM_THREADS to the rank's share of its host's cores (`cores`), and torchrun's RANK, WORLD_SIZE, LOCAL_RANK
+and LOCAL_WORLD_SIZE, which many scripts read. Rank 0's keeper fetches hvdliterun's stdin
 for the command (`lending`). A keeper forwards signals to the command, and dies with the MPI's process that started it.
 After a signal to hvdliterun, it outlives the command: if it left, the MPI would kill ranks that still save their work.
 
@@ -29,6 +30,8 @@ from typing import NoReturn
 
 if __name__ == "__main__":  # isolated, Python does not know where this file lies
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from hvdlite_torch_plugin.places import place_in, variables
 
 from hvdlite_launcher.cores import threads
 from hvdlite_launcher.job_folder import path_of, watched_part
@@ -56,6 +59,8 @@ def main(command: Sequence[str]) -> int:
         os.setpgid(0, 0)  # the MPI kills our group, which must not contain the command's helpers (resource tracker)
         os.environ["HVDLITE_JOB_RANK"] = rank
         os.environ.setdefault("OMP_NUM_THREADS", number_of_threads)
+        if place := place_in(os.environ):
+            os.environ.update(variables(place))
         _become(_read(command))
     _forward_signals(child)
     _note(folder, "pid", rank, str(child))

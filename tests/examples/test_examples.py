@@ -55,6 +55,19 @@ def test_tensorflow_and_keras_reach_97_percent(example: str) -> None:
     assert accuracy(f"examples/{example}.py") >= 97
 
 
+@pytest.mark.parametrize("example", ["torch_ddp", "torch_fsdp", "torch_pipeline"])
+def test_torch_distributed_reaches_95_percent(example: str) -> None:
+    assert accuracy(f"examples/{example}.py") >= 95
+
+
+@pytest.mark.full
+def test_a_sharded_checkpoint_is_read_again(tmp_path: Path) -> None:
+    """The second run begins with the first one's weights."""
+    arguments = ["examples/torch_fsdp.py", "--checkpoint", str(tmp_path / "digits"), "--epochs"]
+    assert accuracy(*arguments, "8") >= 95
+    assert accuracy(*arguments, "1") >= 95
+
+
 FRAMEWORKS = [["torch"], *(["keras", "--keras-backend", backend] for backend in ("tensorflow", "torch", "jax"))]
 
 
@@ -108,7 +121,7 @@ def test_mnist_without_files_says_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_wheel_is_pure_and_installs_no_stray_module(tmp_path: Path) -> None:
-    """It is built from a copy of the tree, and has only hvdlite, hvdlite_launcher, and no compiled file."""
+    """It is built from a copy of the tree, and has only hvdlite, its launcher and plug-in, and no compiled file."""
     source = tmp_path / "source"
     left_out = shutil.ignore_patterns(".*", "build", "*.egg-info")  # files of an earlier build would get in
     shutil.copytree(ROOT, source, ignore=left_out)
@@ -121,5 +134,9 @@ def test_the_wheel_is_pure_and_installs_no_stray_module(tmp_path: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"hvdlite", "hvdlite_launcher"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "hvdlite",
+        "hvdlite_launcher",
+        "hvdlite_torch_plugin",
+    }
     assert not [name for name in names if name.endswith((".so", ".pyd", ".c"))]

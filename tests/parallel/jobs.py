@@ -132,7 +132,7 @@ def checks(module: str, size: int | None = None) -> tuple[str, ...]:
     folder, _, name = module.rpartition("/")
     tree = ast.parse((ROOT / "tests" / (folder or "parallel") / "ranks" / f"{name}.py").read_text())
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
-    return tuple(node.name for node in found if size is None or size in sizes_of(node))
+    return tuple(node.name for node in found if (size is None or size in sizes_of(node)))
 
 
 def sizes_of(check: ast.FunctionDef) -> tuple[int, ...]:

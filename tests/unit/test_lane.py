@@ -400,7 +400,7 @@ def test_a_handle_whose_wait_was_interrupted_can_be_awaited_again() -> None:
     changed, waits = Changed(), iter([True, False])
 
     class Interrupted(Handle):
-        def wait(self) -> Any:
+        def wait(self, seconds: float | None = None) -> Any:
             if next(waits):
                 raise KeyboardInterrupt
             with changed:

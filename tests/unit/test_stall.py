@@ -47,7 +47,7 @@ def wait(
 def test_who_waits_for_whom() -> None:
     reports = [Report("a.py:1", (wait("loss", 70),)), Report("b.py:2"), Report("a.py:1", (wait("loss", 65),))]
     (stall,) = diagnose(reports, 60)
-    assert stall == Stall("loss", (0, 2), (1,), 70, "loss")
+    assert stall == Stall("loss", (0, 2), (1,), 70, "loss", "eager", EVERYONE)
     assert diagnosis.summary(stall) == "loss: ranks 0, 2 have waited 70 s for rank 1"
     assert diagnosis.rows(reports, [stall]) == [("0, 2", "loss", "rank 1, 70 s", "a.py:1"), ("1", "", "", "b.py:2")]
     assert "Rank 1 is at b.py:2" in diagnosis.letter(reports, [stall]) and "batches" not in diagnosis.letter(
