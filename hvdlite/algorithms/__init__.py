@@ -3,8 +3,8 @@
 `MESSAGES` has a function for each algorithm by messages. It binds `(transport, buffer, scratch, reduction)` and returns
 a function that reduces the flat buffer in place, at each call. `shared` and `hierarchical` bind the buffers of all
 ranks of the host instead. `prepared` and `prepared_in_arena` choose the algorithm and bind its arguments. Adasum needs
-a number of ranks that is a power of two; the others take any number. `movement`, `tree` and `through_memory` hold
-operations other than all-reduce.
+a number of ranks that is a power of two; the others take any number. `movement` and `tree` hold operations other than
+all-reduce. `through_memory` holds both, for arrays outside shared memory on one host.
 
 Belongs here: the arithmetic of reductions, and which rank sends what to which. Not here: how bytes travel
 (`transports/`), and agreement between ranks (`lanes/`).
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from hvdlite.algorithms import direct, hierarchical, ring, shared, wide
+from hvdlite.algorithms import direct, hierarchical, ring, shared, through_memory, wide
 from hvdlite.algorithms.adasum import adasum
 from hvdlite.algorithms.choice import Place, across, choose
 from hvdlite.algorithms.halving_doubling import doubling, halving_doubling
@@ -24,7 +24,7 @@ from hvdlite.algorithms.native import native
 from hvdlite.algorithms.pipeline import scratch_length
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, is_host, is_small_float
-from hvdlite.memory.arena import Arena
+from hvdlite.memory.arena import Arena, typed
 from hvdlite.memory.workspace import Workspace
 from hvdlite.transports import Transport
 
@@ -182,7 +182,7 @@ def in_memory(
 
 
 def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction) -> None:
-    """Reduce a buffer outside shared memory, piece by piece in the lane's staging arena.
+    """Reduce a buffer outside shared memory, in pieces, through the lane's staging arena.
 
     If the staging arena is not shared, reduce by messages. All ranks know whether it is.
     """
@@ -190,7 +190,8 @@ def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Arr
     if arena.peers is None:
         by_messages("ring", transport, workspace, buffer, reduction)()
         return
-    step = arena.own.size // buffer.itemsize
+    at_home = place.one_host and is_host(buffer)  # `through_memory` makes the pieces
+    step = max(buffer.size, 1) if at_home else arena.own.size // buffer.itemsize
     for start in range(0, buffer.size, step):
         piece = buffer[start : start + step]
         on_stage(transport, workspace, place, arena, piece, reduction)(piece)
@@ -199,7 +200,7 @@ def staged(transport: Transport, workspace: Workspace, place: Place, buffer: Arr
 def on_stage(
     transport: Transport, workspace: Workspace, place: Place, stage: Arena, piece: Array, reduction: Reduction
 ) -> Callable[[Array], None]:
-    """A function that reduces pieces of this kind in the staging arena.
+    """A function that reduces arrays of this kind through the staging arena.
 
     The workspace keeps the function, because preparing it takes about 7 us.
     """
@@ -207,12 +208,13 @@ def on_stage(
     if kind not in workspace.staged:
         if len(workspace.staged) >= MOST_KINDS:
             workspace.staged.clear()
-        peers = stage.peer_views(0, piece.size, piece.dtype)
-        assert peers is not None
+        assert stage.peers is not None
         if place.one_host and is_host(piece):
-            workspace.staged[kind] = shared.prepared_at_home(transport, peers, reduction)
+            run = through_memory.prepared_allreduce(transport, stage.peers, piece.size, piece.dtype, reduction)
         else:
-            workspace.staged[kind] = there_and_back(transport, workspace, place, peers, reduction)
+            views = [typed(peer, 0, piece.size, piece.dtype) for peer in stage.peers]
+            run = there_and_back(transport, workspace, place, views, reduction)
+        workspace.staged[kind] = run
     return workspace.staged[kind]
 
 

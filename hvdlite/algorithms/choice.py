@@ -15,9 +15,9 @@ In the hierarchical algorithm, each host has d drivers. All drivers send at once
 hosts.
 
 Arrays in an arena are reduced in shared memory; on several hosts, by the hierarchical algorithm. Other arrays use
-doubling up to 2 KiB and halving-doubling up to 8 KiB. Longer ones pass through the staging arena. On one host, host
-arrays above 8 MiB use a ring instead. If no ranks share memory, longer arrays use a ring on one host, and on several
-hosts what drivers use. A user's setting overrides the choice.
+doubling up to 2 KiB and halving-doubling up to 8 KiB. Longer ones pass through the staging arena. If no ranks share
+memory, longer arrays use a ring on one host, and on several hosts what drivers use. A user's setting overrides the
+choice.
 
 Between hosts, drivers use doubling, halving-doubling or a ring. Halving-doubling needs fewer steps than a ring. But its
 messages cross distant links, which many hosts share; a ring's go only to neighbours. So a ring is chosen once each of
@@ -35,7 +35,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdlite.arrays import DType, is_small_float
-from hvdlite.memory.workspace import MOST_STAGED_BYTES
 
 TINY_BYTES, SMALL_BYTES = 2 * 1024, 8 * 1024
 """On one host, arrays up to these sizes use `doubling` and `halving_doubling`: for them the number of steps counts."""
@@ -52,7 +51,6 @@ class Place:
         shares_memory: Whether some host has several ranks, and these can share memory.
         forced: The algorithm that the user has set, or "auto".
         hosts: The ranks on each host; empty if all are on one.
-        on_gpu: Whether the arrays lie on GPUs, where copies into an arena cost little.
         forced_on_gpu: `forced` for arrays on a GPU.
         cuda_aware: Whether the MPI takes device pointers, if the user has said so.
     """
@@ -61,7 +59,6 @@ class Place:
     shares_memory: bool
     forced: str = "auto"
     hosts: tuple[tuple[int, ...], ...] = ()
-    on_gpu: bool = False
     forced_on_gpu: str = "auto"
     cuda_aware: bool | None = None
 
@@ -79,8 +76,7 @@ class Place:
 def choose(place: Place, nbytes: int, dtype: DType, in_arena: bool) -> str:
     """The name of the algorithm for one all-reduce.
 
-    Arrays outside an arena must be copied to the staging arena and back. Between hosts that always saves time. On one
-    host it costs time for arrays above MOST_STAGED_BYTES (MEASURED.md, "Details").
+    Arrays outside an arena are copied to the staging arena and back, which takes less time than messages.
 
     Args:
         place: The facts about the ranks.
@@ -92,8 +88,7 @@ def choose(place: Place, nbytes: int, dtype: DType, in_arena: bool) -> str:
         A key of `MESSAGES`, "shared" or "hierarchical".
     """
     together = "shared" if place.one_host else "hierarchical"
-    long = place.one_host and not place.on_gpu and nbytes > MOST_STAGED_BYTES
-    can_share = in_arena or (place.shares_memory and not long)
+    can_share = in_arena or place.shares_memory
     if place.forced == "native" and not adds_as_we_do(dtype):
         return "ring"
     if place.forced == "nccl" and (dtype.kind in "bc" or (dtype.kind in "iu" and dtype.itemsize == 2)):

@@ -8,8 +8,8 @@ Price: p buffers are read once and written once, which takes 2pS/M seconds for S
 second. Algorithms by messages copy each message in and out, and take 2-3 times as long. A rank works in blocks that
 stay in the L2 cache, with little Python between them.
 
-The roll call is the first barrier; the second follows the writes. `prepared_at_home` reduces arrays outside an arena,
-and contains both of its barriers.
+The roll call is the first barrier; the second follows the writes. `through_memory` reduces arrays outside an arena in
+the same way, in pieces.
 
 Rejected: a one-shot (each rank adds all buffers: p times the reads); separate result buffers, used in turn, without the
 second barrier (MEASURED.md, "Details").
@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from hvdlite.algorithms import fused
 from hvdlite.algorithms.reduction import Reduction, assign, in_cache, scaling, widened
-from hvdlite.algorithms.ring import part, same_part
+from hvdlite.algorithms.ring import same_part
 from hvdlite.arrays import Array, accumulator, module
 from hvdlite.transports import Transport
 
@@ -67,39 +67,6 @@ def prepared(
             for addends, targets in blocks:
                 add_up(addends, targets)
         transport.barrier()  # without it a rank would read or change its buffer while others still write into it
-
-    return two_shot
-
-
-def prepared_at_home(transport: Transport, stages: Sequence[Array], reduction: Reduction) -> Callable[[Array], None]:
-    """A function that does the two-shot of arrays outside shared memory, which are as long as these shared stages.
-
-        rank 0's array  [ 0 | 1 ] -> its stage [   | 1 ]      rank r copies the other parts in, adds part r of its
-        rank 1's array  [ 0 | 1 ] -> its stage [ 0 |   ]      array and of the others' stages, writes it there, and
-                                                              copies the other parts out again
-
-    Price of each call: 2S(p-1)/p bytes copied for S, and 2 barriers. The argument of a call is this rank's array, which
-    changes in place. The arithmetic is that of `prepared`. After a call another rank may still copy from its stage: no
-    rank may write to other ranks' stages before the next barrier, and no operation here does.
-    """
-    rank, mine = transport.rank, stages[transport.rank]
-    pieces = same_part(stages, transport.size, rank)
-    start, stop = part(mine, transport.size, rank)
-    others = [slice(first, last) for first, last in ((0, start), (stop, mine.size)) if first < last]
-    blocks, add_up = list(in_blocks(pieces, reduction)), adder(pieces, reduction)
-
-    def two_shot(array: Array) -> None:
-        for place in others:
-            mine[place] = array[place]
-        transport.barrier()
-        end = start
-        for block in blocks:
-            begin, end = end, end + block[0].size
-            block = (*block[:rank], array[begin:end], *block[rank + 1 :])
-            add_up(block, anothers_first(block, rank))
-        transport.barrier()
-        for place in others:
-            array[place] = mine[place]
 
     return two_shot
 

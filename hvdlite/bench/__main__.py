@@ -1,4 +1,4 @@
-"""The command line: `python -m hvdlite.bench allreduce | ops | step | overlap | model`.
+"""The command line: `python -m hvdlite.bench allreduce | ops | step | fsdp | overlap | model`.
 
 `model` runs in one process. All other benchmarks run under hvdliterun, with at least two ranks.
 """
@@ -32,6 +32,7 @@ EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench step --plot steps.png
   hvdliterun -np 2 python -m hvdlite.bench step --device cuda
   hvdliterun -np 2 python -m hvdlite.bench step --framework keras
+  hvdliterun -np 4 python -m hvdlite.bench fsdp
   hvdliterun -H host1:4,host2:4 python -m hvdlite.bench overlap
   python -m hvdlite.bench model --plot model.png
 """
@@ -69,18 +70,20 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     reduce = commands.add_parser("allreduce", help="all-reduce from bytes to hundreds of megabytes")
     step = commands.add_parser("step", help="training steps of three models, beside torch DDP on gloo")
+    fsdp = commands.add_parser("fsdp", help="training steps of a transformer with fully_shard (FSDP2), beside gloo")
     overlap = commands.add_parser("overlap", help="how much of the communication hides behind backward; several hosts")
     prices = commands.add_parser("ops", help="every collective at 4 B, 4 KiB and 1 MiB, beside the bare mpi4py call")
     model = commands.add_parser("model", help="predicted times on large clusters (nothing is measured)")
     add_allreduce(reduce)
     add_step(step)
+    fsdp.add_argument("--steps", type=int, metavar="N", help="timed steps per contender (default: 25 s of them)")
     add_overlap(overlap)
     prices.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time per call and size (default 1)")
-    for command in (reduce, step, prices):
+    for command in (reduce, step, fsdp, prices):
         command.add_argument("--no-pin", dest="pin", action="store_false", help="let ranks move between cores")
-    for command in (reduce, step, prices, overlap):
+    for command in (reduce, step, fsdp, prices, overlap):
         command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
-    for command in (reduce, step, model):
+    for command in (reduce, step, fsdp, model):
         command.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
     return top
 
@@ -187,6 +190,17 @@ def run_keras_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Ou
     )  # fmt: skip
 
 
+def run_fsdp(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
+    from hvdlite.bench import fsdp
+
+    with progress(out) as show:
+        found = fsdp.compare(comm, args.steps, args.pin, show)
+    return Outcome(
+        "fsdp", lambda out: report.print_fsdp(out, found), report.steps_json([found]),
+        lambda path, caption: plot.plot_steps(path, [found], caption),
+    )  # fmt: skip
+
+
 def run_overlap(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     from hvdlite.bench import overlap
 
@@ -246,7 +260,7 @@ def main() -> int:
         print("The benchmarks need at least two ranks: hvdliterun -np 2 python -m hvdlite.bench ...", file=sys.stderr)
         return 2
     comm = MPI.COMM_WORLD.Dup()
-    runs = {"allreduce": run_allreduce, "step": run_step, "overlap": run_overlap, "ops": run_ops}
+    runs = {"allreduce": run_allreduce, "step": run_step, "fsdp": run_fsdp, "overlap": run_overlap, "ops": run_ops}
     out = report.console()
     finish(args, comm, out, runs[args.command](args, comm, out))
     comm.Free()

@@ -119,7 +119,7 @@ def sweep(
 def measure(comm: MPI.Comm, field_of: Sequence[Contender], nbytes: int, rounds: int | None, seconds: float) -> Row:
     """Measure one size: verify every contender's sum, then time them in turns. Collective."""
     count = nbytes // ITEM.itemsize
-    trials = {c.key: c.prepare(count) for c in field_of if c.most_bytes is None or nbytes <= c.most_bytes}
+    trials = {c.key: c.prepare(count) for c in field_of}
     for key, trial in trials.items():
         verify(key, trial, comm)
     actions = {key: trial.call for key, trial in trials.items()}

@@ -33,7 +33,6 @@ from hvdlite.job import runtime
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Round, Signature
-from hvdlite.memory import workspace
 from hvdlite.memory.huge_pages import HUGE_PAGE, libc, reserved
 
 if TYPE_CHECKING:
@@ -86,12 +85,10 @@ class Contender:
     Attributes:
         key: Its name on the command line.
         prepare: Makes its trials. Collective for some contenders.
-        most_bytes: The largest size at which it takes part; None: any.
     """
 
     key: str
     prepare: Prepare
-    most_bytes: int | None = None
 
     @property
     def title(self) -> str:
@@ -126,7 +123,7 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
     }
     elsewhere = ON_SEVERAL if runtime.current().topology.one_host else ON_ONE_HOST
     able = [key for key in keys if key not in elsewhere and (key != "gloo" or importlib.util.find_spec("torch"))]
-    return [Contender(key, made[key](), workspace.MOST_STAGED_BYTES if key == "tensor" else None) for key in able]
+    return [Contender(key, made[key]()) for key in able]
 
 
 def ordinary(nbytes: int, huge_pages: bool = False) -> Array:

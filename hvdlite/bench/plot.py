@@ -66,19 +66,21 @@ def plot_sweep(path: str, sweep: Sweep, caption: str) -> None:
 
 
 def plot_steps(path: str, results: Sequence[Result], caption: str) -> None:
-    """Plot milliseconds per step as bars, for each model and contender.
+    """Plot milliseconds per step as bars, for each model and copy.
 
     Args:
         path: The PNG file to write.
-        results: The results.
+        results: The results of `step`, or that of `fsdp`.
         caption: Text about the machine.
     """
     figure, (axis,) = canvas(1)
-    labels = {"none": "no communication", "hvdlite": "hvdlite", "ddp_views": "DDP hvdlite, views",
-              "ddp_copies": "DDP hvdlite", "ddp": "DDP gloo"}  # fmt: skip
-    for offset, (key, label) in enumerate(labels.items()):
-        places = [index + 0.17 * (offset - 2) for index in range(len(results))]
-        bars = axis.bar(places, [r.seconds[key] * 1e3 for r in results], 0.16, label=label)
+    labels = {"whole": "whole model", "none": "no communication", "hvdlite": "hvdlite",
+              "ddp_views": "DDP hvdlite, views", "ddp_copies": "DDP hvdlite", "ddp": "DDP gloo",
+              "gloo": "gloo"}  # fmt: skip
+    keys = [key for key in labels if key in results[0].seconds]
+    for offset, key in enumerate(keys):
+        places = [index + 0.17 * (offset - (len(keys) - 1) / 2) for index in range(len(results))]
+        bars = axis.bar(places, [r.seconds[key] * 1e3 for r in results], 0.16, label=labels[key])
         axis.bar_label(bars, fmt="%.1f", fontsize=8)
     axis.set_xticks(range(len(results)), [r.name for r in results])
     axis.set_ylabel("ms per step")

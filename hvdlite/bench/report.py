@@ -255,6 +255,26 @@ def print_steps(out: Console, results: Sequence[Result]) -> None:
     warn_of_crowding(out, max(r.crowded for r in results))
 
 
+def print_fsdp(out: Console, found: Result) -> None:
+    """Print the times of a step with fully_shard."""
+    table = new_table(
+        "FSDP2 step: time in ms (median over steps of the slowest rank); no comm.: sharded over one rank; "
+        "communication = time above that in the same round; ratio = the communication of hvdlite and gloo, and where "
+        "it lies with 90 % probability",
+        ["model", "parameters", "steps", "not sharded", "no comm.", "hvdlite", "gloo", "communication", *COMPARED[1:]],
+    )
+    times = (found.seconds[key] for key in ("whole", "none", "hvdlite", "gloo"))
+    cells = (f"{seconds * 1e3:.2f}" for seconds in (*times, found.overhead["hvdlite"], found.overhead["gloo"]))
+    likely = f"{found.likely[0]:.2f} to {found.likely[1]:.2f}"
+    table.add_row(found.name, f"{found.parameters:,}", str(found.steps), *cells, f"{found.ratio:.2f}", likely)
+    out.print(table)
+    if min(found.overhead.values()) <= 0:
+        out.print(
+            "Communication took no time: other programs were running. Measure again on a quiet machine.", style="bold"
+        )
+    warn_of_crowding(out, found.crowded)
+
+
 def print_overlap(out: Console, results: Sequence[OverlapResult]) -> None:
     """Print the times of communication, and the hidden part."""
     table = new_table(

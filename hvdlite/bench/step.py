@@ -8,8 +8,9 @@ data and plain SGD. Afterwards the weights of hvdlite and each DDP must agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from hvdlite.errors import HvdliteError
 
 WARM_UP = 4  # steps: DDP rebuilds its buckets after the first
 LEARNING_RATE = 0.001
+Weights: TypeAlias = Mapping[str, torch.Tensor]
 SECONDS = 25.0  # for each model, if the number of steps is not given
 RESAMPLED = 2000  # times
 TOLERANCE = 1e-3  # relative; the two sum in different orders and round differently, over up to 300 small steps
@@ -40,8 +42,8 @@ class Result:
         tensors: The number of tensors that they form.
         steps: Timed steps per copy.
         seconds: Median seconds per step, by copy: 'none', 'hvdlite', 'ddp_views', 'ddp_copies', 'ddp' (on gloo).
-        overhead: Median overhead in seconds per step, for all but 'none'.
-        ratio: hvdlite's overhead in units of that of DDP on gloo.
+        overhead: Median overhead in seconds per step, for all that communicate.
+        ratio: hvdlite's overhead in units of gloo's (with DDP, or with FSDP).
         likely: The 90 % interval of the ratio, from the steps' scatter (by bootstrap).
         crowded: As in `timing.Timing`.
     """
@@ -105,26 +107,27 @@ def run(task: Task, comm: MPI.Comm, steps: int | None, device: str) -> Result:
     steps = steps or rounds_for(actions, comm, SECONDS, 1, warm=False)
     timing = interleaved(actions, comm, steps, warm=False)
     for key in ("ddp_views", "ddp_copies", "ddp"):
-        same_weights(task.name, copies["hvdlite"], copies[key])
+        same_weights(task.name, weights_of(copies["hvdlite"]), weights_of(copies[key]), "DDP's")
     torch.distributed.destroy_process_group(ours)
     lengths = [p.numel() for p in copies["none"].parameters()]
     more = {key: (timing.rounds[key] - timing.rounds["none"]).reshape(-1) for key in copies if key != "none"}
-    overhead, ratio, likely = compared(more)
+    overhead, ratio, likely = compared(more, "ddp")
     return Result(task.name, sum(lengths), len(lengths), steps, timing.seconds, overhead, ratio, likely, timing.crowded)
 
 
-def compared(more: dict[str, Floats]) -> tuple[dict[str, float], float, tuple[float, float]]:
+def compared(more: dict[str, Floats], other: str) -> tuple[dict[str, float], float, tuple[float, float]]:
     """Compute `overhead`, `ratio` and `likely` of a `Result`.
 
     Args:
         more: The overhead of each step in seconds, by copy.
+        other: The copy whose overhead is the ratio's unit.
     """
-    ours, ddp = more["hvdlite"], more["ddp"]
+    ours, theirs = more["hvdlite"], more[other]
     picks = np.random.default_rng(0).integers(0, len(ours), (RESAMPLED, len(ours)))
-    ratios = np.median(ours[picks], axis=1) / np.median(ddp[picks], axis=1)
+    ratios = np.median(ours[picks], axis=1) / np.median(theirs[picks], axis=1)
     low, high = np.percentile(ratios, (5, 95)).tolist()
     overhead = {key: float(np.median(each)) for key, each in more.items()}
-    return overhead, overhead["hvdlite"] / overhead["ddp"], (low, high)
+    return overhead, overhead["hvdlite"] / overhead[other], (low, high)
 
 
 def stepper(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[torch.Tensor]) -> Callable[[], None]:
@@ -141,16 +144,27 @@ def stepper(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[
     return step
 
 
-def same_weights(name: str, ours: nn.Module, ddp: nn.Module) -> None:
-    """Raise HvdliteError if the two copies have different weights: then their times mean nothing."""
-    pairs = list(zip(ours.named_parameters(), ddp.parameters(), strict=True))
-    if pairs[0][1].is_cuda:  # a GPU adds in a different order each time, and small parameters differ most
-        whole = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in (ours, ddp)]
-        pairs = [(("weight vector", whole[0]), whole[1])]  # type: ignore[list-item]
-    for (parameter, a), b in pairs:
-        difference = float(((a - b).norm() / b.norm().clamp(min=1e-12)).detach())
+def weights_of(model: nn.Module) -> Weights:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def same_weights(name: str, ours: Weights, theirs: Weights, whose: str) -> None:
+    """Raise HvdliteError if the two copies have different weights: then their times mean nothing.
+
+    Args:
+        name: The model.
+        ours: hvdlite's weights by name.
+        theirs: The other copy's.
+        whose: The other copy, for the error.
+    """
+    if next(iter(ours.values())).is_cuda:  # a GPU adds in a different order each time, and small parameters differ most
+        ours, theirs = ({"weight vector": torch.cat([p.flatten() for p in each.values()])}
+                        for each in (ours, theirs))  # fmt: skip
+    for parameter, a in ours.items():
+        b = theirs[parameter]
+        difference = float((a - b).norm() / b.norm().clamp(min=1e-12))
         if not difference <= TOLERANCE:
             raise HvdliteError(
-                f"{name}: after the same steps hvdlite's {parameter} differs from DDP's by {difference:.2g} (relative; "
-                f"{TOLERANCE} is allowed). This is a bug. The times were discarded."
+                f"{name}: after the same steps hvdlite's {parameter} differs from {whose} by {difference:.2g} "
+                f"(relative; {TOLERANCE} is allowed). This is a bug. The times were discarded."
             )

@@ -108,7 +108,7 @@ class Side:
 
     def __init__(self, host: HostWorkplace, gpu: Gpu, takes_pointers: bool) -> None:
         self.host, self.gpu, self.members = host, gpu, host.members
-        self.place = replace(host.place, forced=host.place.forced_on_gpu, on_gpu=True)
+        self.place = replace(host.place, forced=host.place.forced_on_gpu)
         self.workspace = GpuWorkspace(gpu)
         with gpu.xp.cuda.Device(gpu.number):
             self.stream = gpu.xp.cuda.Stream(non_blocking=True)

@@ -15,8 +15,10 @@ so common rounds follow. In these, ranks that have joined receive the stand-ins 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -28,7 +30,7 @@ from hvdlite.lanes.farewell import Farewell
 from hvdlite.lanes.observer import Observer, Seat
 from hvdlite.lanes.queue import Queue
 from hvdlite.lanes.request import Handle, Request, StandIn, T
-from hvdlite.lanes.roll_call import RollCall
+from hvdlite.lanes.roll_call import RollCall, Unanswered
 from hvdlite.lanes.signature import LEAVE
 from hvdlite.lanes.workplace import HostWorkplace, LaneThread
 from hvdlite.system.float_environment import quiet_runner
@@ -170,8 +172,11 @@ class Lane:
         """Queue a request and wait for its result."""
         return self.begin(request).wait()
 
-    def begin(self, request: Request[T]) -> Handle[T]:
-        """Queue a request, whose result the caller needs next. If the lane is idle, run it before this returns."""
+    def begin(self, request: Request[T], seconds: float = math.inf) -> Handle[T]:
+        """Queue a request, whose result the caller needs next. If the lane is idle, run it before this returns.
+
+        If other ranks have not called it after so many seconds, the request stays queued, and this returns.
+        """
         if self.turn.lent:
             self.require_no_lender(request.title(self.user))
         inline = False
@@ -185,7 +190,7 @@ class Lane:
                 else:
                     self.submit(request)
             if inline:
-                self.run_here(request)
+                self.run_here(request, time.monotonic() + seconds)
         except BaseException:
             if inline:
                 self.take_back(request)
@@ -203,18 +208,24 @@ class Lane:
 
     # The caller's thread, and the lane's
 
-    def run_here(self, request: Request[T]) -> None:
-        """Run a request in the caller's thread. If other ranks have different ones, leave it to the lane's thread."""
-        common = True
+    def run_here(self, request: Request[T], until: float) -> None:
+        """Run a request in the caller's thread. If other ranks have different ones, leave it to the lane's thread.
+
+        until: When to leave it to that thread because other ranks have none, as a time of `time.monotonic()`.
+        """
+        common, answered = True, True
         try:
-            common = self.attempt(request)
+            common = self.attempt(request, until)
+        except Unanswered:
+            answered = False
         except BaseException as error:  # Ctrl-C while waiting; in a job of one rank the lane stays usable
             self.interrupted(request, error) if self.transport.size > 1 else self.settle(request, error=error)
             raise
         finally:
             with self.queue.changed.lock:
-                if not common:
+                if not (common and answered):
                     self.queue.requests.appendleft(request)
+                if not common:
                     self.turn.disagree()
                 self.take_back(request)
 
@@ -263,15 +274,18 @@ class Lane:
 
     # One request
 
-    def attempt(self, request: Request[T]) -> bool:
-        """Call the roll and run the request. Returns False if the ranks differ: then common rounds must follow."""
+    def attempt(self, request: Request[T], until: float = math.inf) -> bool:
+        """Call the roll and run the request. Returns False if the ranks differ: then common rounds must follow.
+
+        until: As for `RollCall.agrees`.
+        """
         request.begin()
         if request.ready is not NOTHING_PENDING or GPUS_IN_MESSAGES:
             request.ready.wait()
             adopt_gpu()
         if self.transport.size == 1:
             request.agree(request.flag)
-        elif not self.roll_call.agrees(request):
+        elif not self.roll_call.agrees(request, until):
             return False
         self.execute(request)
         return True

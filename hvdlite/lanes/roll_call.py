@@ -13,9 +13,11 @@ and no agreement at all (DDP): if ranks differ, that hangs or adds different ten
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 from hvdlite.gpu_streams import in_mpi
 from hvdlite.lanes.request import Request, T
@@ -29,6 +31,10 @@ SHORTEST_NAP, LONGEST_NAP = 0.0001, 0.001
 IDLE_NAP = 0.01  # the longest nap in a wait of seconds, while another rank writes a checkpoint, for example
 
 
+class Unanswered(Exception):
+    """Other ranks have not called in time. The roll call stays open: `agrees` with the same request continues it."""
+
+
 class RollCall:
     """The agreements of one lane, one after another.
 
@@ -38,22 +44,30 @@ class RollCall:
         hurry: Returns whether a thread of the user waits, and does not compute.
         maximum: Does the all-reduce, by messages or in shared memory.
         try_memory: Whether to change to shared memory after the next call.
+        open: The request of a roll call that has begun and that no thread waits for, after `Unanswered`.
     """
 
     def __init__(self, host: HostWorkplace, check: Callable[[], None], hurry: Callable[[], bool]) -> None:
         self.host, self.check, self.hurry = host, check, hurry
         self.maximum: Maximum = host.transport.maximum(VALUES)
         self.try_memory = host.place.in_memory and host.place.one_host
+        self.open: Request[Any] | None = None
 
-    def agrees(self, request: Request[T]) -> bool:
+    def agrees(self, request: Request[T], until: float = math.inf) -> bool:
         """Return whether all ranks called with the same request. If so, request and workplace note what was agreed.
 
         Collective; waits for all ranks. If the lane's ranks share memory, its first call prepares that memory for later
         ones, unless the ranks leave.
+
+        Args:
+            request: This rank's request.
+            until: The longest wait, as a time of `time.monotonic()`. Then this raises `Unanswered`.
         """
         digest, count, maximum = request.identity.digest, request.count, self.maximum
-        if not maximum.start((digest, -digest, request.flag, count, -count)):
-            wait(maximum, self.check, self.hurry)
+        if self.open is request or not maximum.start((digest, -digest, request.flag, count, -count)):
+            self.open = request
+            wait(maximum, lambda: self.check_at(until), self.hurry)
+            self.open = None
         largest, minus_least, flag, most, minus_fewest = maximum.values
         if largest != -minus_least:
             return False
@@ -64,6 +78,12 @@ class RollCall:
             shared = in_mpi(self.host.workspace.agree_in_memory, self.host.transport, self.host.place.hosts)
             self.maximum = shared or maximum
         return True
+
+    def check_at(self, until: float) -> None:
+        """`check`, with a time limit."""
+        self.check()
+        if time.monotonic() >= until:
+            raise Unanswered
 
     def close(self) -> None:
         """Drop the shared memory. (Graphs of an earlier backward may keep the lane itself.)"""

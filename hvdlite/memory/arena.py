@@ -5,7 +5,7 @@ arena, so a reduction can work on the peers' gradients in place. If the process 
 small /dev/shm does not limit the size. Arrays own the mappings, which therefore outlive `shutdown()`. Rejected:
 `MPI.Win`, since a view of a freed window would crash.
 
-Peers open the file through /proc/<pid>/fd. A random token in the first bytes proves that it is the right file, since a
+Peers open the file through /proc/<pid>/fd. A random token in the last bytes proves that it is the right file, since a
 process of another container may have the same number.
 """
 
@@ -24,7 +24,8 @@ from hvdlite.memory.huge_pages import map_file, whole_pages
 from hvdlite.system.user_warnings import say_once
 from hvdlite.transports import Transport
 
-HEADER = LINE  # bytes: the token, padded to keep the rest aligned
+TRAILER = LINE  # bytes after those of the arena. The token is at the end of the file.
+TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -70,22 +71,37 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -
     if not share or transport.size == 1:
         return Arena(np.zeros(nbytes, np.uint8), None)
     mine = SharedFile.create(nbytes)
+    files = exchange(transport, local, mine)
+    if mine:
+        os.close(mine.card.descriptor)  # every peer has opened it by now
+    if files is None:
+        return Arena(np.zeros(nbytes, np.uint8), None)
+    peers = tuple(each[:nbytes] for each in files)
+    return Arena(peers[local.rank], peers)
+
+
+def exchange(transport: Transport, local: Transport, mine: SharedFile | None) -> list[Array] | None:
+    """Map the files of all ranks of this host. Collective; waits until all ranks have done so.
+
+    Args:
+        transport: All ranks of the lane.
+        local: The ranks of this host.
+        mine: This rank's file; None if it has none.
+
+    Returns:
+        The files' bytes in rank order. None, on all ranks, if one rank has no file or cannot map a peer's.
+    """
     cards = local.allgather_object(mine.card if mine else None)
     found = [mine.memory if mine and rank == local.rank else attach(card) for rank, card in enumerate(cards)]
     agreed = transport.allgather_object(all(each is not None for each in found))
-    if mine:
-        os.close(mine.card.descriptor)  # every peer has opened it by now
-    if not all(agreed):
-        if transport.rank == 0:
-            without = [rank for rank, fine in enumerate(agreed) if not fine]
-            say_once(
-                f"ranks {without} cannot share memory with other ranks of their host, so all data travel as "
-                "messages, which is slower. Causes: no free memory, ranks in different containers, or too many "
-                "open files (`ulimit -n`)"
-            )
-        return Arena(np.zeros(nbytes, np.uint8), None)
-    peers = tuple(each[HEADER : HEADER + nbytes] for each in found if each is not None)
-    return Arena(peers[local.rank], peers)
+    if not all(agreed) and transport.rank == 0:
+        without = [rank for rank, fine in enumerate(agreed) if not fine]
+        say_once(
+            f"ranks {without} cannot share memory with other ranks of their host, so all data travel as "
+            "messages, which is slower. Causes: no free memory, ranks in different containers, or too many "
+            "open files (`ulimit -n`)"
+        )
+    return [each for each in found if each is not None] if all(agreed) else None
 
 
 @dataclass(frozen=True)
@@ -100,25 +116,28 @@ class Card:
 
 @dataclass(frozen=True)
 class SharedFile:
-    """A memory file of this rank: the card for its peers, and its bytes."""
+    """A memory file of this rank: the card for its peers, and its bytes, with the token at the end."""
 
     card: Card
     memory: Array
 
     @classmethod
     def create(cls, nbytes: int) -> SharedFile | None:
-        """Create an anonymous file and claim its memory; None if there is no room, or the system has no memfd."""
+        """Create an anonymous file of nbytes and more, and claim its memory.
+
+        Returns None if there is no room, or the system has no memfd.
+        """
         descriptor = -1
         try:
-            descriptor, length = os.memfd_create("hvdlite"), whole_pages(HEADER + nbytes)
+            descriptor, length = os.memfd_create("hvdlite"), whole_pages(nbytes + TRAILER)
             os.posix_fallocate(descriptor, 0, length)  # claim it now: a lack of memory later would be a bus error
             found = map_file(descriptor, length)
         except (OSError, AttributeError):
             if descriptor >= 0:
                 os.close(descriptor)
             return None
-        token = secrets.token_bytes(16)
-        found[:16] = np.frombuffer(token, np.uint8)
+        token = secrets.token_bytes(TOKEN_BYTES)
+        found[-TOKEN_BYTES:] = np.frombuffer(token, np.uint8)
         return cls(Card(os.getpid(), descriptor, length, token), found)
 
 
@@ -138,4 +157,4 @@ def attach(card: Card | None) -> Array | None:
         return None
     finally:
         os.close(descriptor)
-    return found if found[:16].tobytes() == card.token else None
+    return found if found[-TOKEN_BYTES:].tobytes() == card.token else None

@@ -14,13 +14,14 @@ from types import ModuleType
 
 import numpy as np
 
-from hvdlite.arrays import Array, module
+from hvdlite.arrays import LINE, Array, module
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu_streams import RELIEF, finish
-from hvdlite.memory.arena import HEADER, Arena
+from hvdlite.memory.arena import Arena
 from hvdlite.system.user_warnings import say_once
 from hvdlite.transports import Transport
 
+HEADER = LINE  # bytes: the token, padded to keep the rest aligned
 BLOCK = 2 << 20
 """Bytes. The driver puts shorter allocations together in blocks of this size. If Open MPI had opened such a block, CUDA
 sometimes refused to open an arena in it ("resource already mapped"). CUDA never refused an arena that fills whole

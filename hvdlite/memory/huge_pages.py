@@ -19,12 +19,16 @@ import numpy as np
 from hvdlite.arrays import Array
 
 HUGE_PAGE = 2 << 20  # bytes
-MAP_FIXED, MADV_COLLAPSE = 0x10, 25  # Linux constants without a name in Python
+MAP_FIXED, MADV_COLLAPSE, MREMAP_MAYMOVE, MREMAP_FIXED = 0x10, 25, 1, 2  # Linux constants without a name in Python
+WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
 libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+libc.mremap.restype = ctypes.c_void_p
+libc.mremap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+FAILED = ctypes.c_void_p(-1).value  # what mmap and mremap return if they fail
 
 
 def whole_pages(nbytes: int) -> int:
@@ -51,9 +55,44 @@ def map_file(descriptor: int, nbytes: int) -> Array:
         OSError: The kernel refused.
     """
     found = reserved(nbytes)
-    flags, address = mmap.MAP_SHARED | mmap.MAP_POPULATE | MAP_FIXED, found.ctypes.data
-    if libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != address:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    map_over(found.ctypes.data, nbytes, descriptor)
     if nbytes >= HUGE_PAGE:
-        libc.madvise(address, nbytes, MADV_COLLAPSE)  # the kernel uses as many huge pages as it can
+        libc.madvise(found.ctypes.data, nbytes, MADV_COLLAPSE)  # the kernel uses as many huge pages as it can
     return found
+
+
+def map_over(address: int, nbytes: int, descriptor: int) -> None:
+    """Replace a mapping of this process by the file's first bytes, shared, with all pages present.
+
+    Args:
+        address: The mapping's first byte. No other memory lies in its pages.
+        nbytes: The mapping's length.
+        descriptor: The file, which is at least as long.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE | MAP_FIXED
+    require(libc.mmap(address, nbytes, WRITABLE, flags, descriptor, 0))
+
+
+def make_private(address: int, nbytes: int) -> None:
+    """Replace a mapping of this process by private memory with the same values, at one instant.
+
+    Args:
+        address: As for `map_over`.
+        nbytes: As for `map_over`.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    new = libc.mmap(None, nbytes, WRITABLE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    require(new)
+    ctypes.memmove(new, address, nbytes)
+    require(libc.mremap(new, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, address))
+
+
+def require(result: int | None) -> None:
+    """Raise OSError if this is what mmap or mremap returns when the kernel refuses."""
+    if result == FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -17,10 +17,8 @@ from hvdlite.transports import Maximum, Transport, two_levels
 from hvdlite.transports.shared_flags import FLAG_BYTES, MOST_RANKS, ORDERED
 from hvdlite.transports.two_levels import Levels
 
-STAGING_BYTES, MOST_STAGED_BYTES = 2 << 20, 8 << 20
-"""On one host: the bytes of the staging arena, and of the longest array that passes through it."""
-NETWORK_STAGING_BYTES = 8 << 20
-"""The bytes of the staging arena on several hosts."""
+STAGING_BYTES, NETWORK_STAGING_BYTES = 1 << 20, 8 << 20
+"""The bytes of the staging arena on one host, which is used in two halves, and on several hosts."""
 
 
 class Workspace:

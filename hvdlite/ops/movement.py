@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 
-from hvdlite.algorithms import label, movement, through_memory
+from hvdlite.algorithms import label, movement
 from hvdlite.arrays import Array, DType, is_host, split_rows
 from hvdlite.errors import ScalarError
 from hvdlite.gpu_streams import on_host
@@ -148,11 +148,7 @@ def gathered(at: Workplace, array: Array) -> Array:
 
 def fill(at: Workplace, pieces: Sequence[Array]) -> None:
     """Fill every rank's piece on all ranks. This rank's own piece is filled already. Runs on the lane."""
-    longest = max(piece.nbytes for piece in pieces) if is_host(pieces[0]) else 0
-    if memory := through_memory.memory_for(longest, at.transport, at.workspace, at.place):
-        through_memory.allgather(at.transport, memory, pieces)
-    else:
-        movement.allgather(at.transport, pieces)
+    movement.allgather(at.transport, pieces)
 
 
 @Collective

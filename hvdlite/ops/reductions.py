@@ -291,8 +291,8 @@ def reduce_scatter(at: Workplace, parts: Sequence[Array], result: Array, how: Re
         reduce_scatter(at, [integers.widen(part).reshape(-1) for part in parts], widened.reshape(-1), how.plain)
         integers.narrow(widened, result)
         return
-    nbytes, most = sum(part.nbytes for part in parts if is_host(part)), through_memory.MOST_SCATTERED_BYTES
-    if memory := through_memory.memory_for(nbytes, at.transport, at.workspace, at.place, most):
+    nbytes = sum(part.nbytes for part in parts if is_host(part))
+    if memory := through_memory.memory_for(nbytes, at.transport, at.workspace, at.place):
         through_memory.reduce_scatter(at.transport, memory, parts, result, how)
         return
     scratch = at.workspace.scratch(result, scratch_length(max(map(len, parts)), result))

@@ -110,6 +110,32 @@ def renew_hooks_after_accumulation(tensor: torch.Tensor) -> None:
     tensor._post_accumulate_grad_hooks = tensor._post_accumulate_grad_hooks
 
 
+_share: Callable[[torch.UntypedStorage], tuple[int, int]] | None = found("UntypedStorage._share_fd_cpu_")
+_engine = found("autograd.graph._engine_run_backward")
+CAN_MOVE_STORAGES = _share is not None and _engine is not None
+"""Whether torch has the names that `to_own_mapping` and `is_autograd` need. hvdlite works without them."""
+
+
+def to_own_mapping(storage: torch.UntypedStorage) -> int:
+    """Move a storage on the host, in place, to a mapping of its own: an unlinked file in /dev/shm.
+
+    From then on the storage has no allocator: `resize_` to a larger size crashes the process.
+
+    Returns:
+        The file's descriptor. The storage owns and closes it.
+
+    Raises:
+        RuntimeError: There is no room in /dev/shm, or the process has too many descriptors.
+    """
+    assert _share is not None
+    return int(_share(storage)[0])
+
+
+def is_autograd(frame: FrameType | None) -> bool:
+    """Whether the frame is the one that runs autograd's engine. It is the caller of what C++ code calls in that run."""
+    return frame is not None and _engine is not None and frame.f_code is _engine.__code__
+
+
 BUILTIN_HOOK = "_register_builtin_comm_hook"
 """The method of DistributedDataParallel that registers a communication hook written in C++."""
 
@@ -209,4 +235,4 @@ def python_in_backward() -> bool:
     If C++ has called it, the next frame is of the Python code that started the backward pass, or there is none.
     """
     frame = sys._getframe(1).f_back
-    return current_run() >= 0 and frame is not None and frame.f_globals.get("__name__") != "torch.autograd.graph"
+    return current_run() >= 0 and frame is not None and not is_autograd(frame)

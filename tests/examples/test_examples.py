@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LAUNCH = [sys.executable, "-m", "hvdlite_launcher.cli", "--no-prefix", "-np", "2", sys.executable]
+HVDLITERUN = [sys.executable, "-m", "hvdlite_launcher.cli"]
+LAUNCH = [*HVDLITERUN, "--no-prefix", "-np", "2", sys.executable]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, launch: Sequence[str] = LAUNCH) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*LAUNCH, *arguments],
+        [*launch, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -66,6 +69,20 @@ def test_a_sharded_checkpoint_is_read_again(tmp_path: Path) -> None:
     arguments = ["examples/torch_fsdp.py", "--checkpoint", str(tmp_path / "digits"), "--epochs"]
     assert accuracy(*arguments, "8") >= 95
     assert accuracy(*arguments, "1") >= 95
+
+
+@pytest.mark.full
+def test_lightning_reaches_95_percent_and_only_rank_0_shows_and_writes(tmp_path: Path) -> None:
+    """If rank 1 wrote a checkpoint, too, Lightning would give it another name (-v1)."""
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("NOT RUN: lightning is not installed (pip install 'hvdlite[libraries]')")
+    launch = [*HVDLITERUN, "-np", "2", sys.executable]
+    done = run("examples/lightning_digits.py", "--folder", str(tmp_path), launch=launch)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"2 processes: held-out accuracy ([\d.]+)%, best epoch: (.*)", done.stdout)
+    assert found and float(found[1]) >= 95, done.stdout
+    assert [str(path) for path in tmp_path.iterdir()] == [found[2]]
+    assert "[0]<stdout>:Epoch" in done.stdout.replace("\r", "\n") and "[1]<stdout>" not in done.stdout, done.stdout
 
 
 FRAMEWORKS = [["torch"], *(["keras", "--keras-backend", backend] for backend in ("tensorflow", "torch", "jax"))]

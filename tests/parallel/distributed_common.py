@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import hvdlite as hvd
 from tests.parallel.common import require_error
@@ -77,63 +75,3 @@ def require_mismatch(call: Callable[[], object], *words: str) -> None:
     ones = torch.ones(3)
     dist.all_reduce(ones)
     assert (ones == dist.get_world_size()).all()
-
-
-def network(seed: int = 0) -> nn.Module:
-    """A small network, equal on all ranks."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
-
-
-def data(step: int, rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    """All ranks' inputs and targets of a step: this many rows for each rank."""
-    generator = torch.Generator().manual_seed(step)
-    total = rows * hvd.size()
-    return torch.randn(total, 6, generator=generator), torch.randn(total, 4, generator=generator)
-
-
-def mine(whole: torch.Tensor) -> torch.Tensor:
-    """This rank's rows."""
-    return whole.chunk(hvd.size())[hvd.rank()]
-
-
-def loss_of(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean squared error."""
-    return nn.functional.mse_loss(model(inputs), targets)
-
-
-def train(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    steps: int = 4,
-    share: Callable[[torch.Tensor], torch.Tensor] = mine,
-    scale: float = 1.0,
-) -> None:
-    """Train on each step's data. share: the rows that this rank takes. scale: a factor of the loss."""
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs, targets = map(share, data(step))
-        (scale * loss_of(model, inputs, targets)).backward()
-        optimizer.step()
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The share function of a rank that takes all rows."""
-    return tensor
-
-
-def trained_alone(steps: int = 4, make: Callable[[], nn.Module] = network, lr: float = 0.1) -> dict[str, torch.Tensor]:
-    """The weights of one process that trains with the big batch."""
-    model = make()
-    train(model, torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9), steps, whole)
-    return model.state_dict()
-
-
-def require_close(
-    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], within: float = 1e-6, prefix: str = ""
-) -> None:
-    """Check that all weights are equal to within this difference."""
-    assert {name.removeprefix(prefix) for name in found} == set(expected), (found.keys(), expected.keys())
-    for name, value in found.items():
-        away = (value.double() - expected[name.removeprefix(prefix)].double()).abs().max().item()
-        assert math.isfinite(away) and away <= within, (name, away)

@@ -1,9 +1,11 @@
-"""A short all-reduce benchmark: it checks every contender's sums by itself, and prints the results."""
+"""Short runs of benchmarks, which check all sums or weights themselves, and print the results."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+
+import pytest
 
 from tests.parallel import jobs
 
@@ -20,3 +22,16 @@ def test_allreduce(tmp_path: Path) -> None:
         (k, ON_ONE_HOST) for k in (64, 256, 1024, 4096)
     ]
     assert "MPI in huge pages / arena" in result.output and max(map(len, result.output.splitlines())) <= 120
+
+
+def test_fsdp(tmp_path: Path) -> None:
+    """The benchmark itself compares the weights of hvdlite and gloo."""
+    path, plot = tmp_path / "found.json", tmp_path / "found.png"
+    result = jobs.run(2, ["-m", "hvdlite.bench", "fsdp", "--steps", "3", "--json", str(path), "--plot", str(plot)])
+    assert result.code == 0, result.output
+    (row,) = json.loads(path.read_text())["rows"]
+    assert [*row["seconds"]] == ["whole", "none", "hvdlite", "gloo"] and min(row["seconds"].values()) > 0
+    assert row["overhead"].keys() == {"hvdlite", "gloo"} and row["ratio"] * row["overhead"]["gloo"] == pytest.approx(
+        row["overhead"]["hvdlite"]
+    )
+    assert plot.exists() and "FSDP2 step" in result.output and max(map(len, result.output.splitlines())) <= 120

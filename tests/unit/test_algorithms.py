@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from timeit import repeat
 
 import ml_dtypes
@@ -11,7 +12,8 @@ import pytest
 from hvdlite.algorithms import by_messages, movement, pipeline, reduction, tree
 from hvdlite.algorithms.reduction import Reduction, scaler
 from hvdlite.algorithms.ring import longest_part, parts, same_part
-from hvdlite.algorithms.shared import prepared, prepared_at_home
+from hvdlite.algorithms.shared import prepared
+from hvdlite.algorithms.through_memory import prepared_allreduce
 from hvdlite.arrays import LINE, on_boundary
 from hvdlite.memory.workspace import Workspace
 from hvdlite.transports.threads import ThreadTransport, run_ranks
@@ -29,16 +31,18 @@ def lengths(size: int) -> list[int]:
 
 def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.ndarray]:
     """Run the algorithm on copies of the arrays, one for each rank."""
-    buffers, stages = [array.copy() for array in arrays], [np.full_like(array, 7) for array in arrays]
+    buffers, stages = [array.copy() for array in arrays], [np.full(4 * LINE, 7, np.uint8) for _ in arrays]
 
     def rank_main(transport: ThreadTransport) -> None:
         if name == "shared":
             transport.barrier()
             prepared(transport, buffers, reduction)()
         elif name == "at home":
-            two_shot = prepared_at_home(transport, stages, reduction)
-            two_shot(np.ones_like(buffers[transport.rank]))
-            two_shot(buffers[transport.rank])
+            buffer = buffers[transport.rank]
+            if buffer.size:
+                two_shot = prepared_allreduce(transport, stages, buffer.size, buffer.dtype, reduction)
+                two_shot(np.ones_like(buffer))
+                two_shot(buffer)
         else:
             buffer = buffers[transport.rank]
             by_messages(name, transport, Workspace(), buffer, reduction)()
@@ -271,3 +275,29 @@ def test_long_arrays_are_combined_wherever_they_lie(operation: str, monkeypatch:
             mine[:] = mine + other if operation == "sum" else np.maximum(mine, other)
             Reduction(operation).combine(memory[ahead : ahead + length], other)
             np.testing.assert_array_equal(memory, wanted)
+
+
+@pytest.mark.parametrize("slow", range(3))
+def test_pieces_through_memory_need_one_barrier_each(slow: int) -> None:
+    """A rank that is late after every barrier still reads the others' pieces: they write the next in the other half."""
+    memory, length = [np.zeros(4 * LINE, np.uint8) for _ in range(3)], 5 * 2 * LINE // 4 - 3  # five pieces
+
+    def rank_main(transport: ThreadTransport) -> tuple[int, list[list[float]]]:
+        wait, barriers, found = transport.barrier, 0, []
+
+        def barrier() -> None:
+            nonlocal barriers
+            wait()
+            barriers += 1
+            time.sleep(0.01 * (transport.rank == slow))
+
+        transport.barrier = barrier
+        allreduce = prepared_allreduce(transport, memory, length, np.dtype(np.float32), Reduction())
+        for turn in range(2):
+            array = np.arange(length, dtype=np.float32) * (turn + 1) + transport.rank
+            allreduce(array)
+            found.append(array.tolist())
+        return barriers, found
+
+    expected = [[3.0 * i * (turn + 1) + 3 for i in range(length)] for turn in range(2)]
+    assert run_ranks(3, rank_main) == [(12, expected)] * 3

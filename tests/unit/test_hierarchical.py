@@ -135,3 +135,5 @@ def test_the_choice() -> None:
     assert across(3, 3 * FOLDED_STEP_BYTES - 4, f4) == "halving_doubling"
     assert choose(Place(4, True, "shared", hosts), 1 << 20, f4, in_arena=True) == "hierarchical"
     assert choose(Place(4, True, "hierarchical"), 1 << 20, f4, in_arena=True) == "shared"
+    assert choose(Place(4, True), 1 << 28, f4, in_arena=False) == "shared"
+    assert choose(Place(4, False), 1 << 28, f4, in_arena=False) == "ring"

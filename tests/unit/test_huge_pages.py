@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 
 from hvdlite.arrays import Array
 from hvdlite.bench.contenders import ITEM, ordinary
-from hvdlite.memory.huge_pages import HUGE_PAGE, MADV_COLLAPSE, libc, map_file, whole_pages
+from hvdlite.memory.huge_pages import HUGE_PAGE, MADV_COLLAPSE, libc, make_private, map_file, map_over, whole_pages
 
 NBYTES = 2 * HUGE_PAGE
 
@@ -65,6 +66,24 @@ def test_memory_is_given_back_with_the_last_view(file: int) -> None:
     assert mapped("Size") == NBYTES
     del view
     assert mapped("Size") == 0
+
+
+def test_a_mapping_becomes_the_files_and_private_again(file: int) -> None:
+    """At the same address. Private memory keeps the values, and no longer follows the file."""
+    array, other = (
+        np.frombuffer(mmap.mmap(-1, NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8),
+        map_file(file, 1),
+    )
+    address = array.ctypes.data
+    map_over(address, NBYTES, file)
+    other[0] = 7
+    array[-1] = 8
+    assert array[0] == 7 and os.pread(file, 1, NBYTES - 1) == b"\x08"
+    make_private(address, NBYTES)
+    other[0] = 9
+    assert [array[0], array[-1]] == [7, 8] and mapped("Size") == 4096, "the other mapping's page"
+    array[0] = 1
+    assert other[0] == 9
 
 
 def test_what_cannot_be_mapped_is_an_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import random
 import threading
 import time
@@ -100,6 +101,22 @@ def test_a_synchronous_request_runs_in_its_callers_thread(size: int) -> None:
         assert lane.submit(other).wait() is lane.turn.thread
 
     on_lanes(size, rank_main)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_inline_request_that_others_call_late_is_left_to_the_lanes_thread(size: int) -> None:
+    def rank_main(lane: Lane) -> int:
+        lane.run(total("before"))
+        if lane.transport.rank:
+            time.sleep(0.4)
+        began = time.monotonic()
+        handle = lane.begin(total("late"), 0.1 if lane.transport.rank == 0 else math.inf)
+        if lane.transport.rank == 0:
+            assert not handle.done and time.monotonic() - began < 0.3
+        assert handle.wait() == size
+        return lane.run(total("after", 2))
+
+    assert on_lanes(size, rank_main) == [2 * size] * size
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -430,7 +447,7 @@ def test_what_goes_wrong_while_ranks_agree_fails_all_that_is_pending(
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
     def rank_main(lane: Lane) -> None:
-        lane.attempt = lambda request: bool(1 / 0)
+        lane.attempt = lambda request, until=math.inf: bool(1 / 0)
         with pytest.raises((ZeroDivisionError, HvdliteError)) as caught:
             lane.run(total("x")) if waits else lane.submit(total("x")).wait()
         assert waits or "allreduce 'x' was interrupted (ZeroDivisionError: division by zero)" in str(caught.value)

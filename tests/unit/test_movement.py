@@ -134,47 +134,47 @@ def test_each_rank_has_its_rows_of_the_sum(size: int, dtype: str) -> None:
         assert [len(result) for result in results] == [rows // size + (r < rows % size) for r in range(size)]
 
 
-def test_gathers_through_memory_follow_each_other() -> None:
-    """Both are in one operation with no barrier between them.
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_reduce_scatter_with_less_memory_than_there_is_to_add(size: int, dtype: str) -> None:
+    """No rank overwrites memory that a slow rank has yet to read, in the same call or the next one.
 
-    No rank writes the next result while a slow rank reads the last.
+    Sums of small integers are exact, at odd lengths.
     """
-    memory = [np.zeros(8, np.uint8) for _ in range(2)]
+    arrays = [((np.arange(size * 301) + 7 * rank) % 13).astype(dtype) for rank in range(size)]
+    memory = [np.full(2 * size * LINE + 8, 3, np.uint8) for _ in range(size)]
 
-    def main(transport: ThreadTransport) -> list[list[int]]:
-        barrier = transport.barrier
+    def rank_main(transport: ThreadTransport) -> list[np.ndarray]:
+        barrier, how = transport.barrier, Reduction("sum", after=2.0)
 
         def slow() -> None:
             barrier()
-            time.sleep(0.05 * transport.rank)
+            time.sleep(0.002 * (transport.rank == size - 1))
 
         transport.barrier = slow
-        found = []
-        for turn in range(3):
-            pieces = [np.full(8, 10 * turn + transport.rank, np.uint8) for _ in range(2)]
-            through_memory.allgather(transport, memory, pieces)
-            found.append([int(piece[0]) for piece in pieces])
-        return found
+        results = []
+        for turn in range(2):
+            results.append(np.empty(301, dtype))
+            parts = [*(arrays[transport.rank] + turn).astype(dtype).reshape(size, 301)]
+            through_memory.reduce_scatter(transport, memory, parts, results[-1], how)
+        return results
 
-    assert run_ranks(2, main) == [[[10 * turn, 10 * turn + 1] for turn in range(3)]] * 2
+    for rank, results in enumerate(run_ranks(size, rank_main)):
+        for turn, result in enumerate(results):
+            np.testing.assert_array_equal(result, 2 * (np.sum(arrays, 0).reshape(size, 301)[rank] + turn * size))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_through_memory_with_less_room_than_there_is_to_move(size: int, dtype: str) -> None:
-    """No rank overwrites memory that another rank has yet to read. Sums of small integers are exact, at odd lengths."""
-    arrays = [((np.arange(size * 301) + 7 * rank) % 13).astype(dtype) for rank in range(size)]
-    memory = [np.full(size * LINE + 8, 3, np.uint8) for _ in range(size)]
+def test_a_reduce_scatter_through_memory_into_the_part_itself(size: int) -> None:
+    """The result may be this rank's own part. Its values are read before they are overwritten."""
+    memory = [np.zeros(4 * size * LINE, np.uint8) for _ in range(size)]
+    arrays = [np.arange(size * 301, dtype=np.float32) * (rank + 1) ** 2 for rank in range(size)]
 
-    def rank_main(transport: ThreadTransport) -> tuple[np.ndarray, np.ndarray]:
-        mine, result = arrays[transport.rank], np.empty(301, dtype)
-        how = Reduction("sum", after=2.0)
-        through_memory.reduce_scatter(transport, memory, [*mine.reshape(size, 301)], result, how)
-        whole = np.zeros((size, size * 301), dtype)
-        whole[transport.rank] = mine
-        through_memory.allgather(transport, memory, [*whole])
-        return result, whole
+    def rank_main(transport: ThreadTransport) -> np.ndarray:
+        parts = [*arrays[transport.rank].copy().reshape(size, 301)]
+        through_memory.reduce_scatter(transport, memory, parts, parts[transport.rank], Reduction())
+        return parts[transport.rank]
 
-    for rank, (result, whole) in enumerate(run_ranks(size, rank_main)):
-        np.testing.assert_array_equal(result, 2 * np.sum(arrays, 0).reshape(size, 301)[rank])
-        np.testing.assert_array_equal(whole, arrays)
+    expected = np.arange(size * 301, dtype=np.float32).reshape(size, 301) * sum((rank + 1) ** 2 for rank in range(size))
+    for rank, result in enumerate(run_ranks(size, rank_main)):
+        np.testing.assert_array_equal(result, expected[rank])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import os
 import sys
 import weakref
 from collections import OrderedDict
@@ -210,6 +212,43 @@ def test_an_optimizer_that_scales_by_itself() -> None:
     weight.grad.fill_(float("inf"))
     scaler.step(optimizer)
     assert seen == [True]
+
+
+def test_moving_a_storage() -> None:
+    """Its values and views follow to other memory, which belongs to this descriptor."""
+    tensor = torch.arange(1 << 16)
+    part, before = tensor[3:], tensor.data_ptr()
+    descriptor = private_api.to_own_mapping(tensor.untyped_storage())
+    assert tensor.data_ptr() != before and part.data_ptr() == tensor.data_ptr() + 24
+    assert os.fstat(descriptor).st_size == tensor.nbytes and tensor.equal(torch.arange(1 << 16))
+    os.pwrite(descriptor, b"\x07", 24)
+    assert part[0] == 7
+    del tensor, part
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(descriptor)
+
+
+def test_a_weak_reference_to_a_storage_lasts_as_long_as_its_memory() -> None:
+    tensor = torch.ones(4)
+    reference = weakref.ref(tensor.untyped_storage())
+    part = tensor[1:]
+    del tensor
+    assert reference() is not None
+    del part
+    assert reference() is None
+
+
+def test_a_call_of_autograd() -> None:
+    """Only a function that the engine calls directly has its frame above it."""
+    found: list[bool] = []
+
+    def hook(p: Any) -> None:
+        here = inspect.currentframe()
+        assert here
+        found.extend([private_api.is_autograd(here.f_back), private_api.is_autograd(here)])
+
+    backward_with(hook)
+    assert found == [True, False]
 
 
 def test_dynamo_leaves_a_package_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@
     process_group                   c10d's operations: what ranks must agree on, and the work on the lane
     reductions                      c10d's reduce operations as hvdlite's
     buffers                         tensors' memory as arrays
+    arenas                          DDP's buckets in memory that the ranks of a host share
     work                            the results: waiting, timeouts, futures
     limits                          errors for what works in C++ only
     messages                        send and recv, with tags and from any source

@@ -8,10 +8,12 @@ tensors of a call are overwritten in place where c10d does so, and may have any 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from inspect import currentframe
 from itertools import count
 from typing import Protocol
 
@@ -33,6 +35,7 @@ from hvdlite.lanes.workplace import Workplace
 from hvdlite.ops.movement import fill
 from hvdlite.ops.reductions import reduce_scatter, whole_at
 from hvdlite.torch.distributed import sparse
+from hvdlite.torch.distributed.arenas import WISH, Arenas, Moved
 from hvdlite.torch.distributed.buffers import Buffer
 from hvdlite.torch.distributed.messages import Messages
 from hvdlite.torch.distributed.reductions import reduction
@@ -125,6 +128,7 @@ class MpiProcessGroup(dist.ProcessGroup):
         self._messages = Messages(group, self._seconds)
         # DDP's join gives the Work of its one-element all-reduce to C++, which keeps the C++ half only.
         self._notices: deque[Work] = deque(maxlen=16)
+        self._arenas = Arenas(group)
         self._closed = False
 
     # Reductions
@@ -133,6 +137,8 @@ class MpiProcessGroup(dist.ProcessGroup):
         """Reduce a tensor over all ranks, in place."""
         if tensors and tensors[0].is_sparse:
             return self._sparse(tensors[0], opts)
+        if len(tensors) == 1 and (moved := self._arenas.find(tensors[0], currentframe())):
+            return self._reduce_moved(tensors[0], moved, opts)
         return self._reduce_all("all_reduce", tensors, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Options | None = None) -> Work:
@@ -151,6 +157,17 @@ class MpiProcessGroup(dist.ProcessGroup):
                     allreduce(at.transport, at.workspace, at.place, buffer.array, how)
 
         return self._start(Call(call, work, tensors, buffers, facts=(("operation", str(hows[0])),)), opts)
+
+    def _reduce_moved(self, tensor: torch.Tensor, moved: Moved, opts: Options | None) -> Work:
+        """As `_reduce_all` of a tensor in shared memory, for this rank. Other ranks may call `_reduce_all`."""
+        buffer, how, known = Buffer(tensor), reduction(_op(opts), self._group.size, tensor), moved.shared
+
+        def work(at: Workplace) -> None:
+            self._arenas.reduce(at, buffer.array, how, moved, known)
+
+        number = known.number if known else WISH
+        facts = (("operation", str(how)),)
+        return self._start(Call("all_reduce", work, [tensor], [buffer], facts=facts, count=number), opts)
 
     def _sparse(self, tensor: torch.Tensor, opts: Options | None) -> Work:
         facts = (("layout", "sparse"), ("dtype", str(tensor.dtype)), ("shape", tuple(tensor.shape)))
@@ -381,8 +398,9 @@ class MpiProcessGroup(dist.ProcessGroup):
         return arrays
 
     def _start(self, call: Call, opts: Options | None) -> Work:
-        """Start an operation, with c10d's options."""
+        """Start an operation, with c10d's options. If the caller waits for it next, it runs in the caller's thread."""
         self._require_open(call.name)
+        asynchronous, seconds = getattr(opts, "asyncOp", True), self._seconds(opts)
         lane, title = self._group.eager, f"torch.distributed.{call.name} in process group '{self._title}'"
         with self._order, calling(title):
             signature = Signature("torch.distributed", f"call {next(self._numbers)}", call.known)
@@ -390,7 +408,8 @@ class MpiProcessGroup(dist.ProcessGroup):
             array = next((buffer.array for buffer in call.buffers if buffer.tensor.is_cuda), None)
             if array is not None:
                 on_gpu(lane, request, array)
-            handle = lane.submit(request)
+            if asynchronous:
+                handle = lane.submit(request)
 
         def late(seconds: float) -> str:
             watch = runtime.current().watch
@@ -398,7 +417,11 @@ class MpiProcessGroup(dist.ProcessGroup):
             why = why or f"{title} among the ranks {list(self._group.ranks)}"
             return f"the timeout of {seconds:g} s is over: {why}"
 
-        work = Work(handle, call.results, self._seconds(opts), late)
+        if not asynchronous:  # outside the lock, since other threads may call meanwhile
+            handle = lane.begin(request, seconds)
+            if not handle.done and time.monotonic() >= request.queued + seconds:
+                raise HvdliteError(late(seconds))
+        work = Work(handle, call.results, seconds, late)
         if sum(tensor.numel() for tensor in call.results) == 1:
             self._notices.append(work)
         return work
@@ -421,6 +444,7 @@ class MpiProcessGroup(dist.ProcessGroup):
         if not self._closed:
             self._closed = True
             self._messages.close()
+            self._arenas.close()
             self._group.give_back()
 
     abort = shutdown

@@ -196,13 +196,13 @@ def noted_runs() -> Iterator[list[str]]:
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: runs.append(name) or function(*args)
 
-    usual, shared = dict(algorithms.MESSAGES), algorithms.shared
-    two_shots = shared.prepared, shared.prepared_at_home
+    usual, shared, through_memory = dict(algorithms.MESSAGES), algorithms.shared, algorithms.through_memory
+    two_shots = shared.prepared, through_memory.prepared_allreduce
     algorithms.MESSAGES.update({name: noted(name, function) for name, function in usual.items()})
-    shared.prepared, shared.prepared_at_home = (noted("shared", function) for function in two_shots)
+    shared.prepared, through_memory.prepared_allreduce = (noted("shared", function) for function in two_shots)
     yield runs
     algorithms.MESSAGES.update(usual)
-    shared.prepared, shared.prepared_at_home = two_shots
+    shared.prepared, through_memory.prepared_allreduce = two_shots
 
 
 def check_without_shared_memory() -> None:

@@ -6,7 +6,7 @@ Weights equal those of one process that trains with the big batch.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,30 +26,31 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite as hvd
 from tests.parallel.common import at_sizes, require_error
-from tests.parallel.distributed_common import (
+from tests.parallel.distributed_common import grouped
+from tests.parallel.distributed_models import (
+    Block,
     data,
-    grouped,
+    full,
     loss_of,
     mine,
     network,
     require_close,
+    require_pipeline,
+    sgd,
+    sharded,
     train,
     trained_alone,
     whole,
 )  # fmt: skip
 
 SIZES = (2, 4)
-
-
-def sgd(parameters: Iterable[torch.Tensor]) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def require_same_on_all_ranks(model: nn.Module) -> None:
@@ -351,21 +352,6 @@ def check_zero_redundancy() -> None:
 # Sharding
 
 
-def sharded(model: nn.Module, **options: Any) -> nn.Module:
-    """The model, each layer and the whole sharded."""
-    for layer in model:  # type: ignore[attr-defined]
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, **options)
-    fully_shard(model, **options)
-    return model
-
-
-def full(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All weights, whole, on every rank."""
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value
-            for name, value in model.state_dict().items()}  # fmt: skip
-
-
 @grouped
 def check_fsdp2() -> None:
     expected = trained_alone()
@@ -459,19 +445,6 @@ def check_distributed_tensors() -> None:
     assert distribute_tensor(uneven, mesh, [Shard(0)]).full_tensor().equal(uneven)
 
 
-class Block(nn.Module):
-    """Two layers that are split over ranks, and one that is not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.up, self.down, self.last = nn.Linear(6, 16), nn.Linear(16, 6), nn.Linear(6, 4)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.last(self.down(torch.tanh(self.up(inputs))))
-        return found
-
-
 @grouped
 def check_tensor_parallel() -> None:
     """Every rank trains on all rows."""
@@ -498,36 +471,8 @@ def check_tensor_parallel_with_sharding() -> None:
 
 @grouped
 def check_pipelines() -> None:
-    """A layer or two for each rank; losses and gradients are those of the whole network."""
-    p, r = hvd.size(), hvd.rank()
-
-    def layers() -> list[nn.Module]:
-        torch.manual_seed(0)
-        return [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(p)]
-
     for make in (ScheduleGPipe, Schedule1F1B):
-        alone, mine_alone = nn.Sequential(*layers()), layers()[r]
-        stage = PipelineStage(mine_alone, r, p, torch.device("cpu"))
-        schedule = make(stage, n_microbatches=2 * p, loss_fn=nn.functional.mse_loss)
-        optimizers = [sgd(alone.parameters()), sgd(mine_alone.parameters())]
-        for step in range(3):
-            generator = torch.Generator().manual_seed(step)
-            inputs, targets = (torch.randn(4 * p, 6, generator=generator) for _ in range(2))
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss = loss_of(alone, inputs, targets)
-            loss.backward()
-            losses: list[torch.Tensor] = []
-            if r == 0:
-                schedule.step(inputs)
-            elif r == p - 1:
-                schedule.step(target=targets, losses=losses)
-                assert torch.allclose(torch.stack(losses).mean(), loss, atol=1e-6)
-            else:
-                schedule.step()
-            for optimizer in optimizers:
-                optimizer.step()
-        require_close(mine_alone.state_dict(), alone[r].state_dict())
+        require_pipeline(make)
 
 
 # Checkpoints
