@@ -68,7 +68,8 @@ class Runner:
             "HVDLITE_MPIEXEC": self.mpi.launcher,
             "TMPDIR": str(self.tmpdir),
         }
-        return {**os.environ, "PATH": path, name: value, **own, **more}
+        outer = {key: text for key, text in os.environ.items() if not key.startswith("HVDLITE_TEST_")}  # no settings
+        return {**outer, "PATH": path, name: value, **own, **more}
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         """hvdliterun with these arguments, running."""
