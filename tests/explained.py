@@ -30,6 +30,9 @@ EXPLAINED: dict[str, str] = {
     "hvdlite.torch.attach.slots: alias.data": (
         "The attribute is torch's: only assigning it gives an existing tensor other memory."
     ),
+    "hvdlite.torch.sharded.pieces: p.data": (
+        "The attribute is torch's: only assigning it makes the user's parameter its piece."
+    ),
     "hvdlite.torch.elastic.state: _registry": "Horovod's registry of state handlers, which scripts set before init().",
     "hvdlite.torch.sync_batch_norm.__init__: 9 parameters": (
         "The parameters are those of torch.nn.BatchNorm2d and Horovod's process_set."

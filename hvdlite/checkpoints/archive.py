@@ -122,6 +122,10 @@ class ArchiveFormat:
                     raise ValueError(f"{name} has no state yet: call its build(model.trainable_variables)")
                 value.build(mine[0].trainable_variables)
 
+    def whole(self, what: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the objects: each rank has all of their state."""
+        return what
+
     def has_state(self, value: object) -> bool:
         """Return whether a value has variables."""
         try:

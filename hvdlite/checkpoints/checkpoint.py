@@ -47,6 +47,9 @@ class Format(Protocol):
     def prepare(self, what: Mapping[str, object]) -> None:
         """Make all objects hold their state. Called on every rank before a file is written or read."""
 
+    def whole(self, what: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the objects with all of their state on rank 0. Collective if one is sharded."""
+
     def has_state(self, value: object) -> bool:
         """Return whether a value is an object that is restored in place. Otherwise it is an extra."""
 
@@ -76,6 +79,7 @@ def save(form: Format, path: File, what: Mapping[str, object], rng: bool) -> Non
     with calling(f"hvd.save({str(path)!r})"):
         form.prepare(what)
         states = agree("hvd.save", what, form.random_state(what) if rng else None)
+        what = form.whole(what)
         everything = {**what, RNG: states} if rng else what
         on_rank_0("hvd.save", path, lambda: replace_file(path, lambda file: form.write(file, everything)))
 

@@ -35,8 +35,8 @@ A compressor with state (error feedback, or a low-rank basis) keeps the state by
 variable of each gradient; for PyTorch, `torch/attach/gradients.py` does. `Gradients.renew` drops the state, like the
 sums of earlier passes.
 
-A sharded optimizer reduces each bucket to one rank instead of all. `terms` gets the operation, and `bucket` the
-reduce-scatter. A new module here gathers the parameters after the step.
+Sharded gradients: each bucket is reduced to one rank instead of all. `terms` gets the operation, and `bucket` the
+reduce-scatter. `sharding/` divides parameters and gathers them after the step.
 
 A framework that computes all gradients and then applies them is one module with the functions of
 `framework.Framework`, and an adapter that calls `Gradients.reduce`. A framework with gradients that come one by one, as

@@ -33,6 +33,7 @@ class Settings:
         scale_local: Whether gradients of local variables are divided by the number of ranks, like averages.
         process_set: The ranks that reduce together.
         replica_check: The reaction to ranks' weights that differ: one of `config.REPLICA_CHECKS`.
+        sharded: Whether each rank has a part of the optimizer's state only.
     """
 
     terms: Terms
@@ -42,6 +43,7 @@ class Settings:
     scale_local: bool = True
     process_set: ProcessSet = global_process_set
     replica_check: str = "error"
+    sharded: bool = False
 
     @property
     def size(self) -> int:
@@ -62,6 +64,7 @@ class Arguments:
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
     replica_check: str | None = None
+    sharded: bool = False
 
     def checked(self, key: Callable[[object], Hashable], what: str = "variables") -> Settings:
         """Check the arguments.
@@ -87,6 +90,7 @@ class Arguments:
             scale_local=self.scale_local_gradients,
             process_set=self.process_set,
             replica_check=runtime.replica_check(self.replica_check),
+            sharded=self.sharded,
         )
 
 

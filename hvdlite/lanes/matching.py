@@ -42,6 +42,7 @@ CURES_WHILE_JOINED = {
 KINDS = {
     "plan": "a new list of parameters", "new lane": "a new optimizer", "weights": "a comparison of weights",
     "uses": "gradients that other ranks may lack", "order": "the order of gradients", "overlap": "times of gradients",
+    "stepped": "a step() of a sharded optimizer",
 }  # fmt: skip
 """Words for the kinds of operation that users do not call by name."""
 LONGEST_DIFF = 20
@@ -190,6 +191,8 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
     cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
     if what == "kind" and set(values) == {"plan", "gradients"}:
         cure = f"The parameters changed ({CHANGES}) on some ranks only: change them on every rank."
+    if what == "kind" and "stepped" in values:
+        cure = "Every rank must call backward() and step() equally often, with equally many batches."
     return f"{title_of(signatures, members)}: {said}{cure}"
 
 

@@ -10,6 +10,7 @@ from hvdlite.torch.compression import Compression
 from hvdlite.torch.cuda import choose_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, broadcast_variables
 from hvdlite.torch.joining import uneven_inputs
+from hvdlite.torch.memory import memory_report
 from hvdlite.torch.mpi_ops import *  # noqa: F403
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
@@ -21,5 +22,5 @@ if is_initialized() and not is_child():  # a child of a rank leaves GPUs alone
 __all__ = [
     *mpi_ops.__all__, "Compression", "DistributedOptimizer", "HorovodInternalError", "SyncBatchNorm",
     "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "broadcast_variables", "elastic", "load", "save", "uneven_inputs",
+    "broadcast_variables", "elastic", "load", "memory_report", "save", "uneven_inputs",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ from hvdlite.checkpoints.checkpoint import (
     set_random_states,
 )
 from hvdlite.torch.functions import Stateful, is_stateful, load_in_place
+from hvdlite.torch.sharded.states import shard_of
 
 
 def save(path: File, /, *, rng: bool = False, **what: object) -> None:
@@ -80,6 +81,11 @@ class TorchFormat:
 
     def prepare(self, what: Mapping[str, object]) -> None:
         """Do nothing: torch's objects always hold their state."""
+
+    def whole(self, what: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the objects, with all of a sharded optimizer's state on rank 0. Collective if one is sharded."""
+        shards = {name: shard for name, value in what.items() if (shard := shard_of(value))}
+        return {**what, **{name: found for name, shard in shards.items() if (found := shard.whole(0))}}
 
     def has_state(self, value: object) -> TypeGuard[Stateful]:
         """Whether a value is restored in place. Otherwise it is an extra."""

@@ -14,6 +14,7 @@ from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.ops.variables import broadcast_arrays, naming
 from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.cuda import on_cpu
+from hvdlite.torch.sharded.states import refuse_pieces
 from hvdlite.torch.tensors import DTYPES, in_place
 
 __all__ = [
@@ -101,13 +102,15 @@ def broadcast_optimizer_state(
         process_set: The ranks that take part.
 
     Raises:
-        ValueError: The optimizer is an LBFGS, since its state is not tensors by parameter.
+        ValueError: The optimizer is an LBFGS, since its state is not tensors by parameter. Or it is sharded, and has
+            taken a step.
         TypeError: `optimizer` is no optimizer but a module, say, or a scheduler.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state cannot serve torch.optim.LBFGS")
     if not all(hasattr(optimizer, name) for name in ("param_groups", "state_dict", "load_state_dict")):
         raise TypeError(not_an_optimizer(optimizer))
+    refuse_pieces("broadcast_optimizer_state", optimizer)
     mine, large = runtime.rank() == root_rank, list[torch.Tensor]()
 
     def take_out(value: object) -> object:

@@ -18,7 +18,11 @@ def join(device: int = -1) -> int:
 
     Returns:
         The global rank that joined last. Its weights are the newest: a rank's weights do not change once it has joined.
+
+    Raises:
+        RuntimeError: An optimizer is sharded: a rank that has joined would no longer step its part.
     """
+    refuse_sharded("hvd.join()")
     return joining.join()
 
 
@@ -38,10 +42,23 @@ def uneven_inputs(*variables: object) -> Iterator[None]:
 
     Yields:
         None.
+
+    Raises:
+        RuntimeError: As for `join`.
     """
+    refuse_sharded("hvd.uneven_inputs()")
     yield
     last = joining.join()
     for each in variables:
         broadcast_variables(each, last)
     for attachment in runtime.current().registries.attachments:
         attachment.name_root("0")  # all ranks have the same weights now
+
+
+def refuse_sharded(call: str) -> None:
+    """Raise RuntimeError if an attached optimizer is sharded."""
+    if any(attachment.settings.sharded for attachment in runtime.current().registries.attachments):
+        raise RuntimeError(
+            f"{call} is not possible with DistributedOptimizer(sharded=True): a rank that has joined would no longer "
+            "step its part of the parameters. Give all ranks equally many batches"
+        )

@@ -22,6 +22,8 @@ from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.settings import TorchSettings, parameter_key
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.private_api import takes_hooks
+from hvdlite.torch.sharded.kinds import kind_of
+from hvdlite.torch.sharded.steps import shard
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -38,6 +40,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     replica_check: str | None = None,
+    sharded: bool = False,
 ) -> OptimizerT:
     """Make every backward() end with gradients that are averaged over all ranks, as long as the optimizer lives.
 
@@ -66,6 +69,9 @@ def DistributedOptimizer(
         process_set: The ranks that reduce together. On other ranks the optimizer only gains the methods and attributes.
         replica_check: What happens if the ranks begin with different weights or optimizer state: "error", "warn", or
             "off", which never compares them. By default what HVDLITE_REPLICA_CHECK says, else "error".
+        sharded: Whether each rank keeps the optimizer's state of a part of the parameters only, so that all state takes
+            1/size of the memory (ZeRO-1). Gradients and weights stay whole on every rank. step() waits for all ranks.
+            Save with `hvd.save`.
 
     Returns:
         The same optimizer object.
@@ -73,7 +79,8 @@ def DistributedOptimizer(
     Raises:
         MismatchError: Optimizers, models or arguments differ between ranks; on every rank, with a diff, before any
             gradient moves. Or ranks begin with different weights; at the end of the first backward().
-        ValueError: An argument cannot be right, or another attached optimizer has some of the parameters.
+        ValueError: An argument cannot be right, or another attached optimizer has some of the parameters. Or with
+            `sharded`: the optimizer or a parameter cannot be divided.
         TypeError: `optimizer` is no torch optimizer, or another argument has a wrong type.
         RuntimeError: The optimizer is attached already.
         NotImplementedError: `op` is Adasum, and the ranks are not all ranks of the job, or no power of two.
@@ -83,18 +90,24 @@ def DistributedOptimizer(
     adasum = op is Adasum and runtime.size() > 1
     if op is Adasum:
         require_adasum(runtime.size(), process_set is global_process_set)
+        if sharded:
+            raise ValueError("op=Adasum with sharded=True is not possible: each rank has steps of its own")
     parameters = flat(optimizer.param_groups)
     names = names_of(parameters, named_parameters)
     asked = Arguments(
         compression=compression, sparse_as_dense=sparse_as_dense, op=op, num_groups=num_groups, groups=groups,
         gradient_predivide_factor=gradient_predivide_factor, process_set=process_set, replica_check=replica_check,
+        sharded=sharded,
     )  # fmt: skip
     settings = TorchSettings.of(asked.checked(parameter_key, "parameters"), parameters, names)
+    kind = kind_of(optimizer) if sharded else None
     with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
         if adasum:
             attach_delta(optimizer, settings)
         else:
             attach(optimizer, settings, passes)
+        if kind:
+            shard(optimizer, kind)
     optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)
     return optimizer
 

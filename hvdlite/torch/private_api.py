@@ -7,6 +7,7 @@ tests/unit/test_torch_private_api.py has a test for each name.
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from operator import attrgetter
 from types import FrameType
@@ -14,6 +15,7 @@ from typing import Any, NoReturn, cast
 
 import torch
 from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
 
 from hvdlite.errors import HvdliteError
 
@@ -200,6 +202,18 @@ def takes_hooks(optimizer: torch.optim.Optimizer) -> bool:
 def names_of_step_hooks() -> tuple[str, str]:
     """Return the names of the attributes in which an optimizer keeps its hooks around step()."""
     return "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+
+
+def without_step_hooks() -> dict[str, object]:
+    """Return an optimizer's attributes for hooks around step(), without hooks."""
+    return {name: OrderedDict[int, object]() for name in names_of_step_hooks()}
+
+
+def put_next_to_step(optimizer: torch.optim.Optimizer, before: RemovableHandle, after: RemovableHandle) -> None:
+    """Have one hook called last before an optimizer's step(), and another one first after it."""
+    pre, post = (getattr(optimizer, name) for name in names_of_step_hooks())
+    pre.move_to_end(before.id)
+    post.move_to_end(after.id, last=False)
 
 
 # torch.compile

@@ -63,6 +63,19 @@ def test_torch_distributed_reaches_95_percent(example: str) -> None:
     assert accuracy(f"examples/{example}.py") >= 95
 
 
+def test_a_sharded_optimizer_reaches_95_percent_and_its_checkpoint_is_read_again(tmp_path: Path) -> None:
+    """Each of two ranks has half of the state. The second run goes on after the first one's epochs."""
+    arguments = ["examples/torch_sharded.py", "--checkpoint", str(tmp_path / "digits.pt"), "--epochs"]
+    assert accuracy(*arguments, "6") >= 95
+    done = run(*arguments, "1")
+    found = re.search(
+        r"([\d,]+) weights; .* by rank: ([\d,]+), ([\d,]+)\n.*accuracy ([\d.]+)% after 7 epochs", done.stdout
+    )
+    assert found, done.stdout
+    weights, *held = (int(text.replace(",", "")) for text in found.groups()[:3])
+    assert max(held) <= 1.02 * weights and float(found[4]) >= 95
+
+
 @pytest.mark.full
 def test_a_sharded_checkpoint_is_read_again(tmp_path: Path) -> None:
     """The second run begins with the first one's weights."""

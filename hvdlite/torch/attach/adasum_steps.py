@@ -15,7 +15,6 @@ scale itself. The scaler then always calls step(), and on such a rank that step 
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -30,7 +29,7 @@ from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.replica_check import alike
 from hvdlite.torch.attach.settings import TorchSettings
 from hvdlite.torch.attach.steps import Arguments, Options
-from hvdlite.torch.private_api import SCALES, names_of_step_hooks, step_is_nested
+from hvdlite.torch.private_api import SCALES, step_is_nested, without_step_hooks
 from hvdlite.torch.reductions import grouped_allreduce
 
 
@@ -167,8 +166,7 @@ def without_parameters(optimizer: torch.optim.Optimizer) -> torch.optim.Optimize
     """Return a twin of an optimizer whose step() changes no parameter, gradient or state, and calls no hooks."""
     twin = object.__new__(type(optimizer))
     groups = [{**group, "params": []} for group in optimizer.param_groups]
-    no_hooks = {name: OrderedDict[int, object]() for name in names_of_step_hooks()}
-    twin.__dict__.update(optimizer.__dict__, param_groups=groups, **no_hooks)
+    twin.__dict__.update(optimizer.__dict__, param_groups=groups, **without_step_hooks())
     return twin
 
 

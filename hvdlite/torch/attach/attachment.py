@@ -75,7 +75,7 @@ class Attachment:
             sharing.refuse_some(self, self.others)
         self.gradients = Gradients(settings)
         self.results = self.gradients.results
-        self.alike = alike(optimizer, settings)
+        self.alike = alike(optimizer, settings, state=not settings.sharded)
         self.round = Round(passes_per_step, paused=self.ranks.alone)
         self.backward = Backward(partial(end_backward, weakref.ref(self)))
         self.hooks = Hooks(self, partial(on_gradient, weakref.ref(self)))
@@ -184,7 +184,7 @@ class Attachment:
     @property
     def way(self) -> tuple[object, ...]:
         """How gradients are reduced, to be compared with another optimizer's."""
-        return self.settings.terms, self.round.passes_per_step, self.group
+        return self.settings.terms, self.round.passes_per_step, self.group, self.settings.sharded
 
     def others(self) -> Iterable[Attachment]:
         """Return all attachments of this process, whatever their process sets."""

@@ -18,6 +18,7 @@ from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.torch.attach.attachment import Attachment
 from hvdlite.torch.elastic.sampler import ElasticSampler
 from hvdlite.torch.functions import Stateful, broadcast_optimizer_state, broadcast_parameters
+from hvdlite.torch.sharded.states import shard_of
 
 
 class StateHandler:
@@ -152,7 +153,7 @@ class TorchState(ObjectState):
             **kwargs: Other values by name.
 
         Raises:
-            ValueError: A value is a list or dict with models or optimizers in it.
+            ValueError: A value is a list or dict with models or optimizers in it, or a sharded optimizer.
         """
         given = {"model": model, "optimizer": optimizer, **kwargs}
         refuse_containers(given)
@@ -207,5 +208,10 @@ class TorchState(ObjectState):
 
 def handled(value: object) -> StateHandler | None:
     """Return a new handler for a value; None if the value is handled as an object."""
+    if shard := shard_of(value):
+        raise ValueError(
+            f"an elastic state cannot keep {shard.name}: the pieces of a rank that is lost would be lost. Save with "
+            "hvd.save, or attach the optimizer without sharded=True"
+        )
     how = handler_for(value)
     return how(cast(Stateful, value)) if how else None

@@ -1,0 +1,32 @@
+"""What Linux knows of this process' memory. A page that several processes share counts in equal parts (PSS)."""
+
+from __future__ import annotations
+
+import re
+
+_PAGES = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
+_MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ ")
+
+
+def proportional_bytes(name: str = "") -> int:
+    """Return this process' part of its memory in bytes; 0 if Linux does not say.
+
+    Args:
+        name: Only mappings whose file has this in its name. Empty: all memory.
+    """
+    try:
+        with open(
+            "/proc/self/smaps" if name else "/proc/self/smaps_rollup", encoding="utf-8", errors="replace"
+        ) as file:
+            text = file.read()
+    except OSError:
+        return 0
+    if not name:
+        return sum(1024 * int(pages) for pages in _PAGES.findall(text))
+    found, inside = 0, False
+    for line in text.splitlines():
+        if _MAPPING.match(line):
+            inside = name in line
+        elif inside and (pages := _PAGES.match(line)):
+            found += 1024 * int(pages[1])
+    return found

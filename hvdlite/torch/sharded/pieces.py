@@ -1,0 +1,106 @@
+"""The pieces of parameters and of their state, as tensors.
+
+While a parameter is narrow, `p.data` and `p.grad` are the piece: a row of elements, in the order in which they lie in
+memory. The parameter stays the same object, so the optimizer's groups and state find it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from hvdlite.arrays import Array
+from hvdlite.torch.distributed.buffers import flat
+
+
+class Piece(NamedTuple):
+    """The elements, from and to, of a parameter that this rank owns: not all of them."""
+
+    p: torch.Tensor
+    start: int
+    stop: int
+
+
+class Kept(NamedTuple):
+    """A narrow parameter's piece, and the whole parameter and gradient."""
+
+    piece: Piece
+    whole: torch.Tensor
+    gradient: torch.Tensor
+
+
+def row(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor's elements as a row, in the order of memory, in the same memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements fill its memory without gaps, in any order of dimensions."""
+    filled = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1 and stride != filled:
+            return False
+        filled *= length
+    return True
+
+
+def memory_of(p: torch.Tensor) -> Array:
+    """Return the bytes of a dense parameter."""
+    found: Array = flat(row(p.detach())).view("uint8")
+    return found
+
+
+def laid_out_like(tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values in the order of memory of another one of the same shape."""
+    return tensor if tensor.stride() == whole.stride() else torch.empty_like(whole).copy_(tensor)
+
+
+def narrow(piece: Piece) -> Kept | None:
+    """Make a parameter its piece, unless it has no gradient. If the piece is empty, the parameter loses its gradient.
+
+    Returns:
+        What `widen` needs.
+    """
+    p, start, stop = piece
+    if p.grad is None:
+        return None
+    kept = Kept(piece, p.data, p.grad)
+    if start == stop:
+        p.grad = None
+    else:
+        p.data = row(kept.whole)[start:stop]  # first: torch compares a gradient's shape with it
+        p.grad = row(laid_out_like(kept.gradient, kept.whole))[start:stop]
+    return kept
+
+
+def widen(kept: Kept) -> None:
+    """Make a parameter whole again. If the optimizer has replaced `p.data`, its values are copied back."""
+    (p, start, stop), whole, gradient = kept
+    if start < stop and p.data_ptr() != whole.data_ptr() + start * whole.element_size():
+        row(whole)[start:stop].copy_(p.data)
+    p.data = whole
+    p.grad = gradient
+
+
+def cut_state(piece: Piece, state: dict[str, object], whole: torch.Tensor) -> None:
+    """Replace tensors of the parameter's shape by their pieces, which are copies.
+
+    Args:
+        piece: The parameter's piece; not empty.
+        state: The parameter's state.
+        whole: The whole parameter.
+
+    Raises:
+        ValueError: A tensor has neither the parameter's shape nor the piece's.
+    """
+    _, start, stop = piece
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor) or value.ndim == 0 or value.shape == (stop - start,):
+            continue
+        if value.shape != whole.shape:
+            raise ValueError(
+                f"the optimizer's state {key!r} has the shape {list(value.shape)}, but its parameter has "
+                f"{list(whole.shape)}, of which this rank owns {stop - start} elements: load it with hvd.load"
+            )
+        state[key] = row(laid_out_like(value, whole))[start:stop].clone()

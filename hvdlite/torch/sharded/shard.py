@@ -1,0 +1,232 @@
+"""`Shard`: a sharded optimizer's step(). Each rank steps its pieces, then all ranks get all pieces.
+
+before    the last hook before the step: reduce what is left, then narrow
+after     the first hook after it: widen, and gather
+leave     whatever happened: widen
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import wraps
+
+import torch
+
+from hvdlite.errors import HvdliteError, VoidError
+from hvdlite.lanes.calls import calling
+from hvdlite.lanes.gpu_side import on_gpu
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Round, Signature
+from hvdlite.lanes.workplace import Workplace
+from hvdlite.system.user_warnings import say_once
+from hvdlite.torch.attach.attachment import Attachment
+from hvdlite.torch.attach.parameters import flat
+from hvdlite.torch.attach.steps import Arguments, Options, is_closure
+from hvdlite.torch.private_api import step_is_nested
+from hvdlite.torch.sharded.division import Division
+from hvdlite.torch.sharded.kinds import Kind
+from hvdlite.torch.sharded.pieces import Kept, narrow, widen
+from hvdlite.torch.sharded.states import MARK, Whole, mark_of, packed, whole_state
+
+
+class Shard:
+    """The pieces of one optimizer's parameters, and the steps that move them.
+
+    Attributes:
+        attachment: What reduces the optimizer's gradients. It holds the optimizer weakly.
+        division: The pieces.
+        kept: The narrow parameters, during a step.
+        stepping: Whether a step() is under way.
+        steps: The number of steps.
+        calls: How often the step under way has called its closure.
+        sent: Whether the step under way has called the other ranks for its last part.
+        saving: Whether state_dict() is called for a whole state.
+    """
+
+    def __init__(self, attachment: Attachment, kind: Kind) -> None:
+        assert attachment.group is not None
+        self.attachment = attachment
+        self.division = Division(attachment.group.rank, attachment.group.size, kind)
+        self.kept: list[Kept] = []
+        self.stepping, self.sent, self.saving = False, False, False
+        self.steps, self.calls = 0, 0
+        self.divide()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer."""
+        return self.attachment.optimizer
+
+    @property
+    def name(self) -> str:
+        """The optimizer in messages."""
+        return f"DistributedOptimizer({type(self.optimizer).__name__}, sharded=True)"
+
+    def divide(self) -> None:
+        """Divide parameters that are new or unfrozen."""
+        known = self.division.known
+        if new := [p for p in flat(self.optimizer.param_groups) if p.requires_grad and id(p) not in known]:
+            self.division.add(new, [self.attachment.settings.name(p, "a parameter") for p in new])
+
+    def whole(self, root_rank: int) -> Whole | None:
+        """Return the optimizer with its whole state on one rank. Collective; waits for all ranks.
+
+        Args:
+            root_rank: The global rank that gets the state.
+
+        Returns:
+            None if `root_rank` is not among the ranks that reduce together.
+        """
+        optimizer, process_set = self.optimizer, self.attachment.settings.process_set
+        assert self.attachment.group
+        if root_rank not in self.attachment.group.ranks:
+            return None
+        states = whole_state(optimizer, self.division, process_set, root_rank)
+        self.saving = True
+        found = optimizer.state_dict()
+        self.saving = False
+        return Whole({**found, "state": packed(optimizer, self.division.parameters, states)})
+
+    def add_mark(self, optimizer: torch.optim.Optimizer, state: dict[str, object]) -> None:
+        """Mark the result of state_dict() as this rank's, unless it is whole, or hvd.save makes it whole."""
+        if self.division.in_pieces and not self.saving:
+            state[MARK] = mark_of(self.division)
+            say_once(
+                f"state_dict() of {self.name} has one rank's part of the state. hvd.save('file', optimizer=optimizer), "
+                "called on all ranks, writes all of it"
+            )
+
+    # One step
+
+    def enter(self) -> bool:
+        """A step() begins. Returns False if it is a part of another step().
+
+        Raises:
+            RuntimeError: Ranks do not step together now.
+        """
+        if self.stepping:
+            return False
+        if not self.attachment.alive:
+            raise RuntimeError(
+                f"{self.name} no longer reduces gradients, and has a part of its state only: since it was attached, "
+                "hvd.shutdown() was called, its process set was removed, or another optimizer with the same "
+                "parameters was attached. Load a checkpoint (hvd.load) into a new optimizer"
+            )
+        if self.attachment.round.paused:
+            raise RuntimeError(f"step() inside no_sync(): with {self.name} all ranks step together. Call it outside")
+        self.stepping, self.sent, self.calls = True, False, 0
+        self.steps += 1
+        return True
+
+    def before(
+        self, optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Options
+    ) -> tuple[Arguments, Options] | None:
+        """The last hook before the optimizer's own step: narrow.
+
+        Returns:
+            Other arguments for it, if there is a closure.
+        """
+        if step_is_nested(optimizer):
+            return None
+        if not self.stepping:
+            raise RuntimeError(f"{self.name}: call optimizer.step(), not the class's step")
+        self.divide()
+        self.refuse_sparse()
+        self.narrow()
+        if any(map(is_closure, (*args[1:], *kwargs.values()))):
+            return (args[0], *map(self.wrapped, args[1:])), {key: self.wrapped(each) for key, each in kwargs.items()}
+        return None
+
+    def wrapped(self, closure: object) -> object:
+        """Return a closure that sees whole parameters, up to date; any other argument as it is."""
+        if not is_closure(closure):
+            return closure
+
+        @wraps(closure)
+        def call(*args: object, **kwargs: object) -> object:
+            self.widen()
+            if self.calls:  # the step has moved parameters since
+                self.gather()
+            self.sent = False
+            self.calls += 1
+            result = closure(*args, **kwargs)
+            self.narrow()
+            return result
+
+        return call
+
+    def after(self, optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Options) -> None:
+        """The first hook after the optimizer's own step: widen, and give all ranks all pieces. Waits for all ranks."""
+        if not step_is_nested(optimizer):
+            self.widen()
+            self.gather()
+
+    def fail(self) -> None:
+        """The step has raised an error: the other ranks, which wait for this rank's pieces, raise one as well."""
+        self.widen()
+        if not self.sent:
+            with contextlib.suppress(HvdliteError):  # communication is broken: the step's error says why
+                self.send(failed=True)
+
+    def leave(self) -> None:
+        """The step has ended."""
+        self.widen()
+        self.stepping = False
+
+    # Its parts
+
+    def refuse_sparse(self) -> None:
+        """Raise NotImplementedError if a gradient is sparse."""
+        if any(p.grad is not None and p.grad.layout is not torch.strided for p in self.division.parameters):
+            raise NotImplementedError(f"{self.name}: a gradient is sparse. Make its layer with sparse=False")
+
+    @torch.no_grad()
+    def narrow(self) -> None:
+        """Make each parameter its piece."""
+        self.division.adopt(self.optimizer)
+        for piece in self.division.partial:
+            if kept := narrow(piece):
+                self.kept.append(kept)
+
+    @torch.no_grad()
+    def widen(self) -> None:
+        """Make each parameter whole again."""
+        while self.kept:
+            widen(self.kept.pop())
+
+    def gather(self) -> None:
+        """Overwrite the other ranks' pieces with theirs. Collective; waits for all ranks.
+
+        Raises:
+            VoidError: The step has failed on a rank.
+        """
+        request = self.send()
+        request.handle.wait()
+        if request.flag:
+            rank = self.attachment.lane.members[request.flag - 1]
+            raise VoidError(
+                f"{self.name}: step {self.steps} has raised an error on rank {rank}, so that no rank has all of the "
+                "step. Weights may differ between ranks: load a checkpoint (hvd.load)"
+            )
+        torch.autograd.graph.increment_version(self.division.parameters)
+
+    def send(self, failed: bool = False) -> Request[None]:
+        """Send the request that gives all ranks all pieces. failed: whether there are none, since this rank failed."""
+        self.sent = True
+        division, memory = self.division, self.division.in_memory()
+
+        def work(at: Workplace) -> None:
+            if not request.flag:
+                division.gather.run(at, memory)
+
+        facts = (("parameters", tuple(division.lines)),)
+        round = Round("step {}, part {}", (self.steps, self.calls))
+        with calling(f"step() of {self.name}"):
+            # The name of a round's first bucket: if another rank leaves the step out, all ranks raise MismatchError.
+            signature = Signature("stepped", f"{self.attachment.name} bucket 0", facts, round)
+            request = Request(signature, work, flag=division.rank + 1 if failed else 0)
+            lane = self.attachment.lane
+            if division.parameters and division.parameters[0].is_cuda:
+                on_gpu(lane, request, memory[0])
+            lane.submit(request) if failed else lane.begin(request)
+        return request

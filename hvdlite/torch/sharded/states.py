@@ -1,0 +1,146 @@
+"""The state of a sharded optimizer in state_dict(), and whole for a checkpoint.
+
+state_dict() has this rank's pieces, and a mark that says so. A state without a mark is whole: any rank may load it, and
+keeps its pieces. So a checkpoint serves any number of ranks, and an optimizer that is not sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+
+from hvdlite.job.process_sets import ProcessSet
+from hvdlite.ops.objects import allgather_object
+from hvdlite.torch.attach.parameters import flat
+from hvdlite.torch.scattering import gather
+from hvdlite.torch.sharded.division import Division
+from hvdlite.torch.sharded.pieces import row
+
+MARK = "hvdlite"
+"""The key of the mark in state_dict()."""
+State = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A tensor of state that lies on its owners, or on one. shape: that of this rank's part."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The whole state, on the rank that writes the checkpoint; nothing on other ranks."""
+
+    state: State
+
+    def state_dict(self) -> State:
+        """The state."""
+        return self.state
+
+    def load_state_dict(self, state: object) -> None:
+        """Not needed: checkpoints ask for this method."""
+
+
+class Sharded(Protocol):
+    """A `Shard`, as other modules see it."""
+
+    @property
+    def division(self) -> Division: ...
+    @property
+    def name(self) -> str: ...
+    def whole(self, root_rank: int) -> Whole | None: ...
+
+
+def shard_of(optimizer: object) -> Sharded | None:
+    """Return what shards an optimizer; None for any other object."""
+    return vars(optimizer).get("_hvdlite_shard") if isinstance(optimizer, torch.optim.Optimizer) else None
+
+
+def refuse_pieces(call: str, value: object) -> None:
+    """Raise ValueError if a value is a sharded optimizer whose state is in pieces."""
+    shard = shard_of(value)
+    if shard and shard.division.in_pieces:
+        raise ValueError(f"{call}: each rank has another part of the state of {shard.name}. Use hvd.save and hvd.load")
+
+
+def mark_of(division: Division) -> State:
+    """Return the mark of this rank's pieces."""
+    return {"rank": division.rank, "size": division.size, "borders": [list(each) for each in division.cuts.borders]}
+
+
+def check_mark(name: str, division: Division, state: Mapping[str, object]) -> None:
+    """Raise ValueError if a state has other pieces than this rank's."""
+    found = state.get(MARK)
+    if found is not None and found != mark_of(division):
+        its = cast("Mapping[str, object]", found)
+        raise ValueError(
+            f"load_state_dict() of {name}: the state is that of rank {its['rank']} of {its['size']}, but this is rank "
+            f"{division.rank} of {division.size}, or its parameters were divided in another way. Save with hvd.save, "
+            "and load with hvd.load"
+        )
+
+
+def forms(optimizer: torch.optim.Optimizer, division: Division) -> list[dict[str, object]]:
+    """Return this rank's state by parameter and key: a `Form` in place of each tensor that is not a single number."""
+    return [
+        {
+            key: Form(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) and value.ndim else value
+            for key, value in optimizer.state.get(p, {}).items()
+        }
+        for p in division.parameters
+    ]
+
+
+@torch.no_grad()
+def whole_state(
+    optimizer: torch.optim.Optimizer, division: Division, process_set: ProcessSet, root_rank: int
+) -> list[State]:
+    """Return the whole state of each parameter on one rank, and nothing useful on others. Collective; waits for all.
+
+    The tensors travel one by one, so a rank needs memory for one copy of the state.
+
+    Args:
+        optimizer: The optimizer.
+        division: Its division.
+        process_set: The ranks that reduce together.
+        root_rank: The global rank that gets the state.
+    """
+    everyone = allgather_object(forms(optimizer, division), process_set=process_set, name="hvd.save: forms of state")
+    found = []
+    for index, p in enumerate(division.parameters):
+        owners = [its[index] for its in everyone if its[index]]
+        its: State = dict(owners[0]) if owners else {}
+        for key, form in its.items():
+            if isinstance(form, Form):
+                mine = optimizer.state[p][key] if p in optimizer.state else torch.empty(0, dtype=form.dtype)
+                pieces = gather(mine.detach().cpu().reshape(-1), root_rank, f"hvd.save: {key} of {index}", process_set)
+                its[key] = None if pieces is None else put_together(pieces, form, p, len(owners))
+        found.append(its)
+    return found
+
+
+def put_together(pieces: torch.Tensor, form: Form, p: torch.Tensor, owners: int) -> torch.Tensor:
+    """Return a whole tensor of state.
+
+    Args:
+        pieces: The pieces, one after another.
+        form: What the first owner has.
+        p: The parameter.
+        owners: How many ranks have pieces.
+    """
+    if owners == 1:
+        return pieces.reshape(form.shape)
+    whole = torch.empty_like(p, dtype=form.dtype, device="cpu")
+    row(whole).copy_(pieces)
+    return whole
+
+
+def packed(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], states: Sequence[State]) -> State:
+    """Return states by the numbers that state_dict() gives to parameters."""
+    numbers = {id(p): number for number, p in enumerate(flat(optimizer.param_groups))}
+    return {numbers[id(p)]: its for p, its in zip(parameters, states, strict=True) if its and id(p) in numbers}  # type: ignore[misc]

@@ -1,0 +1,91 @@
+"""How parameters are divided among ranks, and how all ranks get all pieces."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from hvdlite.algorithms import Place
+from hvdlite.arrays import LINE
+from hvdlite.lanes.workplace import HostWorkplace
+from hvdlite.sharding import gather
+from hvdlite.sharding.cuts import SHORT, Cuts, Parameter, cut
+from hvdlite.sharding.gather import Gather, Span, messages
+from hvdlite.transports.threads import ThreadTransport, run_ranks
+
+LENGTHS = {
+    "one": [100_000],
+    "many": [7, 0, 30_000, 1, 211 * 30, 64_000, 5, 5, 3_000, 0],
+    "short": [1, 2, 3],
+    "none": [],
+}
+
+
+def divided(name: str, size: int, itemsize: int = 4, cuttable: bool = True) -> tuple[list[Parameter], Cuts]:
+    parameters = [Parameter(length, itemsize, cuttable) for length in LENGTHS[name]]
+    return parameters, cut(parameters, size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("itemsize", [2, 4, 16])
+def test_each_element_has_one_owner(name: str, size: int, itemsize: int) -> None:
+    parameters, cuts = divided(name, size, itemsize)
+    for index, parameter in enumerate(parameters):
+        pieces = [cuts.piece(index, rank) for rank in range(size)]
+        assert pieces[0][0] == 0 and pieces[-1][1] == parameter.length
+        assert all(one[1] == other[0] for one, other in pairwise(pieces))
+        for start, _ in pieces:
+            assert start * itemsize % LINE == 0 or start == parameter.length
+            assert start in (0, parameter.length) or parameter.nbytes >= SHORT
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_pieces_are_equally_large(size: int) -> None:
+    parameters, cuts = divided("many", size, itemsize=40)
+    total = sum(parameter.nbytes for parameter in parameters)
+    for rank in range(size):
+        mine = sum(40 * (stop - start) for start, stop in (cuts.piece(i, rank) for i in range(len(parameters))))
+        assert abs(mine - total / size) <= SHORT
+
+
+def test_whole_parameters_stay_whole() -> None:
+    parameters, cuts = divided("many", 3, cuttable=False)
+    for index, parameter in enumerate(parameters):
+        assert {*cuts.borders[index]} <= {0, parameter.length}
+
+
+def test_later_parameters_leave_the_earlier_ones_where_they_are() -> None:
+    _, cuts = divided("many", 3)
+    _, later = divided("one", 3)
+    assert (cuts + later).borders[: len(cuts.borders)] == cuts.borders
+
+
+def test_messages_of_large_and_small_pieces() -> None:
+    long = gather.LONGEST + 1
+    found = messages([Span(0, 0, 10), Span(1, 0, long), Span(2, 0, gather.LARGE - 1), Span(3, 4, 5), Span(4, 0, 1)])
+    assert found == [
+        [Span(0, 0, 10)], [Span(1, 0, gather.LONGEST)], [Span(1, gather.LONGEST, long)],
+        [Span(2, 0, gather.LARGE - 1), Span(3, 4, 5)], [Span(4, 0, 1)],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", ["one", "many", "short"])
+def test_all_ranks_get_all_pieces(name: str, size: int) -> None:
+    """Each rank begins with its number everywhere, and ends with the owners' numbers. Twice, as in two steps."""
+    parameters, cuts = divided(name, size)
+    owners = [np.repeat(np.arange(size), np.diff(borders)) for borders in cuts.borders]
+
+    def rank_main(transport: ThreadTransport) -> bool:
+        at, work = HostWorkplace(transport, Place(size, False), range(size)), Gather(cuts, [4] * len(parameters), size)
+        equal = True
+        for step in range(2):
+            values = [np.full(each.length, 10 * step + transport.rank, np.int32) for each in parameters]
+            work.run(at, [each.view(np.uint8) for each in values])
+            equal &= all((mine == 10 * step + his).all() for mine, his in zip(values, owners, strict=True))
+        return equal
+
+    assert all(run_ranks(size, rank_main))
