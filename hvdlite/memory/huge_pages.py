@@ -19,16 +19,14 @@ import numpy as np
 from hvdlite.arrays import Array
 
 HUGE_PAGE = 2 << 20  # bytes
-MAP_FIXED, MADV_COLLAPSE, MREMAP_MAYMOVE, MREMAP_FIXED = 0x10, 25, 1, 2  # Linux constants without a name in Python
+MAP_FIXED, MADV_COLLAPSE = 0x10, 25  # Linux constants without a name in Python
 WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
 libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-libc.mremap.restype = ctypes.c_void_p
-libc.mremap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
-FAILED = ctypes.c_void_p(-1).value  # what mmap and mremap return if they fail
+FAILED = ctypes.c_void_p(-1).value  # what mmap returns if it fails
 
 
 def whole_pages(nbytes: int) -> int:
@@ -77,7 +75,9 @@ def map_over(address: int, nbytes: int, descriptor: int) -> None:
 
 
 def make_private(address: int, nbytes: int) -> None:
-    """Replace a mapping of this process by private memory with the same values, at one instant.
+    """Replace a mapping of this process by private memory with the same values. No thread may use it meanwhile.
+
+    (mremap would do it at one instant. But Intel MPI's libfabric replaces mremap by a function that loses the address.)
 
     Args:
         address: As for `map_over`.
@@ -86,13 +86,13 @@ def make_private(address: int, nbytes: int) -> None:
     Raises:
         OSError: The kernel refused.
     """
-    new = libc.mmap(None, nbytes, WRITABLE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    require(new)
-    ctypes.memmove(new, address, nbytes)
-    require(libc.mremap(new, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, address))
+    values = ctypes.string_at(address, nbytes)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+    require(libc.mmap(address, nbytes, WRITABLE, flags, -1, 0))
+    ctypes.memmove(address, values, nbytes)
 
 
 def require(result: int | None) -> None:
-    """Raise OSError if this is what mmap or mremap returns when the kernel refuses."""
+    """Raise OSError if this is what mmap returns when the kernel refuses."""
     if result == FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
