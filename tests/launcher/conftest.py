@@ -73,8 +73,9 @@ class Runner:
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         """hvdliterun with these arguments, running."""
+        heard = ("env", "--default-signal=HUP")  # which hvdliterun would ignore if the tests run under nohup
         return subprocess.Popen(
-            [*self.prefix, sys.executable, "-m", "hvdlite_launcher.cli", *arguments],
+            [*heard, *self.prefix, sys.executable, "-m", "hvdlite_launcher.cli", *arguments],
             env=self.env(),
             stdin=stdin,
             stdout=subprocess.PIPE,
