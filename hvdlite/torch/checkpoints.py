@@ -118,6 +118,8 @@ class TorchFormat:
             try:
                 if isinstance(value, torch.optim.Optimizer):
                     load_in_place(value, found[name])
+                    if shard := shard_of(value):
+                        shard.division.adopt(value)
                 elif self.has_state(value):
                     value.load_state_dict(found[name])
             except Exception as error:

@@ -33,7 +33,7 @@ class Division:
         gather: The way in which all ranks get all pieces.
         addresses: Where the parameters lay at the last gather.
         memory: Their bytes.
-        in_pieces: Whether the optimizer's state has been cut.
+        in_pieces: Whether the optimizer's state has been cut. The same on all ranks, since steps and hvd.load cut it.
     """
 
     def __init__(self, rank: int, size: int, kind: Kind) -> None:
@@ -75,6 +75,11 @@ class Division:
         self.partial += [Piece(p, start, stop) for p, start, stop in mine if (start, stop) != (0, p.numel())]
         self.gather = Gather(self.cuts, [p.element_size() for p in self.parameters], self.size)
 
+    def owns(self, index: int, rank: int) -> bool:
+        """Whether a rank has a piece of a parameter."""
+        start, stop = self.cuts.piece(index, rank)
+        return start < stop
+
     def in_memory(self) -> list[Array]:
         """Return the bytes of all parameters, wherever they lie now."""
         addresses = list(addresses_of(self.parameters))
@@ -82,13 +87,17 @@ class Division:
             self.addresses, self.memory = addresses, [memory_of(p) for p in self.parameters]
         return self.memory
 
+    def note_pieces(self) -> None:
+        """The optimizer's state is this rank's pieces."""
+        self.in_pieces = True
+
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep this rank's pieces of whole state (which a class made early, or which was loaded); drop the rest.
 
         Raises:
             ValueError: State is neither whole nor this rank's pieces.
         """
-        self.in_pieces |= bool(optimizer.state)
+        self.note_pieces()
         for piece in self.partial:
             if piece.start == piece.stop:
                 optimizer.state.pop(piece.p, None)

@@ -69,17 +69,17 @@ class Shard:
             self.division.add(new, [self.attachment.settings.name(p, "a parameter") for p in new])
 
     def whole(self, root_rank: int) -> Whole | None:
-        """Return the optimizer with its whole state on one rank. Collective; waits for all ranks.
+        """Return the optimizer with its whole state on one rank. Collective if the state is in pieces.
 
         Args:
             root_rank: The global rank that gets the state.
 
         Returns:
-            None if `root_rank` is not among the ranks that reduce together.
+            None if the optimizer's own state is whole, or `root_rank` is not among the ranks that reduce together.
         """
         optimizer, process_set = self.optimizer, self.attachment.settings.process_set
         assert self.attachment.group
-        if root_rank not in self.attachment.group.ranks:
+        if not self.division.in_pieces or root_rank not in self.attachment.group.ranks:
             return None
         states = whole_state(optimizer, self.division, process_set, root_rank)
         self.saving = True

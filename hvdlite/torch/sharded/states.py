@@ -74,15 +74,22 @@ def mark_of(division: Division) -> State:
 
 
 def check_mark(name: str, division: Division, state: Mapping[str, object]) -> None:
-    """Raise ValueError if a state has other pieces than this rank's."""
+    """A state is to be loaded: if it is marked, it is this rank's pieces.
+
+    Raises:
+        ValueError: It is another rank's pieces.
+    """
     found = state.get(MARK)
-    if found is not None and found != mark_of(division):
+    if found is None:
+        return
+    if found != mark_of(division):
         its = cast("Mapping[str, object]", found)
         raise ValueError(
             f"load_state_dict() of {name}: the state is that of rank {its['rank']} of {its['size']}, but this is rank "
             f"{division.rank} of {division.size}, or its parameters were divided in another way. Save with hvd.save, "
             "and load with hvd.load"
         )
+    division.note_pieces()
 
 
 def forms(optimizer: torch.optim.Optimizer, division: Division) -> list[dict[str, object]]:
@@ -104,6 +111,9 @@ def whole_state(
 
     The tensors travel one by one, so a rank needs memory for one copy of the state.
 
+    Raises:
+        ValueError: Owners of a parameter have different kinds of state; on all ranks.
+
     Args:
         optimizer: The optimizer.
         division: Its division.
@@ -113,8 +123,14 @@ def whole_state(
     everyone = allgather_object(forms(optimizer, division), process_set=process_set, name="hvd.save: forms of state")
     found = []
     for index, p in enumerate(division.parameters):
-        owners = [its[index] for its in everyone if its[index]]
-        its: State = dict(owners[0]) if owners else {}
+        owners = [rank for rank in range(division.size) if division.owns(index, rank)]
+        kinds = {tuple(everyone[rank][index]) for rank in owners}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"hvd.save: the state of {division.lines[index]} is on some of its owners only, ranks {owners}: call "
+                "hvd.broadcast_optimizer_state before the first step, or hvd.load"
+            )
+        its: State = dict(everyone[owners[0]][index]) if owners else {}
         for key, form in its.items():
             if isinstance(form, Form):
                 mine = optimizer.state[p][key] if p in optimizer.state else torch.empty(0, dtype=form.dtype)

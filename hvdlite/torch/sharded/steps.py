@@ -72,5 +72,4 @@ def shard(optimizer: torch.optim.Optimizer, kind: Kind) -> None:
     name, division = found.name, found.division
     optimizer.register_state_dict_post_hook(found.add_mark)
     optimizer.register_load_state_dict_pre_hook(lambda optimizer, state: check_mark(name, division, state))
-    optimizer.register_load_state_dict_post_hook(division.adopt)
     optimizer.__dict__.update(step=Step(optimizer, found), _hvdlite_shard=found)

@@ -390,6 +390,11 @@ def check_states_of_one_rank_are_marked() -> None:
     again = hvd.DistributedOptimizer(adam(model().parameters()), sharded=True)
     again.load_state_dict(copy.deepcopy(state))
     assert elements(again) == elements(optimizer)
+    path = str(folder() / "run.pt")
+    hvd.save(path, optimizer=again)
+    same_state(torch.load(path, weights_only=True)["optimizer"], train(adam, False, steps=2)[1].state_dict())
+    optimizer.state.clear() if last() else None
+    require_error(ValueError, lambda: hvd.save(path, optimizer=optimizer), "on some of its owners only")
     theirs = hvd.broadcast_object(state, 0)
     if hvd.rank():
         require_error(ValueError, lambda: again.load_state_dict(theirs), f"rank 0 of {hvd.size()}", "hvd.load")
@@ -411,7 +416,10 @@ def check_broadcasts_before_the_first_step() -> None:
         optimizer.zero_grad()
     hvd.DistributedOptimizer(optimizer, sharded=True)
     hvd.broadcast_parameters(net.state_dict(), 0)
+    path = str(folder() / "run.pt")
+    hvd.save(path, optimizer=optimizer)  # rank 0 has all of it
     hvd.broadcast_optimizer_state(optimizer, 0)
+    same_state(torch.load(path, weights_only=True)["optimizer"], optimizer.state_dict())
     backward(net, 1)
     optimizer.step()
     require_same_bits(weights(net))
