@@ -48,7 +48,7 @@ class Format(Protocol):
         """Make all objects hold their state. Called on every rank before a file is written or read."""
 
     def whole(self, what: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the objects with all of their state on rank 0. Collective if one is sharded."""
+        """Return the objects; in place of one whose state is on several ranks, the whole state. Collective then."""
 
     def has_state(self, value: object) -> bool:
         """Return whether a value is an object that is restored in place. Otherwise it is an extra."""

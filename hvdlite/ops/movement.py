@@ -142,13 +142,8 @@ def gathered(at: Workplace, array: Array) -> Array:
     result = at.workspace.new(array, (sum(rows), *array.shape[1:]))
     pieces = split_rows(result, rows)
     pieces[transport.rank][...] = array
-    fill(at, pieces)
-    return result
-
-
-def fill(at: Workplace, pieces: Sequence[Array]) -> None:
-    """Fill every rank's piece on all ranks. This rank's own piece is filled already. Runs on the lane."""
     movement.allgather(at.transport, pieces)
+    return result
 
 
 @Collective
@@ -174,7 +169,7 @@ def allgather_several(
         for target, array in zip(found[at.transport.rank], mine, strict=True):
             target[...] = array
         for pieces in zip_longest(*found, fillvalue=nothing):
-            fill(at, pieces)
+            movement.allgather(at.transport, pieces)
         return found
 
     return Operation(group, "allgather", name, (), work, nothing)

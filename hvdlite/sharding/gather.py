@@ -9,13 +9,13 @@ Price: n(p-1)/p bytes sent per rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeAlias
 
 from hvdlite.algorithms import movement
-from hvdlite.arrays import Array, module
+from hvdlite.arrays import Array, module, split_rows
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.sharding.cuts import Cuts
 
@@ -73,11 +73,13 @@ class Gather:
         for together in zip_longest(*self.messages, fillvalue=[]):
             places = [_place(message, memory, room) for message, room in zip(together, self.scratch, strict=True)]
             if len(together[mine]) > 1:
-                _pack(together[mine], memory, places[mine])
+                for piece, place in _copies(together[mine], memory, places[mine]):
+                    place[...] = piece
             movement.allgather(at.transport, places)
             for rank, message in enumerate(together):
                 if rank != mine and len(message) > 1:
-                    _unpack(message, memory, places[rank])
+                    for piece, place in _copies(message, memory, places[rank]):
+                        piece[...] = place
 
 
 def messages(spans: Sequence[Span]) -> list[Message]:
@@ -116,15 +118,7 @@ def _place(message: Message, memory: Sequence[Array], room: Array) -> Array:
     return room[: sum(span.nbytes for span in message)]  # type: ignore[no-any-return]
 
 
-def _pack(message: Message, memory: Sequence[Array], room: Array) -> None:
-    place = 0
-    for span in message:
-        room[place : place + span.nbytes] = memory[span.index][span.start : span.stop]
-        place += span.nbytes
-
-
-def _unpack(message: Message, memory: Sequence[Array], room: Array) -> None:
-    place = 0
-    for span in message:
-        memory[span.index][span.start : span.stop] = room[place : place + span.nbytes]
-        place += span.nbytes
+def _copies(message: Message, memory: Sequence[Array], packed: Array) -> Iterator[tuple[Array, Array]]:
+    """Each piece of a message in its parameter's memory, and its place in the packed message."""
+    pieces = [memory[span.index][span.start : span.stop] for span in message]
+    return zip(pieces, split_rows(packed, [span.nbytes for span in message]), strict=True)

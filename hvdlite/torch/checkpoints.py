@@ -83,9 +83,9 @@ class TorchFormat:
         """Do nothing: torch's objects always hold their state."""
 
     def whole(self, what: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the objects, with all of a sharded optimizer's state on rank 0. Collective if one is sharded."""
+        """Return the objects; in place of a sharded optimizer, its whole state on rank 0. Collective then."""
         shards = {name: shard for name, value in what.items() if (shard := shard_of(value))}
-        return {**what, **{name: found for name, shard in shards.items() if (found := shard.whole(0))}}
+        return {**what, **{name: found for name, shard in shards.items() if (found := shard.whole(0)) is not None}}
 
     def has_state(self, value: object) -> TypeGuard[Stateful]:
         """Whether a value is restored in place. Otherwise it is an extra."""

@@ -127,8 +127,10 @@ def in_place(tensor: torch.Tensor) -> tuple[Array, Callable[[object], torch.Tens
 
 
 def laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return the values of a contiguous tensor in the layout of `like`, which has the same shape."""
-    return tensor if like.is_contiguous() else torch.empty_like(like, requires_grad=False).copy_(tensor)
+    """Return a tensor's values in the layout of `like`, which has the same shape: the tensor itself, or a copy."""
+    if tensor.stride() == like.stride():
+        return tensor
+    return torch.empty_like(like, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
 
 
 def to_tensor(array: Array) -> torch.Tensor:

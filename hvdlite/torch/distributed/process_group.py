@@ -32,7 +32,6 @@ from hvdlite.lanes.gpu_side import on_gpu
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Facts, Signature
 from hvdlite.lanes.workplace import Workplace
-from hvdlite.ops.movement import fill
 from hvdlite.ops.reductions import reduce_scatter, whole_at
 from hvdlite.torch.distributed import sparse
 from hvdlite.torch.distributed.arenas import WISH, Arenas, Moved
@@ -251,7 +250,7 @@ class MpiProcessGroup(dist.ProcessGroup):
         def work(at: Workplace) -> None:
             for pieces, source in zip(parts, sources, strict=True):
                 pieces[at.transport.rank][...] = source.array
-                fill(at, pieces)
+                movement.allgather(at.transport, pieces)
 
         changed = [buffer for each in targets for buffer in each]
         results = [buffer.tensor for buffer in changed]

@@ -8,7 +8,6 @@ import torch
 from hvdlite.algorithms import movement
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.lanes.workplace import Workplace
-from hvdlite.ops.movement import fill
 from hvdlite.torch.distributed.buffers import flat
 
 
@@ -34,5 +33,5 @@ def gathered(at: Workplace, rows: torch.Tensor, lengths: list[int]) -> torch.Ten
     found = rows.new_empty(sum(lengths), *rows.shape[1:])
     pieces = [flat(piece) for piece in torch.split(found, lengths)]
     pieces[at.transport.rank][...] = flat(rows)
-    fill(at, pieces)
+    movement.allgather(at.transport, pieces)
     return found

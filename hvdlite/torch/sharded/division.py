@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from operator import methodcaller
 
 import torch
 
 from hvdlite.arrays import Array
 from hvdlite.sharding.cuts import Cuts, Parameter, cut
 from hvdlite.sharding.gather import Gather
+from hvdlite.torch.attach.parameters import data_ptr
 from hvdlite.torch.sharded.kinds import Kind
 from hvdlite.torch.sharded.pieces import Piece, cut_state, is_dense, memory_of
 from hvdlite.torch.tensors import device_name, dtype_name
-
-addresses_of = partial(map, methodcaller("data_ptr"))
 
 
 class Division:
@@ -82,7 +79,7 @@ class Division:
 
     def in_memory(self) -> list[Array]:
         """Return the bytes of all parameters, wherever they lie now."""
-        addresses = list(addresses_of(self.parameters))
+        addresses = list(map(data_ptr, self.parameters))
         if addresses != self.addresses:
             self.addresses, self.memory = addresses, [memory_of(p) for p in self.parameters]
         return self.memory

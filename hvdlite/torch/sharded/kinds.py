@@ -66,22 +66,16 @@ def tried(optimizer: optim.Optimizer) -> Kind:
         torch.manual_seed(0)
         values = [[torch.randn(SHAPE) for _ in range(5)] for _ in range(2)]  # of two parameters: itself, its gradients
     whole = stepped(optimizer, values)
-    if all(not torch.equal(after, before) for after, (before, *_) in zip(whole, values, strict=True)):
-        pieces = [[each.reshape(-1)[part] for each in its] for its in values for part in parts()]
-        halves = stepped(optimizer, pieces)
-        together = [torch.cat([halves[2 * i], halves[2 * i + 1]]).reshape(SHAPE) for i in range(2)]
-        every_element = all((after != before).all() for after, (before, *_) in zip(whole, values, strict=True))
-        if every_element and all(map(torch.equal, whole, together)):
+    if all((after != before).all() for after, (before, *_) in zip(whole, values, strict=True)):
+        cut = slice(ELEMENTS_CUT), slice(ELEMENTS_CUT, None)
+        pieces = stepped(optimizer, [[each.reshape(-1)[part] for each in its] for its in values for part in cut])
+        together = [torch.cat(pieces[first : first + 2]).reshape(SHAPE) for first in (0, 2)]
+        if all(map(torch.equal, whole, together)):
             return Kind.ELEMENTS
     alone = [stepped(optimizer, [its])[0] for its in values]
     if not all(map(torch.equal, whole, alone)):
         raise ValueError("the step of a parameter depends on other parameters")
     return Kind.TENSORS
-
-
-def parts() -> tuple[slice, slice]:
-    """The two pieces of a parameter."""
-    return slice(ELEMENTS_CUT), slice(ELEMENTS_CUT, None)
 
 
 def stepped(optimizer: optim.Optimizer, values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:

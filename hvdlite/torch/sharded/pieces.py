@@ -12,6 +12,7 @@ import torch
 
 from hvdlite.arrays import Array
 from hvdlite.torch.distributed.buffers import flat
+from hvdlite.torch.tensors import laid_out
 
 
 class Piece(NamedTuple):
@@ -51,11 +52,6 @@ def memory_of(p: torch.Tensor) -> Array:
     return found
 
 
-def laid_out_like(tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values in the order of memory of another one of the same shape."""
-    return tensor if tensor.stride() == whole.stride() else torch.empty_like(whole).copy_(tensor)
-
-
 def narrow(piece: Piece) -> Kept | None:
     """Make a parameter its piece, unless it has no gradient. If the piece is empty, the parameter loses its gradient.
 
@@ -70,7 +66,7 @@ def narrow(piece: Piece) -> Kept | None:
         p.grad = None
     else:
         p.data = row(kept.whole)[start:stop]  # first: torch compares a gradient's shape with it
-        p.grad = row(laid_out_like(kept.gradient, kept.whole))[start:stop]
+        p.grad = row(laid_out(kept.gradient, kept.whole))[start:stop]
     return kept
 
 
@@ -101,6 +97,6 @@ def cut_state(piece: Piece, state: dict[str, object], whole: torch.Tensor) -> No
         if value.shape != whole.shape:
             raise ValueError(
                 f"the optimizer's state {key!r} has the shape {list(value.shape)}, but its parameter has "
-                f"{list(whole.shape)}, of which this rank owns {stop - start} elements: load it with hvd.load"
+                f"{list(whole.shape)}, and this rank owns {stop - start} elements of it: load it with hvd.load"
             )
-        state[key] = row(laid_out_like(value, whole))[start:stop].clone()
+        state[key] = row(laid_out(value, whole))[start:stop].clone()

@@ -26,7 +26,7 @@ from hvdlite.torch.private_api import step_is_nested
 from hvdlite.torch.sharded.division import Division
 from hvdlite.torch.sharded.kinds import Kind
 from hvdlite.torch.sharded.pieces import Kept, narrow, widen
-from hvdlite.torch.sharded.states import MARK, Whole, mark_of, packed, whole_state
+from hvdlite.torch.sharded.states import MARK, State, mark_of, packed, whole_state
 
 
 class Shard:
@@ -68,8 +68,8 @@ class Shard:
         if new := [p for p in flat(self.optimizer.param_groups) if p.requires_grad and id(p) not in known]:
             self.division.add(new, [self.attachment.settings.name(p, "a parameter") for p in new])
 
-    def whole(self, root_rank: int) -> Whole | None:
-        """Return the optimizer with its whole state on one rank. Collective if the state is in pieces.
+    def whole(self, root_rank: int) -> State | None:
+        """Return a state_dict() with the whole state on one rank. Collective if the state is in pieces.
 
         Args:
             root_rank: The global rank that gets the state.
@@ -85,7 +85,7 @@ class Shard:
         self.saving = True
         found = optimizer.state_dict()
         self.saving = False
-        return Whole({**found, "state": packed(optimizer, self.division.parameters, states)})
+        return {**found, "state": packed(optimizer, self.division.parameters, states)}
 
     def add_mark(self, optimizer: torch.optim.Optimizer, state: dict[str, object]) -> None:
         """Mark the result of state_dict() as this rank's, unless it is whole, or hvd.save makes it whole."""

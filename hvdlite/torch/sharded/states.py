@@ -32,20 +32,6 @@ class Form:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Whole:
-    """The whole state, on the rank that writes the checkpoint; nothing on other ranks."""
-
-    state: State
-
-    def state_dict(self) -> State:
-        """The state."""
-        return self.state
-
-    def load_state_dict(self, state: object) -> None:
-        """Not needed: checkpoints ask for this method."""
-
-
 class Sharded(Protocol):
     """A `Shard`, as other modules see it."""
 
@@ -53,7 +39,7 @@ class Sharded(Protocol):
     def division(self) -> Division: ...
     @property
     def name(self) -> str: ...
-    def whole(self, root_rank: int) -> Whole | None: ...
+    def whole(self, root_rank: int) -> State | None: ...
 
 
 def shard_of(optimizer: object) -> Sharded | None:
