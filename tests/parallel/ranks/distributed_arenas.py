@@ -106,16 +106,22 @@ def check_buckets_move_and_give_the_same_bits() -> None:
         gc.collect()
 
 
+def moved() -> tuple[DistributedDataParallel, tuple[int, int]]:
+    """A model whose buckets have moved, and `files()` from before it."""
+    train(first := in_ddp(), sgd(first))  # now the lane has its own arenas
+    del first
+    gc.collect()
+    before = files()
+    model = in_ddp()
+    train(model, sgd(model))
+    assert shared() == 2 and files() > before
+    return model, before
+
+
 def check_destroy_makes_the_memory_private() -> None:
     """Values stay, no file is left mapped or open, and the gradients can be used."""
     with joined():
-        train(first := in_ddp(), sgd(first))  # now the lane has its own arenas
-        del first
-        gc.collect()
-        before = files()
-        model = in_ddp()
-        train(model, sgd(model))
-        assert shared() == 2 and files() > before
+        model, before = moved()
         gradients = [p.grad for p in model.parameters()]
         values, addresses = [each.clone() for each in gradients], [each.data_ptr() for each in gradients]
     assert files() == before, (files(), before)
@@ -133,13 +139,7 @@ def check_destroy_makes_the_memory_private() -> None:
 
 @grouped
 def check_arenas_end_with_their_model() -> None:
-    train(first := in_ddp(), sgd(first))
-    del first
-    gc.collect()
-    before = files()
-    model = in_ddp()
-    train(model, sgd(model))
-    assert shared() == 2 and files() > before
+    model, before = moved()
     del model
     until = time.monotonic() + 5  # threads that complete futures may keep the last call for a moment
     while (known().moved or files() != before) and time.monotonic() < until:
