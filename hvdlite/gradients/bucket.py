@@ -1,4 +1,4 @@
-"""A bucket at work: its memory, and the all-reduce that runs on the lane.
+"""A bucket at work: its memory, and the reduction that runs on the lane.
 
     this rank's buffer       [ copied | part | copied ]
     this rank's gradients             [ lent ]
@@ -6,6 +6,9 @@
 On one host, each of p ranks adds up one p-th of all buffers: its part. Other ranks never read that part of this rank's
 buffer. So large gradients there are lent, not copied: the algorithm reads them where they lie. Other ranks read the
 rest, so it is copied. With 2 ranks this saves half of an MLP's copies (MEASURED.md).
+
+If each rank needs a part of the results only (`BucketPlan.borders`), a bucket is reduced and scattered, and nothing is
+lent.
 
 In the walk of a gradient, the reducer has one `Bucket` for each bucket of the plan. A full bucket leaves as a request
 on the lane. Once all ranks have agreed, the lane calls `Bucket.reduce`, which runs the algorithm in place.
@@ -19,32 +22,41 @@ from hvdlite.algorithms import allreduce, prepared, prepared_in_arena, to_lend
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
 from hvdlite.gradients.plan import Slot
+from hvdlite.gradients.scatter import prepared_scatter
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.ops.stand_in import Zeros
 
 
 class Bucket:
-    """The memory of one bucket on this rank and on the host's other ranks, and its all-reduce.
+    """The memory of one bucket on this rank and on the host's other ranks, and its reduction.
 
     Attributes:
         buffer: This rank's flat array.
         peers: The flat arrays of the host's ranks; None where ranks do not share memory.
         how: The arithmetic.
         part: The elements, from and to, that only this rank reads.
+        parts: For each rank the elements whose result it needs; None if all ranks need all.
         lent: Addends that lie elsewhere, by their first element counted from the beginning of the part.
-        run: The prepared all-reduce; None before the first round.
+        run: The prepared reduction; None before the first round.
     """
 
-    def __init__(self, buffer: Array, peers: Sequence[Array] | None, how: Reduction, lane: Lane) -> None:
+    def __init__(
+        self,
+        buffer: Array,
+        peers: Sequence[Array] | None,
+        how: Reduction,
+        lane: Lane,
+        parts: Sequence[Sequence[slice]] | None,
+    ) -> None:
         self.buffer, self.peers = buffer, peers
-        self.how = how
-        self.part = to_lend(lane.transport, lane.place, buffer, how) if peers else (0, 0)
+        self.how, self.parts = how, parts
+        self.part = to_lend(lane.transport, lane.place, buffer, how) if peers and parts is None else (0, 0)
         self.lent: dict[int, Array] = {}
         self.run: Callable[[], None] | None = None
 
     def reduce(self, at: Workplace) -> bool:
-        """All-reduce the buffer in place, on the lane.
+        """Reduce the buffer in place, on the lane.
 
         Returns:
             Whether all ranks took part. False if a stand-in took the place of a rank that has joined.
@@ -54,13 +66,18 @@ class Bucket:
             allreduce(at.transport, at.workspace, at.place, self.buffer, self.how)
             return False
         if self.run is None:
-            site = at.transport, at.workspace, at.place
-            self.run = (
-                prepared(*site, self.buffer, self.how) if self.peers is None
-                else prepared_in_arena(*site, self.peers, self.how, self.lent)
-            )  # fmt: skip
+            self.run = self.prepared(at)
         self.run()
         return True
+
+    def prepared(self, at: Workplace) -> Callable[[], None]:
+        """Bind the algorithm's arguments."""
+        site = at.transport, at.workspace, at.place
+        if self.parts is not None:
+            return prepared_scatter(at, self.buffer, self.peers, self.parts, self.how)
+        if self.peers is None:
+            return prepared(*site, self.buffer, self.how)
+        return prepared_in_arena(*site, self.peers, self.how, self.lent)
 
     def to_lend(self, slot: Slot) -> tuple[int, int]:
         """The elements, from and to, of the gradient in this slot that may be lent."""

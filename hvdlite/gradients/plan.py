@@ -19,10 +19,14 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
 
 from hvdlite.arrays import LINE, DType
+
+Borders: TypeAlias = tuple[tuple[int, ...], ...]
+"""For each parameter size+1 elements: the piece of rank r is from border r to border r+1."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +96,27 @@ class BucketPlan:
         specs: The parameters, in the caller's order.
         slots: The place of each parameter, in the same order.
         buckets: The buckets, in the order in which they are sent.
+        borders: The pieces whose results each rank needs; empty if all ranks need whole results.
     """
 
     specs: tuple[Spec, ...]
     slots: tuple[Slot, ...]
     buckets: tuple[Bucket, ...]
+    borders: Borders = ()
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
         """The parameters as text. If the ranks' models are the same, so are these lines."""
         return tuple(spec.line for spec in self.specs)
+
+    def parts(self, bucket: Bucket, size: int) -> list[list[slice]]:
+        """For each of `size` ranks the elements of a bucket whose result it needs."""
+        places = [(self.slots[index].offset, self.borders[index]) for index in bucket.members]
+        return [
+            [slice(start + borders[rank], start + borders[rank + 1]) for start, borders in places
+             if borders[rank] < borders[rank + 1]]
+            for rank in range(size)
+        ]  # fmt: skip
 
     def nbytes(self, device: str) -> int:
         """The size of the device's arena, in bytes."""

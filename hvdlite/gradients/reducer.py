@@ -35,6 +35,7 @@ from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.gradients.bucket import Bucket
 from hvdlite.gradients.departure import Departure
 from hvdlite.gradients.overlap_trial import Trial
+from hvdlite.gradients.plan import Bucket as PlannedBucket
 from hvdlite.gradients.plan import BucketPlan
 from hvdlite.gradients.progress import Flag, Progress, rank_of, void_of
 from hvdlite.gradients.use import Use
@@ -89,7 +90,7 @@ class Reducer:
         self.lane, self.name = lane, name
         self.plan, self.how = plan, how
         self.departure = departure
-        facts = (("parameters", plan.lines), ("buckets", plan.buckets), ("reduction", how))
+        facts = (("parameters", plan.lines), ("buckets", plan.buckets), ("parts", plan.borders), ("reduction", how))
         # The name is that of a round's first bucket. If other ranks begin a round instead, all ranks raise, none hangs.
         self.arenas: dict[str, Arena] = lane.run(
             Request(
@@ -97,8 +98,7 @@ class Reducer:
                 lambda at: {device: self.allocate(at, device, memory) for device in plan.devices},
             )
         )
-        places = [(self.arenas[b.device], (b.start, b.length, b.dtype)) for b in plan.buckets]
-        self.buckets = [Bucket(arena.view(*place), arena.peer_views(*place), how, lane) for arena, place in places]
+        self.buckets = [self.bucket(planned) for planned in plan.buckets]
         self.requests: dict[int, Request[bool]] = {}
         self.views = [
             self.buckets[slot.bucket].buffer[slot.offset : slot.offset + slot.length].reshape(spec.shape)
@@ -106,6 +106,12 @@ class Reducer:
         ]
         self.all_dense = [Use.DENSE] * len(plan.specs)
         self.progress = Progress(plan)
+
+    def bucket(self, planned: PlannedBucket) -> Bucket:
+        """A bucket of the plan, at work."""
+        arena, place = self.arenas[planned.device], (planned.start, planned.length, planned.dtype)
+        parts = self.plan.parts(planned, self.lane.transport.size) if self.plan.borders else None
+        return Bucket(arena.view(*place), arena.peer_views(*place), self.how, self.lane, parts)
 
     def allocate(self, host: Workplace, device: str, memory: Memory) -> Arena:
         """Allocate the arena for a device's buckets. Collective."""

@@ -20,6 +20,9 @@ from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Adasum, Average, Op, op_of
 
+GRADIENTS = "gradients"
+"""The value of `sharded` with which gradients are sharded, too."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -33,7 +36,7 @@ class Settings:
         scale_local: Whether gradients of local variables are divided by the number of ranks, like averages.
         process_set: The ranks that reduce together.
         replica_check: The reaction to ranks' weights that differ: one of `config.REPLICA_CHECKS`.
-        sharded: Whether each rank has a part of the optimizer's state only.
+        sharded: Whether each rank has a part of the optimizer's state only; GRADIENTS: and of the gradients.
     """
 
     terms: Terms
@@ -43,7 +46,7 @@ class Settings:
     scale_local: bool = True
     process_set: ProcessSet = global_process_set
     replica_check: str = "error"
-    sharded: bool = False
+    sharded: bool | str = False
 
     @property
     def size(self) -> int:
@@ -64,7 +67,7 @@ class Arguments:
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
     replica_check: str | None = None
-    sharded: bool = False
+    sharded: bool | str = False
 
     def checked(self, key: Callable[[object], Hashable], what: str = "variables") -> Settings:
         """Check the arguments.
@@ -80,6 +83,8 @@ class Arguments:
             ValueError: An argument has an invalid value, or the process set is not registered.
         """
         terms = Terms(op_of(self.op), self.gradient_predivide_factor)
+        if self.sharded not in (False, True, GRADIENTS):
+            raise ValueError(f"sharded={self.sharded!r}: it can be False, True or {GRADIENTS!r}")
         runtime.current().groups.find(self.process_set)  # raises ValueError if it is not registered
         groups = parse_groups(groups_given(self.groups, self.num_groups), key, what)
         return Settings(

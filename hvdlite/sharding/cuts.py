@@ -7,6 +7,9 @@ A range per rank, and not a part of each parameter: so each rank owns whole para
 of its range, and only these have to be cut. Parameters that come later (unfrozen, added) get ranges of their own, so
 state never moves between ranks while a job trains.
 
+If gradients are sharded as well, each parameter is cut (`cut_each`): then every bucket of gradients has as many bytes
+for each rank.
+
 A cut lies at a whole number of cache lines from the parameter's first element: vectorized optimizers compute the same
 bits for an element wherever such a cut is, but not if the cut is elsewhere.
 """
@@ -71,6 +74,26 @@ def cut(parameters: Sequence[Parameter], size: int) -> Cuts:
     for parameter, (start, _) in zip(parameters, pairwise(ends), strict=True):
         inside = [min(max(place - start, 0), parameter.nbytes) for place in ranges]
         found.append(tuple(place // max(parameter.itemsize, 1) for place in inside))
+    return Cuts(tuple(found))
+
+
+def cut_each(parameters: Sequence[Parameter], size: int) -> Cuts:
+    """Divide each parameter among all ranks. Short ones, and those not cuttable, go to the rank with the least. Pure.
+
+    Args:
+        parameters: The parameters, in the optimizer's order.
+        size: The number of ranks.
+    """
+    found, load = [], [0] * size
+    for parameter in parameters:
+        if parameter.cuttable and parameter.nbytes >= SHORT:
+            lines = max(LINE // parameter.itemsize, 1)
+            inside = (parameter.length * rank // size // lines * lines for rank in range(size))
+            found.append((*inside, parameter.length))
+            continue
+        owner = load.index(min(load))
+        load[owner] += parameter.nbytes
+        found.append((0,) * (owner + 1) + (parameter.length,) * (size - owner))
     return Cuts(tuple(found))
 
 

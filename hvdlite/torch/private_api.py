@@ -30,6 +30,8 @@ NEEDED = {
     "Tensor._is_zerotensor": "to find out whether a gradient has memory",
     "_debug_has_internal_overlap": "to find out whether a gradient can be written to",
     "_foreach_copy_": "to copy many gradients by one call",
+    "_C._disabled_torch_function_impl": "to ask a gradient that is partly there for its shape, at no cost",
+    "ops.aten._amp_foreach_non_finite_check_and_unscale_.default": "to unscale a gradient that is partly there",
     "optim.Optimizer.profile_hook_step": "to find out whether a step() is part of another one",
 }
 """The purpose of each name inside torch."""
@@ -90,6 +92,15 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each source into its target, by one call."""
     if targets:
         torch._foreach_copy_(targets, sources)
+
+
+plain_attributes = found("_C._disabled_torch_function_impl") or missing
+"""The `__torch_function__` of a subclass of tensors that shape, dtype and the like ask for nothing."""
+
+unscale: Callable[[list[torch.Tensor], torch.Tensor, torch.Tensor], None] = (
+    found("ops.aten._amp_foreach_non_finite_check_and_unscale_.default") or missing
+)
+"""Multiply tensors by a factor in place, and write 1 into the second argument if a number is not finite."""
 
 
 def is_zero_tensor(tensor: torch.Tensor) -> bool:

@@ -133,6 +133,11 @@ def laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(like, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
 
 
+def row(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor's elements as a row, in the order of memory, in the same memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
 def to_tensor(array: Array) -> torch.Tensor:
     """Return an array's memory as a tensor."""
     if not isinstance(array, np.ndarray):

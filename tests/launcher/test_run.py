@@ -450,7 +450,7 @@ def test_exit_functions_that_take_too_long_do_not_keep_the_job(runner: Runner) -
     code = "import atexit, time, hvdlite; atexit.register(time.sleep, 30); hvdlite.init(); hvdlite.rank() == 1 and 1 / 0; hvdlite.barrier()"
     begun = time.monotonic()
     job = runner.run("-np", "2", sys.executable, "-c", code)
-    assert job.returncode == 1 and time.monotonic() - begun < 5.0
+    assert job.returncode == 1 and time.monotonic() - begun < 15.0
 
 
 def test_output_that_cannot_be_written(runner: Runner) -> None:

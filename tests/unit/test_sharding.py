@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,7 @@ from hvdlite.algorithms import Place
 from hvdlite.arrays import LINE
 from hvdlite.lanes.workplace import HostWorkplace
 from hvdlite.sharding import gather
-from hvdlite.sharding.cuts import SHORT, Cuts, Parameter, cut
+from hvdlite.sharding.cuts import SHORT, Cuts, Parameter, cut, cut_each
 from hvdlite.sharding.gather import Gather, Span, messages
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
@@ -23,16 +24,22 @@ LENGTHS = {
 }
 
 
-def divided(name: str, size: int, itemsize: int = 4, cuttable: bool = True) -> tuple[list[Parameter], Cuts]:
+CUTS = (cut, cut_each)
+
+
+def divided(
+    name: str, size: int, itemsize: int = 4, cuttable: bool = True, how: Callable[..., Cuts] = cut
+) -> tuple[list[Parameter], Cuts]:
     parameters = [Parameter(length, itemsize, cuttable) for length in LENGTHS[name]]
-    return parameters, cut(parameters, size)
+    return parameters, how(parameters, size)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("itemsize", [2, 4, 16])
-def test_each_element_has_one_owner(name: str, size: int, itemsize: int) -> None:
-    parameters, cuts = divided(name, size, itemsize)
+@pytest.mark.parametrize("how", CUTS)
+def test_each_element_has_one_owner(name: str, size: int, itemsize: int, how: Callable[..., Cuts]) -> None:
+    parameters, cuts = divided(name, size, itemsize, how=how)
     for index, parameter in enumerate(parameters):
         pieces = [cuts.piece(index, rank) for rank in range(size)]
         assert pieces[0][0] == 0 and pieces[-1][1] == parameter.length
@@ -43,16 +50,27 @@ def test_each_element_has_one_owner(name: str, size: int, itemsize: int) -> None
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_pieces_are_equally_large(size: int) -> None:
-    parameters, cuts = divided("many", size, itemsize=40)
+@pytest.mark.parametrize("how", CUTS)
+def test_pieces_are_equally_large(size: int, how: Callable[..., Cuts]) -> None:
+    parameters, cuts = divided("many", size, itemsize=40, how=how)
     total = sum(parameter.nbytes for parameter in parameters)
     for rank in range(size):
         mine = sum(40 * (stop - start) for start, stop in (cuts.piece(i, rank) for i in range(len(parameters))))
         assert abs(mine - total / size) <= SHORT
 
 
-def test_whole_parameters_stay_whole() -> None:
-    parameters, cuts = divided("many", 3, cuttable=False)
+def test_each_long_parameter_is_cut_into_equal_pieces() -> None:
+    parameters, cuts = divided("many", 3, how=cut_each)
+    for index, parameter in enumerate(parameters):
+        lengths = [stop - start for start, stop in pairwise(cuts.borders[index])]
+        assert (
+            max(lengths) - min(lengths) <= 2 * LINE if parameter.nbytes >= SHORT else max(lengths) == parameter.length
+        )
+
+
+@pytest.mark.parametrize("how", CUTS)
+def test_whole_parameters_stay_whole(how: Callable[..., Cuts]) -> None:
+    parameters, cuts = divided("many", 3, cuttable=False, how=how)
     for index, parameter in enumerate(parameters):
         assert {*cuts.borders[index]} <= {0, parameter.length}
 

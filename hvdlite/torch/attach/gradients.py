@@ -18,6 +18,7 @@ from hvdlite.gradients.use import Use
 from hvdlite.lanes.calls import calling
 from hvdlite.system.user_warnings import warn
 from hvdlite.torch.attach.parameters import Parameter, dtype_of_gradient, strides_of_gradient
+from hvdlite.torch.attach.part import PartOfGradient, Parts, refuse
 from hvdlite.torch.attach.results import Results
 from hvdlite.torch.attach.settings import TorchSettings
 from hvdlite.torch.attach.slots import Slots
@@ -46,7 +47,10 @@ class Gradients:
         densified: The parameters with sparse gradients that travel dense, by id(). All ranks know them.
         taken: The indices of gradients taken in this round, if results must not be taken again.
         sent: The versions of gradients that may have left in this round, by index.
+        parts: This rank's pieces, if it has no whole results.
     """
+
+    parts: Parts | None
 
     def __init__(self, settings: TorchSettings) -> None:
         self.settings, self.compressor = settings, unknown(settings.compression)
@@ -58,13 +62,20 @@ class Gradients:
         self.taken: set[int] = set()
         self.sent: dict[int, int] = {}
 
-    def plan(self, parameters: Sequence[Parameter], arrays: Sequence[Array]) -> None:
-        """Have the gradients of these parameters lie in these arrays from now on."""
+    def plan(self, parameters: Sequence[Parameter], arrays: Sequence[Array], parts: Parts | None) -> None:
+        """Have the gradients of these parameters lie in these arrays from now on.
+
+        Args:
+            parameters: The plan's parameters.
+            arrays: The memory of their gradients.
+            parts: This rank's pieces, if it gets no whole results.
+        """
         if self.results.once:  # results remain results
             self.results.add_given(p for i, p in enumerate(self.parameters) if self.is_alias(i))
         self.sent.clear()
         self.parameters = parameters
-        self.slots = Slots(arrays, [strides_of_gradient(p) for p in parameters])
+        self.parts = parts
+        self.slots = Slots(arrays, [strides_of_gradient(p) for p in parameters], self.parts)
         dtypes = [dtype_of_gradient(p) for p in parameters]
         self.cast = {i for i, dtype in enumerate(dtypes) if self.compressor or self.slots.views[i].dtype != dtype}
 
@@ -82,6 +93,9 @@ class Gradients:
         """Forget what was taken and sent in the previous round."""
         self.sent.clear()
         self.taken.clear()
+        for p in self.parameters if self.parts else ():
+            if isinstance(p.grad, PartOfGradient):
+                refuse(f"a backward() or step() after the last backward(): {self.settings.name(p)}")
 
     def take(self, index: int) -> Use:
         """Copy a gradient into its view, make the alias p.grad, and return what the gradient was.
@@ -140,7 +154,9 @@ class Gradients:
         if self.compressor:
             return self.compressor.decompress(view.clone(), self.contexts[index])
         dtype = dtype_of_gradient(p)
-        return self.slots.alias(index) if view.dtype == dtype else view.to(dtype)
+        if view.dtype == dtype:
+            return self.slots.alias(index)
+        return self.parts.of(index, view.to(dtype)) if self.parts else view.to(dtype)
 
     def is_alias(self, index: int) -> bool:
         """Whether p.grad is the alias."""
@@ -196,6 +212,9 @@ class Gradients:
         some = all_dense or any(uses) or bool(self.sparse)  # else a hook may have applied them already
         if some:
             self.results.count()
+        if self.parts and self.slots.own:
+            name = self.settings.name(self.parameters[next(iter(self.slots.own))])
+            refuse(f"a tensor besides p.grad of {name} that you keep, in a flat buffer for instance")
         own = self.give_own(uses) if self.slots.own else ()
         dense: dict[int, torch.Tensor | None] = {}  # by id(): what other ranks had dense, reduced
         if not all_dense or self.cast or self.densified:  # otherwise each p.grad is the alias already

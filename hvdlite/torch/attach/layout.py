@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,6 +14,7 @@ from hvdlite.torch import cuda
 from hvdlite.torch.attach.gradients import Gradients
 from hvdlite.torch.attach.packing import Packing, Way
 from hvdlite.torch.attach.parameters import Parameter, Planned
+from hvdlite.torch.attach.part import Parts
 from hvdlite.torch.attach.ranks import Ranks
 
 
@@ -52,11 +53,15 @@ def lay_out(
     """
     now: Sequence[Parameter] = to_be.parameters
     layout, overlap = planned(to_be.specs, ranks.runtime.config, ranks.lane.place, order)
+    parts = None
+    if to_be.settings.borders and ranks.group:
+        mine, layout = ranks.group.rank, replace(layout, borders=to_be.settings.borders(now))
+        parts = Parts([slice(*borders[mine : mine + 2]) for borders in layout.borders], to_be.settings.process_set)
     gpu, how = cuda.gpu_of(now), to_be.settings.terms.reduction(ranks.size)
     departure = Departure(overlap, learn=order is None and gpu is None)
     reducer = Reducer(ranks.lane, layout, how, ranks.name, departure, Memory(gpu))
     streams = cuda.Streams(gpu.number) if gpu else None
-    gradients.plan(now, reducer.views)
+    gradients.plan(now, reducer.views, parts)
     way = Way(
         take=gradients.take,
         settled=settled,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from hvdlite.gradients.plan import Borders
 from hvdlite.gradients.settings import Settings
 
 
@@ -17,10 +18,13 @@ class TorchSettings(Settings):
     Attributes:
         known: The parameters at the time of attaching. While hvdlite keeps them, no other object has their id().
         names: The parameters' names, by id(). Empty if the user gave no names.
+        borders: Divides parameters among the ranks, if each rank needs the results of its pieces only: see
+            `BucketPlan.borders`.
     """
 
     known: tuple[torch.nn.Parameter, ...]
     names: Mapping[int, str]
+    borders: Callable[[Sequence[torch.Tensor]], Borders] | None = None
 
     @classmethod
     def of(cls, asked: Settings, parameters: Sequence[torch.nn.Parameter], names: Mapping[int, str]) -> TorchSettings:

@@ -19,6 +19,7 @@ import torch
 
 from hvdlite.arrays import Array
 from hvdlite.system.user_warnings import warn
+from hvdlite.torch.attach.part import Parts
 from hvdlite.torch.private_api import overlaps_itself, storage_number, storage_uses, version
 from hvdlite.torch.tensors import to_tensor
 
@@ -55,6 +56,7 @@ class Slots:
     Attributes:
         arrays: The memory of each gradient, in the shape of its parameter.
         strides: The strides of each view. A view covers all of its memory.
+        parts: This rank's pieces, if it has no whole results: aliases then are `PartOfGradient`.
         views: The views.
         aliases: The aliases.
         addresses: Where the views lie.
@@ -63,10 +65,15 @@ class Slots:
         own: Users' own gradients. The value is the tensor that was copied in this round, or None.
     """
 
-    def __init__(self, arrays: Sequence[Array], strides: Sequence[tuple[int, ...]]) -> None:
-        self.arrays, self.strides = arrays, strides
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        strides: Sequence[tuple[int, ...]],
+        parts: Parts | None = None,
+    ) -> None:
+        self.arrays, self.strides, self.parts = arrays, strides, parts
         self.views = [self.tensor(index) for index in range(len(arrays))]
-        self.aliases = [self.tensor(index) for index in range(len(arrays))]
+        self.aliases = [self.new_alias(index) for index in range(len(arrays))]
         self.addresses = [view.data_ptr() for view in self.views]
         self.storages = [alias.untyped_storage() for alias in self.aliases]
         self.numbers = list(map(storage_number, self.storages))
@@ -76,6 +83,11 @@ class Slots:
         """Return a new tensor on a gradient's memory, with a storage of its own."""
         made, strides = to_tensor(self.arrays[index]), self.strides[index]
         return made if made.stride() == strides else made.as_strided(made.shape, strides).detach()  # without its base
+
+    def new_alias(self, index: int) -> torch.Tensor:
+        """Return another alias."""
+        made = self.tensor(index)
+        return self.parts.of(index, made) if self.parts else made
 
     def holds(self, index: int, grad: torch.Tensor) -> bool:
         """Whether this gradient is the alias, and lies in the view's memory."""
@@ -91,8 +103,9 @@ class Slots:
             alias = self.aliases[index]
             shared = storage_uses(self.numbers[index]) > UNSHARED
             if shared or getrefcount(alias) > ALONE + 1:  # the variable `alias` is a reference, too
-                self.own[index] = None
-                move(alias, self.arrays[index], shared)
+                if self.parts is None:  # otherwise nobody can read it
+                    self.own[index] = None
+                    move(alias, self.arrays[index], shared)
                 self.renew(index)
             elif alias.data_ptr() != self.addresses[index] or alias.stride() != self.strides[index]:
                 self.renew(index)
@@ -106,7 +119,7 @@ class Slots:
 
     def renew(self, index: int) -> torch.Tensor:
         """Make and return another alias. The last one belongs to a user now."""
-        alias = self.aliases[index] = self.tensor(index)
+        alias = self.aliases[index] = self.new_alias(index)
         self.storages[index] = alias.untyped_storage()
         self.numbers[index] = storage_number(self.storages[index])
         return alias

@@ -1,7 +1,8 @@
 """The pieces of parameters and of their state, as tensors.
 
 While a parameter is narrow, `p.data` and `p.grad` are the piece: a row of elements, in the order in which they lie in
-memory. The parameter stays the same object, so the optimizer's groups and state find it.
+memory. If the piece is all of the parameter, its shape stays. The parameter stays the same object, so the optimizer's
+groups and state find it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,22 @@ from typing import NamedTuple
 import torch
 
 from hvdlite.arrays import Array
+from hvdlite.torch.attach.part import PartOfGradient
 from hvdlite.torch.distributed.buffers import flat
-from hvdlite.torch.tensors import laid_out
+from hvdlite.torch.tensors import laid_out, row
 
 
 class Piece(NamedTuple):
-    """The elements, from and to, of a parameter that this rank owns: not all of them."""
+    """The elements, from and to, of a parameter that this rank owns."""
 
     p: torch.Tensor
     start: int
     stop: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank owns all elements."""
+        return (self.start, self.stop) == (0, self.p.numel())
 
 
 class Kept(NamedTuple):
@@ -29,11 +36,6 @@ class Kept(NamedTuple):
     piece: Piece
     whole: torch.Tensor
     gradient: torch.Tensor
-
-
-def row(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a dense tensor's elements as a row, in the order of memory, in the same memory."""
-    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -62,11 +64,14 @@ def narrow(piece: Piece) -> Kept | None:
     if p.grad is None:
         return None
     kept = Kept(piece, p.data, p.grad)
+    gradient = p.grad.whole if isinstance(p.grad, PartOfGradient) else p.grad
     if start == stop:
         p.grad = None
+    elif piece.is_whole:
+        p.grad = gradient
     else:
         p.data = row(kept.whole)[start:stop]  # first: torch compares a gradient's shape with it
-        p.grad = row(laid_out(kept.gradient, kept.whole))[start:stop]
+        p.grad = row(laid_out(gradient, kept.whole))[start:stop]
     return kept
 
 

@@ -24,7 +24,6 @@ from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.steps import Arguments, Options, is_closure
 from hvdlite.torch.private_api import step_is_nested
 from hvdlite.torch.sharded.division import Division
-from hvdlite.torch.sharded.kinds import Kind
 from hvdlite.torch.sharded.pieces import Kept, narrow, widen
 from hvdlite.torch.sharded.states import MARK, State, mark_of, packed, whole_state
 
@@ -43,14 +42,11 @@ class Shard:
         saving: Whether state_dict() is called for a whole state.
     """
 
-    def __init__(self, attachment: Attachment, kind: Kind) -> None:
-        assert attachment.group is not None
-        self.attachment = attachment
-        self.division = Division(attachment.group.rank, attachment.group.size, kind)
+    def __init__(self, attachment: Attachment, division: Division) -> None:
+        self.attachment, self.division = attachment, division
         self.kept: list[Kept] = []
         self.stepping, self.sent, self.saving = False, False, False
         self.steps, self.calls = 0, 0
-        self.divide()
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -60,13 +56,7 @@ class Shard:
     @property
     def name(self) -> str:
         """The optimizer in messages."""
-        return f"DistributedOptimizer({type(self.optimizer).__name__}, sharded=True)"
-
-    def divide(self) -> None:
-        """Divide parameters that are new or unfrozen."""
-        known = self.division.known
-        if new := [p for p in flat(self.optimizer.param_groups) if p.requires_grad and id(p) not in known]:
-            self.division.add(new, [self.attachment.settings.name(p, "a parameter") for p in new])
+        return f"DistributedOptimizer({type(self.optimizer).__name__}, sharded={self.division.way.asked!r})"
 
     def whole(self, root_rank: int) -> State | None:
         """Return a state_dict() with the whole state on one rank. Collective if the state is in pieces.
@@ -130,7 +120,8 @@ class Shard:
             return None
         if not self.stepping:
             raise RuntimeError(f"{self.name}: call optimizer.step(), not the class's step")
-        self.divide()
+        trainable = [p for p in flat(optimizer.param_groups) if p.requires_grad]
+        self.division.divide(trainable)
         self.refuse_sparse()
         self.narrow()
         if any(map(is_closure, (*args[1:], *kwargs.values()))):
@@ -184,7 +175,7 @@ class Shard:
     def narrow(self) -> None:
         """Make each parameter its piece."""
         self.division.adopt(self.optimizer)
-        for piece in self.division.partial:
+        for piece in self.division.pieces:
             if kept := narrow(piece):
                 self.kept.append(kept)
 

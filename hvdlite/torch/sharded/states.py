@@ -17,7 +17,7 @@ from hvdlite.ops.objects import allgather_object
 from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.scattering import gather
 from hvdlite.torch.sharded.division import Division
-from hvdlite.torch.sharded.pieces import row
+from hvdlite.torch.tensors import row
 
 MARK = "hvdlite"
 """The key of the mark in state_dict()."""

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hvdlite.torch.attach.attachment import Attachment
 from hvdlite.torch.private_api import put_next_to_step
-from hvdlite.torch.sharded.kinds import Kind
+from hvdlite.torch.sharded.division import Division
 from hvdlite.torch.sharded.shard import Shard
 from hvdlite.torch.sharded.states import check_mark
 
@@ -63,13 +63,11 @@ class Step:
         return self.__func__(optimizer, *args, **kwargs)
 
 
-def shard(optimizer: torch.optim.Optimizer, kind: Kind) -> None:
-    """Shard an attached optimizer, unless this rank steps alone. kind: how its parameters can be divided."""
+def shard(optimizer: torch.optim.Optimizer, division: Division) -> None:
+    """Shard an attached optimizer. Its parameters have been divided."""
     attachment: Attachment = optimizer.__dict__["_hvdlite"]
-    if attachment.ranks.alone:
-        return
-    found = Shard(attachment, kind)
-    name, division = found.name, found.division
+    found = Shard(attachment, division)
+    name = found.name
     optimizer.register_state_dict_post_hook(found.add_mark)
     optimizer.register_load_state_dict_pre_hook(lambda optimizer, state: check_mark(name, division, state))
     optimizer.__dict__.update(step=Step(optimizer, found), _hvdlite_shard=found)
