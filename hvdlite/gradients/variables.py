@@ -21,6 +21,9 @@ from hvdlite.gradients.tensors import Variable
 NUMBERED = re.compile(r"_\d+(?=[/:_]|$)")
 MEAN = re.compile(r"(.*/)?mean(:\d+)?")  # a Normalization layer's mean, and few other variables
 
+PARTS = "_hvdlite_parts"
+"""An attribute of models with other variables on other ranks."""
+
 
 def is_variable(found: object) -> TypeGuard[Variable]:
     return hasattr(found, "assign") and hasattr(found, "shape")  # a Keras optimizer assigns, too
@@ -34,7 +37,9 @@ def variables_of(found: object) -> list[Variable]:
     Raises:
         ValueError: A model or layer has no weights yet.
         TypeError: `found` is none of these.
+        NotImplementedError: `found` is a model in parts.
     """
+    refuse_parts(found)
     if is_variable(found):
         return [found]
     members: object = found
@@ -50,6 +55,19 @@ def variables_of(found: object) -> list[Variable]:
     if not isinstance(members, Iterable) or isinstance(members, (str, bytes)) or hasattr(members, "shape"):
         raise TypeError(f"{type(members).__name__} is no model, optimizer or variable")
     return [variable for each in members for variable in variables_of(each)]
+
+
+def refuse_parts(found: object) -> None:
+    """Refuse a model that has other variables on other ranks: equal names and shapes would be taken for one variable.
+
+    Raises:
+        NotImplementedError: `found` is a `hvdlite.keras.Chain`.
+    """
+    if getattr(found, PARTS, False):
+        raise NotImplementedError(
+            "hvd.Chain has other weights on each rank, so no rank can give its weights to all. The chain itself gives "
+            "the ranks of a part the same weights. To save or broadcast, take the rank's own parts: model.parts"
+        )
 
 
 def name_of(variable: Variable) -> str:

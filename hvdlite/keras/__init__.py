@@ -1,7 +1,7 @@
 """Horovod's names for Keras 3, on every backend: `import hvdlite.keras as hvd`.
 
-In this room belong Keras' optimizers, callbacks and layers, and its backends PyTorch and JAX. Not here: TensorFlow's
-tensors and graphs (`tensorflow_graph/`), and the reduction of lists of gradients (`gradients/`).
+In this room belong Keras' optimizers, callbacks, layers and models in parts, and its backends PyTorch and JAX. Not
+here: TensorFlow's tensors and graphs (`tensorflow_graph/`), and the reduction of lists of gradients (`gradients/`).
 """
 
 from hvdlite.api import names
@@ -9,6 +9,7 @@ from hvdlite.api.names import *  # noqa: F403
 from hvdlite.checkpoints.archive import load, save
 from hvdlite.keras import callbacks, elastic
 from hvdlite.keras.backends import framework
+from hvdlite.keras.chain import Chain
 from hvdlite.keras.functions import (
     allgather,
     allreduce,
@@ -30,8 +31,8 @@ from hvdlite.ops.objects import allgather_object, broadcast_object
 Compression = framework().Compression
 
 __all__ = [
-    *names.__all__, "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "SyncBatchNormalization",
-    "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast",
+    *names.__all__, "Chain", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer",
+    "SyncBatchNormalization", "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast",
     "broadcast_global_variables", "broadcast_object", "broadcast_variables", "callbacks", "elastic",
     "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "load", "load_model", "reducescatter", "save",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ import keras
 from keras import Model
 
 from hvdlite.gradients.tensors import Variable
+from hvdlite.gradients.variables import refuse_parts
 from hvdlite.keras.common_variables import CommonVariables
 from hvdlite.keras.consistency_callback import CALLER, ConsistencyCallback
 from hvdlite.keras.functions import give
@@ -78,6 +79,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.consistency.set_params(params)
 
     def set_model(self, model: Model) -> None:
+        refuse_parts(model)
         super().set_model(model)
         self.consistency.set_model(model)
 

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from hvdlite.errors import HvdliteError
-from hvdlite.gradients.tensors import Variable
+from hvdlite.gradients.tensors import Tensor, Variable
 from hvdlite.system.private_names import PrivateName, require
 
 SINCE = "3.6"
@@ -120,3 +120,9 @@ def up_to_date(model: keras.Model) -> keras.Model:
     if keras.backend.backend() == "jax" and hasattr(model, STATE_SYNC.attribute):
         STATE_SYNC.of(model)()
     return model
+
+
+def mask_of(tensor: Tensor) -> Tensor | None:
+    """Return the mask that a Keras layer has attached to its output; None for an output without."""
+    mask: Tensor | None = getattr(tensor, "_keras_mask", None)
+    return mask

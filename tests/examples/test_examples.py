@@ -52,7 +52,8 @@ def accuracy(*arguments: str) -> float:
 
 
 @pytest.mark.parametrize("example", [
-    "keras_digits", "tensorflow_tape", pytest.param("tensorflow_v1_hook", marks=pytest.mark.full),
+    "keras_digits", pytest.param("keras_chain", marks=pytest.mark.full), "tensorflow_tape",
+    pytest.param("tensorflow_v1_hook", marks=pytest.mark.full),
 ])  # fmt: skip
 def test_tensorflow_and_keras_reach_97_percent(example: str) -> None:
     assert accuracy(f"examples/{example}.py") >= 97

@@ -1,4 +1,4 @@
-"""Keras on its backends: runs the checks of `ranks/backends_keras` and `ranks/backends_guards` on two ranks."""
+"""Keras on its backends: runs the checks of `ranks/backends_*` on two ranks, those of columns on four."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import pytest
 
 from tests.parallel import jobs
 
-BACKENDS = {"backends_keras": ("torch", "jax"), "backends_guards": ("tensorflow", "torch", "jax")}
+BACKENDS = {
+    "backends_keras": ("torch", "jax"),
+    "backends_guards": ("tensorflow", "torch", "jax"),
+    "backends_chain": ("tensorflow", "torch"),
+    "backends_chain_cases": ("tensorflow", "torch"),
+    "backends_columns": ("tensorflow", "torch"),
+}
 """The backends of each module. `ranks/tensorflow_*` has the other checks on TensorFlow."""
-SMOKE = [("backends_guards", "torch"), ("backends_guards", "jax")]
-"""The checks that run without --full."""
+SMOKE = [("backends_guards", "torch"), ("backends_guards", "jax"), ("backends_chain", "torch")]
+"""The checks that run without --full. Those on one backend share a job."""
 
 
 def marks(module: str, backend: str) -> list[pytest.MarkDecorator]:
@@ -24,9 +30,16 @@ CASES = [
 ]  # fmt: skip
 
 
-@cache
 def job(module: str, backend: str) -> jobs.Result:
-    return jobs.run(2, ["-m", "tests.parallel.runner", module], {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"})
+    shared = tuple(each for each, its in SMOKE if its == backend)
+    return started(shared if module in shared else (module,), backend)
+
+
+@cache
+def started(modules: tuple[str, ...], backend: str) -> jobs.Result:
+    size = 4 if "backends_columns" in modules else 2
+    arguments = ["-m", "tests.parallel.runner", *modules]
+    return jobs.run(size, arguments, {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"})
 
 
 @pytest.mark.parametrize(("module", "backend", "check"), CASES)

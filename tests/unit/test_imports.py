@@ -87,6 +87,14 @@ def test_the_core_imports_no_adapter() -> None:
             assert not [name for name in imports(path) if within(name, *packages)], module
 
 
+def test_only_a_chains_backends_import_a_framework() -> None:
+    """The other modules of `keras/chain/` serve Keras on TensorFlow and on PyTorch."""
+    for module, path in modules().items():
+        if within(module, "hvdlite.keras.chain") and module != "hvdlite.keras.chain.torch_backend":
+            foreign = ("torch", "tensorflow", "hvdlite.torch", "hvdlite.tensorflow_graph")
+            assert not [name for name in imports(path) if within(name, *foreign)], module
+
+
 def test_the_benchmarks_need_no_torch() -> None:
     assert python("import sys\nsys.modules['torch'] = None\nimport hvdlite.bench.__main__\nprint('there')") == "there\n"
 

@@ -340,3 +340,9 @@ def check_a_collective_in_what_jax_compiles() -> None:
         import jax
 
         require_error(NotImplementedError, lambda: jax.jit(hvd.allreduce)(np.ones(2)), "outside of it")
+
+
+def check_a_model_in_parts() -> None:
+    """On JAX it is refused. (`backends_chain` has the checks on the other backends.)"""
+    if on("jax"):
+        require_error(NotImplementedError, lambda: hvd.Chain([(0, model), (1, model)]), "JAX", "KERAS_BACKEND=torch")
