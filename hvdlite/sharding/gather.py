@@ -67,6 +67,8 @@ class Gather:
             at: The workplace.
             memory: The bytes of each parameter.
         """
+        if not memory:  # all parameters are frozen so far
+            return
         if self.scratch is None:
             self.scratch = [module(memory[0]).empty(LARGE, "uint8") for _ in self.messages]
         mine = at.transport.rank

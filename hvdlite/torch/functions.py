@@ -12,9 +12,8 @@ from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.ops.variables import broadcast_arrays, naming
-from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.cuda import on_cpu
-from hvdlite.torch.sharded.states import refuse_pieces
+from hvdlite.torch.sharded.states import keep_dtypes, refuse_pieces
 from hvdlite.torch.tensors import DTYPES, in_place
 
 __all__ = [
@@ -161,13 +160,7 @@ def load_in_place(optimizer: Stateful, state: object) -> None:
     before = [(each, name, vars(each)[name]) for each in with_inner(optimizer) for name in HELD if name in vars(each)]
     loadable = cast("dict[str, object]", state)
     optimizer.load_state_dict(loadable)
-    given = loadable.get("state")
-    for index, p in enumerate(flat(optimizer.param_groups)):
-        its = given.get(index) if isinstance(given, dict) else None
-        for name, value in its.items() if isinstance(its, dict) else ():
-            loaded = optimizer.state[p].get(name)
-            if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
-                optimizer.state[p][name] = value.to(loaded.device)
+    keep_dtypes(optimizer, loadable)
     filled: set[int] = set()  # by id(): wrappers share groups with the optimizers inside
     for each, name, old in before:
         new, vars(each)[name] = vars(each)[name], old

@@ -124,6 +124,7 @@ def require_unattached(optimizer: object) -> None:
         TypeError: It is no torch optimizer.
         RuntimeError: It is attached already, and not by `elastic.run`: the function that `elastic.run` calls again may
             attach its optimizer.
+        ValueError: It was sharded.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
@@ -138,6 +139,11 @@ def require_unattached(optimizer: object) -> None:
     attached: Attachment | DeltaAttachment | None = optimizer.__dict__.get("_hvdlite")
     if attached is not None:
         attaching.require_replaceable(attached.alive, attached.renewed, attached.settings.process_set)
+        if isinstance(attached, Attachment) and attached.settings.sharded and attached.ranks.runtime.everyone.size > 1:
+            raise ValueError(
+                f"this {type(optimizer).__name__} was attached with sharded=True before hvd.shutdown(), and may have a "
+                "part of its state only: attach a new optimizer, and load a checkpoint (hvd.load)"
+            )
         attached.detach()
 
 

@@ -61,7 +61,7 @@ KERAS = tuple(
 ) if importlib.util.find_spec("keras") else ()  # fmt: skip
 TORCH_CHECKS = ("torch_gradients", "torch_steps", "torch_backwards", "torch_collectives", "torch_dtypes")
 MORE_CHECKS = tuple(f"torch_{what}" for what in (
-    "attach", "adasum", "alike", "batch_norm", "join", "movement", "parameters", "process_sets", "random",
+    "attach", "adasum", "alike", "batch_norm", "join", "movement", "parameters", "process_sets", "random", "sharded",
     "training.check_loss_curves", "training.check_a_model_of_more_than_a_megabyte",
     "training.check_every_path_gives_the_curve", "training.check_overlap_gives_the_same_bits", "training.check_lbfgs",
 ))  # fmt: skip

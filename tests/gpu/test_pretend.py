@@ -46,7 +46,10 @@ def test_refused_ipc_handles(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_torch(size: int, tmp_path: Path) -> None:
     """The torch checks of tests/parallel, with gradients in the pretend driver's memory."""
-    checks = [f"torch_{what}" for what in ("gradients", "parameters", "collectives", "dtypes", "batch_norm", "state")]
+    checks = [
+        f"torch_{what}"
+        for what in ("gradients", "parameters", "collectives", "dtypes", "batch_norm", "state", "sharded")
+    ]
     way = {"HVDLITE_ALGORITHM": "ring"} if size == 3 else {}
     last = "gpu/pretend_driver.check_torch_gradients_lie_on_the_device"
     require([*checks, last], size, tmp_path, TORCH_TENSORS_ON="pretend", **way)

@@ -33,6 +33,8 @@ def pretend() -> None:
     from hvdlite.torch import cuda
     from hvdlite.torch import tensors as _tensors
     from hvdlite.torch.attach import parameters
+    from hvdlite.torch.distributed.buffers import KNOWN
+    from hvdlite.torch.sharded import division, pieces
 
     assert hasattr(cupy, "LOG"), "this is a real CuPy"
 
@@ -58,7 +60,8 @@ def pretend() -> None:
     torch.cuda.current_stream = lambda number=None: only  # type: ignore[assignment, return-value]
     device_name = _tensors.device_name
     named = lambda tensor: "cuda" if tensor.is_cpu else device_name(tensor)  # noqa: E731
-    _tensors.device_name = parameters.device_name = named  # type: ignore[attr-defined]
+    _tensors.device_name = parameters.device_name = division.device_name = named  # type: ignore[attr-defined]
+    pieces.flat = lambda row: to_array(row, KNOWN[row.dtype])  # type: ignore[assignment, attr-defined]
     cuda.to_array, cuda.to_tensor = to_array, to_tensor
     cuda.gpu_of = lambda tensors: Gpu(cupy, 0) if list(tensors) else None
     Mark.precede = Mark.wait

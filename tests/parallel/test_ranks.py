@@ -14,12 +14,16 @@ POWERS_OF_TWO = ("algorithms", "process_sets", "torch_adasum", "torch_process_se
 four ranks with --full only."""
 
 
-LONG = ("tensorflow_", "torch_attach", "torch_backwards", "torch_several", "torch_training")
+LONG = ("tensorflow_", "torch_attach", "torch_backwards", "torch_several", "torch_sharded_", "torch_training")
 """Beginnings of the names of modules that take long. They run on other than two ranks with --full only."""
+LONGEST = ("torch_sharded_long",)
+"""Modules that run with --full only."""
 
 
 def waits_for_full(module: str, size: int) -> bool:
     """Whether this module runs on so many ranks with --full only."""
+    if module in LONGEST:
+        return True
     return size != 2 if module.startswith(LONG) else size == LARGEST and module not in POWERS_OF_TWO
 
 

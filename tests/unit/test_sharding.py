@@ -91,7 +91,7 @@ def test_messages_of_large_and_small_pieces() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("name", ["one", "many", "short"])
+@pytest.mark.parametrize("name", LENGTHS)
 def test_all_ranks_get_all_pieces(name: str, size: int) -> None:
     """Each rank begins with its number everywhere, and ends with the owners' numbers. Twice, as in two steps."""
     parameters, cuts = divided(name, size)

@@ -156,7 +156,7 @@ def refuse_other_way(attachment: Sharer, reducer: Sharer) -> None:
     if reducer.way != attachment.way:
         raise ValueError(
             f"parameters of this {kind} are also those of another optimizer, attached later, which reduces their "
-            "gradients in another way: give both the same op=, backward_passes_per_step= and process_set="
+            "gradients in another way: give both the same op=, backward_passes_per_step=, process_set= and sharded="
         )
     if not attachment.members() <= reducer.members():
         raise ValueError(

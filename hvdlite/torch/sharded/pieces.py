@@ -7,7 +7,7 @@ groups and state find it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 
@@ -84,6 +84,11 @@ def widen(kept: Kept) -> None:
     p.grad = gradient
 
 
+def has_elements(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value of a parameter's state is a tensor of several elements, and not a count of steps, say."""
+    return isinstance(value, torch.Tensor) and value.numel() > 1
+
+
 def cut_state(piece: Piece, state: dict[str, object], whole: torch.Tensor) -> None:
     """Replace tensors of the parameter's shape by their pieces, which are copies.
 
@@ -97,7 +102,7 @@ def cut_state(piece: Piece, state: dict[str, object], whole: torch.Tensor) -> No
     """
     _, start, stop = piece
     for key, value in state.items():
-        if not isinstance(value, torch.Tensor) or value.ndim == 0 or value.shape == (stop - start,):
+        if not has_elements(value) or value.shape == (stop - start,):
             continue
         if value.shape != whole.shape:
             raise ValueError(

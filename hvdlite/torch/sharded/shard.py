@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from functools import wraps
+from typing import cast
 
 import torch
 
-from hvdlite.errors import HvdliteError, VoidError
+from hvdlite.arrays import is_host
+from hvdlite.errors import HvdliteError, MismatchError, VoidError
 from hvdlite.lanes.calls import calling
 from hvdlite.lanes.gpu_side import on_gpu
 from hvdlite.lanes.request import Request
@@ -75,7 +77,8 @@ class Shard:
         self.saving = True
         found = optimizer.state_dict()
         self.saving = False
-        return {**found, "state": packed(optimizer, self.division.parameters, states)}
+        others = cast("State", found["state"])  # of frozen parameters, say: these are whole
+        return {**found, "state": {**others, **packed(optimizer, self.division.parameters, states)}}
 
     def add_mark(self, optimizer: torch.optim.Optimizer, state: dict[str, object]) -> None:
         """Mark the result of state_dict() as this rank's, unless it is whole, or hvd.save makes it whole."""
@@ -123,6 +126,7 @@ class Shard:
         trainable = [p for p in flat(optimizer.param_groups) if p.requires_grad]
         self.division.divide(trainable)
         self.refuse_sparse()
+        self.unscale()
         self.narrow()
         if any(map(is_closure, (*args[1:], *kwargs.values()))):
             return (args[0], *map(self.wrapped, args[1:])), {key: self.wrapped(each) for key, each in kwargs.items()}
@@ -152,10 +156,10 @@ class Shard:
             self.widen()
             self.gather()
 
-    def fail(self) -> None:
+    def fail(self, error: BaseException) -> None:
         """The step has raised an error: the other ranks, which wait for this rank's pieces, raise one as well."""
         self.widen()
-        if not self.sent:
+        if not self.sent and not isinstance(error, MismatchError):  # which all ranks have raised
             with contextlib.suppress(HvdliteError):  # communication is broken: the step's error says why
                 self.send(failed=True)
 
@@ -170,6 +174,16 @@ class Shard:
         """Raise NotImplementedError if a gradient is sparse."""
         if any(p.grad is not None and p.grad.layout is not torch.strided for p in self.division.parameters):
             raise NotImplementedError(f"{self.name}: a gradient is sparse. Make its layer with sparse=False")
+
+    @torch.no_grad()
+    def unscale(self) -> None:
+        """Divide whole gradients by a GradScaler's scale: a fused optimizer would divide its pieces only."""
+        values = vars(self.optimizer)
+        if not self.division.way.gradients and (scale := values.get("grad_scale")) is not None:
+            values["grad_scale"] = None
+            for p in self.division.parameters:
+                if p.grad is not None:
+                    p.grad.div_(scale.to(p.grad.device))
 
     @torch.no_grad()
     def narrow(self) -> None:
@@ -217,7 +231,7 @@ class Shard:
             signature = Signature("stepped", f"{self.attachment.name} bucket 0", facts, round)
             request = Request(signature, work, flag=division.rank + 1 if failed else 0)
             lane = self.attachment.lane
-            if division.parameters and division.parameters[0].is_cuda:
+            if memory and not is_host(memory[0]):
                 on_gpu(lane, request, memory[0])
             lane.submit(request) if failed else lane.begin(request)
         return request

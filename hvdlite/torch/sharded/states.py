@@ -15,8 +15,10 @@ import torch
 from hvdlite.job.process_sets import ProcessSet
 from hvdlite.ops.objects import allgather_object
 from hvdlite.torch.attach.parameters import flat
+from hvdlite.torch.cuda import on_cpu
 from hvdlite.torch.scattering import gather
 from hvdlite.torch.sharded.division import Division
+from hvdlite.torch.sharded.pieces import has_elements
 from hvdlite.torch.tensors import row
 
 MARK = "hvdlite"
@@ -59,6 +61,42 @@ def mark_of(division: Division) -> State:
     return {"rank": division.rank, "size": division.size, "borders": [list(each) for each in division.cuts.borders]}
 
 
+def keep_dtypes(optimizer: torch.optim.Optimizer, loaded: Mapping[str, object]) -> None:
+    """Give an optimizer's state the dtypes of the state that it has loaded: torch casts to the parameters' dtypes."""
+    given = loaded.get("state")
+    for index, p in enumerate(flat(optimizer.param_groups)):
+        its = given.get(index) if isinstance(given, dict) else None
+        for name, value in its.items() if isinstance(its, dict) else ():
+            found = optimizer.state[p].get(name)
+            if isinstance(value, torch.Tensor) and isinstance(found, torch.Tensor) and found.dtype != value.dtype:
+                optimizer.state[p][name] = value.to(found.device)
+
+
+class Loading:
+    """The hooks around load_state_dict() of a sharded optimizer.
+
+    Attributes:
+        name: The optimizer in messages.
+        division: Its division.
+        pieces: This rank's pieces that are being loaded; None for a state without a mark.
+    """
+
+    def __init__(self, name: str, division: Division) -> None:
+        self.name, self.division = name, division
+        self.pieces: State | None = None
+
+    def before(self, optimizer: torch.optim.Optimizer, state: State) -> None:
+        """Raise ValueError if the state is another rank's pieces."""
+        self.pieces = state if MARK in state else None
+        check_mark(self.name, self.division, state)
+
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give this rank's pieces their dtypes back."""
+        if self.pieces is not None:
+            keep_dtypes(optimizer, self.pieces)
+            self.pieces = None
+
+
 def check_mark(name: str, division: Division, state: Mapping[str, object]) -> None:
     """A state is to be loaded: if it is marked, it is this rank's pieces.
 
@@ -79,10 +117,10 @@ def check_mark(name: str, division: Division, state: Mapping[str, object]) -> No
 
 
 def forms(optimizer: torch.optim.Optimizer, division: Division) -> list[dict[str, object]]:
-    """Return this rank's state by parameter and key: a `Form` in place of each tensor that is not a single number."""
+    """Return this rank's state by parameter and key: a `Form` in place of each tensor of several elements."""
     return [
         {
-            key: Form(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) and value.ndim else value
+            key: Form(value.dtype, tuple(value.shape)) if has_elements(value) else on_cpu(value)
             for key, value in optimizer.state.get(p, {}).items()
         }
         for p in division.parameters
@@ -99,6 +137,7 @@ def whole_state(
 
     Raises:
         ValueError: Owners of a parameter have different kinds of state; on all ranks.
+        RuntimeError: Parameters have changed, so that the pieces no longer fit.
 
     Args:
         optimizer: The optimizer.
@@ -106,6 +145,7 @@ def whole_state(
         process_set: The ranks that reduce together.
         root_rank: The global rank that gets the state.
     """
+    division.in_memory()
     everyone = allgather_object(forms(optimizer, division), process_set=process_set, name="hvd.save: forms of state")
     found = []
     for index, p in enumerate(division.parameters):

@@ -18,7 +18,7 @@ from hvdlite.torch.attach.attachment import Attachment
 from hvdlite.torch.private_api import put_next_to_step
 from hvdlite.torch.sharded.division import Division
 from hvdlite.torch.sharded.shard import Shard
-from hvdlite.torch.sharded.states import check_mark
+from hvdlite.torch.sharded.states import Loading, refuse_pieces
 
 T = TypeVar("T")
 
@@ -43,8 +43,8 @@ class Step:
             put_next_to_step(optimizer, *hooks)
             try:
                 return own(*args, **kwargs) if own else plain(optimizer, *args, **kwargs)
-            except BaseException:
-                shard.fail()
+            except BaseException as error:
+                shard.fail(error)
                 raise
             finally:
                 shard.leave()
@@ -67,7 +67,15 @@ def shard(optimizer: torch.optim.Optimizer, division: Division) -> None:
     """Shard an attached optimizer. Its parameters have been divided."""
     attachment: Attachment = optimizer.__dict__["_hvdlite"]
     found = Shard(attachment, division)
-    name = found.name
+    loading = Loading(found.name, found.division)
     optimizer.register_state_dict_post_hook(found.add_mark)
-    optimizer.register_load_state_dict_pre_hook(lambda optimizer, state: check_mark(name, division, state))
-    optimizer.__dict__.update(step=Step(optimizer, found), _hvdlite_shard=found)
+    optimizer.register_load_state_dict_pre_hook(loading.before)
+    optimizer.register_load_state_dict_post_hook(loading.after)
+    plain = type(optimizer).__getstate__
+
+    def contents() -> object:
+        """Return what a copy or a pickle is made of: neither would know that the state is in pieces."""
+        refuse_pieces("copy.deepcopy() or pickle", found.optimizer)
+        return plain(found.optimizer)
+
+    optimizer.__dict__.update(step=Step(optimizer, found), _hvdlite_shard=found, __getstate__=contents)
