@@ -5,7 +5,8 @@ which are in README.md and MEASURED.md. The contenders take turns in one run, so
 affects all of them. This room may import MPI and torch, since it compares hvdlite with them.
 
     __main__                                    the command line
-    allreduce  collectives  step  keras_step  fsdp  overlap   one benchmark each; `model` predicts, and measures nothing
+    allreduce  collectives  step  keras_step  fsdp  memory  overlap     one benchmark each
+    model                                       predicts, and measures nothing
     contenders  gpu  tasks  models  elsewhere   the things to be timed
     timing  network  schedule                   how to time them
     report  plot                                tables, JSON, pictures

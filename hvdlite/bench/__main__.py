@@ -1,4 +1,4 @@
-"""The command line: `python -m hvdlite.bench allreduce | ops | step | fsdp | overlap | model`.
+"""The command line: `python -m hvdlite.bench allreduce | ops | step | fsdp | memory | overlap | model`.
 
 `model` runs in one process. All other benchmarks run under hvdliterun, with at least two ranks.
 """
@@ -23,6 +23,14 @@ from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS, pin
 MODELS = ("mlp", "cnn", "transformer")  # here as well as in tasks.py, which imports torch
 GPU_MODELS = ("resnet50", "gpt2")
 KERAS_MODELS = ("mlp", "cnn")
+IN_MEMORY = (
+    "unsharded",
+    "sharded",
+    "gradients",
+    "ddp",
+    "zero",
+    "fsdp",
+)  # here as well as in memory.py, which imports torch
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
@@ -33,6 +41,7 @@ EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench step --device cuda
   hvdliterun -np 2 python -m hvdlite.bench step --framework keras
   hvdliterun -np 4 python -m hvdlite.bench fsdp
+  hvdliterun -np 2 python -m hvdlite.bench memory
   hvdliterun -H host1:4,host2:4 python -m hvdlite.bench overlap
   python -m hvdlite.bench model --plot model.png
 """
@@ -46,6 +55,13 @@ def nbytes(text: str) -> int:
         return int(number) * UNITS[unit]
     except (ValueError, KeyError):
         raise argparse.ArgumentTypeError(f"{text!r} is no size: say 4, 64K, 1M or 1GiB") from None
+
+
+def positive(text: str) -> int:
+    """Parse a number of at least 1. Raises ArgumentTypeError for another text."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+    return int(text)
 
 
 def names(*known: str) -> Callable[[str], list[str]]:
@@ -71,17 +87,21 @@ def parser() -> argparse.ArgumentParser:
     reduce = commands.add_parser("allreduce", help="all-reduce from bytes to hundreds of megabytes")
     step = commands.add_parser("step", help="training steps of three models, beside torch DDP on gloo")
     fsdp = commands.add_parser("fsdp", help="training steps of a transformer with fully_shard (FSDP2), beside gloo")
+    memory = commands.add_parser(
+        "memory", help="memory and step() of Adam for 124 M parameters, beside torch's on gloo"
+    )
     overlap = commands.add_parser("overlap", help="how much of the communication hides behind backward; several hosts")
     prices = commands.add_parser("ops", help="every collective at 4 B, 4 KiB and 1 MiB, beside the bare mpi4py call")
     model = commands.add_parser("model", help="predicted times on large clusters (nothing is measured)")
     add_allreduce(reduce)
     add_step(step)
     fsdp.add_argument("--steps", type=int, metavar="N", help="timed steps per contender (default: 25 s of them)")
+    add_memory(memory)
     add_overlap(overlap)
     prices.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time per call and size (default 1)")
-    for command in (reduce, step, fsdp, prices):
+    for command in (reduce, step, fsdp, memory, prices):
         command.add_argument("--no-pin", dest="pin", action="store_false", help="let ranks move between cores")
-    for command in (reduce, step, fsdp, prices, overlap):
+    for command in (reduce, step, fsdp, memory, prices, overlap):
         command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
     for command in (reduce, step, fsdp, model):
         command.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
@@ -111,6 +131,16 @@ def add_step(parser: argparse.ArgumentParser) -> None:
         help=f"default {', '.join(MODELS)}; with --device cuda {', '.join(GPU_MODELS)}; with --framework keras "
         f"{', '.join(KERAS_MODELS)}")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where the models lie (default cpu)")
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--turns", type=positive, default=5, metavar="N", help="turns of each contender (default 5)")
+    add("--steps", type=positive, default=5, metavar="N", help="timed steps of a turn (default 5)")
+    add("--contenders", type=names(*IN_MEMORY), default=list(IN_MEMORY), metavar="A,B,...",
+        help=f"any of {', '.join(IN_MEMORY)} (default: all)")  # fmt: skip
+    add("--small", action="store_true", help="a model of 4.5 M parameters, for a quick look")
+    add("--fused", action="store_true", help="torch's fused Adam")
 
 
 def add_overlap(parser: argparse.ArgumentParser) -> None:
@@ -201,6 +231,15 @@ def run_fsdp(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     )  # fmt: skip
 
 
+def run_memory(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
+    from hvdlite.bench import memory
+
+    course = memory.Course(list(dict.fromkeys(args.contenders)), args.turns, args.steps, args.small, args.fused)
+    with progress(out) as show:
+        found = memory.compare(comm, course, args.pin, show)
+    return Outcome("memory", lambda out: report.print_memory(out, found), asdict(found))
+
+
 def run_overlap(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     from hvdlite.bench import overlap
 
@@ -260,7 +299,10 @@ def main() -> int:
         print("The benchmarks need at least two ranks: hvdliterun -np 2 python -m hvdlite.bench ...", file=sys.stderr)
         return 2
     comm = MPI.COMM_WORLD.Dup()
-    runs = {"allreduce": run_allreduce, "step": run_step, "fsdp": run_fsdp, "overlap": run_overlap, "ops": run_ops}
+    runs = {
+        "allreduce": run_allreduce, "step": run_step, "fsdp": run_fsdp, "memory": run_memory, "overlap": run_overlap,
+        "ops": run_ops,
+    }  # fmt: skip
     out = report.console()
     finish(args, comm, out, runs[args.command](args, comm, out))
     comm.Free()

@@ -24,6 +24,7 @@ from hvdlite.bench.network import least_bytes
 
 if TYPE_CHECKING:
     from hvdlite.bench.keras_step import Result as KerasResult
+    from hvdlite.bench.memory import Result as MemoryResult
     from hvdlite.bench.overlap import Result as OverlapResult
     from hvdlite.bench.step import Result
 
@@ -272,6 +273,26 @@ def print_fsdp(out: Console, found: Result) -> None:
         out.print(
             "Communication took no time: other programs were running. Measure again on a quiet machine.", style="bold"
         )
+    warn_of_crowding(out, found.crowded)
+
+
+def print_memory(out: Console, found: MemoryResult) -> None:
+    """Print the memory and the times of each contender."""
+    columns = [(what, key) for key in ("unsharded", "sharded") if key in found.rows for what in ("step()", "both")]
+    table = new_table(
+        f"{found.optimizer}, {found.parameters:,} parameters, made-up gradients: MB on the rank that has most, time in "
+        f"ms (median over {found.turns} turns of {found.steps} steps of the slowest rank), and its ratios in the same "
+        "round (median, lowest and highest)",
+        ["", "state", "memory", "peak", "backward", "step()", *(f"{what}\n/ {key}" for what, key in columns)],
+    )
+    for row in found.rows.values():
+        sizes = (f"{max(each) / 1e6:,.1f}" if max(each) else "-" for each in (row.state, row.memory, row.peak))
+        ratios = (row.ratios[what].get(key) for what, key in columns)
+        cells = ("{1:.2f}\n{0:.2f}-{2:.2f}".format(*each) if each else "" for each in ratios)
+        table.add_row(row.title, *sizes, f"{row.backward * 1e3:.1f}", f"{row.step * 1e3:.1f}", *cells)
+    out.print(table)
+    out.print("state: of the optimizer. memory: all that the contender takes after a step. both: backward and step().",
+              highlight=False)  # fmt: skip
     warn_of_crowding(out, found.crowded)
 
 

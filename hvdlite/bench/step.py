@@ -148,14 +148,15 @@ def weights_of(model: nn.Module) -> Weights:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def same_weights(name: str, ours: Weights, theirs: Weights, whose: str) -> None:
+def same_weights(name: str, ours: Weights, theirs: Weights, whose: str, who: str = "hvdlite") -> None:
     """Raise HvdliteError if the two copies have different weights: then their times mean nothing.
 
     Args:
         name: The model.
-        ours: hvdlite's weights by name.
+        ours: One copy's weights by name.
         theirs: The other copy's.
-        whose: The other copy, for the error.
+        whose: The other copy, for the error: "DDP's".
+        who: The one copy, for the error.
     """
     if next(iter(ours.values())).is_cuda:  # a GPU adds in a different order each time, and small parameters differ most
         ours, theirs = ({"weight vector": torch.cat([p.flatten() for p in each.values()])}
@@ -165,6 +166,6 @@ def same_weights(name: str, ours: Weights, theirs: Weights, whose: str) -> None:
         difference = float((a - b).norm() / b.norm().clamp(min=1e-12))
         if not difference <= TOLERANCE:
             raise HvdliteError(
-                f"{name}: after the same steps hvdlite's {parameter} differs from {whose} by {difference:.2g} "
+                f"{name}: after the same steps {parameter} of {who} differs from {whose} by {difference:.2g} "
                 f"(relative; {TOLERANCE} is allowed). This is a bug. The times were discarded."
             )

@@ -13,6 +13,7 @@ import numpy as np
 from hvdlite.arrays import LINE, LONG, Array, is_host, module, on_boundary
 from hvdlite.memory.arena import Arena, allocate
 from hvdlite.memory.huge_pages import HUGE_PAGE
+from hvdlite.system.weak_references import Crowd
 from hvdlite.transports import Maximum, Transport, two_levels
 from hvdlite.transports.shared_flags import FLAG_BYTES, MOST_RANKS, ORDERED
 from hvdlite.transports.two_levels import Levels
@@ -29,6 +30,8 @@ class Workspace:
 
     def __init__(self) -> None:
         self.buffer: Array | None = None
+        self.buffers = Crowd()
+        """The memory of all buffers in use. Reductions that were prepared with an earlier buffer keep that one."""
         self.stage: Arena | None = None
         self.staged: dict[Hashable, Callable[[Array], None]] = {}
         """By kind of piece, a function that reduces such pieces in the staging arena."""
@@ -43,8 +46,16 @@ class Workspace:
         if self.buffer is None or self.buffer.size < start + nbytes:
             room, boundary = nbytes + LINE, HUGE_PAGE if nbytes >= HUGE_PAGE else LINE
             self.buffer = on_boundary(room, boundary) if is_host(like) else module(like).empty(room, np.uint8)
+            owner = getattr(self.buffer, "base", None)  # parts of the buffer refer to it, not to the buffer
+            self.buffers.append(self.buffer if owner is None else owner)
         part: Array = self.buffer[start : start + nbytes]
         return part.view(like.dtype)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The bytes of all scratch memory, and of a staging arena that is not shared."""
+        private = self.stage.own.nbytes if self.stage and self.stage.peers is None else 0
+        return private + sum(int(each.nbytes) for each in self.buffers)
 
     def new(self, like: Array, shape: Sequence[int]) -> Array:
         """A new array for the caller, with like's dtype and device. Its contents are undefined."""

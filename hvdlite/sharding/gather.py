@@ -1,26 +1,31 @@
 """Gives every rank the pieces of parameters that other ranks have stepped: all-gathers, by messages.
 
-    rank 0's messages     [ w1          ] [ b1 and the first part of w2 ]
-    rank 1's messages     [ the rest of w2 ] [ b2 ]
+    rank 0's pieces     w1, the first part of w3; b1 and b2 packed
+    rank 1's pieces     the rest of w3, w4; b3 and b4 packed
 
-Large pieces travel from the owner's parameter into the others' parameters, without copies. Small ones are packed.
-Price: n(p-1)/p bytes sent per rank.
+Large pieces travel from the owner's parameter into the others' parameters, without copies: on one host to each rank,
+AT_ONCE at a time, so that a rank that is held up for a moment does not stop the others; over a network along a ring,
+which crosses to each host once. Small pieces are packed. Price: n(p-1)/p bytes sent per rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeAlias
 
 from hvdlite.algorithms import movement
-from hvdlite.arrays import Array, module, split_rows
+from hvdlite.arrays import Array, is_host, split_rows
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.sharding.cuts import Cuts
+from hvdlite.transports import Exchange, Transport
 
 LARGE = 64 * 1024
 """Pieces of this many bytes travel alone."""
+AT_ONCE = 16
+"""The most messages under way to other ranks of the host."""
 LONGEST = 4 << 20
 """The most bytes of a message."""
 
@@ -43,11 +48,11 @@ Message: TypeAlias = list[Span]
 
 
 class Gather:
-    """The messages of all ranks, and memory to pack small pieces in.
+    """The messages of all ranks.
 
     Attributes:
-        messages: Each rank's messages, in their order.
-        scratch: For each rank LARGE bytes; None before the first gather.
+        packed: Each rank's messages of small pieces, in their order.
+        large: Each rank's large pieces, in their order.
     """
 
     def __init__(self, cuts: Cuts, itemsizes: Sequence[int], size: int) -> None:
@@ -57,8 +62,9 @@ class Gather:
             itemsizes: The bytes of one element of each parameter.
             size: The number of ranks.
         """
-        self.messages = [messages(_spans(cuts, itemsizes, rank)) for rank in range(size)]
-        self.scratch: list[Array] | None = None
+        everyone = [_spans(cuts, itemsizes, rank) for rank in range(size)]
+        self.packed = [packed(span for span in spans if span.nbytes < LARGE) for spans in everyone]
+        self.large = [divided(span for span in spans if span.nbytes >= LARGE) for spans in everyone]
 
     def run(self, at: Workplace, memory: Sequence[Array]) -> None:
         """Overwrite the pieces of other ranks with theirs. Collective; runs on the lane.
@@ -69,37 +75,64 @@ class Gather:
         """
         if not memory:  # all parameters are frozen so far
             return
-        if self.scratch is None:
-            self.scratch = [module(memory[0]).empty(LARGE, "uint8") for _ in self.messages]
-        mine = at.transport.rank
-        for together in zip_longest(*self.messages, fillvalue=[]):
-            places = [_place(message, memory, room) for message, room in zip(together, self.scratch, strict=True)]
-            if len(together[mine]) > 1:
-                for piece, place in _copies(together[mine], memory, places[mine]):
-                    place[...] = piece
+        mine, size = at.transport.rank, at.transport.size
+        rooms = split_rows(at.workspace.scratch(memory[0], size * LARGE), [LARGE] * size)
+        for together in zip_longest(*self.packed, fillvalue=[]):
+            places = [room[: sum(span.nbytes for span in its)] for its, room in zip(together, rooms, strict=True)]
+            for piece, place in _copies(together[mine], memory, places[mine]):
+                place[...] = piece
             movement.allgather(at.transport, places)
-            for rank, message in enumerate(together):
-                if rank != mine and len(message) > 1:
-                    for piece, place in _copies(message, memory, places[rank]):
-                        piece[...] = place
+            for rank, its in enumerate(together):
+                for piece, place in _copies(its, memory, places[rank]) if rank != mine else ():
+                    piece[...] = place
+        pieces = [[memory[span.index][span.start : span.stop] for span in spans] for spans in self.large]
+        if at.place.one_host and is_host(memory[0]):
+            exchange_directly(at.transport, pieces, memory[0][:0])
+        else:
+            for along in zip_longest(*pieces, fillvalue=memory[0][:0]):
+                movement.allgather(at.transport, along)
 
 
-def messages(spans: Sequence[Span]) -> list[Message]:
-    """Divide one rank's pieces into messages: large ones are divided, small ones are put together."""
+def exchange_directly(transport: Transport, pieces: Sequence[Sequence[Array]], nothing: Array) -> None:
+    """Send this rank's pieces to each other rank, and receive theirs. Collective.
+
+    Args:
+        transport: The ranks.
+        pieces: Each rank's, equally long on all ranks. This rank's own are read, and the others are overwritten.
+        nothing: An empty array.
+    """
+    rank, size, many = transport.rank, transport.size, max(map(len, pieces))
+    padded = [[*its, *[nothing] * (many - len(its))] for its in pieces]
+    under_way: deque[Exchange] = deque()
+    for step in range(1, size):
+        dest, source = (rank + step) % size, (rank - step) % size
+        for outgoing, incoming in zip(padded[rank], padded[source], strict=True):
+            if len(under_way) == AT_ONCE:
+                under_way.popleft().wait()
+            under_way.append(transport.start_exchange(outgoing, dest, incoming, source))
+    for exchange in under_way:
+        exchange.wait()
+
+
+def packed(spans: Iterable[Span]) -> list[Message]:
+    """Put small pieces together, in messages of at most LARGE bytes."""
     found: list[Message] = []
-    room = 0  # in the last message, if it is of small pieces
+    room = 0  # in the last message
     for span in spans:
-        if span.nbytes >= LARGE:
-            starts = range(span.start, span.stop, LONGEST)
-            found += [[Span(span.index, start, min(start + LONGEST, span.stop))] for start in starts]
-            room = 0
-            continue
         if span.nbytes > room:
             found.append([])
             room = LARGE
         found[-1].append(span)
         room -= span.nbytes
     return found
+
+
+def divided(spans: Iterable[Span]) -> list[Span]:
+    """Divide large pieces into such of at most LONGEST bytes."""
+    return [
+        Span(span.index, start, min(start + LONGEST, span.stop))
+        for span in spans for start in range(span.start, span.stop, LONGEST)
+    ]  # fmt: skip
 
 
 def _spans(cuts: Cuts, itemsizes: Sequence[int], rank: int) -> list[Span]:
@@ -110,14 +143,6 @@ def _spans(cuts: Cuts, itemsizes: Sequence[int], rank: int) -> list[Span]:
         if start < stop:
             found.append(Span(index, start * itemsize, stop * itemsize))
     return found
-
-
-def _place(message: Message, memory: Sequence[Array], room: Array) -> Array:
-    """The memory that a message is sent from, and received in: that of the only piece, or `room`."""
-    if len(message) == 1:
-        (span,) = message
-        return memory[span.index][span.start : span.stop]  # type: ignore[no-any-return]
-    return room[: sum(span.nbytes for span in message)]  # type: ignore[no-any-return]
 
 
 def _copies(message: Message, memory: Sequence[Array], packed: Array) -> Iterator[tuple[Array, Array]]:

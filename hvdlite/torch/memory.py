@@ -21,12 +21,13 @@ ARENAS = "memfd:hvdlite"
 def memory_report() -> list[dict[str, float]]:
     """Print how much memory each rank uses, as a table on rank 0. Collective; waits for all ranks.
 
-    Parameters, gradients and state are those of attached optimizers. Gradients lie in the arenas, which ranks of a host
-    share: the table has each rank's part. `process` is all memory of the process on the host.
+    Parameters, gradients and state are those of attached optimizers. Gradients lie in the arenas, which ranks of a
+    host share: the table has each rank's part. Scratch is what operations receive, add and pack in. `process` is all
+    memory of the process on the host.
 
     Returns:
         For each rank the megabytes (10**6 bytes) by column: "parameters", "gradients", "optimizer state", "arenas",
-        "process".
+        "scratch", "process".
     """
     attachments = (each for each in runtime.current().registries.renewables() if isinstance(each, Attachment))
     optimizers = [optimizer for each in attachments if (optimizer := each.reference())]
@@ -37,6 +38,7 @@ def memory_report() -> list[dict[str, float]]:
         "gradients": nbytes(p.grad for p in parameters),
         "optimizer state": nbytes(state),
         "arenas": float(proportional_bytes(ARENAS)),
+        "scratch": float(scratch_bytes()),
         "process": float(proportional_bytes()),
     }
     with calling("hvd.memory_report()"):
@@ -44,6 +46,12 @@ def memory_report() -> list[dict[str, float]]:
     if runtime.rank() == 0:
         show(everyone)
     return everyone
+
+
+def scratch_bytes() -> int:
+    """Return the bytes that lanes keep to receive, add and pack in. GPU memory counts, too."""
+    hosts = [lane.host for lane in runtime.current().groups.lanes()]
+    return sum(at.workspace.scratch_bytes for host in hosts for at in (host, host.gpu) if at)
 
 
 def nbytes(values: Iterable[object]) -> float:

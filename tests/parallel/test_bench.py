@@ -35,3 +35,26 @@ def test_fsdp(tmp_path: Path) -> None:
         row["overhead"]["hvdlite"]
     )
     assert plot.exists() and "FSDP2 step" in result.output and max(map(len, result.output.splitlines())) <= 120
+
+
+def test_memory(tmp_path: Path) -> None:
+    """The benchmark itself compares the weights of all contenders."""
+    path = tmp_path / "found.json"
+    options = ["--small", "--turns", "1", "--steps", "1", "--json", str(path)]
+    result = jobs.run(2, ["-m", "hvdlite.bench", "memory", *options])
+    assert result.code == 0, result.output
+    found = json.loads(path.read_text())
+    rows, weights = found["rows"], 4 * found["parameters"]
+    assert [*rows] == ["unsharded", "sharded", "gradients", "ddp", "zero", "fsdp"]
+    parts = {key: max(row["state"]) / (2 * weights) for key, row in rows.items()}
+    assert parts == pytest.approx({key: 1 if key in ("unsharded", "ddp") else 1 / 2 for key in rows}, rel=0.02)
+    saved = max(rows["unsharded"]["memory"]) - max(rows["sharded"]["memory"])
+    assert saved == pytest.approx(weights, rel=0.3)  # half of two states
+    assert all(min(row["peak"]) >= min(row["memory"]) > weights and min(row["step"], row["backward"]) > 0
+               for row in rows.values())  # fmt: skip
+    for key, row in rows.items():  # of the only turn
+        for other, ratio in row["ratios"]["step()"].items():
+            assert other in ("unsharded", "sharded") and other != key
+            assert ratio == pytest.approx([row["step"] / rows[other]["step"]] * 3)
+    assert rows["zero"]["ratios"]["both"].keys() == {"unsharded", "sharded"}
+    assert "both: backward" in result.output and max(map(len, result.output.splitlines())) <= 120

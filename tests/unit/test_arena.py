@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hvdlite.arrays import LINE, LONG, on_boundary
-from hvdlite.memory.arena import SharedFile, attach
+from hvdlite.memory.arena import Arena, SharedFile, attach
 from hvdlite.memory.huge_pages import HUGE_PAGE
 from hvdlite.memory.workspace import Workspace
 from hvdlite.transports.threads import ThreadTransport, run_ranks
@@ -80,3 +80,21 @@ def test_long_scratch_lies_in_cache_lines_as_what_it_is_for(nbytes: int) -> None
         assert scratch.shape == array.shape and scratch.dtype == array.dtype and workspace.buffer is kept
         assert nbytes < LONG or (scratch.ctypes.data - array.ctypes.data) % LINE == 0
         scratch[:] = 1
+
+
+def test_scratch_memory_is_counted_while_it_is_in_use() -> None:
+    """A longer request replaces the buffer. The shorter one counts as long as a prepared reduction has a part of it."""
+    workspace, like = Workspace(), np.empty(0, np.float32)
+    kept = workspace.scratch(like, 1000)
+    first = workspace.scratch_bytes
+    assert 4000 <= first < 4000 + 4 * LINE
+    workspace.scratch(like, 500)
+    assert workspace.scratch_bytes == first
+    workspace.scratch(like, 5000)
+    assert first + 20_000 <= workspace.scratch_bytes < first + 20_000 + 4 * LINE
+    del kept
+    assert 20_000 <= workspace.scratch_bytes < 20_000 + 4 * LINE
+    workspace.stage = Arena(np.zeros(64, np.uint8), None)
+    assert workspace.scratch_bytes >= 20_064
+    workspace.close()
+    assert workspace.scratch_bytes == 0

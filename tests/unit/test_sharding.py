@@ -13,7 +13,7 @@ from hvdlite.arrays import LINE
 from hvdlite.lanes.workplace import HostWorkplace
 from hvdlite.sharding import gather
 from hvdlite.sharding.cuts import SHORT, Cuts, Parameter, cut, cut_each
-from hvdlite.sharding.gather import Gather, Span, messages
+from hvdlite.sharding.gather import Gather, Span
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 LENGTHS = {
@@ -83,22 +83,24 @@ def test_later_parameters_leave_the_earlier_ones_where_they_are() -> None:
 
 def test_messages_of_large_and_small_pieces() -> None:
     long = gather.LONGEST + 1
-    found = messages([Span(0, 0, 10), Span(1, 0, long), Span(2, 0, gather.LARGE - 1), Span(3, 4, 5), Span(4, 0, 1)])
-    assert found == [
-        [Span(0, 0, 10)], [Span(1, 0, gather.LONGEST)], [Span(1, gather.LONGEST, long)],
-        [Span(2, 0, gather.LARGE - 1), Span(3, 4, 5)], [Span(4, 0, 1)],
-    ]  # fmt: skip
+    assert gather.divided([Span(1, 0, long)]) == [Span(1, 0, gather.LONGEST), Span(1, gather.LONGEST, long)]
+    small = [Span(0, 0, 10), Span(2, 0, gather.LARGE - 10), Span(3, 4, 5), Span(4, 0, 1)]
+    assert gather.packed(small) == [small[:2], small[2:]]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", LENGTHS)
-def test_all_ranks_get_all_pieces(name: str, size: int) -> None:
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_all_ranks_get_all_pieces(name: str, size: int, hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank begins with its number everywhere, and ends with the owners' numbers. Twice, as in two steps."""
+    monkeypatch.setattr(gather, "LONGEST", gather.LARGE)
+    monkeypatch.setattr(gather, "AT_ONCE", 2)
+    place = Place(size, False, hosts=((0,), tuple(range(1, size))) if hosts == 2 else ())
     parameters, cuts = divided(name, size)
     owners = [np.repeat(np.arange(size), np.diff(borders)) for borders in cuts.borders]
 
     def rank_main(transport: ThreadTransport) -> bool:
-        at, work = HostWorkplace(transport, Place(size, False), range(size)), Gather(cuts, [4] * len(parameters), size)
+        at, work = HostWorkplace(transport, place, range(size)), Gather(cuts, [4] * len(parameters), size)
         equal = True
         for step in range(2):
             values = [np.full(each.length, 10 * step + transport.rank, np.int32) for each in parameters]

@@ -18,6 +18,7 @@ from torch import nn, optim
 
 import hvdlite.torch as hvd
 from hvdlite.errors import VoidError
+from hvdlite.sharding.gather import LARGE
 from hvdlite.torch.sharded.pieces import Piece, cut_state
 from tests.parallel.common import at_sizes, last, require_error, require_mismatch, require_same_bits, restart
 
@@ -247,6 +248,13 @@ def check_parameters_that_come_later() -> None:
     assert nets[1][1] < 1.3 * nets[0][1] / hvd.size()
 
 
+def check_a_step_with_all_parameters_frozen() -> None:
+    net = model().requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(adam(net.parameters()), sharded=True)
+    optimizer.step()
+    require_equal(net, model())
+
+
 class Twice(OfElements):
     """Calls its closure twice in a step, as a line search does."""
 
@@ -459,6 +467,8 @@ def check_the_report_of_memory() -> None:
         assert abs(row["parameters"] - million) < 1e-9 and abs(row["gradients"] - million) < 1e-9
         assert abs(row["optimizer state"] - 2 * million / hvd.size()) < 0.02 * million
         assert row["parameters"] < row["process"] and 0 <= row["arenas"] < row["process"]
+        assert row["scratch"] < row["process"]
+        assert row["scratch"] >= hvd.size() * LARGE / 1e6  # the gather of the pieces
     assert ("optimizer state" in out.getvalue()) == (hvd.rank() == 0)
 
 
