@@ -74,7 +74,7 @@ def broadcast_variables(variables: object, root_rank: int = 0, process_set: Proc
     frameworks.adapter(variables).broadcast_variables(variables, root_rank, process_set=process_set)
 
 
-def save(path: str | os.PathLike[str], /, *, rng: bool = False, **what: object) -> None:
+def save(path: str | os.PathLike[str], /, *, rng: bool = False, consolidate: bool = False, **what: object) -> None:
     """Save a checkpoint: `hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch + 1)`.
 
     Rank 0 writes the file. Collective; waits until the file is written. `hvdlite.torch.save` and, for the other
@@ -83,14 +83,16 @@ def save(path: str | os.PathLike[str], /, *, rng: bool = False, **what: object) 
     Args:
         path: The file on rank 0's host. Other ranks' paths are ignored.
         rng: Whether to save each rank's random number generators, too.
+        consolidate: Whether one file has all of a sharded optimizer's state. Otherwise each rank writes its part into a
+            file beside the main one.
         **what: By name, objects with a state, and extras: tensors, arrays and plain data.
 
     Raises:
-        OSError: Rank 0 cannot write the file. Every rank raises it.
+        OSError: A rank cannot write its file. Every rank raises it.
         TypeError: An extra is not plain data. Every rank raises it.
         ValueError: The ranks give different names. Every rank raises it.
     """
-    frameworks.adapter_of(what.values()).save(path, rng=rng, **what)
+    frameworks.adapter_of(what.values()).save(path, rng=rng, consolidate=consolidate, **what)
 
 
 def load(

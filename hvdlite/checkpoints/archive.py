@@ -22,7 +22,8 @@ import numpy as np
 
 from hvdlite.arrays import Array
 from hvdlite.checkpoints import checkpoint
-from hvdlite.checkpoints.checkpoint import File, not_plain, plain, random_states, set_random_states
+from hvdlite.checkpoints.checkpoint import not_plain, plain, random_states, set_random_states
+from hvdlite.checkpoints.files import File
 from hvdlite.gradients.tensors import Variable
 from hvdlite.gradients.variables import have_layers_follow, name_of, variables_of
 
@@ -56,7 +57,7 @@ class Readable(Protocol):
         """The value on the host."""
 
 
-def save(path: File, /, *, rng: bool = False, **what: object) -> None:
+def save(path: File, /, *, rng: bool = False, consolidate: bool = False, **what: object) -> None:
     """Save a checkpoint: `hvd.save("run.npz", model=model, epoch=epoch + 1)`.
 
     Rank 0 writes the file. The file gets its name when it is complete, and until then an older file stays. `numpy.load`
@@ -66,6 +67,7 @@ def save(path: File, /, *, rng: bool = False, **what: object) -> None:
         path: The file on rank 0's host, with any ending. Other ranks' paths are ignored.
         rng: Whether to save each rank's random number generators, too: Python's, NumPy's, the models' own (dropout),
             and PyTorch's if PyTorch is the backend. TensorFlow's global generator is not saved.
+        consolidate: Ignored: the file has all of the state. Accepted for the sake of `hvdlite.torch.save`.
         **what: By name, objects with variables, variables in a dict or list, and extras: arrays and plain data. A
             compiled model includes its optimizer. NumPy's numbers become Python's.
 
@@ -75,7 +77,7 @@ def save(path: File, /, *, rng: bool = False, **what: object) -> None:
         TypeError: An extra is not plain data. Every rank raises it.
         ValueError: The ranks give different names (every rank raises it), or a model has no weights yet.
     """
-    checkpoint.save(ArchiveFormat(), path, what, rng)
+    checkpoint.save(ArchiveFormat(), path, what, rng, consolidate)
 
 
 def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: object) -> dict[str, Any]:
@@ -109,6 +111,8 @@ def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: 
 
 class ArchiveFormat:
     """The `Format` of .npz files."""
+
+    parts = None
 
     def prepare(self, what: Mapping[str, object]) -> None:
         """Make the variables of optimizers that have not stepped yet."""

@@ -5,6 +5,7 @@ optimizer is made to step a part (`torch/sharded`).
 
     cuts       divides the parameters among the ranks; pure
     gather     gives every rank the parts that others have stepped; runs on the lane
+    moves      which old piece fills which new one, if another number of ranks loads a checkpoint; pure
 
 S. Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020: its stage 1. Price
 per step: the gradients' all-reduce, 2n(p-1)/p elements sent per rank, as without sharding, plus n(p-1)/p for the

@@ -14,6 +14,7 @@ from hvdlite.torch.joining import uneven_inputs
 from hvdlite.torch.memory import memory_report
 from hvdlite.torch.mpi_ops import *  # noqa: F403
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.sharded.zero import ZeroRedundancyOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 when_started.append(choose_gpu)
@@ -22,6 +23,7 @@ if is_initialized() and not is_child():  # a child of a rank leaves GPUs alone
 
 __all__ = [
     *mpi_ops.__all__, "Compression", "DistributedOptimizer", "HorovodInternalError", "SyncBatchNorm",
-    "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "broadcast_variables", "clip_grad_norm_", "elastic", "load", "memory_report", "save", "uneven_inputs",
+    "ZeroRedundancyOptimizer", "allgather_object", "broadcast_object", "broadcast_optimizer_state",
+    "broadcast_parameters", "broadcast_variables", "clip_grad_norm_", "elastic", "load", "memory_report", "save",
+    "uneven_inputs",
 ]  # fmt: skip

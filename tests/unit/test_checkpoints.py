@@ -19,7 +19,8 @@ import pytest
 import hvdlite
 import hvdlite.numpy
 from hvdlite.checkpoints import archive
-from hvdlite.checkpoints.checkpoint import ENDING, Stream, plain, replace_file
+from hvdlite.checkpoints.checkpoint import plain
+from hvdlite.checkpoints.files import ENDING, Stream, replace_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,7 +71,7 @@ def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "run").write_bytes(b"old")
     script = """
 import sys, time
-from hvdlite.checkpoints.checkpoint import replace_file
+from hvdlite.checkpoints.files import replace_file
 def write(file):
     file.write(b"half"); file.flush(); print("there", flush=True); time.sleep(60)
 replace_file(sys.argv[1], write)

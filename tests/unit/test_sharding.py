@@ -14,6 +14,7 @@ from hvdlite.lanes.workplace import HostWorkplace
 from hvdlite.sharding import gather
 from hvdlite.sharding.cuts import SHORT, Cuts, Parameter, cut, cut_each
 from hvdlite.sharding.gather import Gather, Span
+from hvdlite.sharding.moves import Move, moves
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 LENGTHS = {
@@ -109,3 +110,22 @@ def test_all_ranks_get_all_pieces(name: str, size: int, hosts: int, monkeypatch:
         return equal
 
     assert all(run_ranks(size, rank_main))
+
+
+@pytest.mark.parametrize("sizes", [(4, 2), (2, 4), (3, 3), (1, 5), (5, 1)])
+@pytest.mark.parametrize("name", ["one", "many"])
+def test_moves_fill_the_new_pieces_from_the_old_ones(name: str, sizes: tuple[int, int]) -> None:
+    """Each element moves once, from its old owner to its new one; in order."""
+    (parameters, old), (_, new) = (divided(name, size) for size in sizes)
+    for parameter, before, after in zip(parameters, old.borders, new.borders, strict=True):
+        found = list(moves(before, after))
+        assert [each for move in found for each in range(move.start, move.stop)] == list(range(parameter.length))
+        for move in found:
+            assert before[move.source] <= move.start < move.stop <= before[move.source + 1]
+            assert after[move.target] <= move.start and move.stop <= after[move.target + 1]
+        assert len(found) < sum(sizes)
+
+
+def test_moves_of_empty_pieces() -> None:
+    assert list(moves((0, 0, 4, 4, 6), (0, 3, 3, 6))) == [Move(1, 0, 0, 3), Move(1, 2, 3, 4), Move(3, 2, 4, 6)]
+    assert list(moves((0, 0, 0), (0, 0))) == []

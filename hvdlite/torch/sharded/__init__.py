@@ -11,5 +11,7 @@ step() alone, because torch calls no hook after a step() that has raised, and a 
     pieces     narrow and widen; the state's pieces
     steps      the optimizer's step()
     shard      one optimizer's cuts, pieces and gathers
-    states     state_dict() and checkpoints
+    states     state_dict(), and the whole state on one rank
+    parts      checkpoints in which each rank writes its pieces
+    zero       torch's name for it: ZeroRedundancyOptimizer
 """

@@ -67,18 +67,30 @@ class Shard:
             root_rank: The global rank that gets the state.
 
         Returns:
-            None if the optimizer's own state is whole, or `root_rank` is not among the ranks that reduce together.
+            None if the optimizer's own state is whole.
+
+        Raises:
+            ValueError: `root_rank` is not among the ranks that reduce together.
         """
         optimizer, process_set = self.optimizer, self.attachment.settings.process_set
         assert self.attachment.group
-        if not self.division.in_pieces or root_rank not in self.attachment.group.ranks:
+        if not self.division.in_pieces:
             return None
+        if root_rank not in (ranks := self.attachment.group.ranks):
+            raise ValueError(f"rank {root_rank} is none of the ranks {[*ranks]}, which have the state of {self.name}")
+        self.division.adopt(optimizer)
         states = whole_state(optimizer, self.division, process_set, root_rank)
-        self.saving = True
-        found = optimizer.state_dict()
-        self.saving = False
+        found = self.unmarked()
         others = cast("State", found["state"])  # of frozen parameters, say: these are whole
         return {**found, "state": {**others, **packed(optimizer, self.division.parameters, states)}}
+
+    def unmarked(self) -> State:
+        """Return this rank's state_dict() without a mark."""
+        self.saving = True
+        try:
+            return type(self.optimizer).state_dict(self.optimizer)
+        finally:
+            self.saving = False
 
     def add_mark(self, optimizer: torch.optim.Optimizer, state: dict[str, object]) -> None:
         """Mark the result of state_dict() as this rank's, unless it is whole, or hvd.save makes it whole."""

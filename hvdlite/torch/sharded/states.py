@@ -42,6 +42,7 @@ class Sharded(Protocol):
     @property
     def name(self) -> str: ...
     def whole(self, root_rank: int) -> State | None: ...
+    def unmarked(self) -> State: ...
 
 
 def shard_of(optimizer: object) -> Sharded | None:
@@ -101,8 +102,10 @@ def check_mark(name: str, division: Division, state: Mapping[str, object]) -> No
     """A state is to be loaded: if it is marked, it is this rank's pieces.
 
     Raises:
-        ValueError: It is another rank's pieces.
+        ValueError: It is another rank's pieces, or has none.
     """
+    if "state" not in state:
+        raise ValueError(f"load_state_dict() of {name}: the state lies in other files beside this one. Use hvd.load")
     found = state.get(MARK)
     if found is None:
         return
@@ -152,10 +155,7 @@ def whole_state(
         owners = [rank for rank in range(division.size) if division.owns(index, rank)]
         kinds = {tuple(everyone[rank][index]) for rank in owners}
         if len(kinds) > 1:
-            raise ValueError(
-                f"hvd.save: the state of {division.lines[index]} is on some of its owners only, ranks {owners}: call "
-                "hvd.broadcast_optimizer_state before the first step, or hvd.load"
-            )
+            raise on_some_owners_only(division.lines[index], owners)
         its: State = dict(everyone[owners[0]][index]) if owners else {}
         for key, form in its.items():
             if isinstance(form, Form):
@@ -164,6 +164,14 @@ def whole_state(
                 its[key] = None if pieces is None else put_together(pieces, form, p, len(owners))
         found.append(its)
     return found
+
+
+def on_some_owners_only(line: str, owners: Sequence[int]) -> ValueError:
+    """Return the error for a parameter that has other kinds of state on other owners. line: the parameter as text."""
+    return ValueError(
+        f"hvd.save: the state of {line} is on some of its owners only, ranks {[*owners]}: call "
+        "hvd.broadcast_optimizer_state before the first step, or hvd.load"
+    )
 
 
 def put_together(pieces: torch.Tensor, form: Form, p: torch.Tensor, owners: int) -> torch.Tensor:
@@ -183,6 +191,7 @@ def put_together(pieces: torch.Tensor, form: Form, p: torch.Tensor, owners: int)
 
 
 def packed(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], states: Sequence[State]) -> State:
-    """Return states by the numbers that state_dict() gives to parameters."""
-    numbers = {id(p): number for number, p in enumerate(flat(optimizer.param_groups))}
-    return {numbers[id(p)]: its for p, its in zip(parameters, states, strict=True) if its and id(p) in numbers}  # type: ignore[misc]
+    """Return states by the numbers that state_dict() gives to parameters; of others, this rank's own state."""
+    found = {id(p): its for p, its in zip(parameters, states, strict=True)}
+    every = enumerate(flat(optimizer.param_groups))
+    return {number: its for number, p in every if (its := found.get(id(p), optimizer.state.get(p)))}  # type: ignore[misc]

@@ -114,7 +114,7 @@ def check_torch_alone_reads_it() -> None:
     """Without trust; and what torch.save has written by hand loads."""
     with folder() as where:
         net = torch.nn.BatchNorm1d(3)
-        extras = {
+        extras: dict[str, Any] = {
             "best": np.float64(0.5),
             "history": [(1, np.float32(2)), {"a": np.int64(3)}],
             "tensor": torch.arange(3),

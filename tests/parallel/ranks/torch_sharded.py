@@ -20,7 +20,7 @@ import hvdlite.torch as hvd
 from hvdlite.errors import VoidError
 from hvdlite.sharding.gather import LARGE
 from hvdlite.torch.sharded.pieces import Piece, cut_state
-from tests.parallel.common import at_sizes, last, require_error, require_mismatch, require_same_bits, restart
+from tests.parallel.common import last, require_error, require_mismatch, require_same_bits
 
 SIZES = (2, 3, 4)
 Make = Callable[[Any], optim.Optimizer]
@@ -61,7 +61,7 @@ def backward(net: nn.Module, step: int) -> None:
     net(rows(100 * step).to(next(net.parameters()).dtype)).square().mean().backward()
 
 
-def train(make: Make, sharded: bool, steps: int = 10, net: nn.Module | None = None, **options: Any) -> Any:
+def train(make: Make, sharded: Any, steps: int = 10, net: nn.Module | None = None, **options: Any) -> Any:
     """A trained model and its optimizer."""
     net = net or model()
     optimizer = hvd.DistributedOptimizer(make(net.parameters()), sharded=sharded, **options)
@@ -353,11 +353,11 @@ def folder() -> Path:
 
 
 def check_checkpoints() -> None:
-    """Saved by all ranks; loaded by all, by some, by optimizers that are not sharded, and by plain torch."""
+    """One file of all ranks' state; loaded by all, by optimizers that are not sharded, and by plain torch."""
     path = str(folder() / "run.pt")
     for make in (adam, optim.Adafactor, ELEMENTWISE["momentum"]):
         net, optimizer = train(make, True, steps=3)
-        hvd.save(path, model=net, optimizer=optimizer, epoch=3)
+        hvd.save(path, model=net, optimizer=optimizer, epoch=3, consolidate=True)
         found = torch.load(path, weights_only=True)
         same_state(found["optimizer"], train(make, False, steps=3)[1].state_dict())
         alone = make(net.parameters())
@@ -393,26 +393,6 @@ def continue_training(net: nn.Module, optimizer: optim.Optimizer) -> None:
         optimizer.step()
 
 
-@at_sizes(4)
-def check_a_checkpoint_of_four_ranks_on_two() -> None:
-    restart(DYNAMIC_PROCESS_SETS="1")
-    path = str(folder() / "run.pt")
-    net, optimizer = train(adam, True, steps=3)
-    hvd.save(path, model=net, optimizer=optimizer)
-    pair = hvd.add_process_set([1, 2])
-    nets = []
-    for sharded in (True, False):
-        other = model()
-        again = hvd.DistributedOptimizer(adam(other.parameters()), sharded=sharded, process_set=pair)
-        hvd.load(path, model=other, optimizer=again)
-        if hvd.rank() in (1, 2):
-            continue_training(other, again)
-            assert not sharded or elements(again) < 0.52 * 2 * sum(p.numel() for p in other.parameters())
-        nets.append(other)
-    assert all(map(torch.equal, weights(nets[0]), weights(nets[1])))
-    restart()
-
-
 def check_states_of_one_rank_are_marked() -> None:
     _, optimizer = train(adam, True, steps=2)
     state = optimizer.state_dict()
@@ -420,14 +400,63 @@ def check_states_of_one_rank_are_marked() -> None:
     again.load_state_dict(copy.deepcopy(state))
     assert elements(again) == elements(optimizer)
     path = str(folder() / "run.pt")
-    hvd.save(path, optimizer=again)
+    hvd.save(path, optimizer=again, consolidate=True)
     same_state(torch.load(path, weights_only=True)["optimizer"], train(adam, False, steps=2)[1].state_dict())
     optimizer.state.clear() if last() else None
-    require_error(ValueError, lambda: hvd.save(path, optimizer=optimizer), "on some of its owners only")
+    for consolidate in (True, False):
+        refused = partial(hvd.save, path, optimizer=optimizer, consolidate=consolidate)
+        require_error(ValueError, refused, "on some of its owners only")
     theirs = hvd.broadcast_object(state, 0)
     if hvd.rank():
         require_error(ValueError, lambda: again.load_state_dict(theirs), f"rank 0 of {hvd.size()}", "hvd.load")
     require_error(ValueError, lambda: hvd.broadcast_optimizer_state(optimizer, 0), "hvd.save")
+
+
+def check_torchs_name_for_it() -> None:
+    """ZeroRedundancyOptimizer, with its ways to save and load."""
+    net, whole = model(), model()
+    plain = hvd.DistributedOptimizer(optim.AdamW([*whole[0].parameters()], lr=0.02, weight_decay=0.1))
+    zero: Any = hvd.ZeroRedundancyOptimizer(
+        net[0].parameters(), optim.AdamW, parameters_as_bucket_view=True, lr=0.02, weight_decay=0.1
+    )
+    for optimizer, its in ((zero, net), (plain, whole)):
+        assert isinstance(optimizer, optim.AdamW) and optimizer.state_dict()["state"] == {}
+        scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
+        for step in range(4):
+            if step == 2:
+                optimizer.add_param_group({"params": [*its[2:].parameters()], "lr": 0.01})
+                scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
+            optimizer.zero_grad()
+            backward(its, step)
+            optimizer.step()
+            scheduler.step()
+    require_equal(net, whole)
+    assert elements(zero) < 1.02 * elements(plain) / hvd.size() + 9_000
+    to = hvd.size() - 1
+    require_error(RuntimeError, zero.state_dict, f"consolidate_state_dict(to={hvd.rank()})")
+    require_error(ValueError, lambda: zero.consolidate_state_dict(to=9), "ranks are 0 to")
+    zero.consolidate_state_dict(to=to)
+    if last():
+        same_state(zero.state_dict(), plain.state_dict())
+    else:
+        require_error(RuntimeError, zero.state_dict, "hvd.save")
+    state = hvd.broadcast_object(zero.state_dict() if last() else None, to)
+    path = str(folder() / "run.pt")
+    hvd.save(path, optimizer=zero, consolidate=True)
+    same_state(torch.load(path, weights_only=True)["optimizer"], state)
+    zero.load_state_dict(copy.deepcopy(state))  # whole until the next step
+    hvd.save(path, optimizer=zero)
+    zero.load_state_dict(copy.deepcopy(state))
+    continue_training(net, zero)
+    continue_training(whole, plain)
+    require_equal(net, whole)
+    hvd.load(path, optimizer=zero)
+    zero.consolidate_state_dict(to)
+    same_state(zero.state_dict(), state) if last() else None
+    refusals: dict[str, Any] = {"process_group": object(), "overlap_with_ddp": True}
+    for name, value in refusals.items():
+        refused = partial(hvd.ZeroRedundancyOptimizer, net.parameters(), optim.SGD, **{name: value})
+        require_error(ValueError, refused, name)
 
 
 def check_elastic_states_refuse_pieces() -> None:

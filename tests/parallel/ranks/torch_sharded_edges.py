@@ -90,7 +90,7 @@ def check_odd_parameters_and_more_ranks_than_parameters() -> None:
             net, optimizer = train(make, True, net=network())
             expected, its = train(make, False, net=network())
             require_equal(net, expected)
-            hvd.save(path, optimizer=optimizer)
+            hvd.save(path, consolidate=True, optimizer=optimizer)
             same_state(torch.load(path, weights_only=True)["optimizer"], its.state_dict())
     more: list[Make] = [partial(optim.Adam, fused=True), partial(optim.RMSprop, foreach=True), optim.Adafactor]
     for another in more:
@@ -217,7 +217,7 @@ def check_optimizers_of_users() -> None:
         expected, its = train(make, False)
         require_equal(net, expected)
         assert elements(optimizer) < 0.9 * elements(its) or make not in (OneElementCounts, matrices_by_muon)
-        hvd.save(path, optimizer=optimizer)
+        hvd.save(path, consolidate=True, optimizer=optimizer)
         whole, right = torch.load(path, weights_only=True)["optimizer"], its.state_dict()
         if make is History:
             for each in (whole, right):
@@ -261,7 +261,7 @@ def check_masters_in_the_state() -> None:
     path = str(folder() / "run.pt")
     net, optimizer = train(Masters, True, net=short())
     expected, its = train(Masters, False, net=short())
-    hvd.save(path, net=net, optimizer=optimizer)
+    hvd.save(path, consolidate=True, net=net, optimizer=optimizer)
     same_state(torch.load(path, weights_only=True)["optimizer"], its.state_dict())
     again = short()
     another = hvd.DistributedOptimizer(Masters(again.parameters()), sharded=True)
@@ -437,7 +437,7 @@ def check_files_keep_the_state_of_frozen_layers() -> None:
     net[2].requires_grad_(False)
     optimizer = hvd.DistributedOptimizer(adam(net.parameters()), sharded=True)
     hvd.load(path, optimizer=optimizer)
-    hvd.save(path, optimizer=optimizer)
+    hvd.save(path, consolidate=True, optimizer=optimizer)
     same_state(torch.load(path, weights_only=True)["optimizer"], its.state_dict())
 
 
