@@ -15,7 +15,8 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn, Protocol, TypeGuard, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ from hvdlite.checkpoints.checkpoint import not_plain, plain, random_states, set_
 from hvdlite.checkpoints.files import File
 from hvdlite.gradients.tensors import Variable
 from hvdlite.gradients.variables import have_layers_follow, name_of, variables_of
+from hvdlite.sharding.slots import first_slot, slot_of
 
 OPTIMIZER = ".optimizer"
 """The name of a model's optimizer is the model's name and this ending."""
@@ -69,7 +71,8 @@ def save(path: File, /, *, rng: bool = False, consolidate: bool = False, **what:
             and PyTorch's if PyTorch is the backend. TensorFlow's global generator is not saved.
         consolidate: Ignored: the file has all of the state. Accepted for the sake of `hvdlite.torch.save`.
         **what: By name, objects with variables, variables in a dict or list, and extras: arrays and plain data. A
-            compiled model includes its optimizer. NumPy's numbers become Python's.
+            compiled model includes its optimizer. The file has all of the state of an optimizer with sharded=True.
+            NumPy's numbers become Python's.
 
     Raises:
         OSError: Rank 0 cannot write the file (disk full, no such folder, read-only). Every rank raises it, and an older
@@ -109,6 +112,13 @@ def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: 
     return checkpoint.load(ArchiveFormat(), path, what, missing_ok, rng)
 
 
+@dataclass(frozen=True)
+class WholeState:
+    """The state of an object whose variables are a rank's parts. values: names and values, as the file has them."""
+
+    values: Sequence[tuple[str, Array | None]]
+
+
 class ArchiveFormat:
     """The `Format` of .npz files."""
 
@@ -127,8 +137,9 @@ class ArchiveFormat:
                 value.build(mine[0].trainable_variables)
 
     def whole(self, what: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the objects: each rank has all of their state."""
-        return what
+        """Return the objects and the models' optimizers. Waits for all ranks if each has a part of a state."""
+        return {name: whole_state(value) if self.has_state(value) else value
+                for name, value in with_optimizers(what).items()}  # fmt: skip
 
     def has_state(self, value: object) -> bool:
         """Return whether a value has variables."""
@@ -138,12 +149,12 @@ class ArchiveFormat:
             return False
 
     def write(self, file: BinaryIO, what: Mapping[str, object]) -> None:
-        """Write variables and extras. Raises TypeError for an extra that is not plain data."""
+        """Write what `whole` has returned. Raises TypeError for an extra that is not plain data."""
         entries, extras = dict[str, Any](), dict[str, object]()
-        for name, value in with_optimizers(what).items():
-            if self.has_state(value):
-                for index, variable in enumerate(variables_of(value)):
-                    entries[f"variables/{name}/{index:05}/{name_of(variable)}"] = value_of(variable)
+        for name, value in what.items():
+            if isinstance(value, WholeState) or self.has_state(value):
+                for index, (its, array) in enumerate(values_of(value)):
+                    entries[f"variables/{name}/{index:05}/{its}"] = array
             elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
                 entries[f"arrays/{name}"] = value
             else:
@@ -221,15 +232,34 @@ def value_of(variable: Variable) -> Array:
     return np.array(cast(Readable, variable).numpy())
 
 
+def whole_state(value: object) -> object:
+    """Return an object itself, or its whole state if its variables are a rank's parts. Waits for all ranks then."""
+    variables = variables_of(value)
+    if first_slot(variables) is None:
+        return value
+    slots = ((variable, slot_of(variable)) for variable in variables)
+    return WholeState([(name_of(each), slot.whole() if slot else value_of(each)) for each, slot in slots])
+
+
+def values_of(value: object) -> Iterator[tuple[str, Array | None]]:
+    """Yield the names and values of an object's variables."""
+    if isinstance(value, WholeState):
+        yield from value.values
+    else:
+        yield from ((name_of(variable), value_of(variable)) for variable in variables_of(value))
+
+
 def matched(name: str, variables: Sequence[Variable], values: Sequence[Array]) -> list[tuple[Variable, Array]]:
     """Return each variable of an object with its saved value. Raises ValueError if their numbers or shapes differ."""
     if len(variables) != len(values):
         raise ValueError(f"{name} has {len(variables)} variables, and {len(values)} in the file")
-    for variable, value in zip(variables, values, strict=True):
+    parts = [slot.part(value) if (slot := slot_of(variable)) else value
+             for variable, value in zip(variables, values, strict=True)]  # fmt: skip
+    for variable, value in zip(variables, parts, strict=True):
         if tuple(variable.shape) != value.shape:
             shapes = f"{list(variable.shape)}, and {list(value.shape)} in the file"
             raise ValueError(f"{name}: {name_of(variable)} has the shape {shapes}")
-    return [(variable, typed(value, variable)) for variable, value in zip(variables, values, strict=True)]
+    return [(variable, typed(value, variable)) for variable, value in zip(variables, parts, strict=True)]
 
 
 def typed(value: Array, variable: Variable) -> Array:

@@ -106,7 +106,7 @@ class Framework(Protocol):
         """Raise NotImplementedError if the framework itself spreads each step over several devices."""
         ...
 
-    def using(self) -> AbstractContextManager[None]:
+    def using(self, results: Sequence[Gradient], /) -> AbstractContextManager[object]:
         """A context for the code that uses borrowed results."""
         ...
 

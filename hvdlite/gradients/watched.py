@@ -34,6 +34,7 @@ CURES_IN_SESSIONS = {
 }
 CALLERS = {"tape": "hvd.DistributedGradientTape", "optimizer": "hvd.DistributedOptimizer"}
 BEGIN = 100  # Horovod's scripts broadcast after the first batch, which may be several rounds
+# A sharded optimizer's first step mixes the ranks' weights. So they are compared in its first round, before the step.
 
 ValuesOf = Callable[[Sequence[Variable]], Sequence[int] | None]
 """Returns a checksum of each variable; None if they cannot be read."""
@@ -87,7 +88,11 @@ class WatchedVariables:
         """Begin to compare the first list of variables."""
         cures, kind = CURES_IN_SESSIONS if in_session else CURES, name.partition(".")[0]
         self.alike = Alike(
-            lambda begins: self.values(values_of), cures, CALLERS[kind], self.settings.replica_check, BEGIN
+            lambda begins: self.values(values_of),
+            cures,
+            CALLERS[kind],
+            self.settings.replica_check,
+            1 if self.settings.sharded else BEGIN,
         )
         self.alike.enter(lane, name)
         self.in_session = in_session
@@ -134,7 +139,7 @@ class WatchedVariables:
     def values(self, values_of: ValuesOf) -> Values | None:
         """Checksums of the present variables; None if there are none, or if a callback compares them."""
         present = {} if self.in_session else self.present()
-        if not present or registry.is_compared(present[min(present)]):
+        if not present or (registry.is_compared(present[min(present)]) and not self.settings.sharded):
             return None
         found = values_of(list(present.values()))
         return None if found is None else self.by_name(dict(zip(present, found, strict=True)))

@@ -27,6 +27,9 @@ from hvdlite.gradients.tensors import Gradient, Variable
 from hvdlite.job import runtime
 from hvdlite.keras import private_api
 from hvdlite.keras.backends import framework
+from hvdlite.keras.sharded.kinds import Kind, kind_of
+from hvdlite.keras.sharded.shard import Shard, require_served
+from hvdlite.sharding.slots import refuse_slots
 
 Apply: TypeAlias = Callable[[list[Gradient], Sequence[Variable] | None], object]
 """A function that applies gradients: (gradients, variables). Without variables, those of the optimizer."""
@@ -43,18 +46,22 @@ class KerasAttachment:
         gradients: Reduces lists of gradients.
         local: The variables with gradients that stay this rank's own.
         reduced: Whether the update under way has reduced gradients.
+        shard: The pieces of a sharded optimizer; None if this rank steps all variables.
     """
 
-    def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
+    def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator, kind: Kind | None) -> None:
+        """Collective. kind: how the variables of a sharded optimizer can be divided."""
         self.optimizer = optimizer
         self.settings = settings
         self.sums = sums
         self.framework = framework()
-        user = optimizer if keras.backend.backend() == "tensorflow" else None  # TensorFlow keeps Keras' graphs
         title = f"DistributedOptimizer({type(optimizer).__name__})"
-        self.gradients = Gradients(settings, self.framework, "optimizer", title, sums, user)
+        self.gradients = Gradients(settings, self.framework, "optimizer", title, sums, optimizer)
         self.local: list[Variable] = []
         self.reduced = False
+        group = self.gradients.group
+        shared = group is not None and group.size > 1
+        self.shard = Shard(optimizer, self.gradients, self.local, kind) if kind and shared else None
 
     @property
     def at_work(self) -> bool:
@@ -71,7 +78,8 @@ class KerasAttachment:
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Reduce the gradients over all ranks and apply them. Waits for all ranks."""
-        self.reduce_and(self.original("apply"), self.optimizer, grads, trainable_variables)
+        apply = self.shard.apply if self.shard else self.original("apply")
+        self.reduce_and(apply, self.optimizer, grads, trainable_variables)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]], **kwargs: object) -> object:
         """Reduce the gradients and call the class's own apply_gradients, which may clip or select reduced gradients.
@@ -105,7 +113,13 @@ class KerasAttachment:
 
     def original(self, method: str) -> Callable[..., object]:
         """Return the class's present method of this name, bound to the optimizer."""
-        return getattr(type(self.optimizer), method).__get__(self.optimizer)  # type: ignore[no-any-return]
+        return private_api.own_method(self.optimizer, method)
+
+    def built_for(self, optimizer: Optimizer) -> list[Variable]:
+        """Return the model's variables that the optimizer, or the LossScaleOptimizer around it, was built for."""
+        if self.shard and optimizer is self.optimizer:
+            return self.shard.variables
+        return private_api.trainable_variables(optimizer)
 
     def reduce_and(
         self,
@@ -131,7 +145,7 @@ class KerasAttachment:
             apply(grads, trainable_variables)
             return
         given = None if trainable_variables is None else list(trainable_variables)
-        variables = private_api.trainable_variables(optimizer) if given is None else given
+        variables = self.built_for(optimizer) if given is None else given
         if len(grads) != len(variables):
             raise ValueError(
                 f"{len(grads)} gradients for {len(variables)} variables of {type(optimizer).__name__}: give apply() "
@@ -146,8 +160,10 @@ class KerasAttachment:
         def reduce_all(grads: list[Gradient]) -> None:
             refuse_distribution()
             self.framework.refuse_replicas()
+            if self.shard:
+                self.shard.refuse_sparse(grads, self.settings)
             reduced = self.gradients.reduce(grads, variables, self.local, borrow=keeps_nothing(self.optimizer))
-            with self.framework.using(), self.updating():
+            with self.framework.using(reduced), self.updating():
                 apply(reduced, given)
 
         if self.sums.passes == 1:
@@ -201,10 +217,12 @@ def innermost(optimizer: Optimizer) -> Optimizer:
 def keeps_nothing(optimizer: Optimizer) -> bool:
     """Return whether the optimizer needs its gradients during the step only.
 
-    Keras' own optimizers do. Others may assign a gradient to a variable, and TensorFlow then gives the variable the
-    gradient's memory.
+    Most of Keras' own optimizers do. Others may assign a gradient to a variable, and TensorFlow then gives the variable
+    the gradient's memory. So it may if an optimizer assigns the sum of a variable and a gradient, which TensorFlow
+    computes in the gradient's memory: gradient accumulation and Ftrl do that.
     """
-    return type(optimizer).__module__.partition(".")[0] == "keras" and not hasattr(optimizer, "optimizers")
+    ours = type(optimizer).__module__.partition(".")[0] == "keras" and not hasattr(optimizer, "optimizers")
+    return ours and type(optimizer).__name__ != "Ftrl" and not optimizer.gradient_accumulation_steps
 
 
 def scales(optimizer: Optimizer) -> bool:
@@ -244,16 +262,19 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
     Raises:
         RuntimeError: The optimizer is attached already.
         HvdliteError: This version of Keras, or of its backend, lacks a private name that hvdlite uses.
-        NotImplementedError: `keras.distribution` is in use.
+        NotImplementedError: `keras.distribution` is in use, or sharded=True cannot serve the optimizer.
+        ValueError: sharded=True cannot serve the optimizer, or each rank has a part of its state.
     """
     before = attachment_of(optimizer)
     if before is not None:
         before.gradients.require_replaceable()
     inner = innermost(optimizer)
     private_api.require_all(inner)
+    refuse_slots("hvd.DistributedOptimizer", inner.variables)
+    kind = shardable(inner) if settings.sharded else None
     if settings.size > 1:
         refuse_distribution()
-    attachment = KerasAttachment(inner, settings, sums)
+    attachment = KerasAttachment(inner, settings, sums, kind)
     if before is not None:
         before.gradients.replace()
     untouched = attachment.framework.untouched
@@ -261,7 +282,26 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
     methods |= {name: attachment.guarded(name) for name in private_api.guards(inner)}
     if type(inner).apply_gradients is not keras.optimizers.Optimizer.apply_gradients:
         methods["apply_gradients"] = attachment.apply_gradients
+    if before is not None and before.shard:
+        for name in before.shard.methods():
+            del inner.__dict__[name]
+    if attachment.shard:
+        methods |= attachment.shard.methods()
     # Not by __setattr__, with which Keras tracks an object's parts.
     inner.__dict__.update(_hvdlite=attachment, **{name: untouched(method) for name, method in methods.items()})
     for each in (inner, optimizer):
         each.__dict__.update(register_local_var=partial(keep_own, attachment.local))
+
+
+def shardable(optimizer: Optimizer) -> Kind:
+    """Return how the variables of an optimizer can be divided among the ranks.
+
+    Raises:
+        NotImplementedError: They cannot: the backend is JAX, or an option needs whole variables.
+        ValueError: They cannot: the optimizer has state already, or steps variables together.
+        HvdliteError: This version of Keras lacks a private name that hvdlite uses.
+    """
+    require_served(optimizer)
+    for name in (private_api.CLIP_GRADIENTS, private_api.USE_WEIGHT_DECAY):
+        name.of(type(optimizer))
+    return kind_of(optimizer)

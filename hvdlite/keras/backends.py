@@ -18,6 +18,7 @@ MODULES = {
     "torch": "hvdlite.keras.backend_torch",
     "jax": "hvdlite.keras.backend_jax",
 }
+SHARDING = {"tensorflow": "hvdlite.keras.sharded.on_tensorflow", "torch": "hvdlite.keras.sharded.on_torch"}
 COLLECTIVES = {"tensorflow": "hvdlite.tensorflow", "torch": "hvdlite.torch", "jax": "hvdlite.numpy"}
 
 
@@ -44,6 +45,11 @@ def settle() -> None:
     """Wait until all steps that have been started are over. Ignores their errors, which Keras has raised before."""
     with contextlib.suppress(Exception):
         framework().wait()
+
+
+def sharding() -> ModuleType:
+    """Return the module with the backend's part of sharded optimizers."""
+    return importlib.import_module(SHARDING[name()])
 
 
 def collectives() -> ModuleType:

@@ -20,6 +20,7 @@ from hvdlite.keras.logs import Logs
 from hvdlite.keras.training_step import compile_now
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object
+from hvdlite.sharding.slots import slot_of
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -27,8 +28,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     Give the callback to every rank. Each of its methods waits for all ranks. It broadcasts the weights when training
     begins. It broadcasts weights and the optimizer's state again after the first batch, when all variables exist and
-    other callbacks have restored theirs. It also runs the checks of `ConsistencyCallback`. On TensorFlow, XLA cannot
-    exchange gradients: if Keras would compile the step with XLA, this callback has it compiled without.
+    other callbacks have restored theirs. (With sharded=True each rank has its own part of the state, which is not
+    broadcast.) It also runs the checks of `ConsistencyCallback`. On TensorFlow, XLA cannot exchange gradients: if Keras
+    would compile the step with XLA, this callback has it compiled without.
 
     Attributes:
         root_rank: The global rank that sends its weights.
@@ -97,7 +99,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.consistency.on_batch_end(batch, logs)
         if not self.started:
             state = [variable for optimizer in self.variables.optimizers() for variable in optimizer.variables]
-            self.broadcast([*self.model.weights, *state])
+            self.broadcast([*self.model.weights, *(each for each in state if slot_of(each) is None)])
             self.started = True
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:

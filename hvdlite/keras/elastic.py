@@ -29,6 +29,7 @@ from hvdlite.keras.attachment import attachment_of
 from hvdlite.keras.backends import settle
 from hvdlite.keras.functions import broadcast_variables
 from hvdlite.keras.logs import Logs
+from hvdlite.sharding.slots import refuse_slots
 
 __all__ = [
     "CommitStateCallback",
@@ -59,7 +60,8 @@ class KerasState(VariablesState):
             **kwargs: The attributes and their values, which pickle must accept.
 
         Raises:
-            ValueError: The model has not been built.
+            ValueError: The model has not been built, or its optimizer has sharded=True: a lost rank's part of the state
+                would be gone.
         """
         if not model.built:
             raise ValueError(f"{model.name} has no weights yet: build it (or call it once) before making its state")
@@ -67,6 +69,8 @@ class KerasState(VariablesState):
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
+        if self.optimizer is not None:
+            refuse_slots("hvd.elastic.KerasState", self.optimizer.variables)
         super().__init__(self.variables, value_of, broadcast_variables, **kwargs)
 
     def restore(self) -> None:

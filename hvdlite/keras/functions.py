@@ -20,6 +20,7 @@ from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.keras.backends import collectives, to_given
 from hvdlite.ops import Average, Op, resolve_op
 from hvdlite.ops.variables import broadcast_arrays
+from hvdlite.sharding.slots import refuse_slots
 
 
 def broadcast_variables(
@@ -37,7 +38,8 @@ def broadcast_variables(
 
     Raises:
         MismatchError: The ranks' variables differ, with a diff; on every rank.
-        ValueError: A model or layer has not been built, or `root_rank` is not in the process set.
+        ValueError: A model or layer has not been built, `root_rank` is not in the process set, or the variables are
+            the state of an optimizer with sharded=True.
         TypeError: `variables` has no variables.
     """
     give(variables, root_rank, process_set)
@@ -46,6 +48,7 @@ def broadcast_variables(
 def give(variables: object, root_rank: int, process_set: ProcessSet = global_process_set) -> bool | None:
     """Do what `broadcast_variables` does, and return the result of `have_layers_follow`."""
     chosen = variables_of(variables)
+    refuse_slots("hvd.broadcast_variables", chosen)
     values = [np.array(keras.ops.convert_to_numpy(variable), order="C") for variable in chosen]
     broadcast_arrays(values, [common_name(variable) for variable in chosen], root_rank, process_set)
     for variable, value in zip(chosen, values, strict=True):

@@ -16,6 +16,7 @@ from hvdlite.gradients.tensors import Variable
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.keras.attachment import attach, innermost
 from hvdlite.keras.loss_scaling import reduce_before_scaling
+from hvdlite.keras.sharded.saving import methods
 from hvdlite.lanes.calls import calling
 from hvdlite.ops import Adasum, Average, Op, Sum, op_of
 
@@ -38,6 +39,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     replica_check: str | None = None,
+    sharded: bool = False,
 ) -> OptimizerT:
     """Make every apply() of an optimizer use the gradients of all ranks. Collective.
 
@@ -68,6 +70,9 @@ def DistributedOptimizer(
         scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
         replica_check: The reaction to ranks that train with different weights: "error", "warn", or "off", which never
             compares them. None: the setting HVDLITE_REPLICA_CHECK, else "error".
+        sharded: Whether each rank keeps a part of the optimizer's state only, and steps that part. Weights stay the
+            same bits, except for Ftrl's. All ranks must have the same weights before the first step. hvd.save,
+            called on all ranks, writes the whole state; model.save() raises an error.
 
     Returns:
         The same optimizer object.
@@ -78,7 +83,8 @@ def DistributedOptimizer(
         RuntimeError: The optimizer is attached already.
         HvdliteError: This version of Keras, or of its backend, lacks a private name that hvdlite uses.
         MismatchError: Optimizers or models differ, with a diff; on every rank, before any gradient travels.
-        NotImplementedError: `op` is Adasum, or `keras.distribution` is in use.
+        NotImplementedError: `op` is Adasum, or `keras.distribution` is in use; or, with `sharded`, the backend is JAX
+            or the optimizer has use_ema, or gradient_accumulation_steps with clipping.
     """
     op = op_of(op)
     check_name(name)
@@ -90,6 +96,10 @@ def DistributedOptimizer(
         )
     if op not in (Average, Sum, Adasum):  # settings_of refuses Adasum
         raise ValueError(f"DistributedOptimizer: op={op.name} must be hvd.Average or hvd.Sum")
+    if sharded not in (False, True):
+        raise NotImplementedError(
+            f"sharded={sharded!r}: with Keras it can be True or False; torch has 'gradients', too"
+        )
     sums = Accumulator(backward_passes_per_step, average_aggregated_gradients)
     if sums.passes > 1:
         require_no_other_count(innermost(optimizer))
@@ -97,10 +107,13 @@ def DistributedOptimizer(
         compression=NoneCompressor if compression is None else compression, sparse_as_dense=sparse_as_dense, op=op,
         gradient_predivide_factor=gradient_predivide_factor, num_groups=num_groups, groups=groups,
         process_set=process_set, scale_local_gradients=scale_local_gradients, replica_check=replica_check,
+        sharded=sharded,
     ))  # fmt: skip
     with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
         attach(optimizer, settings, sums)
         reduce_before_scaling()
+        if sharded:
+            methods.change()
     return optimizer
 
 

@@ -32,6 +32,13 @@ TRAINABLE_VARIABLES = PrivateName(
     "keras", "optimizers.Optimizer._trainable_variables",
     "find the variables of gradients that are applied without them, as on JAX", SINCE,
 )  # fmt: skip
+CLIP_GRADIENTS = PrivateName(
+    "keras", "optimizers.Optimizer._clip_gradients", "clip whole gradients (sharded=True)", SINCE
+)  # fmt: skip
+USE_WEIGHT_DECAY = PrivateName(
+    "keras", "optimizers.Optimizer._use_weight_decay",
+    "decay a part of a variable exactly if Keras would decay the variable (sharded=True)", SINCE,
+)  # fmt: skip
 MOMENTUMS = PrivateName(
     "keras", "optimizers.RMSprop._momentums", "correct the momentum when the learning rate changes", SINCE
 )  # fmt: skip
@@ -60,6 +67,22 @@ def require_all(optimizer: keras.optimizers.Optimizer) -> None:
     if backend == "jax":
         require([STATE_SYNC, RUNTIME_TOKENS])
     require_guarded_step()
+
+
+def own_method(optimizer: keras.optimizers.Optimizer, name: str) -> Callable[..., object]:
+    """Return the class's present method of this name, bound to the optimizer."""
+    return getattr(type(optimizer), name).__get__(optimizer)  # type: ignore[no-any-return]
+
+
+def clip_gradients(optimizer: keras.optimizers.Optimizer, gradients: list[Tensor]) -> list[Tensor]:
+    """Clip gradients in the class's way, by the optimizer's options."""
+    clip = CLIP_GRADIENTS.of(type(optimizer))
+    return list(clip(optimizer, gradients))
+
+
+def use_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Variable) -> bool:
+    """Return whether the class would decay the variable."""
+    return bool(USE_WEIGHT_DECAY.of(type(optimizer))(optimizer, variable))
 
 
 def guards(optimizer: keras.optimizers.Optimizer) -> list[str]:

@@ -1,10 +1,11 @@
 """Sharding: each rank steps a part of the parameters, and keeps the optimizer's state of that part only (ZeRO-1).
 
 Belongs here: which rank owns which part, and how all ranks get the stepped parts, for any framework. Not here: how an
-optimizer is made to step a part (`torch/sharded`).
+optimizer is made to step a part (`torch/sharded`, `keras/sharded`).
 
     cuts       divides the parameters among the ranks; pure
     gather     gives every rank the parts that others have stepped; runs on the lane
+    slots      variables of an optimizer's state that are a rank's part of a whole value
     moves      which old piece fills which new one, if another number of ranks loads a checkpoint; pure
 
 S. Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020: its stage 1. Price

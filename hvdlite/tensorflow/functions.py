@@ -14,6 +14,7 @@ from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import objects
 from hvdlite.ops.variables import broadcast_arrays
+from hvdlite.sharding.slots import refuse_slots
 from hvdlite.tensorflow.common import require_registered
 from hvdlite.tensorflow_graph.graph import aligned_copy, call, untouched
 
@@ -37,10 +38,12 @@ def broadcast_variables(
         tf.errors.FailedPreconditionError: On every rank, with a diff, if the ranks' variables differ in name, shape or
             dtype; before init(). In a graph, when it runs.
         TypeError: `variables` has no variables.
-        ValueError: A model or layer is not built, or the process set is not registered.
+        ValueError: A model or layer is not built, the process set is not registered, or the variables are the state of
+            an optimizer with sharded=True.
     """
     require_registered(process_set)
     found = variables_of(variables)
+    refuse_slots("hvd.broadcast_variables", found)
     chosen = list(map(inside, found))
     if not chosen:
         return None if tf.executing_eagerly() else tf.no_op()
@@ -85,9 +88,10 @@ def broadcast_(
     Raises:
         tf.errors.FailedPreconditionError: On every rank, with a diff, if the ranks' variables differ; before init(). In
             a graph, when it runs.
-        ValueError: The process set is not registered.
+        ValueError: The process set is not registered, or the variables are the state of an optimizer with sharded=True.
     """
     require_registered(process_set)
+    refuse_slots("hvd.broadcast_", variables)
     chosen = list(map(inside, variables))
     values = received(chosen, root_rank, process_set)
     return [tf.convert_to_tensor(each.assign(value)) for each, value in zip(chosen, values, strict=True)]

@@ -44,6 +44,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     replica_check: str | None = None,
+    sharded: bool = False,
 ) -> OptimizerT:
     """Make the optimizer apply gradients reduced over all ranks. Collective.
 
@@ -66,6 +67,7 @@ def DistributedOptimizer(
         scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
         replica_check: The reaction to ranks that train with different weights: "error", "warn" or "off". None: the
             setting HVDLITE_REPLICA_CHECK, else "error".
+        sharded: For Keras optimizers, whether each rank keeps a part of the state only; see `hvdlite.keras`.
 
     Returns:
         The same optimizer object.
@@ -74,7 +76,7 @@ def DistributedOptimizer(
         TypeError: `optimizer` is no optimizer, or an argument has a wrong type.
         ValueError: An argument cannot be right, before init(), or the process set is not registered.
         RuntimeError: The optimizer is attached already.
-        NotImplementedError: `op` is Adasum.
+        NotImplementedError: `op` is Adasum, or `sharded` is true for a TF1 optimizer.
         MismatchError: On every rank, with a diff, if the ranks' optimizers or models differ.
     """
     check_name(name)
@@ -88,13 +90,15 @@ def DistributedOptimizer(
             backward_passes_per_step=backward_passes_per_step,
             average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
             process_set=process_set, scale_local_gradients=scale_local_gradients,
-            replica_check=replica_check,
+            replica_check=replica_check, sharded=sharded,
         )  # fmt: skip
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise TypeError(
             "DistributedOptimizer takes an optimizer of Keras or of tf.compat.v1.train first, not a "
             f"{type(optimizer).__name__}: DistributedOptimizer(optimizer)"
         )
+    if sharded:
+        raise NotImplementedError("sharded=True serves Keras optimizers, not those of tf.compat.v1.train")
     settings = settings_of(Arguments(
         compression=compression, sparse_as_dense=sparse_as_dense, op=op,
         gradient_predivide_factor=gradient_predivide_factor, num_groups=num_groups, groups=groups,

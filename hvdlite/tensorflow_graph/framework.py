@@ -92,17 +92,20 @@ def wait() -> None:
 
 
 @contextlib.contextmanager
-def using() -> Iterator[None]:
+def using(results: Sequence[Gradient]) -> Iterator[None]:
     """Record the operations that the block adds to the graph; they use borrowed results.
 
-    The graph's next round, which overwrites the results, waits for these operations.
+    They run after the round, also those that need no gradient (weight decay): ranks compare weights in the round. The
+    graph's next round, which overwrites the results, waits for these operations.
     """
     if tf.executing_eagerly():
         yield
         return
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
-    yield
+    with tf.control_dependencies([tf.convert_to_tensor(g.values if isinstance(g, tf.IndexedSlices) else g)
+                                  for g in results if g is not None]):  # fmt: skip
+        yield
     setattr(graph, USERS, graph.get_operations()[before:])
 
 
@@ -122,7 +125,7 @@ def refuse_replicas() -> None:
 def reduce(exchange: Exchange, gradients: Sequence[Gradient], borrow: bool = False) -> list[Gradient]:
     """Return the gradients reduced over all ranks, in the same order; None where no rank has a gradient.
 
-    If `borrow`, the next round overwrites the results: use them within `using()` only.
+    If `borrow`, the next round overwrites the results: use them within `using(results)` only.
     """
     dense = [densified(gradients[i]) if use is not Use.SPARSE else None for i, use in enumerate(exchange.division.uses)]
     after: Sequence[tf.Operation] = ()

@@ -1,4 +1,4 @@
-"""Keras on its backends: runs the checks of `ranks/backends_*` on two ranks, those of columns on four."""
+"""Keras on its backends: runs the checks of `ranks/backends_*` on two ranks, those of FOUR on four."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ BACKENDS = {
     "backends_chain": ("tensorflow", "torch"),
     "backends_chain_cases": ("tensorflow", "torch"),
     "backends_columns": ("tensorflow", "torch"),
+    "backends_sharded": ("tensorflow", "torch"),
+    "backends_sharded_four": ("torch",),
 }
 """The backends of each module. `ranks/tensorflow_*` has the other checks on TensorFlow."""
-SMOKE = [("backends_guards", "torch"), ("backends_guards", "jax"), ("backends_chain", "torch")]
+FOUR = ("backends_columns", "backends_sharded_four")
+"""The modules that run on four ranks."""
+SMOKE = [("backends_guards", "torch"), ("backends_guards", "jax"), ("backends_chain", "torch"),
+         ("backends_sharded", "torch")]  # fmt: skip
 """The checks that run without --full. Those on one backend share a job."""
 
 
@@ -37,7 +42,7 @@ def job(module: str, backend: str) -> jobs.Result:
 
 @cache
 def started(modules: tuple[str, ...], backend: str) -> jobs.Result:
-    size = 4 if "backends_columns" in modules else 2
+    size = 4 if modules[0] in FOUR else 2
     arguments = ["-m", "tests.parallel.runner", *modules]
     return jobs.run(size, arguments, {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"})
 

@@ -69,6 +69,10 @@ def by_keras() -> Any:
     return keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
 
 
+def sharded() -> Any:
+    return keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sharded=True)
+
+
 def by_tf1() -> Any:
     return hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
 
@@ -88,6 +92,8 @@ MEETS: list[tuple[PrivateName, tuple[Callable[[], Any], ...]]] = [
     (of_tensorflow.GPU_NODE, (lambda: of_tensorflow.GPU_NODE.get(),)),
     (of_keras.APPLY_GRADIENTS, (by_keras,)),
     (of_keras.UPDATE_STEP, (by_keras,)),
+    (of_keras.CLIP_GRADIENTS, (sharded,)),
+    (of_keras.USE_WEIGHT_DECAY, (sharded,)),
     (of_keras.MOMENTS, (keras_hvd.SyncBatchNormalization,)),
 ]
 """Names of classes and modules, and the calls that need them."""

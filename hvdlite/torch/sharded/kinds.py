@@ -87,7 +87,8 @@ def tried(optimizer: optim.Optimizer, group: Mapping[str, object]) -> Kind:
         cut = slice(ELEMENTS_CUT), slice(ELEMENTS_CUT, None)
         rows = [[each.reshape(-1)[part] for each in its] for its in values for part in cut]
         with contextlib.suppress(Exception):  # of optimizers that take matrices only
-            pieces, _ = stepped(optimizer, group, rows)
+            # Each alone: a norm over all gradients is nearly the same in pieces.
+            pieces = [stepped(optimizer, group, [row])[0][0] for row in rows]
             together = [torch.cat(pieces[first : first + 2]).reshape(SHAPE) for first in (0, 2)]
             if all(map(torch.equal, whole, together)):
                 return Kind.ELEMENTS

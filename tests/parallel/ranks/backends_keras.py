@@ -195,6 +195,12 @@ def check_stateless_apply() -> None:
         np.testing.assert_allclose(moved, [-(hvd.size() + 1) / 2] * 3)
 
 
+def check_sharded_optimizers_are_refused() -> None:
+    if on("jax"):
+        make = functools.partial(hvd.DistributedOptimizer, OPTIMIZERS["Adam"](), sharded=True)
+        require_error(NotImplementedError, make, "not on JAX")
+
+
 def check_values_and_neutral_front() -> None:
     rank, size = hvd.rank(), hvd.size()
     np.testing.assert_allclose(keras.ops.convert_to_numpy(hvd.allreduce([float(rank)])), [(size - 1) / 2])

@@ -141,12 +141,24 @@ class OfAll(OfElements):
         super().step()
 
 
+class OfNorm(OfElements):
+    """Steps divided by the norm of all gradients, which pieces of them all have in common."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        ps = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = sum(p.grad.double().square().sum() for p in ps) ** 0.5
+        for p in ps:
+            p.sub_(p.grad / norm.float())
+
+
 def check_optimizers_that_cannot_be_divided() -> None:
     for make, word in (
         (optim.LBFGS, "LBFGS: it steps all"),
         (optim.SparseAdam, "sparse"),
         (partial(optim.Adam, differentiable=True), "differentiable"),
         (OfAll, "depends on other parameters"),
+        (OfNorm, "depends on other parameters"),
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
