@@ -69,8 +69,11 @@ class ThreadMaximum:
         return self.test()
 
     def test(self) -> bool:
-        with self.transport.board.lock:
+        board = self.transport.board
+        with board.lock:
             if len(self.given) < self.transport.size:
+                if board.gate.broken:  # another rank has raised an error, and will not come
+                    raise threading.BrokenBarrierError
                 return False
         self.values = list(map(max, zip(*self.given, strict=True)))
         return True
