@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -35,8 +36,11 @@ CASES = [
 ]  # fmt: skip
 
 
-def job(module: str, backend: str) -> jobs.Result:
-    shared = tuple(each for each, its in SMOKE if its == backend)
+def job(module: str, backend: str, request: pytest.FixtureRequest) -> jobs.Result:
+    """The job with a module's checks, and those of others on the same backend that have been chosen to run."""
+    items: list[Any] = request.session.items
+    chosen = {item.callspec.params.get("module") for item in items if item.path == request.path}
+    shared = tuple(each for each, its in SMOKE if its == backend and each in chosen)
     return started(shared if module in shared else (module,), backend)
 
 
@@ -48,8 +52,8 @@ def started(modules: tuple[str, ...], backend: str) -> jobs.Result:
 
 
 @pytest.mark.parametrize(("module", "backend", "check"), CASES)
-def test_keras_on(module: str, backend: str, check: str) -> None:
-    result = job(module, backend)
+def test_keras_on(module: str, backend: str, check: str, request: pytest.FixtureRequest) -> None:
+    result = job(module, backend, request)
     if f"{module}.{check}" not in result.passed():
         pytest.fail(jobs.explain(result, check), pytrace=False)
 
@@ -58,5 +62,6 @@ def test_keras_on(module: str, backend: str, check: str) -> None:
     ("module", "backend"),
     [pytest.param(m, b, marks=marks(m, b)) for m, backends in BACKENDS.items() for b in backends],
 )
-def test_keras_ends_well_on(module: str, backend: str) -> None:
-    assert job(module, backend).ended_well(), job(module, backend).output
+def test_keras_ends_well_on(module: str, backend: str, request: pytest.FixtureRequest) -> None:
+    result = job(module, backend, request)
+    assert result.ended_well(), result.output

@@ -37,6 +37,10 @@ class StandIn(keras.Variable):  # type: ignore[misc]
         """The path of the model's variable."""
         return name_of(self.whole)
 
+    @path.setter
+    def path(self, path: str) -> None:
+        """Do nothing: Keras 3.6 gives each variable a path of its own here."""
+
 
 @dataclass(frozen=True, eq=False)
 class Share:
