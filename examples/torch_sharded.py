@@ -4,7 +4,7 @@
 
 With Adam, a model's optimizer state takes twice the memory of its weights. Here each rank keeps a part of that state.
 The lines marked (1) differ from a script without sharding. In a checkpoint, each rank writes its part of the state into
-a file of its own, and any number of ranks may read it. With consolidate=True there is one file, for plain PyTorch, too:
+a separate file, and any number of ranks may read it. With consolidate=True there is one file, for plain PyTorch, too:
 
     hvdliterun -np 2 python examples/torch_sharded.py --checkpoint /tmp/digits.pt
     hvdliterun -np 4 python examples/torch_sharded.py --checkpoint /tmp/digits.pt

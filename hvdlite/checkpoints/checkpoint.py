@@ -4,7 +4,7 @@
     epoch = hvd.load("run.pt", missing_ok=True, model=model, optimizer=optimizer, epoch=0)["epoch"]
 
 "run.pt" is always a complete checkpoint, the new one or the previous one (`files`). Rank 0 writes it. If an object's
-state is on several ranks, each of these writes its part into a file of its own, unless one file is asked for
+state is on several ranks, each of these writes its part into a separate file, unless one file is asked for
 (`consolidate`). If a rank cannot write or read, every rank raises the same error.
 
 To load, all ranks get the main file's bytes and decode them, so that other hosts need no file. Rank 0 reads the parts,

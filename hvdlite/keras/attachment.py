@@ -27,8 +27,9 @@ from hvdlite.gradients.tensors import Gradient, Variable
 from hvdlite.job import runtime
 from hvdlite.keras import private_api
 from hvdlite.keras.backends import framework
-from hvdlite.keras.sharded.kinds import Kind, kind_of
+from hvdlite.keras.sharded.kinds import kind_of
 from hvdlite.keras.sharded.shard import Shard, require_served
+from hvdlite.sharding.kinds import Kind
 from hvdlite.sharding.slots import refuse_slots
 
 Apply: TypeAlias = Callable[[list[Gradient], Sequence[Variable] | None], object]

@@ -18,6 +18,10 @@ from typing import TypeAlias
 
 from hvdlite.algorithms import movement
 from hvdlite.arrays import Array, is_host, split_rows
+from hvdlite.lanes.gpu_side import on_gpu
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Round, Signature
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.sharding.cuts import Cuts
 from hvdlite.transports import Exchange, Transport
@@ -66,6 +70,25 @@ class Gather:
         self.packed = [packed(span for span in spans if span.nbytes < LARGE) for spans in everyone]
         self.large = [divided(span for span in spans if span.nbytes >= LARGE) for spans in everyone]
 
+    def request(self, lane: Lane, memory: Sequence[Array], signature: Signature, flag: int = 0) -> Request[None]:
+        """Return the request in which all ranks get all pieces: no rank gets any if one has a flag.
+
+        Args:
+            lane: The lane that the request is for.
+            memory: The bytes of each parameter, on the host or on one GPU.
+            signature: See `signature_of`.
+            flag: This rank's; other than 0 if it has no pieces to give.
+        """
+
+        def work(at: Workplace) -> None:
+            if not made.flag:
+                self.run(at, memory)
+
+        made = Request(signature, work, flag=flag)
+        if memory and not is_host(memory[0]):
+            on_gpu(lane, made, memory[0])
+        return made
+
     def run(self, at: Workplace, memory: Sequence[Array]) -> None:
         """Overwrite the pieces of other ranks with theirs. Collective; runs on the lane.
 
@@ -91,6 +114,18 @@ class Gather:
         else:
             for along in zip_longest(*pieces, fillvalue=memory[0][:0]):
                 movement.allgather(at.transport, along)
+
+
+def signature_of(optimizer: str, lines: Sequence[str], round: Round) -> Signature:
+    """Return what ranks compare before they give each other pieces.
+
+    Args:
+        optimizer: The name of the optimizer's rounds.
+        lines: The parameters as text.
+        round: The name of the step.
+    """
+    # The name of a round's first bucket: if another rank leaves the step out, all ranks raise MismatchError.
+    return Signature("stepped", f"{optimizer} bucket 0", (("parameters", tuple(lines)),), round)
 
 
 def exchange_directly(transport: Transport, pieces: Sequence[Sequence[Array]], nothing: Array) -> None:

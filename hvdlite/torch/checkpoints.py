@@ -32,7 +32,7 @@ def save(path: File, /, *, rng: bool = False, consolidate: bool = False, **what:
     until the file is written. `torch.load(path, weights_only=True)` reads the file, and returns a dict of `what`.
 
     After its first step, each rank has a part of the state of an optimizer with `sharded=True`. Each rank writes its
-    part into a file of its own beside the main one, "run.pt.TOKEN-RANKofSIZE". The new files count all at once; then
+    part into a separate file beside the main one, "run.pt.TOKEN-RANKofSIZE". The new files count all at once; then
     those of the older checkpoint are removed. Copy and move them together, under their names. `load` reads them on any
     number of ranks, and into optimizers that are not sharded. With `consolidate=True` there is one file, as without
     sharding.

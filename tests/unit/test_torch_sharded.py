@@ -9,9 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from hvdlite.sharding.kinds import Kind  # noqa: E402
 from hvdlite.torch.sharded import division as module  # noqa: E402
 from hvdlite.torch.sharded.division import Division, Way  # noqa: E402
-from hvdlite.torch.sharded.kinds import Kind, kind_of  # noqa: E402
+from hvdlite.torch.sharded.kinds import kind_of  # noqa: E402
 
 
 class Steps(torch.optim.Optimizer):  # type: ignore[name-defined]

@@ -1,4 +1,4 @@
-"""`hvd.keras.Chain`: a Keras model in parts, each on a rank of its own (ChainerMN's MultiNodeChainList).
+"""`hvd.keras.Chain`: a Keras model in parts on different ranks (ChainerMN's MultiNodeChainList).
 
     rank 0:  x -> part 0 -> send              receive gradient -> gradients of part 0 -> apply
                              |                  ^

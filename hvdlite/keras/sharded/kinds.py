@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from enum import Enum
 
 import keras
 import numpy as np
@@ -17,18 +16,10 @@ from hvdlite.arrays import Array
 from hvdlite.gradients.tensors import Variable
 from hvdlite.keras import private_api
 from hvdlite.keras.sharded.slots import noting
-
-
-class Kind(Enum):
-    """How an optimizer's variables can be divided among ranks."""
-
-    ELEMENTS = "by elements"
-    TENSORS = "by whole tensors"
-
+from hvdlite.sharding.kinds import ELEMENTS_CUT, SHAPE, Kind
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lion")
 """The names of Keras' own classes that can be cut."""
-SHAPE, ELEMENTS_CUT = (8, 24), 64  # of the trial's variables; a cut at a cache line, in the midst of a row
 PLAIN: dict[str, object] = {
     "clipnorm": None, "global_clipnorm": None, "clipvalue": None, "loss_scale_factor": None,
     "gradient_accumulation_steps": None, "learning_rate": 0.1,

@@ -9,7 +9,7 @@ from math import prod
 import keras
 from keras.optimizers import Optimizer
 
-from hvdlite.arrays import Array, is_host
+from hvdlite.arrays import Array
 from hvdlite.errors import HvdliteError
 from hvdlite.gradients.lists import Gradients
 from hvdlite.gradients.settings import Settings
@@ -18,16 +18,13 @@ from hvdlite.gradients.use import Use
 from hvdlite.gradients.variables import common_name, fixed_shape, inside, is_one_of, name_of
 from hvdlite.keras import private_api
 from hvdlite.keras.backends import sharding
-from hvdlite.keras.sharded.kinds import Kind
 from hvdlite.keras.sharded.slots import mark, noting
 from hvdlite.keras.sharded.stand_ins import Share, itemsize
 from hvdlite.lanes.calls import calling
-from hvdlite.lanes.gpu_side import on_gpu
-from hvdlite.lanes.request import Request
-from hvdlite.lanes.signature import Round, Signature
-from hvdlite.lanes.workplace import Workplace
+from hvdlite.lanes.signature import Round
 from hvdlite.sharding.cuts import Parameter, cut
-from hvdlite.sharding.gather import Gather
+from hvdlite.sharding.gather import Gather, signature_of
+from hvdlite.sharding.kinds import Kind
 
 CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 
@@ -234,22 +231,9 @@ class Shard:
                 "Load a checkpoint (hvd.load) into a new optimizer"
             )
         self.steps += 1
-
-        def work(at: Workplace) -> None:
-            gather.run(at, memory)
-
         with calling(f"apply() of {self.name}"):
-            # The name of a round's first bucket: if another rank leaves the step out, all ranks raise MismatchError.
-            signature = Signature(
-                "stepped",
-                f"{self.gradients.name} bucket 0",
-                (("parameters", self.lines),),
-                Round("step {}", (self.steps,)),
-            )
-            request = Request(signature, work)
-            if memory and not is_host(memory[0]):
-                on_gpu(self.lane, request, memory[0])
-            self.lane.run(request)
+            signature = signature_of(self.gradients.name, self.lines, Round("step {}", (self.steps,)))
+            self.lane.run(gather.request(self.lane, memory, signature))
 
     def refuse_sparse(self, grads: Sequence[Gradient], settings: Settings) -> None:
         """Raise NotImplementedError if a gradient is sparse, and is not to travel dense."""

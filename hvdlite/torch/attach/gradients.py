@@ -47,10 +47,7 @@ class Gradients:
         densified: The parameters with sparse gradients that travel dense, by id(). All ranks know them.
         taken: The indices of gradients taken in this round, if results must not be taken again.
         sent: The versions of gradients that may have left in this round, by index.
-        parts: This rank's pieces, if it has no whole results.
     """
-
-    parts: Parts | None
 
     def __init__(self, settings: TorchSettings) -> None:
         self.settings, self.compressor = settings, unknown(settings.compression)
@@ -74,8 +71,7 @@ class Gradients:
             self.results.add_given(p for i, p in enumerate(self.parameters) if self.is_alias(i))
         self.sent.clear()
         self.parameters = parameters
-        self.parts = parts
-        self.slots = Slots(arrays, [strides_of_gradient(p) for p in parameters], self.parts)
+        self.slots = Slots(arrays, [strides_of_gradient(p) for p in parameters], parts)
         dtypes = [dtype_of_gradient(p) for p in parameters]
         self.cast = {i for i, dtype in enumerate(dtypes) if self.compressor or self.slots.views[i].dtype != dtype}
 
@@ -93,7 +89,7 @@ class Gradients:
         """Forget what was taken and sent in the previous round."""
         self.sent.clear()
         self.taken.clear()
-        for p in self.parameters if self.parts else ():
+        for p in self.parameters if self.slots.parts else ():
             if isinstance(p.grad, PartOfGradient):
                 refuse(f"a backward() or step() after the last backward(): {self.settings.name(p)}")
 
@@ -156,7 +152,7 @@ class Gradients:
         dtype = dtype_of_gradient(p)
         if view.dtype == dtype:
             return self.slots.alias(index)
-        return self.parts.of(index, view.to(dtype)) if self.parts else view.to(dtype)
+        return self.slots.parts.of(index, view.to(dtype)) if self.slots.parts else view.to(dtype)
 
     def is_alias(self, index: int) -> bool:
         """Whether p.grad is the alias."""
@@ -212,7 +208,7 @@ class Gradients:
         some = all_dense or any(uses) or bool(self.sparse)  # else a hook may have applied them already
         if some:
             self.results.count()
-        if self.parts and self.slots.own:
+        if self.slots.parts and self.slots.own:
             name = self.settings.name(self.parameters[next(iter(self.slots.own))])
             refuse(f"a tensor besides p.grad of {name} that you keep, in a flat buffer for instance")
         own = self.give_own(uses) if self.slots.own else ()

@@ -18,9 +18,10 @@ from hvdlite.job import runtime
 from hvdlite.ops import Average, Sum
 from hvdlite.sharding.cuts import Cuts, Parameter, cut, cut_each
 from hvdlite.sharding.gather import Gather
+from hvdlite.sharding.kinds import Kind
 from hvdlite.torch.attach.parameters import data_ptr, flat
 from hvdlite.torch.attach.settings import TorchSettings
-from hvdlite.torch.sharded.kinds import Kind, kind_of
+from hvdlite.torch.sharded.kinds import kind_of
 from hvdlite.torch.sharded.pieces import Piece, cut_state, is_dense, memory_of
 from hvdlite.torch.tensors import device_name, dtype_name
 

@@ -9,22 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from enum import Enum
 from functools import partial
 from typing import cast
 
 import torch
 from torch import optim
 
+from hvdlite.sharding.kinds import ELEMENTS_CUT, SHAPE, Kind
 from hvdlite.torch.private_api import without_step_hooks
-
-
-class Kind(Enum):
-    """How an optimizer's parameters can be divided among ranks."""
-
-    ELEMENTS = "by elements"
-    TENSORS = "by whole tensors"
-
 
 ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.NAdam,
@@ -36,7 +28,6 @@ REFUSED = {
 }
 RATES = {"params", "lr", "initial_lr"}
 """The contents of a group that do not choose the algorithm."""
-SHAPE, ELEMENTS_CUT = (8, 24), 64  # of the trial's parameters; a cut at a cache line, in the midst of a row
 
 
 def kind_of(optimizer: optim.Optimizer) -> Kind:

@@ -76,7 +76,6 @@ def known(optimizer: torch.optim.Optimizer, shard: Sharded) -> Known:
         RuntimeError: Parameters have changed, so that the pieces no longer fit.
     """
     division = shard.division
-    division.in_memory()
     division.adopt(optimizer)
     layouts, keys = dict[int, dict[str, list[int]]](), dict[int, tuple[str, tuple[str, ...]]]()
     for number, (p, index) in enumerate(places(optimizer, shard)):

@@ -13,13 +13,11 @@ from typing import cast
 
 import torch
 
-from hvdlite.arrays import is_host
 from hvdlite.errors import HvdliteError, MismatchError, VoidError
 from hvdlite.lanes.calls import calling
-from hvdlite.lanes.gpu_side import on_gpu
 from hvdlite.lanes.request import Request
-from hvdlite.lanes.signature import Round, Signature
-from hvdlite.lanes.workplace import Workplace
+from hvdlite.lanes.signature import Round
+from hvdlite.sharding.gather import signature_of
 from hvdlite.system.user_warnings import say_once
 from hvdlite.torch.attach.attachment import Attachment
 from hvdlite.torch.attach.parameters import flat
@@ -71,6 +69,7 @@ class Shard:
 
         Raises:
             ValueError: `root_rank` is not among the ranks that reduce together.
+            RuntimeError: Parameters have changed, so that the pieces no longer fit.
         """
         optimizer, process_set = self.optimizer, self.attachment.settings.process_set
         assert self.attachment.group
@@ -230,20 +229,10 @@ class Shard:
     def send(self, failed: bool = False) -> Request[None]:
         """Send the request that gives all ranks all pieces. failed: whether there are none, since this rank failed."""
         self.sent = True
-        division, memory = self.division, self.division.in_memory()
-
-        def work(at: Workplace) -> None:
-            if not request.flag:
-                division.gather.run(at, memory)
-
-        facts = (("parameters", tuple(division.lines)),)
-        round = Round("step {}, part {}", (self.steps, self.calls))
+        division, lane = self.division, self.attachment.lane
+        memory, round = division.in_memory(), Round("step {}, part {}", (self.steps, self.calls))
         with calling(f"step() of {self.name}"):
-            # The name of a round's first bucket: if another rank leaves the step out, all ranks raise MismatchError.
-            signature = Signature("stepped", f"{self.attachment.name} bucket 0", facts, round)
-            request = Request(signature, work, flag=division.rank + 1 if failed else 0)
-            lane = self.attachment.lane
-            if memory and not is_host(memory[0]):
-                on_gpu(lane, request, memory[0])
+            signature = signature_of(self.attachment.name, division.lines, round)
+            request = division.gather.request(lane, memory, signature, flag=division.rank + 1 if failed else 0)
             lane.submit(request) if failed else lane.begin(request)
         return request

@@ -140,15 +140,13 @@ def whole_state(
 
     Raises:
         ValueError: Owners of a parameter have different kinds of state; on all ranks.
-        RuntimeError: Parameters have changed, so that the pieces no longer fit.
 
     Args:
         optimizer: The optimizer.
-        division: Its division.
+        division: Its division, which has adopted the state.
         process_set: The ranks that reduce together.
         root_rank: The global rank that gets the state.
     """
-    division.in_memory()
     everyone = allgather_object(forms(optimizer, division), process_set=process_set, name="hvd.save: forms of state")
     found = []
     for index, p in enumerate(division.parameters):
@@ -191,7 +189,6 @@ def put_together(pieces: torch.Tensor, form: Form, p: torch.Tensor, owners: int)
 
 
 def packed(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], states: Sequence[State]) -> State:
-    """Return states by the numbers that state_dict() gives to parameters; of others, this rank's own state."""
-    found = {id(p): its for p, its in zip(parameters, states, strict=True)}
-    every = enumerate(flat(optimizer.param_groups))
-    return {number: its for number, p in every if (its := found.get(id(p), optimizer.state.get(p)))}  # type: ignore[misc]
+    """Return states by the numbers that state_dict() gives to parameters."""
+    numbers = {id(p): number for number, p in enumerate(flat(optimizer.param_groups))}
+    return {numbers[id(p)]: its for p, its in zip(parameters, states, strict=True) if its and id(p) in numbers}  # type: ignore[misc]

@@ -19,7 +19,8 @@ import numpy as np
 import hvdlite
 import hvdlite.keras as hvd
 from hvdlite.keras.backends import sharding
-from hvdlite.keras.sharded.kinds import Kind, kind_of
+from hvdlite.keras.sharded.kinds import kind_of
+from hvdlite.sharding.kinds import Kind
 from tests.parallel.common import last, require_error, require_same_bits
 
 SIZES = ()  # test_keras_backends runs this module: KERAS_BACKEND must be set before Keras is imported

@@ -238,26 +238,29 @@ def check_state_of_another_dtype_and_order() -> None:
     assert isinstance(found, torch.Tensor) and found.equal(value.permute(0, 2, 3, 1).reshape(-1)[32:64])
 
 
+def trained_with_later_parameters(sharded: Any) -> tuple[nn.Module, optim.Optimizer]:
+    """A trained model and its optimizer. A layer was added, and one unfrozen; earlier ones' state stayed."""
+    net = model()
+    net[4].requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(adam([*net[0].parameters(), *net[4].parameters()]), sharded=sharded)
+    for step in range(6):
+        if step == 2:
+            optimizer.add_param_group({"params": [*net[2].parameters()], "lr": 0.02})
+        if step == 4:
+            net[4].requires_grad_(True)
+        optimizer.zero_grad()
+        backward(net, step)
+        before = {p: {**its} for p, its in optimizer.state.items()}
+        optimizer.step()
+        assert all(optimizer.state[p].keys() == its.keys() for p, its in before.items())
+    return net, optimizer
+
+
 def check_parameters_that_come_later() -> None:
     """Added and unfrozen ones get owners, and the earlier ones' state stays where it is."""
-    nets = []
-    for sharded in (False, True):
-        net = model()
-        net[4].requires_grad_(False)
-        optimizer = hvd.DistributedOptimizer(adam([*net[0].parameters(), *net[4].parameters()]), sharded=sharded)
-        for step in range(6):
-            if step == 2:
-                optimizer.add_param_group({"params": [*net[2].parameters()], "lr": 0.02})
-            if step == 4:
-                net[4].requires_grad_(True)
-            optimizer.zero_grad()
-            backward(net, step)
-            before = {p: {**its} for p, its in optimizer.state.items()}
-            optimizer.step()
-            assert all(optimizer.state[p].keys() == its.keys() for p, its in before.items())
-        nets.append((net, elements(optimizer)))
-    require_equal(nets[0][0], nets[1][0])
-    assert nets[1][1] < 1.3 * nets[0][1] / hvd.size()
+    (whole, all_of_it), (net, optimizer) = map(trained_with_later_parameters, (False, True))
+    require_equal(whole, net)
+    assert elements(optimizer) < 1.3 * elements(all_of_it) / hvd.size()
 
 
 def check_a_step_with_all_parameters_frozen() -> None:

@@ -21,10 +21,13 @@ from tests.parallel.ranks.torch_sharded import (
     OfTensors,
     adam,
     backward,
+    continue_training,
     elements,
+    folder,
     model,
     require_equal,
     train,
+    trained_with_later_parameters,
     weights,
 )
 
@@ -62,21 +65,7 @@ def check_options() -> None:
 
 
 def check_parameters_that_come_later() -> None:
-    nets = []
-    for sharded in (False, GRADIENTS):
-        net = model()
-        net[4].requires_grad_(False)
-        optimizer = hvd.DistributedOptimizer(adam([*net[0].parameters(), *net[4].parameters()]), sharded=sharded)
-        for step in range(6):
-            if step == 2:
-                optimizer.add_param_group({"params": [*net[2].parameters()], "lr": 0.02})
-            if step == 4:
-                net[4].requires_grad_(True)
-            optimizer.zero_grad()
-            backward(net, step)
-            optimizer.step()
-        nets.append(net)
-    require_equal(*nets)
+    require_equal(trained_with_later_parameters(False)[0], trained_with_later_parameters(GRADIENTS)[0])
 
 
 def check_channels_last_and_unused_parameters() -> None:
@@ -89,11 +78,8 @@ def check_channels_last_and_unused_parameters() -> None:
         optimizer = hvd.DistributedOptimizer(adam([*net.parameters(), *unused.parameters()]), sharded=sharded)
         for step in range(3):
             optimizer.zero_grad()
-            loss = (
-                net(torch.randn(7, 30, generator=torch.Generator().manual_seed(100 * step + hvd.rank())))
-                .square()
-                .mean()
-            )
+            x = torch.randn(7, 30, generator=torch.Generator().manual_seed(100 * step + hvd.rank()))
+            loss = net(x).square().mean()
             (loss + unused(torch.ones(100)).sum() if step == 1 and last() else loss).backward()
             assert (unused.weight.grad is None) == (step != 1)
             optimizer.step()
@@ -228,8 +214,6 @@ class Halves(hvd.Compression.none):  # type: ignore[valid-type, misc]
 
 
 def check_checkpoints() -> None:
-    from tests.parallel.ranks.torch_sharded import continue_training, folder
-
     path = str(folder() / "run.pt")
     net, optimizer = train(adam, GRADIENTS, steps=3)
     hvd.save(path, model=net, optimizer=optimizer)
