@@ -36,7 +36,7 @@ import hvdlite.torch as hvd
 from hvdlite.bench.contenders import start_gloo
 from hvdlite.bench.step import Weights, same_weights
 from hvdlite.bench.timing import LIBC, Floats, Progress, crowding, pin, slowest_of
-from hvdlite.system.process_memory import proportional_bytes, reset_peak, resident_bytes
+from hvdlite.system.process_memory import data_bytes, reset_peak, resident_bytes
 
 WARM_UP = 2  # steps of a turn; the first makes the state
 LEARNING_RATE = 0.001
@@ -288,7 +288,7 @@ def turn(contender: Contender, build: Callable[[], nn.Sequential], adam: Adam, c
     gc.collect()
     trim()
     comm.Barrier()  # until all ranks have freed what they shared
-    before = proportional_bytes()
+    before = data_bytes()
     comm.Barrier()
     inner = build()
     model, optimizer = contender.build(inner, adam)
@@ -306,11 +306,11 @@ def turn(contender: Contender, build: Callable[[], nn.Sequential], adam: Adam, c
             times[step] = ended - began, time.perf_counter() - stepped
     comm.Barrier()
     now, most = resident_bytes()
-    peak = proportional_bytes() - before + most - now if knows_peak else 0  # what comes and goes is not shared
+    peak = data_bytes() - before + most - now if knows_peak else 0  # what comes and goes is not shared
     trim()
     comm.Barrier()
     found = Turn(
-        state_bytes(optimizer), proportional_bytes() - before, peak, slowest_of(comm, times),
+        state_bytes(optimizer), data_bytes() - before, peak, slowest_of(comm, times),
         {name: some_of(p.detach()) for name, p in inner.named_parameters()},
     )  # fmt: skip
     comm.Barrier()  # before a rank frees what it shares, which makes the others' parts larger
