@@ -1,0 +1,133 @@
+"""Lossy compression: sums over hosts from far fewer bytes, with error feedback.
+
+Within a host gradients are added exactly, in shared memory. Then each driver (`transports/two_levels`) has the host's
+sum of one part of a bucket. A `Compressor` replaces the all-reduce of that part between hosts:
+
+    gradients of the host's ranks -> exact sum -> + residual -> exchange between hosts -> the same sum on all hosts
+                                                     ^                  |
+                                                     +--- what was not sent
+
+`part` adds and keeps the residuals (error feedback, Karimireddy et al. 2019, arXiv:1901.09847). A compressor only says
+what this host's contribution was (`sent`). Nothing is lost: over all hosts, result + residuals = gradients + residuals
+before. The compressors are `topk`, `oktopk`, `randomk`, `quantize` and `powersgd`; `codec` is the base of users' own.
+
+Belongs here: arithmetic and messages of lossy sums. Not here: which gradients are compressed, and when residuals are
+committed (`gradients/lossy`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from hvdlite.arrays import Array, DType
+from hvdlite.compression.column import Column
+
+__all__ = ["Column", "Compressor", "Exchange", "Piece", "Round"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The elements of one parameter that lie in a driver's part of a bucket.
+
+    Attributes:
+        name: The parameter's name.
+        shape: The parameter's shape.
+        start: The first of these elements, counted in the part.
+        first: The same element, counted in the flat parameter.
+        length: The number of elements.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    first: int
+    length: int
+
+    @property
+    def here(self) -> slice:
+        """The elements, counted in the part."""
+        return slice(self.start, self.start + self.length)
+
+
+@dataclass(frozen=True)
+class Round:
+    """The round under way, as an exchange sees it.
+
+    Attributes:
+        number: Counts rounds from 0, equally on all hosts, also after a restart from a checkpoint.
+        before: For each piece the `extra` elements as the last committed round left them; zeros at first.
+        after: For each piece the memory for new `extra` elements. Contents are undefined. They count once the round has
+            been committed.
+    """
+
+    number: int
+    before: Sequence[Array]
+    after: Sequence[Array]
+
+
+class Exchange(Protocol):
+    """Adds up one part of a bucket over the hosts, in every round. Made by `Compressor.prepare`."""
+
+    def __call__(self, values: Array, sent: Array, now: Round) -> None:
+        """Replace values by their sum over hosts. Collective over the column; waits for all hosts.
+
+        Args:
+            values: This host's values: flat, float32 or float64, finite on all hosts. Changed in place to the sum, with
+                the same bits on all hosts. Elements outside all pieces are zero on all hosts, and stay zero.
+            sent: As long as `values`, of the same dtype, with undefined contents. Filled with this host's contribution:
+                added up over all hosts, these are the sum, up to rounding.
+            now: The round.
+        """
+        ...
+
+
+class Compressor(Protocol):
+    """A way to add up with fewer bytes. Immutable and hashable; compared between ranks by its `repr`.
+
+    Attributes:
+        error_feedback: Whether what was not sent is added to the next round's gradients.
+        whole: Whether the compressor needs whole parameters: then no parameter is divided between drivers.
+        momentum: The factor of momentum correction (`part`); 0 for none.
+        clip: The largest norm of one parameter's gradient (`part`); 0 for no limit. Needs `whole`.
+    """
+
+    @property
+    def error_feedback(self) -> bool: ...
+    @property
+    def whole(self) -> bool: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def clip(self) -> float: ...
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether to compress a parameter of this shape. Others travel exactly: biases, norms, small parameters."""
+        ...
+
+    def extra(self, shape: tuple[int, ...]) -> int:
+        """The number of elements that a parameter's exchange keeps from one round to the next. Needs `whole`."""
+        ...
+
+    def prepare(self, column: Column, pieces: Sequence[Piece], length: int, dtype: DType) -> Exchange:
+        """An exchange for many rounds. Sends nothing yet.
+
+        Args:
+            column: One driver of each host.
+            pieces: The parameters in this column's part, equal on all its ranks.
+            length: The part's length in elements, padding included.
+            dtype: float32 or float64.
+        """
+        ...
+
+
+LEAST = 1024
+"""Parameters with fewer elements travel exactly: their bytes do not count, and biases and norms need precision."""
+
+
+def is_matrix(shape: tuple[int, ...]) -> bool:
+    """Whether a parameter has at least two dimensions and LEAST elements."""
+    return len(shape) >= 2 and int(np.prod(shape, dtype=np.int64)) >= LEAST

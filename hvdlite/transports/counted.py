@@ -1,0 +1,70 @@
+"""A transport that counts the bytes that this rank sends in messages of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hvdlite.arrays import Array
+from hvdlite.gpu_streams import NOTHING_PENDING, Mark
+from hvdlite.transports import Exchange, Maximum, T, Transport
+
+
+class Counted:
+    """Another transport's messages, counted. Barriers and agreements are not counted.
+
+    Attributes:
+        inner: The transport that sends.
+        sent_bytes: The bytes of all arrays that were sent so far.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.rank, self.size, self.library = inner.rank, inner.size, inner.library
+        self.sent_bytes = 0
+
+    def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
+        self.sent_bytes += send.nbytes
+        self.inner.exchange(send, dest, receive, source)
+
+    def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
+        run, nbytes = self.inner.prepared_exchange(send, dest, receive, source), send.nbytes
+
+        def exchange() -> None:
+            self.sent_bytes += nbytes
+            run()
+
+        return exchange
+
+    def start_exchange(
+        self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING
+    ) -> Exchange:
+        self.sent_bytes += send.nbytes
+        return self.inner.start_exchange(send, dest, receive, source, after)
+
+    def send(self, array: Array, dest: int) -> None:
+        self.sent_bytes += array.nbytes
+        self.inner.send(array, dest)
+
+    def receive(self, array: Array, source: int) -> None:
+        self.inner.receive(array, source)
+
+    def barrier(self) -> None:
+        self.inner.barrier()
+
+    def maximum(self, count: int) -> Maximum:
+        return self.inner.maximum(count)
+
+    def share(self, flags: Sequence[Array]) -> Maximum | None:
+        return self.inner.share(flags)
+
+    def native_allreduce(self, array: Array, op: str) -> None:
+        self.inner.native_allreduce(array, op)
+
+    def allgather_object(self, value: T) -> list[T]:
+        return self.inner.allgather_object(value)
+
+    def split(self, color: int | None) -> Transport | None:
+        return self.inner.split(color)
+
+    def close(self) -> None:
+        self.inner.close()
