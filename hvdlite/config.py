@@ -81,6 +81,9 @@ class Config:
     """Whether the MPI takes pointers to GPU memory; None: hvdlite finds out. `HVDLITE_CUDA_AWARE`."""
     replica_check: str = "error"
     """One of REPLICA_CHECKS: the reaction if ranks train different models. `HVDLITE_REPLICA_CHECK`."""
+    compress_within_host: bool = False
+    """Whether lossy compressors treat each rank as a host of its own, for experiments. `HVDLITE_COMPRESS_WITHIN_HOST`.
+    """
 
     @property
     def algorithm_on_gpu(self) -> str:
@@ -120,6 +123,7 @@ class Config:
             gpu_operations=read_either(env, "GPU_OPERATIONS", one_of("auto", "mpi", "nccl")) or cls.gpu_operations,
             cuda_aware=read(env, "HVDLITE_CUDA_AWARE", truth),
             replica_check=read_either(env, "REPLICA_CHECK", one_of(*REPLICA_CHECKS)) or cls.replica_check,
+            compress_within_host=read(env, "HVDLITE_COMPRESS_WITHIN_HOST", truth) or False,
         )
 
 
@@ -137,9 +141,10 @@ def stall_limits(env: Mapping[str, str]) -> StallLimits:
 
 
 NAMES = (
-    "ALGORITHM", "AS_MPI", "BUCKET_MB", "CUDA_AWARE", "DYNAMIC_PROCESS_SETS", "FUSION_THRESHOLD", "GPU_OPERATIONS",
-    "LOG_HIDE_TIME", "LOG_LEVEL", "MPIEXEC", "OVERLAP", "REPLICA_CHECK", "SHARED_MEMORY", "STALL_CHECK_DISABLE",
-    "STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS", "TIMELINE", "TIMELINE_MARK_CYCLES",
+    "ALGORITHM", "AS_MPI", "BUCKET_MB", "COMPRESS_WITHIN_HOST", "CUDA_AWARE", "DYNAMIC_PROCESS_SETS",
+    "FUSION_THRESHOLD", "GPU_OPERATIONS", "LOG_HIDE_TIME", "LOG_LEVEL", "MPIEXEC", "OVERLAP", "REPLICA_CHECK",
+    "SHARED_MEMORY", "STALL_CHECK_DISABLE", "STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS", "TIMELINE",
+    "TIMELINE_MARK_CYCLES",
 )  # fmt: skip
 """The names of all settings, without the prefix HVDLITE_."""
 

@@ -41,7 +41,13 @@ def of_levels(reduction: Reduction, like: Array, fullest: int) -> tuple[Reductio
     return replace(scaled, divisor=fullest), across
 
 
-def prepared(levels: Levels, buffers: Sequence[Array], reduction: Reduction, between: Between) -> Callable[[], None]:
+def prepared(
+    levels: Levels,
+    buffers: Sequence[Array],
+    reduction: Reduction,
+    between: Between,
+    borders: Sequence[int] | None = None,
+) -> Callable[[], None]:
     """A function that does the hierarchical all-reduce of these buffers, for many calls.
 
     It is a reduce-scatter in shared memory, an all-reduce between hosts, and an all-gather in shared memory. Price:
@@ -55,12 +61,16 @@ def prepared(levels: Levels, buffers: Sequence[Array], reduction: Reduction, bet
             writing its own buffer before any rank calls the function.
         reduction: The operation and its scaling.
         between: Prepares the all-reduce between hosts.
+        borders: Drivers + 1 elements: the part of driver k is from border k to border k+1. None: equal parts.
     """
     barrier = levels.local.barrier  # as in the two-shot: no rank reads before all have written
     if levels.cross is None:
         return barrier
     rank = levels.local.rank
-    pieces = same_part(buffers, levels.drivers, rank)
+    if borders is None:
+        pieces = same_part(buffers, levels.drivers, rank)
+    else:
+        pieces = [buffer[borders[rank] : borders[rank + 1]] for buffer in buffers]
     mine = pieces.pop(rank)
     within, across = of_levels(reduction, mine, levels.fullest)
     blocks, add_up = list(in_blocks([mine, *pieces], within)), adder([mine, *pieces], within)

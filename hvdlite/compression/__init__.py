@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hvdlite.arrays import Array, DType
+from hvdlite.arrays import DType
 from hvdlite.compression.column import Column
 
 __all__ = ["Column", "Compressor", "Exchange", "Piece", "Round"]
@@ -65,14 +65,14 @@ class Round:
     """
 
     number: int
-    before: Sequence[Array]
-    after: Sequence[Array]
+    before: Sequence[np.ndarray]
+    after: Sequence[np.ndarray]
 
 
 class Exchange(Protocol):
     """Adds up one part of a bucket over the hosts, in every round. Made by `Compressor.prepare`."""
 
-    def __call__(self, values: Array, sent: Array, now: Round) -> None:
+    def __call__(self, values: np.ndarray, sent: np.ndarray, now: Round) -> None:
         """Replace values by their sum over hosts. Collective over the column; waits for all hosts.
 
         Args:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvdlite.arrays import Array, DType
+from hvdlite.arrays import DType
 from hvdlite.compression import Column, Piece, Round, is_matrix
 
 
@@ -42,7 +42,7 @@ class Codec:
     momentum: float = 0.0
     clip: float = 0.0
 
-    def encode(self, values: Array) -> Sequence[Array]:
+    def encode(self, values: np.ndarray) -> Sequence[np.ndarray]:
         """Encode a host's sum.
 
         Args:
@@ -53,7 +53,7 @@ class Codec:
         """
         raise NotImplementedError
 
-    def decode(self, code: Sequence[Array], length: int) -> Array:
+    def decode(self, code: Sequence[np.ndarray], length: int) -> np.ndarray:
         """Decode what `encode` has returned, here or on another host. The same bits on all hosts.
 
         Args:
@@ -93,7 +93,7 @@ class Gathered:
     codec: Codec
     column: Column
 
-    def __call__(self, values: Array, sent: Array, now: Round) -> None:
+    def __call__(self, values: np.ndarray, sent: np.ndarray, now: Round) -> None:
         """See `Exchange`. All hosts add up in host order, so that they have the same bits."""
         length, kind = len(values), values.dtype
         mine = [np.ascontiguousarray(each) for each in self.codec.encode(values)]

@@ -10,7 +10,6 @@ from hvdlite.algorithms import by_messages
 from hvdlite.algorithms.choice import across
 from hvdlite.algorithms.movement import allgather, alltoall
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.arrays import Array, module
 from hvdlite.memory.workspace import Workspace
 from hvdlite.transports import Transport
 from hvdlite.transports.counted import Counted
@@ -36,20 +35,20 @@ class Column:
         """The bytes that this rank has sent so far."""
         return self.transport.sent_bytes
 
-    def sum(self, values: Array) -> None:
+    def sum(self, values: np.ndarray) -> None:
         """Add up flat arrays over the hosts, in place. The same bits on all hosts. Price: 2n(h-1)/h elements sent."""
         if self.size > 1 and values.size:
             name = across(self.size, values.nbytes, values.dtype)
             by_messages(name, self.transport, self.workspace, values, Reduction())()
 
-    def gather(self, mine: Array) -> Array:
+    def gather(self, mine: np.ndarray) -> np.ndarray:
         """Every host's array of this length, as rows of a new array in host order. Price: n(h-1) elements sent."""
-        rows: Array = module(mine).empty((self.size, mine.size), mine.dtype)
+        rows: np.ndarray = np.empty((self.size, mine.size), mine.dtype)
         rows[self.rank] = mine
         allgather(self.transport, [rows[host] for host in range(self.size)])
         return rows
 
-    def deliver(self, outgoing: Sequence[Array]) -> list[Array]:
+    def deliver(self, outgoing: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Send one flat array to each host, and return what each host has sent here. Lengths may differ.
 
         Price: each array once, its own part excepted; and one small message per host for the lengths.
@@ -59,7 +58,7 @@ class Column:
         """
         lengths = self.gather(np.array([len(each) for each in outgoing], np.int64))
         own = outgoing[self.rank]
-        incoming = [module(own).empty(int(lengths[host, self.rank]), own.dtype) for host in range(self.size)]
+        incoming = [np.empty(int(lengths[host, self.rank]), own.dtype) for host in range(self.size)]
         alltoall(self.transport, outgoing, incoming)
         return incoming
 

@@ -7,8 +7,8 @@ On one host, each of p ranks adds up one p-th of all buffers: its part. Other ra
 buffer. So large gradients there are lent, not copied: the algorithm reads them where they lie. Other ranks read the
 rest, so it is copied. With 2 ranks this saves half of an MLP's copies (MEASURED.md).
 
-If each rank needs a part of the results only (`BucketPlan.borders`), a bucket is reduced and scattered, and nothing is
-lent.
+With a lossy compressor, hosts exchange compressed sums (`lossy`). If each rank needs a part of the results only
+(`BucketPlan.borders`), a bucket is reduced and scattered, and nothing is lent.
 
 In the walk of a gradient, the reducer has one `Bucket` for each bucket of the plan. A full bucket leaves as a request
 on the lane. Once all ranks have agreed, the lane calls `Bucket.reduce`, which runs the algorithm in place.
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from hvdlite.algorithms import allreduce, prepared, prepared_in_arena, to_lend
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
+from hvdlite.gradients.lossy import LossyBucket
 from hvdlite.gradients.plan import Slot
 from hvdlite.gradients.scatter import prepared_scatter
 from hvdlite.lanes.lane import Lane
@@ -37,6 +38,7 @@ class Bucket:
         how: The arithmetic.
         part: The elements, from and to, that only this rank reads.
         parts: For each rank the elements whose result it needs; None if all ranks need all.
+        lossy: Compresses the bucket between hosts; None: it is reduced exactly.
         lent: Addends that lie elsewhere, by their first element counted from the beginning of the part.
         run: The prepared reduction; None before the first round.
     """
@@ -48,10 +50,12 @@ class Bucket:
         how: Reduction,
         lane: Lane,
         parts: Sequence[Sequence[slice]] | None,
+        lossy: LossyBucket | None = None,
     ) -> None:
         self.buffer, self.peers = buffer, peers
-        self.how, self.parts = how, parts
-        self.part = to_lend(lane.transport, lane.place, buffer, how) if peers and parts is None else (0, 0)
+        self.how, self.parts, self.lossy = how, parts, lossy
+        lends = peers and parts is None and lossy is None
+        self.part = to_lend(lane.transport, lane.place, buffer, how) if lends else (0, 0)
         self.lent: dict[int, Array] = {}
         self.run: Callable[[], None] | None = None
 
@@ -62,6 +66,8 @@ class Bucket:
             Whether all ranks took part. False if a stand-in took the place of a rank that has joined.
         """
         if at.some_joined:
+            if self.lossy:
+                self.lossy.keep()
             self.take_in()
             allreduce(at.transport, at.workspace, at.place, self.buffer, self.how)
             return False
@@ -73,6 +79,8 @@ class Bucket:
     def prepared(self, at: Workplace) -> Callable[[], None]:
         """Bind the algorithm's arguments."""
         site = at.transport, at.workspace, at.place
+        if self.lossy is not None:
+            return self.lossy.prepared(self.buffer, self.peers, self.how)
         if self.parts is not None:
             return prepared_scatter(at, self.buffer, self.peers, self.parts, self.how)
         if self.peers is None:

@@ -1,5 +1,6 @@
 """Compressors: gradients travel in fewer bits. As in Horovod, a compressor has `compress` and `decompress`.
 
+Lossy compressors work between hosts, on sums (`compression/`). `Lossy` gives one of these the shape of Horovod's.
 Each framework's `compression` module makes its compressors with `caster` and its own cast. `wire` calls a compressor
 around each round. The dtype on the wire does not change the arithmetic: sums are computed in float32.
 """
@@ -7,8 +8,11 @@ around each round. The dtype on the wire does not change the arithmetic: sums ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
+from hvdlite.compression import Compressor as Between
+from hvdlite.compression.codec import Codec
 from hvdlite.gradients.tensors import Tensor
 
 TensorT = TypeVar("TensorT", bound=Tensor)
@@ -61,6 +65,25 @@ class NoneCompressor(Compressor):
         return tensor
 
 
+@dataclass(frozen=True)
+class Lossy(NoneCompressor):
+    """A lossy compressor between hosts. Gradients reach their bucket unchanged, and are added exactly on each host.
+
+    Attributes:
+        how: The compressor, a `compression.Compressor`.
+    """
+
+    how: Between
+
+    def __repr__(self) -> str:
+        return f"hvd.Compression.{self.how}"
+
+
+def lossy_of(compression: object) -> Between | None:
+    """The lossy compressor between hosts; None if gradients travel whole."""
+    return compression.how if isinstance(compression, Lossy) else None
+
+
 def caster(
     name: str,
     dtype: str,
@@ -96,7 +119,11 @@ def caster(
 
 
 def compressor(given: object) -> type[Compressor]:
-    """Check the user's `compression=`. Raises ValueError if it lacks `compress` or `decompress`."""
+    """Check the user's `compression=`. Raises ValueError if it is a `Codec` class, or lacks `compress`."""
+    if isinstance(given, type) and issubclass(given, Codec):
+        raise ValueError(f"compression={given.__name__} is a class: pass an object, {given.__name__}()")
+    if isinstance(given, Codec):
+        return cast(type[Compressor], Lossy(given))
     if not hasattr(given, "compress") or not hasattr(given, "decompress"):
         raise ValueError(f"compression must be one of hvd.Compression (hvd.Compression.fp16, ...), not {given!r}")
     return cast(type[Compressor], given)
@@ -109,7 +136,7 @@ def unknown(given: object) -> type[Compressor] | None:
         ValueError: `given` is no compressor.
     """
     found = compressor(given)
-    known = wire_of(found) is not None or found.compress is NoneCompressor.compress
+    known = lossy_of(found) is not None or wire_of(found) is not None or found.compress is NoneCompressor.compress
     return None if known else found
 
 

@@ -40,6 +40,7 @@ class Spec:
         device: 'host', or the kind of device that the gradient lies on: 'cuda'.
         group: The number of the parameter's group, which travels in one bucket; None: wherever it fits.
         strides: The order of the elements in memory; () for C order.
+        lossy: Whether hosts send each other a lossy code of the gradient (`lossy`).
     """
 
     name: str
@@ -48,6 +49,7 @@ class Spec:
     device: str = "host"
     group: int | None = None
     strides: tuple[int, ...] = ()
+    lossy: bool = False
 
     @property
     def length(self) -> int:
@@ -57,7 +59,7 @@ class Spec:
     def line(self) -> str:
         """The parameter as text. Ranks compare these texts."""
         order = f", strides {list(self.strides)}" if self.strides else ""
-        return f"{self.name}: {self.dtype}{list(self.shape)}{order} on {self.device}"
+        return f"{self.name}: {self.dtype}{list(self.shape)}{order} on {self.device}{', compressed' * self.lossy}"
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Bucket:
         start: The bucket's first byte in the device's arena.
         length: Elements, padding included.
         members: The bucket's parameters, by index, in the order of their slots.
+        lossy: Whether hosts send each other a lossy code of the bucket.
     """
 
     dtype: DType
@@ -86,6 +89,7 @@ class Bucket:
     start: int
     length: int
     members: tuple[int, ...]
+    lossy: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,8 @@ def plan(
 ) -> BucketPlan:
     """Lay out gradients in buckets. Pure: equal arguments give equal plans.
 
-    Each pair of dtype and device has buckets of its own. Buckets are sent in the order in which they begin to fill.
+    Each pair of dtype and device has buckets of its own, and so have gradients that are compressed. Buckets are sent in
+    the order in which they begin to fill.
 
     Args:
         specs: The parameters.
@@ -144,12 +149,17 @@ def plan(
     specs = tuple(specs)
     order = range(len(specs))[::-1] if order is None else order
     turns = {index: turn for turn, index in enumerate(order)}
-    kinds: dict[tuple[str, str], list[list[int]]] = {}
+    kinds: dict[Hashable, list[list[int]]] = {}
     for unit in units(specs, order):
-        kinds.setdefault((specs[unit[0]].dtype, specs[unit[0]].device), []).append(unit)
+        kinds.setdefault(kind(specs[unit[0]]), []).append(unit)
     nbytes = [padded(spec) for spec in specs]
-    filled = [bucket for kind in kinds.values() for bucket in fill(kind, nbytes, bucket_bytes, first_bytes, last_bytes)]
+    filled = [bucket for each in kinds.values() for bucket in fill(each, nbytes, bucket_bytes, first_bytes, last_bytes)]
     return lay_out(specs, sorted(filled, key=lambda bucket: turns[bucket[0]]))
+
+
+def kind(spec: Spec) -> Hashable:
+    """What all parameters of a bucket have in common."""
+    return spec.dtype, spec.device, spec.lossy
 
 
 def fill(
@@ -203,7 +213,7 @@ def units(specs: Sequence[Spec], indices: Sequence[int]) -> list[list[int]]:
     found: dict[Hashable, list[int]] = {}
     for index in indices:
         spec = specs[index]
-        key = index if spec.group is None else (spec.group, spec.dtype, spec.device)
+        key = index if spec.group is None else (spec.group, kind(spec))
         found.setdefault(key, []).append(index)
     return list(found.values())
 
@@ -219,12 +229,13 @@ def lay_out(specs: Sequence[Spec], filled: Sequence[Sequence[int]]) -> BucketPla
     buckets: list[Bucket] = []
     ends: dict[str, int] = {}
     for number, members in enumerate(filled):
-        dtype, device = np.dtype(specs[members[0]].dtype), specs[members[0]].device
+        first = specs[members[0]]
+        dtype, device = np.dtype(first.dtype), first.device
         offset = 0
         for index in members:
             slots[index] = Slot(number, offset // dtype.itemsize, specs[index].length)
             offset += padded(specs[index])
         start = ends.get(device, 0)
-        buckets.append(Bucket(dtype, device, start, offset // dtype.itemsize, tuple(members)))
+        buckets.append(Bucket(dtype, device, start, offset // dtype.itemsize, tuple(members), first.lossy))
         ends[device] = start + offset
     return BucketPlan(tuple(specs), tuple(slots[index] for index in range(len(specs))), tuple(buckets))

@@ -31,9 +31,11 @@ import numpy as np
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, is_host
+from hvdlite.compression.store import Store
 from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.gradients.bucket import Bucket
 from hvdlite.gradients.departure import Departure
+from hvdlite.gradients.lossy import LossyRounds
 from hvdlite.gradients.overlap_trial import Trial
 from hvdlite.gradients.plan import Bucket as PlannedBucket
 from hvdlite.gradients.plan import BucketPlan
@@ -56,10 +58,14 @@ class Memory:
         gpu: The GPU for buckets that do not lie on the host. Gradients are packed on the caller's stream.
         name: The arenas' name, if arenas of the reducer's name must live on; None: the reducer's name, and the new
             arena replaces the last one.
+        store: What a lossy compressor keeps from round to round; None without one.
+        within_host: Whether that compressor treats each rank as a host.
     """
 
     gpu: Gpu | None = None
     name: str | None = None
+    store: Store | None = None
+    within_host: bool = False
 
 
 class Reducer:
@@ -77,6 +83,7 @@ class Reducer:
         views: For each parameter an array in its bucket, of the gradient's shape: for the gradient, then the result.
         all_dense: `Use.DENSE` for every parameter. `finish_round` returns this list if no gradient was missing.
         progress: The round under way.
+        lossy: The buckets that are compressed between hosts; None without a lossy compressor.
     """
 
     def __init__(
@@ -90,15 +97,19 @@ class Reducer:
         self.lane, self.name = lane, name
         self.plan, self.how = plan, how
         self.departure = departure
-        facts = (("parameters", plan.lines), ("buckets", plan.buckets), ("parts", plan.borders), ("reduction", how))
+        self.lossy = LossyRounds(memory.store, plan, memory.within_host) if memory.store else None
+        facts = (
+            ("parameters", plan.lines), ("buckets", plan.buckets), ("parts", plan.borders), ("reduction", how),
+            ("compression", repr(memory.store.compressor) if memory.store else ""),
+        )  # fmt: skip
         # The name is that of a round's first bucket. If other ranks begin a round instead, all ranks raise, none hangs.
         self.arenas: dict[str, Arena] = lane.run(
             Request(
                 Signature("plan", f"{name} bucket 0", facts),
-                lambda at: {device: self.allocate(at, device, memory) for device in plan.devices},
+                lambda at: self.allocate(at, memory),
             )
         )
-        self.buckets = [self.bucket(planned) for planned in plan.buckets]
+        self.buckets = [self.bucket(number, planned) for number, planned in enumerate(plan.buckets)]
         self.requests: dict[int, Request[bool]] = {}
         self.views = [
             self.buckets[slot.bucket].buffer[slot.offset : slot.offset + slot.length].reshape(spec.shape)
@@ -107,13 +118,22 @@ class Reducer:
         self.all_dense = [Use.DENSE] * len(plan.specs)
         self.progress = Progress(plan)
 
-    def bucket(self, planned: PlannedBucket) -> Bucket:
+    def bucket(self, number: int, planned: PlannedBucket) -> Bucket:
         """A bucket of the plan, at work."""
         arena, place = self.arenas[planned.device], (planned.start, planned.length, planned.dtype)
-        parts = self.plan.parts(planned, self.lane.transport.size) if self.plan.borders else None
-        return Bucket(arena.view(*place), arena.peer_views(*place), self.how, self.lane, parts)
+        scatters = self.plan.borders and not self.lossy  # `settle` needs whole results
+        parts = self.plan.parts(planned, self.lane.transport.size) if scatters else None
+        lossy = self.lossy.buckets.get(number) if self.lossy else None
+        return Bucket(arena.view(*place), arena.peer_views(*place), self.how, self.lane, parts, lossy)
 
-    def allocate(self, host: Workplace, device: str, memory: Memory) -> Arena:
+    def allocate(self, at: Workplace, memory: Memory) -> dict[str, Arena]:
+        """Allocate all memory of the plan: an arena for each device. Collective."""
+        arenas = {device: self.arena(at, device, memory) for device in self.plan.devices}
+        if self.lossy:
+            self.lossy.allocate(at, shared=any(arena.peers is not None for arena in arenas.values()))
+        return arenas
+
+    def arena(self, host: Workplace, device: str, memory: Memory) -> Arena:
         """Allocate the arena for a device's buckets. Collective."""
         there: contextlib.AbstractContextManager[Workplace] = contextlib.nullcontext(host)
         if device != "host":
@@ -280,6 +300,9 @@ class Reducer:
         flag = progress.sent[-1][0].flag if progress.sent else Flag.COMPLETE
         if flag:
             uses = self.agreed_uses(uses, flag, tag)
+        if self.lossy:
+            unused = {spec.name for spec, use in zip(self.plan.specs, uses, strict=True) if use is Use.UNUSED}
+            self.lossy.settle([bucket.buffer for bucket in self.buckets], unused)
         if departure.trial or departure.learn:
             self.learn(all_there, tag)
         self.begin_round()

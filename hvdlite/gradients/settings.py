@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from hvdlite.gradients.compression import Compressor, compressor
+from hvdlite.gradients.compression import Compressor, compressor, lossy_of
 from hvdlite.gradients.groups import Groups, groups_given, parse_groups
 from hvdlite.gradients.terms import Terms
 from hvdlite.gradients.variables import is_variable, name_of
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
-from hvdlite.ops import Adasum, Average, Op, op_of
+from hvdlite.ops import Adasum, Average, Op, Sum, op_of
 
 GRADIENTS = "gradients"
 """The value of `sharded` with which gradients are sharded, too."""
@@ -85,11 +85,14 @@ class Arguments:
         terms = Terms(op_of(self.op), self.gradient_predivide_factor)
         if self.sharded not in (False, True, GRADIENTS):
             raise ValueError(f"sharded={self.sharded!r}: it can be False, True or {GRADIENTS!r}")
+        given = compressor(self.compression)
+        if lossy_of(given) and terms.op not in (Average, Sum):
+            raise ValueError(f"compression={given} is for op=hvd.Average or hvd.Sum, not op=hvd.{terms.op.name}")
         runtime.current().groups.find(self.process_set)  # raises ValueError if it is not registered
         groups = parse_groups(groups_given(self.groups, self.num_groups), key, what)
         return Settings(
             terms=terms,
-            compression=compressor(self.compression),
+            compression=given,
             sparse_as_dense=self.sparse_as_dense,
             groups=groups,
             scale_local=self.scale_local_gradients,

@@ -148,10 +148,10 @@ def agree_on(world: Communicator, settings: Config) -> bool:
     """
     said = world.allgather_object(
         (settings.algorithm, settings.bucket_bytes, settings.gpu_operations, settings.overlap, settings.replica_check,
-         settings.shared_memory)
+         settings.compress_within_host, settings.shared_memory)
     )  # fmt: skip
     names = ("HVDLITE_ALGORITHM", "HVDLITE_BUCKET_MB (bytes)", "HVDLITE_GPU_OPERATIONS", "HVDLITE_OVERLAP",
-             "HVDLITE_REPLICA_CHECK")  # fmt: skip
+             "HVDLITE_REPLICA_CHECK", "HVDLITE_COMPRESS_WITHIN_HOST")  # fmt: skip
     for name, values in zip(names, zip(*said, strict=True), strict=False):
         if len(set(values)) > 1:
             raise HvdliteError(

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hvdlite.arrays import LINE, Array
+from hvdlite.errors import HvdliteError
 from hvdlite.memory.huge_pages import map_file, whole_pages
 from hvdlite.system.user_warnings import say_once
 from hvdlite.transports import Transport
@@ -78,6 +79,28 @@ def allocate(transport: Transport, nbytes: int, share: bool, local: Transport) -
         return Arena(np.zeros(nbytes, np.uint8), None)
     peers = tuple(each[:nbytes] for each in files)
     return Arena(peers[local.rank], peers)
+
+
+def one_per_host(transport: Transport, nbytes: int, local: Transport) -> np.ndarray:
+    """Allocate nbytes zeros once per host, which all its ranks read and write. Collective.
+
+    Args:
+        transport: All ranks of the lane.
+        nbytes: The bytes per host; equal on all ranks.
+        local: The ranks of this host.
+
+    Raises:
+        HvdliteError: The ranks of a host cannot share memory; on all ranks.
+    """
+    if local.size == 1 and transport.size == 1:
+        return np.zeros(nbytes, np.uint8)
+    mine = SharedFile.create(nbytes if local.rank == 0 else 0)
+    files = exchange(transport, local, mine)
+    if mine:
+        os.close(mine.card.descriptor)
+    if files is None:
+        raise HvdliteError("the ranks of a host cannot share memory for what lossy compression has not sent")
+    return np.asarray(files[0][:nbytes])
 
 
 def exchange(transport: Transport, local: Transport, mine: SharedFile | None) -> list[Array] | None:

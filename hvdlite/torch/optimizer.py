@@ -9,8 +9,9 @@ from typing import Literal, TypeVar
 
 import torch
 
+from hvdlite.compression.codec import Codec
 from hvdlite.gradients import attaching
-from hvdlite.gradients.compression import Compressor
+from hvdlite.gradients.compression import Compressor, lossy_of
 from hvdlite.gradients.settings import Arguments
 from hvdlite.gradients.terms import passes_of
 from hvdlite.job import runtime
@@ -20,6 +21,7 @@ from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
 from hvdlite.torch.attach.adasum_steps import DeltaAttachment, attach_delta
 from hvdlite.torch.attach.attachment import Attachment, attach
 from hvdlite.torch.attach.parameters import flat
+from hvdlite.torch.attach.scaling import refuse_unknown_scaler
 from hvdlite.torch.attach.settings import TorchSettings, parameter_key
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.private_api import takes_hooks
@@ -32,7 +34,7 @@ OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 def DistributedOptimizer(
     optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor | Codec = Compression.none,
     backward_passes_per_step: int = 1,
     op: Op | int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -42,6 +44,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     replica_check: str | None = None,
     sharded: bool | Literal["gradients"] = False,
+    grad_scaler: torch.amp.GradScaler | None = None,
 ) -> OptimizerT:
     """Make every backward() end with gradients that are averaged over all ranks, as long as the optimizer lives.
 
@@ -75,6 +78,7 @@ def DistributedOptimizer(
             Save with `hvd.save`. "gradients": each rank also gets its part of the averages only (ZeRO-2's messages: an
             all-reduce's bytes per step, instead of 1.5 times these). Operations on p.grad then raise an error: clip
             with `hvd.clip_grad_norm_`. Gradients take as much memory as before.
+        grad_scaler: The GradScaler that scales the loss. Lossy compressors need it; others do not.
 
     Returns:
         The same optimizer object.
@@ -103,6 +107,7 @@ def DistributedOptimizer(
         sharded=sharded,
     )  # fmt: skip
     settings = TorchSettings.of(asked.checked(parameter_key, "parameters"), parameters, names)
+    settings = replace(settings, scaler=grad_scaler)
     with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
         division = divided(optimizer, settings) if sharded else None
         if division and division.way.gradients:
@@ -113,6 +118,8 @@ def DistributedOptimizer(
             attach(optimizer, settings, passes)
         if division:
             shard(optimizer, division)
+    if lossy_of(settings.compression):
+        refuse_unknown_scaler(optimizer, settings)
     optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)
     return optimizer
 

@@ -193,6 +193,17 @@ BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 """The base class of all batch normalizations."""
 
 
+def scaler_that_steps() -> torch.amp.GradScaler | None:
+    """Return the GradScaler whose step() is under way in this thread; None if there is none, or it does not scale."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is torch.amp.GradScaler.step.__code__:
+            scaler = cast(torch.amp.GradScaler, frame.f_locals["self"])
+            return scaler if scaler.is_enabled() else None
+        frame = frame.f_back
+    return None
+
+
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """Return a module's children by name. A child may have several names."""
     children: dict[str, torch.nn.Module | None] | None = vars(module).get("_modules")

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from hvdlite.arrays import Array
+from hvdlite.compression.store import Store
 from hvdlite.errors import HvdliteError
-from hvdlite.gradients.compression import unknown
+from hvdlite.gradients.compression import lossy_of, unknown
 from hvdlite.gradients.reducer import Reducer
 from hvdlite.gradients.use import Use
 from hvdlite.lanes.calls import calling
@@ -37,6 +38,7 @@ class Gradients:
 
     Attributes:
         settings: The optimizer's settings.
+        store: What a lossy compressor keeps from round to round; None without one.
         compressor: The user's own compressor; None if the compressor only casts, or does nothing.
         contexts: The compressor's contexts of this round, by index.
         results: The results that rounds have given.
@@ -51,6 +53,8 @@ class Gradients:
 
     def __init__(self, settings: TorchSettings) -> None:
         self.settings, self.compressor = settings, unknown(settings.compression)
+        how = lossy_of(settings.compression)
+        self.store = Store(how, settings.scale) if how else None
         self.contexts: dict[int, object] = {}
         self.results = Results(settings)
         self.parameters: Sequence[Parameter] = ()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hvdlite.gradients.departure import Departure
+from hvdlite.gradients.lossy import marked
 from hvdlite.gradients.policy import planned
 from hvdlite.gradients.reducer import Memory, Reducer
 from hvdlite.torch import cuda
@@ -52,14 +53,18 @@ def lay_out(
         order: The order in which gradients come, as indices; None if it is not known.
     """
     now: Sequence[Parameter] = to_be.parameters
-    layout, overlap = planned(to_be.specs, ranks.runtime.config, ranks.lane.place, order)
+    config, store, place, specs = ranks.runtime.config, gradients.store, ranks.lane.place, tuple(to_be.specs)
+    if store:
+        specs = marked(specs, store, place, config.compress_within_host)
+    layout, overlap = planned(specs, config, place, order)
     parts = None
     if to_be.settings.borders and ranks.group:
         mine, layout = ranks.group.rank, replace(layout, borders=to_be.settings.borders(now))
         parts = Parts([slice(*borders[mine : mine + 2]) for borders in layout.borders], to_be.settings.process_set)
     gpu, how = cuda.gpu_of(now), to_be.settings.terms.reduction(ranks.size)
     departure = Departure(overlap, learn=order is None and gpu is None)
-    reducer = Reducer(ranks.lane, layout, how, ranks.name, departure, Memory(gpu))
+    memory = Memory(gpu, store=store, within_host=config.compress_within_host)
+    reducer = Reducer(ranks.lane, layout, how, ranks.name, departure, memory)
     streams = cuda.Streams(gpu.number) if gpu else None
     gradients.plan(now, reducer.views, parts)
     way = Way(

@@ -20,17 +20,23 @@ class TorchSettings(Settings):
         names: The parameters' names, by id(). Empty if the user gave no names.
         borders: Divides parameters among the ranks, if each rank needs the results of its pieces only: see
             `BucketPlan.borders`.
+        scaler: The user's GradScaler, if a lossy compressor needs the scale; None: gradients are not scaled.
     """
 
     known: tuple[torch.nn.Parameter, ...]
     names: Mapping[int, str]
     borders: Callable[[Sequence[torch.Tensor]], Borders] | None = None
+    scaler: torch.amp.GradScaler | None = None
 
     @classmethod
     def of(cls, asked: Settings, parameters: Sequence[torch.nn.Parameter], names: Mapping[int, str]) -> TorchSettings:
         """Add the parameters to checked settings. Parameters that are frozen now belong to no group."""
         groups = asked.groups.among([id(p) for p in parameters if p.requires_grad])
         return cls(**vars(replace(asked, groups=groups)), known=tuple(parameters), names=names)
+
+    def scale(self) -> float:
+        """Return the loss scale of the gradients under way."""
+        return self.scaler.get_scale() if self.scaler else 1.0
 
     def name(self, p: torch.Tensor, otherwise: str = "a parameter") -> str:
         """Return a parameter's name in messages. otherwise: the result if the user gave no name."""
