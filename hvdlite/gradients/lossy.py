@@ -12,7 +12,7 @@ HVDLITE_COMPRESS_WITHIN_HOST, and where ranks share no memory, each rank counts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ from hvdlite.algorithms import Place, hierarchical
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import part
 from hvdlite.arrays import Array, is_float
-from hvdlite.compression import Piece
+from hvdlite.compression import Compressor, Piece
 from hvdlite.compression.column import Column
 from hvdlite.compression.part import Part, is_finite, kept_as
 from hvdlite.compression.store import Store
@@ -62,6 +62,31 @@ def marked(specs: Iterable[Spec], store: Store, place: Place, within_host: bool)
             "hvd.Compression.bf16 or fp16 there"
         )
     return tuple(replace(spec, lossy=is_float(np.dtype(spec.dtype)) and how.fits(spec.shape)) for spec in specs)
+
+
+class Stores:
+    """What lossy compression keeps from round to round, for lists of variables.
+
+    Attributes:
+        how: The compressor; None without one.
+        scale: Returns the loss scale of the gradients under way.
+        known: The stores, by the lists that they are for.
+    """
+
+    def __init__(self, how: Compressor | None) -> None:
+        self.how = how
+        self.scale: Callable[[], float] = lambda: 1.0
+        self.known: dict[Hashable, Store] = {}
+
+    def get(self, key: Hashable) -> Store | None:
+        """Find or make a store; None without a lossy compressor."""
+        if self.how is not None and key not in self.known:
+            self.known[key] = Store(self.how, lambda: self.scale())
+        return self.known.get(key)
+
+    def note_scale(self, scale: Callable[[], float]) -> None:
+        """Have gradients scaled by this from now on."""
+        self.scale = scale
 
 
 class LossyRounds:
