@@ -70,6 +70,7 @@ class Contents:
         settings: The user's settings.
         gpu: The GPU on which the gradients lie; None: host memory.
         store: What a lossy compressor keeps from round to round; None without one.
+        names: For each variable the name under which it is kept there.
     """
 
     number: int
@@ -77,6 +78,7 @@ class Contents:
     settings: Settings
     gpu: Gpu | None
     store: Store | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,12 @@ class Exchange:
         config = runtime.current().config
         number, store, within_host = self.contents.number, self.contents.store, config.compress_within_host
         uses = agree(lane, name, self.contents, mine)
-        specs = [spec for spec, use in zip(self.contents.specs, uses, strict=True) if use is not Use.SPARSE]
-        layout, overlap = planned(marked(specs, store, lane.place, within_host) if store else specs, config, lane.place)
+        dense = [i for i, use in enumerate(uses) if use is not Use.SPARSE]
+        specs = tuple(self.contents.specs[i] for i in dense)
+        if store:
+            names = (self.contents.names[i] for i in dense)
+            specs = marked(dict(zip(names, specs, strict=True)), store, lane.place, within_host)
+        layout, overlap = planned(specs, config, lane.place)
         self.division = Division.of(uses, layout)
         how, memory = self.contents.settings.terms.reduction(lane.transport.size), f"{name}.{number}"
         place = Memory(self.contents.gpu, memory, store, within_host)

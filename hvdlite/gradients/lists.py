@@ -231,8 +231,9 @@ class Gradients:
             key, name = (*key, self.made), f"{name}.{self.made}"
         if key not in self.exchanges:
             self.tidy()
-            store = self.stores.get(specs if self.kind == "tape" else None)  # names are unique in an optimizer only
-            contents = Contents(self.made, specs, self.settings, gpu, store)
+            store = self.stores.get(specs if self.kind == "tape" else None)  # several models may share a tape's
+            names = tuple(f"{self.stores.number(inside(v))} {common_name(v)}" for v in variables)
+            contents = Contents(self.made, specs, self.settings, gpu, store, names)
             self.exchanges[key] = Exchange(contents, self.working_lane(), name, uses, owner=self)
             self.made += 1  # last: if making it fails on one rank and is tried again, the number is the same
         exchange, in_session = self.exchanges[key], framework.in_session(variables)
