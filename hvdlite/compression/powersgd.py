@@ -17,6 +17,8 @@ from hvdlite.compression import Column, Piece, Round
 
 Floats: TypeAlias = NDArray[np.float32]
 """float32 or float64."""
+TILE = 64 * 1024
+"""Elements of a product that are computed at once, in the cache."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,10 @@ class PowerSGD:
 
         Q orthogonalized;   P = sum of M Q over hosts;   P orthogonalized;   Q = sum of M^T P;   result = P Q^T
 
-    These are the steps of PyTorch's `powerSGD_hook`. All matrices of a part share two all-reduces.
+    These are the steps of PyTorch's `powerSGD_hook`, and give the same sums. All matrices of a part share two
+    all-reduces. PyTorch takes result / h as each host's contribution. Then a host's residual grows without bound if its
+    gradients differ from the others' in the mean. Here a contribution is P Q^T with the Q before the sum. The sum of
+    all residuals is the same, and each stays small.
 
     Price: 2 r (n+m) (h-1)/h elements per driver and matrix, with r = min(rank, n, m), instead of 2 n m (h-1)/h.
 
@@ -110,35 +115,34 @@ class LowRank:
         self.right, self.qs = matrices([(columns, rank) for _, columns, rank in self.sizes], dtype)
 
     def __call__(self, values: Array, sent: Array, now: Round) -> None:
-        """See `Exchange`. `sent` is an equal share of the sum on each host."""
+        """See `Exchange`. This host has contributed P (M^T P)^T with its own M."""
         if self.column.size == 1 or now.number < self.settings.start_step:
             sent[...] = values
             self.column.sum(values)
             for before, after in zip(now.before, now.after, strict=True):
                 after[...] = before
             return
-        own = [
-            np.asarray(values[piece.here].reshape(size[:2]))
-            for piece, size in zip(self.pieces, self.sizes, strict=True)
-        ]
+        own = self.as_matrices(values)
         for piece, before, matrix, p, q in zip(self.pieces, now.before, own, self.ps, self.qs, strict=True):
             q[...] = before.reshape(q.shape)
             orthogonalize(q, [self.settings.seed, now.number, crc32(piece.name.encode())])
             np.matmul(matrix, q, out=p)
         self.column.sum(self.left)
-        for matrix, p, q in zip(own, self.ps, self.qs, strict=True):
+        sent[...] = 0
+        shares = self.as_matrices(sent)
+        for matrix, share, p, q in zip(own, shares, self.ps, self.qs, strict=True):
             orthogonalize(p)
             np.matmul(matrix.T, p, out=q)
+            np.matmul(p, q.T, out=share)
         self.column.sum(self.right)
-        for piece, after, matrix, p, q in zip(self.pieces, now.after, own, self.ps, self.qs, strict=True):
+        for after, matrix, p, q in zip(now.after, own, self.ps, self.qs, strict=True):
             after[...] = q.reshape(-1)
-            scratch = np.asarray(sent[piece.here].reshape(matrix.shape))
-            np.multiply(p[:, :1], q[:, 0], out=matrix)
-            for column in range(1, p.shape[1]):
-                np.multiply(p[:, column, None], q[:, column], out=scratch)
-                matrix += scratch
-        sent[...] = values
-        sent /= self.column.size
+            multiply(p, q, matrix)
+
+    def as_matrices(self, part: Array) -> list[Floats]:
+        """Views of the pieces of a part."""
+        shapes = [(rows, columns) for rows, columns, _ in self.sizes]
+        return [np.asarray(part[piece.here]).reshape(shape) for piece, shape in zip(self.pieces, shapes, strict=True)]
 
 
 def matrices(shapes: Sequence[tuple[int, int]], dtype: DType) -> tuple[Floats, list[Floats]]:
@@ -146,6 +150,17 @@ def matrices(shapes: Sequence[tuple[int, int]], dtype: DType) -> tuple[Floats, l
     bounds = [*accumulate((rows * columns for rows, columns in shapes), initial=0)]
     flat: Floats = np.empty(bounds[-1], dtype)
     return flat, [flat[slice(*ends)].reshape(shape) for ends, shape in zip(pairwise(bounds), shapes, strict=True)]
+
+
+def multiply(p: Floats, q: Floats, product: Floats) -> None:
+    """Compute P Q^T with the same bits on all CPUs: for each column an outer product, added in order."""
+    columns = np.ascontiguousarray(q.T)
+    step = max(TILE // product.shape[1], 1)
+    for start in range(0, len(product), step):
+        rows, left = product[start : start + step], p[start : start + step]
+        np.multiply(left[:, :1], columns[0], out=rows)
+        for number in range(1, len(columns)):
+            rows += left[:, number, None] * columns[number]
 
 
 def orthogonalize(matrix: Floats, seed: Sequence[int] | None = None) -> None:

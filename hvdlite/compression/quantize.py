@@ -193,7 +193,7 @@ class Integers:
 
     def encode(self, rows: Floats, counts: Floats, codes: Bytes, random: np.random.SFC64) -> Floats:
         """See `Code`. A step is 1e-5 longer than it need be: no rounding error leads to 128."""
-        steps: Floats = np.maximum(rows.max(axis=1), -rows.min(axis=1))
+        steps: Floats = np.abs(rows).max(axis=1)
         steps *= steps.dtype.type(1.00001 / (2 ** (self.bits - 1) - 1))
         np.maximum(steps, np.finfo(steps.dtype).tiny, out=steps)
         rows *= (1 / steps)[:, None]
@@ -241,7 +241,7 @@ class Signs:
 
     def decode(self, codes: Bytes, scales: Floats, rows: Floats) -> None:
         """See `Code`."""
-        rows.reshape(-1, 8)[...] = SIGNS.astype(rows.dtype)[codes.reshape(-1)]
+        np.take(SIGNS.astype(rows.dtype), codes.reshape(-1), axis=0, out=rows.reshape(-1, 8), mode="clip")
         rows *= scales[:, None]
 
 
@@ -257,6 +257,7 @@ class TwoStages:
         counts: For each block the elements that are not padding, at least 1; indices: chunk, block.
         outgoing: For each host the scales and codes of its chunk, as bytes.
         incoming: From each host the scales and codes of this host's chunk; then those of all sums.
+        tiles: The blocks of a chunk in slices that are encoded at once.
         seed: What random numbers depend on, apart from the host and the round.
     """
 
@@ -269,6 +270,8 @@ class TwoStages:
         self.counts: Floats = np.clip(self.length - starts, 1, code.block).astype(dtype)
         self.outgoing: Bytes = np.zeros((column.size, blocks * (dtype.itemsize + code.width)), np.uint8)
         self.incoming: Bytes = np.empty_like(self.outgoing)
+        step = max(TILE // code.block, 1)
+        self.tiles = [slice(start, start + step) for start in range(0, blocks, step)]
         self.seed = seed, crc32(repr([(piece.name, piece.first) for piece in pieces]).encode())
 
     def __call__(self, values: Array, sent: Array, now: Round) -> None:
@@ -281,23 +284,18 @@ class TwoStages:
         self.load(values)
         for host in range(column.size):
             if host != here:
-                self.encode(self.values[host], self.counts[host], self.outgoing[host], random)
+                codes, scales = self.unpacked(self.outgoing[host])
+                for tile in self.tiles:
+                    self.encode(self.values[host, tile], self.counts[host, tile], (codes[tile], scales[tile]), random)
         alltoall(column.transport, [*self.outgoing], [*self.incoming])
-
-        total = self.values[here].copy()
-        for host in range(column.size):
-            if host != here:
-                self.decode(self.incoming[host], total, add=True)
-        total.reshape(-1)[max(self.length - here * total.size, 0) :] = 0  # decoded padding need not be zero
-        exact = total.copy()
-        self.encode(total, self.counts[here], self.incoming[here], random)
-        self.values[here] += total - exact
+        self.add_up(random)
         sent[...] = 0
         self.store(sent)
-
         allgather(column.transport, [*self.incoming])
         for host in range(column.size):
-            self.decode(self.incoming[host], self.values[host])
+            codes, scales = self.unpacked(self.incoming[host])
+            for tile in self.tiles:
+                self.code.decode(codes[tile], scales[tile], self.values[host, tile])
         self.store(values)
 
     def load(self, part: Array) -> None:
@@ -315,29 +313,31 @@ class TwoStages:
             part[piece.here] = flat[place : place + piece.length]
             place += piece.length
 
-    def encode(self, chunk: Floats, counts: Floats, packed: Bytes, random: np.random.SFC64) -> None:
-        """Encode a chunk. Its blocks become what the code says."""
-        codes, scales = self.unpacked(packed, len(chunk))
-        for tile in self.tiles(len(chunk)):
-            rows = chunk[tile]
-            scales[tile] = self.code.encode(rows, counts[tile], codes[tile], random)
-            self.code.decode(codes[tile], scales[tile], rows)
+    def add_up(self, random: np.random.SFC64) -> None:
+        """Add up this host's chunk, and encode the sums. `values` gets what the encoding has changed, too."""
+        here, received = self.column.rank, [self.unpacked(row) for row in self.incoming]
+        left = self.length - here * self.values[here].size
+        for tile in self.tiles:
+            mine = self.values[here, tile]
+            sums, rows = mine.copy(), np.empty_like(mine)
+            for host, (codes, scales) in enumerate(received):
+                if host != here:
+                    self.code.decode(codes[tile], scales[tile], rows)
+                    sums += rows
+            sums.reshape(-1)[max(left - tile.start * self.code.block, 0) :] = 0  # decoded padding need not be zero
+            mine -= sums
+            codes, scales = received[here]
+            self.encode(sums, self.counts[here, tile], (codes[tile], scales[tile]), random)
+            mine += sums
 
-    def decode(self, packed: Bytes, chunk: Floats, add: bool = False) -> None:
-        """Replace a chunk by what the code says, or add it to the chunk."""
-        codes, scales = self.unpacked(packed, len(chunk))
-        for tile in self.tiles(len(chunk)):
-            rows = np.empty_like(chunk[tile]) if add else chunk[tile]
-            self.code.decode(codes[tile], scales[tile], rows)
-            if add:
-                chunk[tile] += rows
+    def encode(self, rows: Floats, counts: Floats, packed: tuple[Bytes, Floats], random: np.random.SFC64) -> None:
+        """Encode blocks to codes and scales. The blocks become what the code says."""
+        codes, scales = packed
+        scales[...] = self.code.encode(rows, counts, codes, random)
+        self.code.decode(codes, scales, rows)
 
-    def unpacked(self, packed: Bytes, blocks: int) -> tuple[Bytes, Floats]:
+    def unpacked(self, packed: Bytes) -> tuple[Bytes, Floats]:
         """Views of the codes, one row per block, and of the scales. In the bytes, the scales come first."""
+        blocks = self.values.shape[1]
         codes = packed[packed.size - blocks * self.code.width :].reshape(blocks, self.code.width)
         return codes, packed[: packed.size - codes.size].view(self.values.dtype)
-
-    def tiles(self, blocks: int) -> list[slice]:
-        """Slices of a chunk's blocks that are encoded at once."""
-        step = max(TILE // self.code.block, 1)
-        return [slice(start, start + step) for start in range(0, blocks, step)]
