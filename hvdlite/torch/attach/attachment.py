@@ -157,6 +157,11 @@ class Attachment:
         return self.layout.reducer
 
     @property
+    def reducers(self) -> Iterable[Reducer]:
+        """The reducer, if this rank has one."""
+        return () if self.ranks.alone or self.sharing.detached else (self.reducer,)
+
+    @property
     def packing(self) -> Packing:
         """The way from p.grad into the views."""
         return self.layout.packing
