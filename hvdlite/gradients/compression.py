@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from hvdlite.compression import Compressor as Between
+from hvdlite.compression.auto import Auto
 from hvdlite.compression.codec import Codec
 from hvdlite.compression.powersgd import PowerSGD
 from hvdlite.compression.quantize import Int8, OneBit
@@ -132,13 +133,15 @@ def compressor(given: object, lossy: bool = False) -> type[Compressor]:
     Raises:
         ValueError: It is no compressor, or a lossy one for a single collective.
     """
-    if isinstance(given, (Lossy, Codec)) and not lossy:
+    if (isinstance(given, (Lossy, Codec)) or given == "auto") and not lossy:
         raise ValueError(
             f"compression={given!r} is for hvd.DistributedOptimizer and DistributedGradientTape, where later rounds "
             "send what one round leaves out. A single collective takes hvd.Compression.none, fp16 or bf16"
         )
     if isinstance(given, type) and issubclass(given, Codec):
         raise ValueError(f"compression={given.__name__} is a class: pass an object, {given.__name__}()")
+    if isinstance(given, str) and given == "auto":
+        return cast(type[Compressor], Lossy(Auto()))
     if isinstance(given, Codec):
         return cast(type[Compressor], Lossy(given))
     if not hasattr(given, "compress") or not hasattr(given, "decompress"):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import part
 from hvdlite.arrays import Array, is_float
 from hvdlite.compression import Compressor, Piece
+from hvdlite.compression.auto import Auto
 from hvdlite.compression.column import Column
 from hvdlite.compression.part import Part, Phases, is_finite, kept_as
 from hvdlite.compression.store import Store
@@ -54,10 +56,13 @@ def marked(specs: Mapping[str, Spec], store: Store, place: Place, within_host: b
     how, plain = store.compressor, tuple(specs.values())
     if place.size == 1:
         return plain
+    on_gpu = next((spec for spec in plain if spec.device != "host"), None)
+    if isinstance(how, Auto) and (on_gpu or (place.one_host and not within_host)):
+        return plain
     if place.one_host and not within_host:
         say_once(ONE_HOST.format(how))
         return plain
-    if on_gpu := next((spec for spec in plain if spec.device != "host"), None):
+    if on_gpu:
         raise NotImplementedError(
             f"compression={how} is for gradients in host memory; that of {on_gpu.name} lies on a GPU. Use "
             "hvd.Compression.bf16 or fp16 there"
@@ -99,6 +104,25 @@ class Stores:
         self.scale = scale
 
 
+class AnyPart(Protocol):
+    """A driver's part of a bucket between hosts.
+
+    Attributes:
+        column: One driver of each host.
+        rounds: The number of rounds so far.
+    """
+
+    @property
+    def column(self) -> Column: ...
+    @property
+    def rounds(self) -> int: ...
+    def __call__(self) -> None:
+        """Replace the part by its sum over hosts. Collective over the column."""
+
+    def keep(self, chosen: Callable[[str], bool] = ...) -> None:
+        """Leave the residuals of these parameters as the last committed round has left them."""
+
+
 class LossyRounds:
     """The compressed buckets of one plan, in all rounds.
 
@@ -109,9 +133,11 @@ class LossyRounds:
         names: The parameters whose gradients are compressed.
         buckets: The compressed buckets, by number.
         levels: The ranks that add up exactly, and the drivers that compress; known after `allocate`.
+        hosts: The number of hosts; known after `allocate`.
     """
 
     levels: Levels
+    hosts: int
 
     def __init__(self, store: Store, plan: BucketPlan, within_host: bool) -> None:
         self.store, self.plan, self.within_host = store, plan, within_host
@@ -120,18 +146,26 @@ class LossyRounds:
 
     def allocate(self, at: Workplace, shared: bool) -> None:
         """Allocate what is kept from round to round. Collective. shared: whether hosts' ranks share their buckets."""
+        host = self.place(at, shared)
+        compressed = [spec for spec in self.plan.specs if spec.lossy]
+        wanted = [(spec.lossy, spec.shape, kept_as(np.dtype(spec.dtype)).name) for spec in compressed]
+        self.store.allocate(wanted, at.transport, self.levels.local, host)
+
+    def place(self, at: Workplace, shared: bool) -> tuple[int, int]:
+        """Find hosts and drivers. Returns this host's number, and the number of hosts."""
         transport, hosts = at.transport, at.place.hosts
         if self.within_host or not shared or at.place.one_host:
-            self.levels, host = Levels(threads.alone(), transport, 1, 1), (transport.rank, transport.size)
-        else:
-            self.levels = at.workspace.levels(transport, hosts)
-            host = next(number for number, ranks in enumerate(hosts) if transport.rank in ranks), len(hosts)
-        wanted = (
-            (each.lossy, each.shape, kept_as(np.dtype(each.dtype)).name) for each in self.plan.specs if each.lossy
-        )
-        self.store.allocate(wanted, transport, self.levels.local, host)
+            self.levels = Levels(threads.alone(), transport, 1, 1)
+            self.hosts = transport.size
+            return transport.rank, self.hosts
+        self.levels, self.hosts = at.workspace.levels(transport, hosts), len(hosts)
+        return next(number for number, ranks in enumerate(hosts) if transport.rank in ranks), self.hosts
 
-    def settle(self, results: Sequence[Array], unused: Collection[str]) -> None:
+    def part(self, column: Column, pieces: Sequence[Piece], values: Array, how: Reduction, phases: Phases) -> AnyPart:
+        """The all-reduce of a driver's part, for many rounds."""
+        return Part(self.store, column, pieces, values, how, phases)
+
+    def settle(self, results: Sequence[Array], unused: Collection[str], agree: Callable[[np.ndarray], None]) -> None:
         """A round has ended on all ranks: what was not sent counts, if all results are finite. Waits for nobody.
 
         All ranks have the same results, and so decide alike.
@@ -139,6 +173,7 @@ class LossyRounds:
         Args:
             results: The buckets' buffers, in the plan's order.
             unused: The names of parameters without a gradient on any rank. Users get no result for them.
+            agree: Adds up an array over all ranks, in place. Collective.
         """
         for number, result in enumerate(results):
             bucket = self.buckets.get(number)
@@ -164,7 +199,7 @@ class LossyBucket:
     def __init__(self, every: LossyRounds, planned: Bucket) -> None:
         self.all, self.planned = every, planned
         self.borders: list[int] = []
-        self.part: Part | None = None
+        self.part: AnyPart | None = None
         self.phases: Phases = []
 
     @property
@@ -185,7 +220,7 @@ class LossyBucket:
 
         def between(cross: Transport, values: Array, across: Reduction) -> Callable[[], None]:
             pieces = self.pieces(*self.borders[levels.local.rank :][:2])
-            self.part = Part(self.all.store, Column(cross), pieces, values, across, self.phases)
+            self.part = self.all.part(Column(cross), pieces, values, across, self.phases)
             return self.part
 
         buffers = peers if peers and levels.local.size > 1 else [buffer]

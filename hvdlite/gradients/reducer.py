@@ -35,12 +35,12 @@ from hvdlite.compression.store import Store
 from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.gradients.bucket import Bucket
 from hvdlite.gradients.departure import Departure
-from hvdlite.gradients.lossy import LossyRounds
 from hvdlite.gradients.overlap_trial import Trial
 from hvdlite.gradients.plan import Bucket as PlannedBucket
 from hvdlite.gradients.plan import BucketPlan
 from hvdlite.gradients.progress import Flag, Progress, rank_of, void_of
 from hvdlite.gradients.use import Use
+from hvdlite.gradients.wire_trial import rounds_of
 from hvdlite.lanes.gpu_side import Gpu, on_gpu, side_of
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Handle, Request
@@ -97,7 +97,7 @@ class Reducer:
         self.lane, self.name = lane, name
         self.plan, self.how = plan, how
         self.departure = departure
-        self.lossy = LossyRounds(memory.store, plan, memory.within_host) if memory.store else None
+        self.lossy = rounds_of(memory.store, plan, memory.within_host) if memory.store else None
         facts = (
             ("parameters", plan.lines), ("buckets", plan.buckets), ("parts", plan.borders), ("reduction", how),
             ("compression", repr(memory.store.compressor) if memory.store else ""),
@@ -302,7 +302,8 @@ class Reducer:
             uses = self.agreed_uses(uses, flag, tag)
         if self.lossy:
             unused = {spec.lossy for spec, use in zip(self.plan.specs, uses, strict=True) if use is Use.UNUSED}
-            self.lossy.settle([bucket.buffer for bucket in self.buckets], unused)
+            results = [bucket.buffer for bucket in self.buckets]
+            self.lossy.settle(results, unused, lambda values: self.combine("wire", values, Reduction(), tag))
         if departure.trial or departure.learn:
             self.learn(all_there, tag)
         self.begin_round()

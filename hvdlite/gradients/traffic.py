@@ -19,7 +19,7 @@ class Traffic:
         plain: The bytes that these buckets would have without compression, by the price of the all-reduce.
         how: The compressor; "" without one.
         unsent: The norm of the residuals, divided by the norm of this round's mean gradient of a host; None without
-            compressed rounds.
+            error feedback.
     """
 
     exact: float
@@ -32,16 +32,17 @@ class Traffic:
 def traffic_of(reducer: Reducer) -> Traffic:
     """The traffic of a reducer's last rounds. Waits for nobody."""
     lossy, place, plan = reducer.lossy, reducer.lane.place, reducer.plan
-    hosts = lossy.store.hosts[1] if lossy and lossy.names else max(len(place.hosts), 1)
+    hosts = lossy.hosts if lossy and lossy.names else max(len(place.hosts), 1)
     drivers = lossy.levels.drivers if lossy and lossy.names else min(map(len, place.hosts), default=1)
     share = 2 * (hosts - 1) / hosts / drivers
     nbytes = [bucket.length * bucket.dtype.itemsize * share for bucket in plan.buckets]
     exact = sum(each for each, bucket in zip(nbytes, plan.buckets, strict=True) if not bucket.lossy)
     if not lossy or not lossy.names:
         return Traffic(exact, 0.0, 0.0, "", None)
+    keeps = lossy.store.compressor.error_feedback
     parts = [bucket.part for bucket in lossy.buckets.values() if bucket.part]
     counted = sum(part.column.sent_bytes / part.rounds for part in parts if part.rounds)
-    return Traffic(exact, counted, sum(nbytes) - exact, str(lossy.store.compressor), unsent(reducer))
+    return Traffic(exact, counted, sum(nbytes) - exact, str(lossy.store.compressor), unsent(reducer) if keeps else None)
 
 
 def unsent(reducer: Reducer) -> float | None:
@@ -50,7 +51,7 @@ def unsent(reducer: Reducer) -> float | None:
     assert lossy
     residual = sum(square(lossy.store.before(name).residual) for name in lossy.names)
     result = sum(square(np.asarray(reducer.buckets[number].buffer)) for number in lossy.buckets)
-    mean = result**0.5 / lossy.store.scale() / (how.before * how.after / how.divisor) / lossy.store.hosts[1]
+    mean = result**0.5 / lossy.store.scale() / (how.before * how.after / how.divisor) / lossy.hosts
     return residual**0.5 / mean if mean else None
 
 

@@ -34,7 +34,7 @@ OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 def DistributedOptimizer(
     optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: type[Compressor] | Compressor | Codec = Compression.none,
+    compression: type[Compressor] | Compressor | Codec | Literal["auto"] = Compression.none,
     backward_passes_per_step: int = 1,
     op: Op | int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -118,7 +118,8 @@ def DistributedOptimizer(
             attach(optimizer, settings, passes)
         if division:
             shard(optimizer, division)
-    if lossy_of(settings.compression):
+    how = lossy_of(settings.compression)
+    if how and (how.error_feedback or how.momentum):
         refuse_unknown_scaler(optimizer, settings)
     optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)
     return optimizer
