@@ -12,7 +12,7 @@ HVDLITE_COMPRESS_WITHIN_HOST, and where ranks share no memory, each rank counts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
@@ -27,9 +27,10 @@ from hvdlite.compression import Compressor, Piece
 from hvdlite.compression.auto import Auto
 from hvdlite.compression.column import Column
 from hvdlite.compression.part import Part, Phases, is_finite, kept_as
-from hvdlite.compression.store import Store
+from hvdlite.compression.store import Saved, Store
 from hvdlite.gradients.plan import Bucket, BucketPlan, Spec
 from hvdlite.lanes.workplace import Workplace
+from hvdlite.memory.arena import Arena
 from hvdlite.system.user_warnings import say_once
 from hvdlite.transports import Transport, threads
 from hvdlite.transports.two_levels import Levels
@@ -95,6 +96,11 @@ class Stores:
             self.known[key] = Store(self.how, lambda: self.scale())
         return self.known.get(key)
 
+    def load(self, state: Saved) -> None:
+        """Have an optimizer's compression go on with a checkpoint's values."""
+        if store := self.get(None):
+            store.load(state)
+
     def number(self, variable: object) -> int:
         """A variable's number. The names of variables need not be unique."""
         return self.numbers.setdefault(id(variable), len(self.numbers))
@@ -144,16 +150,17 @@ class LossyRounds:
         self.names = [spec.lossy for spec in plan.specs if spec.lossy]
         self.buckets = {number: LossyBucket(self, each) for number, each in enumerate(plan.buckets) if each.lossy}
 
-    def allocate(self, at: Workplace, shared: bool) -> None:
-        """Allocate what is kept from round to round. Collective. shared: whether hosts' ranks share their buckets."""
-        host = self.place(at, shared)
+    def allocate(self, at: Workplace, arenas: Iterable[Arena]) -> None:
+        """Allocate what is kept from round to round. Collective. arenas: the buckets' memory."""
+        host = self.place(at, arenas)
         compressed = [spec for spec in self.plan.specs if spec.lossy]
         wanted = [(spec.lossy, spec.shape, kept_as(np.dtype(spec.dtype)).name) for spec in compressed]
         self.store.allocate(wanted, at.transport, self.levels.local, host)
 
-    def place(self, at: Workplace, shared: bool) -> tuple[int, int]:
+    def place(self, at: Workplace, arenas: Iterable[Arena]) -> tuple[int, int]:
         """Find hosts and drivers. Returns this host's number, and the number of hosts."""
         transport, hosts = at.transport, at.place.hosts
+        shared = any(arena.peers is not None for arena in arenas)
         if self.within_host or not shared or at.place.one_host:
             self.levels = Levels(threads.alone(), transport, 1, 1)
             self.hosts = transport.size

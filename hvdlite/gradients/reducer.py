@@ -31,7 +31,7 @@ import numpy as np
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, is_host
-from hvdlite.compression.store import Store
+from hvdlite.compression.store import Saved, Store
 from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.gradients.bucket import Bucket
 from hvdlite.gradients.departure import Departure
@@ -130,8 +130,22 @@ class Reducer:
         """Allocate all memory of the plan: an arena for each device. Collective."""
         arenas = {device: self.arena(at, device, memory) for device in self.plan.devices}
         if self.lossy:
-            self.lossy.allocate(at, shared=any(arena.peers is not None for arena in arenas.values()))
+            self.lossy.allocate(at, arenas.values())
         return arenas
+
+    def take_loaded(self) -> None:
+        """Have lossy compression go on with the values that all ranks have loaded. Collective."""
+        if lossy := self.lossy:
+            facts = (("a checkpoint's unsent gradients", True),)
+            signature = Signature("plan", f"{self.name} bucket 0", facts)
+            self.lane.run(Request(signature, lambda at: lossy.allocate(at, self.arenas.values())))
+
+    def unsent(self) -> Saved | None:
+        """The sum over hosts of what lossy compression has not sent; None if there is nothing. Collective."""
+        if self.lossy is None or not self.lossy.store.entries:
+            return None
+        tag = Round("checkpoint {}", (self.lossy.store.rounds,))
+        return self.lossy.store.summed(lambda values: self.combine("unsent", values, Reduction(), tag))
 
     def arena(self, host: Workplace, device: str, memory: Memory) -> Arena:
         """Allocate the arena for a device's buckets. Collective."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import median
 
 import numpy as np
@@ -27,6 +27,7 @@ from hvdlite.compression.store import Store
 from hvdlite.gradients.lossy import LossyRounds
 from hvdlite.gradients.plan import BucketPlan
 from hvdlite.lanes.workplace import Workplace
+from hvdlite.memory.arena import Arena
 
 WARM_UP = 4  # rounds that do not count
 EACH = 6  # rounds each way
@@ -54,9 +55,9 @@ class WireTrial(LossyRounds):
         self.seconds: dict[bool, list[float]] = {True: [], False: []}
         self.narrow = False
 
-    def allocate(self, at: Workplace, shared: bool) -> None:
+    def allocate(self, at: Workplace, arenas: Iterable[Arena]) -> None:
         """Find the drivers. Nothing is kept from round to round."""
-        self.place(at, shared)
+        self.place(at, arenas)
         self.start()
 
     def part(self, column: Column, pieces: Sequence[Piece], values: Array, how: Reduction, phases: Phases) -> Wire:

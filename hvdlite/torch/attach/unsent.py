@@ -17,7 +17,6 @@ from hvdlite.system.user_warnings import say_once
 
 UNSENT = "hvdlite_unsent"
 """The key in state_dict()."""
-ARRAYS = ("residual", "velocity", "extra")
 State = dict[str, object]
 
 
@@ -47,7 +46,7 @@ def forget_loaded(optimizer: torch.optim.Optimizer) -> None:
 
 def state_of(saved: Saved) -> State:
     """Return values as plain data and tensors, which nobody else changes."""
-    values = {name: {key: torch.from_numpy(np.array(getattr(kept, key))) for key in ARRAYS}
+    values = {name: {key: torch.from_numpy(np.array(getattr(kept, key))) for key in Kept.NAMES}
               for name, kept in saved.values.items()}  # fmt: skip
     return {"host": saved.host, "hosts": saved.hosts, "rounds": saved.rounds, "values": values}
 
@@ -55,5 +54,5 @@ def state_of(saved: Saved) -> State:
 def saved_of(state: Mapping[str, object]) -> Saved:
     """Return what `state_of` was given."""
     values = cast("dict[str, dict[str, torch.Tensor]]", state["values"])
-    found = {name: Kept(*(its[key].cpu().numpy() for key in ARRAYS)) for name, its in values.items()}
+    found = {name: Kept(*(its[key].cpu().numpy() for key in Kept.NAMES)) for name, its in values.items()}
     return Saved(cast("int | None", state["host"]), cast(int, state["hosts"]), cast(int, state["rounds"]), found)
