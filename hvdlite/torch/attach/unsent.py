@@ -7,7 +7,7 @@ hosts counts: see `compression.store.Store.to_load`. Values that were loaded cou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,10 +30,20 @@ def keep_in_state_dict(optimizer: torch.optim.Optimizer, store: Store) -> None:
         found = state.get(UNSENT)
         if found is not None:
             store.load(saved_of(cast("State", found)))
-        return {key: value for key, value in state.items() if key != UNSENT}
+        return without_unsent(state)
 
     optimizer.register_state_dict_post_hook(add)
     optimizer.register_load_state_dict_pre_hook(take)
+
+
+StateT = TypeVar("StateT")
+
+
+def without_unsent(state: StateT) -> StateT:
+    """Return a state_dict() without these values. Wrappers of optimizers may have a state of another kind."""
+    if not isinstance(state, dict):
+        return state
+    return cast(StateT, {key: value for key, value in state.items() if key != UNSENT})
 
 
 def forget_loaded(optimizer: torch.optim.Optimizer) -> None:
