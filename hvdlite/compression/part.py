@@ -17,7 +17,7 @@ loss scaler then leaves out the step, and the round is not committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class Part:
         how: The scaling of the result.
         exchange: The compressor's messages.
         dtype: The dtype of all arithmetic: float32 or float64.
+        gaps: What lies between the pieces: zeros, whatever the compressor makes of them.
     """
 
     def __init__(self, store: Store, column: Column, pieces: Sequence[Piece], values: Array, how: Reduction) -> None:
@@ -46,10 +47,13 @@ class Part:
         self.values, self.how = np.asarray(values), how
         self.dtype = kept_as(values.dtype)
         self.exchange: Exchange = store.compressor.prepare(column, pieces, values.size, self.dtype)
+        self.gaps = gaps_between(pieces, values.size)
 
     def __call__(self) -> None:
         """Replace the part by its sum over hosts. Collective over the column."""
         store, part = self.store, self.values
+        if not self.pieces:
+            return
         total = store.scratch.get("values", part.size, self.dtype.name)
         sent = store.scratch.get("sent", part.size, self.dtype.name)
         before = [store.before(piece.name).of(piece) for piece in self.pieces]
@@ -66,15 +70,18 @@ class Part:
         for piece, new in zip(self.pieces, after, strict=True):
             keep_rest(sent[piece.here], new, scale)
         self.how.postscale(total)
+        for gap in self.gaps:
+            total[gap] = 0
         assign(part, total)
         if not is_finite(part):
             part[...] = np.nan
 
-    def keep(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Leave the residuals of these parameters as the last committed round has left them."""
-        for piece in self.pieces:
-            if chosen(piece.name):
-                self.store.after(piece.name).of(piece).take(self.store.before(piece.name).of(piece))
+
+def gaps_between(pieces: Sequence[Piece], length: int) -> list[slice]:
+    """The elements of a part of this length that belong to no piece."""
+    begins = [0, *(piece.start + piece.length for piece in pieces)]
+    ends = [*(piece.start for piece in pieces), length]
+    return [slice(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
 
 
 def add_kept(values: np.ndarray, old: Kept, new: Kept, scale: float, how: Compressor) -> None:

@@ -68,6 +68,14 @@ def marked(specs: Mapping[str, Spec], store: Store, place: Place, within_host: b
     )
 
 
+def shape_in_memory(spec: Spec) -> tuple[int, ...]:
+    """A gradient's shape with its dimensions in the order of memory: (n, h, w, c) for channels_last."""
+    if not spec.strides:
+        return spec.shape
+    order = sorted(range(len(spec.shape)), key=lambda dimension: -spec.strides[dimension])
+    return tuple(spec.shape[dimension] for dimension in order)
+
+
 class Stores:
     """What lossy compression keeps from round to round, for lists of variables.
 
@@ -127,7 +135,9 @@ class LossyRounds:
             self.levels = at.workspace.levels(transport, hosts)
             host = next(number for number, ranks in enumerate(hosts) if transport.rank in ranks), len(hosts)
         wanted = (
-            (each.lossy, each.shape, kept_as(np.dtype(each.dtype)).name) for each in self.plan.specs if each.lossy
+            (each.lossy, shape_in_memory(each), kept_as(np.dtype(each.dtype)).name)
+            for each in self.plan.specs
+            if each.lossy
         )
         self.store.allocate(wanted, transport, self.levels.local, host)
 
@@ -138,16 +148,17 @@ class LossyRounds:
 
         Args:
             results: The buckets' buffers, in the plan's order.
-            unused: The names of parameters without a gradient on any rank. Users get no result for them.
+            unused: The names of parameters without a gradient on any rank. Users get no result for them, so that
+                what was not sent before stays.
         """
+        if not self.names:
+            return
         for number, result in enumerate(results):
             bucket = self.buckets.get(number)
             looked_at = result if bucket is None else result[bucket.firsts]
             if is_float(result.dtype) and not is_finite(np.asarray(looked_at)):
                 return
-        for bucket in self.buckets.values() if unused else ():
-            bucket.keep(unused.__contains__)
-        self.store.commit(self.names)
+        self.store.commit(name for name in self.names if name not in unused)
 
     @property
     def sent_bytes(self) -> int:
@@ -209,10 +220,5 @@ class LossyBucket:
             spec, slot = self.all.plan.specs[index], self.all.plan.slots[index]
             first, last = max(start, slot.offset), min(stop, slot.offset + slot.length)
             if first < last:
-                found.append(Piece(spec.lossy, spec.shape, first - start, first - slot.offset, last - first))
+                found.append(Piece(spec.lossy, shape_in_memory(spec), first - start, first - slot.offset, last - first))
         return found
-
-    def keep(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Leave what was not sent of these parameters for the next round: this round's results do not contain it."""
-        if self.part:
-            self.part.keep(chosen)
