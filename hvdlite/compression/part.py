@@ -60,6 +60,7 @@ class Part:
         after = [store.after(piece.name).of(piece) for piece in self.pieces]
         scale = store.scale()
         total[...] = part
+        self.clear_gaps(total)  # they are NaN after a round with NaN
         for piece, old, new in zip(self.pieces, before, after, strict=True):
             add_kept(total[piece.here], old, new, scale, store.compressor)
         if self.column.any(not is_finite(total)):
@@ -70,11 +71,15 @@ class Part:
         for piece, new in zip(self.pieces, after, strict=True):
             keep_rest(sent[piece.here], new, scale)
         self.how.postscale(total)
-        for gap in self.gaps:
-            total[gap] = 0
+        self.clear_gaps(total)
         assign(part, total)
         if not is_finite(part):
             part[...] = np.nan
+
+    def clear_gaps(self, values: np.ndarray) -> None:
+        """Set what lies between the pieces to zero."""
+        for gap in self.gaps:
+            values[gap] = 0
 
 
 def gaps_between(pieces: Sequence[Piece], length: int) -> list[slice]:

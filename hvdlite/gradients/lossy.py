@@ -27,6 +27,7 @@ from hvdlite.compression.column import Column
 from hvdlite.compression.part import Part, is_finite, kept_as
 from hvdlite.compression.store import Store
 from hvdlite.gradients.plan import Bucket, BucketPlan, Spec
+from hvdlite.job import runtime
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.system.user_warnings import say_once
 from hvdlite.transports import Transport, threads
@@ -55,7 +56,8 @@ def marked(specs: Mapping[str, Spec], store: Store, place: Place, within_host: b
     if place.size == 1:
         return plain
     if place.one_host and not within_host:
-        say_once(ONE_HOST.format(how))
+        if runtime.rank() == 0:
+            say_once(ONE_HOST.format(how))
         return plain
     if on_gpu := next((spec for spec in plain if spec.device != "host"), None):
         raise NotImplementedError(
