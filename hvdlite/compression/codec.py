@@ -75,8 +75,7 @@ class Codec:
 
     def prepare(self, column: Column, pieces: Sequence[Piece], length: int, dtype: DType) -> Gathered:
         """The exchange: an all-gather of codes."""
-        edges = [0, *(edge for piece in pieces for edge in (piece.here.start, piece.here.stop)), length]
-        return Gathered(copy.copy(self), column, [slice(*gap) for gap in zip(edges[::2], edges[1::2], strict=True)])
+        return Gathered(copy.copy(self), column)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -89,26 +88,17 @@ class Gathered:
     Attributes:
         codec: The codec, for one part.
         column: One driver of each host.
-        gaps: The elements that belong to no parameter. They stay zero.
     """
 
     codec: Codec
     column: Column
-    gaps: Sequence[slice]
 
     def __call__(self, values: np.ndarray, sent: np.ndarray, now: Round) -> None:
         """See `Exchange`. All hosts add up in host order, so that they have the same bits."""
         length, kind = len(values), values.dtype
         mine = [np.ascontiguousarray(each) for each in self.codec.encode(values)]
         sent[...] = self.codec.decode(mine, length)
-        self.clear(sent)
         rows = [self.column.gather(each) for each in mine]
         values[...] = 0
         for host in range(self.column.size):
             values += self.codec.decode([each[host] for each in rows], length).astype(kind)
-        self.clear(values)
-
-    def clear(self, values: np.ndarray) -> None:
-        """Set the elements that belong to no parameter to zero."""
-        for gap in self.gaps:
-            values[gap] = 0

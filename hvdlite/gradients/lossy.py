@@ -29,6 +29,7 @@ from hvdlite.compression.column import Column
 from hvdlite.compression.part import Part, Phases, is_finite, kept_as
 from hvdlite.compression.store import Saved, Store
 from hvdlite.gradients.plan import Bucket, BucketPlan, Spec
+from hvdlite.job import runtime
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.memory.arena import Arena
 from hvdlite.system.user_warnings import say_once
@@ -61,7 +62,8 @@ def marked(specs: Mapping[str, Spec], store: Store, place: Place, within_host: b
     if isinstance(how, Auto) and (on_gpu or (place.one_host and not within_host)):
         return plain
     if place.one_host and not within_host:
-        say_once(ONE_HOST.format(how))
+        if runtime.rank() == 0:
+            say_once(ONE_HOST.format(how))
         return plain
     if on_gpu:
         raise NotImplementedError(
@@ -72,6 +74,14 @@ def marked(specs: Mapping[str, Spec], store: Store, place: Place, within_host: b
         replace(spec, lossy=name) if is_float(np.dtype(spec.dtype)) and how.fits(spec.shape) else spec
         for name, spec in specs.items()
     )
+
+
+def shape_in_memory(spec: Spec) -> tuple[int, ...]:
+    """A gradient's shape with its dimensions in the order of memory: (n, h, w, c) for channels_last."""
+    if not spec.strides:
+        return spec.shape
+    order = sorted(range(len(spec.shape)), key=lambda dimension: -spec.strides[dimension])
+    return tuple(spec.shape[dimension] for dimension in order)
 
 
 class Stores:
@@ -125,9 +135,6 @@ class AnyPart(Protocol):
     def __call__(self) -> None:
         """Replace the part by its sum over hosts. Collective over the column."""
 
-    def keep(self, chosen: Callable[[str], bool] = ...) -> None:
-        """Leave the residuals of these parameters as the last committed round has left them."""
-
 
 class LossyRounds:
     """The compressed buckets of one plan, in all rounds.
@@ -154,7 +161,7 @@ class LossyRounds:
         """Allocate what is kept from round to round. Collective. arenas: the buckets' memory."""
         host = self.place(at, arenas)
         compressed = [spec for spec in self.plan.specs if spec.lossy]
-        wanted = [(spec.lossy, spec.shape, kept_as(np.dtype(spec.dtype)).name) for spec in compressed]
+        wanted = [(spec.lossy, shape_in_memory(spec), kept_as(np.dtype(spec.dtype)).name) for spec in compressed]
         self.store.allocate(wanted, at.transport, self.levels.local, host)
 
     def place(self, at: Workplace, arenas: Iterable[Arena]) -> tuple[int, int]:
@@ -179,17 +186,18 @@ class LossyRounds:
 
         Args:
             results: The buckets' buffers, in the plan's order.
-            unused: The names of parameters without a gradient on any rank. Users get no result for them.
+            unused: The names of parameters without a gradient on any rank. Users get no result for them, so that
+                what was not sent before stays.
             agree: Adds up an array over all ranks, in place. Collective.
         """
+        if not self.names:
+            return
         for number, result in enumerate(results):
             bucket = self.buckets.get(number)
             looked_at = result if bucket is None else result[bucket.firsts]
             if is_float(result.dtype) and not is_finite(np.asarray(looked_at)):
                 return
-        for bucket in self.buckets.values() if unused else ():
-            bucket.keep(unused.__contains__)
-        self.store.commit(self.names)
+        self.store.commit(name for name in self.names if name not in unused)
 
 
 class LossyBucket:
@@ -248,10 +256,5 @@ class LossyBucket:
             spec, slot = self.all.plan.specs[index], self.all.plan.slots[index]
             first, last = max(start, slot.offset), min(stop, slot.offset + slot.length)
             if first < last:
-                found.append(Piece(spec.lossy, spec.shape, first - start, first - slot.offset, last - first))
+                found.append(Piece(spec.lossy, shape_in_memory(spec), first - start, first - slot.offset, last - first))
         return found
-
-    def keep(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Leave what was not sent of these parameters for the next round: this round's results do not contain it."""
-        if self.part:
-            self.part.keep(chosen)

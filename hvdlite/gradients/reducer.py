@@ -314,7 +314,7 @@ class Reducer:
         flag = progress.sent[-1][0].flag if progress.sent else Flag.COMPLETE
         if flag:
             uses = self.agreed_uses(uses, flag, tag)
-        if self.lossy:
+        if self.lossy and all_there:  # otherwise the round was exact, and those who have joined do not count it
             unused = {spec.lossy for spec, use in zip(self.plan.specs, uses, strict=True) if use is Use.UNUSED}
             results = [bucket.buffer for bucket in self.buckets]
             self.lossy.settle(results, unused, lambda values: self.combine("wire", values, Reduction(), tag))

@@ -123,6 +123,3 @@ class Wire:
         else:
             self.whole()
         self.seconds = time.perf_counter() - began
-
-    def keep(self, chosen: Callable[[str], bool] = bool) -> None:
-        """Do nothing: nothing is kept from round to round."""

@@ -107,6 +107,8 @@ def DistributedOptimizer(
         sharded=sharded,
     )  # fmt: skip
     settings = TorchSettings.of(asked.checked(parameter_key, "parameters"), parameters, names)
+    if not isinstance(grad_scaler, torch.amp.GradScaler | None):
+        raise TypeError(f"grad_scaler must be a torch.amp.GradScaler, not a {type(grad_scaler).__name__}")
     settings = replace(settings, scaler=grad_scaler)
     with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
         division = divided(optimizer, settings) if sharded else None
@@ -120,7 +122,7 @@ def DistributedOptimizer(
             shard(optimizer, division)
     how = lossy_of(settings.compression)
     if how and (how.error_feedback or how.momentum):
-        refuse_unknown_scaler(optimizer, settings)
+        refuse_unknown_scaler(optimizer)
     optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)
     return optimizer
 
