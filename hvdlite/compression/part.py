@@ -45,6 +45,7 @@ class Part:
         exchange: The compressor's messages.
         dtype: The dtype of all arithmetic: float32 or float64.
         rounds: The number of rounds so far.
+        norm: The norm of the hosts' mean gradient in the last round, without a loss scale.
         phases: What the last round has done, for the timeline.
         gaps: What lies between the pieces: zeros, whatever the compressor makes of them.
     """
@@ -55,7 +56,7 @@ class Part:
         self.store, self.column, self.pieces = store, column, pieces
         self.values, self.how = np.asarray(values), how
         self.dtype = kept_as(values.dtype)
-        self.rounds, self.phases = 0, phases
+        self.rounds, self.norm, self.phases = 0, 0.0, phases
         self.exchange: Exchange = store.compressor.prepare(column, pieces, values.size, self.dtype)
         self.gaps = gaps_between(pieces, values.size)
 
@@ -83,12 +84,21 @@ class Part:
         self.exchange(total, sent, now)
         for piece, new in zip(self.pieces, after, strict=True):
             keep_rest(sent[piece.here], new, scale)
+        self.norm = float(np.linalg.norm(total)) / self.column.size / scale
         self.how.postscale(total)
         self.clear_gaps(total)
         assign(part, total)
         if not is_finite(part):
             part[...] = np.nan
         self.note_phases(began)
+
+    @property
+    def unsent(self) -> float | None:
+        """The norm of the residuals, divided by `norm`; None without error feedback, and before the first round."""
+        if not self.store.compressor.error_feedback or not self.norm:
+            return None
+        kept = (self.store.before(piece.name).of(piece).residual for piece in self.pieces)
+        return float(np.linalg.norm([float(np.linalg.norm(each)) for each in kept])) / self.norm
 
     def note_phases(self, began: float) -> None:
         """Note what the round has done."""

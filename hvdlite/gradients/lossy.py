@@ -126,8 +126,11 @@ class AnyPart(Protocol):
     Attributes:
         column: One driver of each host.
         rounds: The number of rounds so far.
+        unsent: The norm of what has not been sent, divided by that of the hosts' mean gradient; None if there is none.
     """
 
+    @property
+    def unsent(self) -> float | None: ...
     @property
     def column(self) -> Column: ...
     @property

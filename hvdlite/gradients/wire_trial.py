@@ -97,7 +97,10 @@ class Wire:
         half: The all-reduce in bfloat16. Sums are computed in float32.
         seconds: The time of the last round.
         rounds: The number of rounds so far.
+        unsent: None, since everything is sent.
     """
+
+    unsent = None
 
     def __init__(self, trial: WireTrial, column: Column, values: Array, how: Reduction) -> None:
         self.trial, self.column, self.values = trial, column, values
