@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import hvdlite.torch as hvd
 torch.set_num_threads(1)
 hvd.init()
 STEPS, SIDE = 4, 1024
-CHOICES = {
+CHOICES: dict[str, Any] = {
     "none": hvd.Compression.none,
     "topk": hvd.Compression.topk(0.01),
     "powersgd": hvd.Compression.powersgd(16, start_step=0),
