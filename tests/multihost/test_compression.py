@@ -18,6 +18,7 @@ PAYLOAD = {
     "none": 2 * 4 * ELEMENTS / 2,
     "topk": 8 * 0.01 * ELEMENTS,
     "powersgd": 2 * (8 * 16 * (1024 + 1024) / 2),
+    "randomk": 8 * 0.05 * ELEMENTS / 2,
     "int8": 2 * (8 / 8 + 4 / 256) * ELEMENTS / 2,
 }
 """The bytes that each of two hosts sends in a step, however many drivers it has."""
