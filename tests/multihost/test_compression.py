@@ -38,7 +38,8 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("hosts", [
-    "hosta:1,hostb:1", pytest.param("hosta:2,hostb:2", marks=pytest.mark.full), "hosta:1,hostb:2",
+    pytest.param("hosta:1,hostb:1", marks=pytest.mark.full), pytest.param("hosta:2,hostb:2", marks=pytest.mark.full),
+    "hosta:1,hostb:2",
 ])  # fmt: skip
 def test_two_hosts(runner: Runner, hosts: str) -> None:
     """The script checks sums and bits on every rank. Of the bytes in packets, headers are taken off."""
