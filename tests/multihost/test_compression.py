@@ -18,6 +18,7 @@ PAYLOAD = {
     "none": 2 * 4 * ELEMENTS / 2,
     "topk": 8 * 0.01 * ELEMENTS,
     "powersgd": 2 * (8 * 16 * (1024 + 1024) / 2),
+    "randomk": 8 * 0.05 * ELEMENTS / 2,
     "int8": 2 * (8 / 8 + 4 / 256) * ELEMENTS / 2,
 }
 """The bytes that each of two hosts sends in a step, however many drivers it has."""
@@ -37,7 +38,8 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("hosts", [
-    "hosta:1,hostb:1", pytest.param("hosta:2,hostb:2", marks=pytest.mark.full), "hosta:1,hostb:2",
+    pytest.param("hosta:1,hostb:1", marks=pytest.mark.full), pytest.param("hosta:2,hostb:2", marks=pytest.mark.full),
+    "hosta:1,hostb:2",
 ])  # fmt: skip
 def test_two_hosts(runner: Runner, hosts: str) -> None:
     """The script checks sums and bits on every rank. Of the bytes in packets, headers are taken off."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hvdlite.algorithms import Place
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import LINE, DType
 from hvdlite.compression import Column, Compressor, Exchange, Piece, Round
@@ -18,8 +20,9 @@ from hvdlite.compression.part import Part
 from hvdlite.compression.powersgd import PowerSGD
 from hvdlite.compression.store import ONE_HOST_ONLY, Kept, Saved, Store
 from hvdlite.compression.topk import TopK
-from hvdlite.gradients.lossy import LossyBucket, LossyRounds, shape_in_memory
+from hvdlite.gradients.lossy import LossyBucket, LossyRounds, marked, shape_in_memory
 from hvdlite.gradients.plan import Spec, plan
+from hvdlite.memory.workspace import Workspace
 from hvdlite.system import user_warnings
 from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
 from hvdlite.transports.two_levels import split
@@ -352,6 +355,41 @@ def test_results_that_are_not_finite_are_not_committed(place: int) -> None:
     results[place][...] = 1
     settle({"b"})
     assert store.rounds == 1 and store.turns == {"a": 1, "b": 0}
+
+
+def test_what_is_compressed() -> None:
+    """Matrices of floats between hosts, under names that are given."""
+    store, two, one = Store(TopK(), lambda: 1.0), Place(4, True, hosts=HOSTS), Place(4, True)
+    specs = {
+        "a": Spec("p0", (40, 40), "float32"), "b": Spec("p1", (40,), "float32"), "c": Spec("p2", (40, 40), "int32"),
+        "d": Spec("p3", (40, 40), "bfloat16"), "e": Spec("p4", (40, 40), "complex64"),
+    }  # fmt: skip
+    wanted = ["a", "", "", "d", ""]
+    assert [spec.lossy for spec in marked(specs, store, two, within_host=False)] == wanted
+    assert [spec.lossy for spec in marked(specs, store, one, within_host=True)] == wanted
+    assert not any(spec.lossy for spec in marked(specs, store, Place(1, True), within_host=True))
+    with pytest.raises(NotImplementedError, match="that of p5 lies on a GPU"):
+        marked({**specs, "f": Spec("p5", (4,), "float32", "cuda:0")}, store, two, within_host=False)
+
+
+@pytest.mark.parametrize("within_host", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_host_has_one_memory_if_its_ranks_add_exactly(within_host: bool, shared: bool) -> None:
+    """Otherwise each rank is a host of its own."""
+
+    def main(transport: ThreadTransport) -> None:
+        made = plan([Spec("a", (40, 40), "float16", lossy="a")], 1 << 20, 1 << 20)
+        rounds = LossyRounds(Store(TopK(), lambda: 1.0), made, within_host)
+        at: Any = SimpleNamespace(transport=transport, place=Place(4, True, hosts=HOSTS), workspace=Workspace())
+        rounds.allocate(at, shared)
+        hosts = shared and not within_host
+        assert rounds.store.hosts == ((transport.rank // 2, 2) if hosts else (transport.rank, 4))
+        rounds.store.before("a").residual[transport.rank] = 1
+        transport.barrier()
+        kept = rounds.store.before("a").residual
+        assert kept.dtype == np.float32 and kept.sum() == (2 if hosts else 1)
+
+    on_four(main)
 
 
 def test_shapes_are_in_the_order_of_memory() -> None:

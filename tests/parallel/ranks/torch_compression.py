@@ -689,7 +689,8 @@ def check_one_host() -> None:
         loss_of(plain, number).backward()
         optimizer.step()
     assert all(map(torch.equal, net.parameters(), plain.parameters()))
-    assert not store_of(ledger.optimizer).entries and not rounds_of(ledger.optimizer).buckets
+    assert not store_of(ledger.optimizer).entries and store_of(ledger.optimizer).rounds == 0
+    assert not rounds_of(ledger.optimizer).buckets
 
 
 def open_files() -> int:
