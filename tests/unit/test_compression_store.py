@@ -22,6 +22,7 @@ from hvdlite.compression.store import ONE_HOST_ONLY, Kept, Saved, Store
 from hvdlite.compression.topk import TopK
 from hvdlite.gradients.lossy import LossyBucket, LossyRounds, marked, shape_in_memory
 from hvdlite.gradients.plan import Spec, plan
+from hvdlite.memory.arena import Arena
 from hvdlite.memory.workspace import Workspace
 from hvdlite.system import user_warnings
 from hvdlite.transports.threads import ThreadTransport, alone, run_ranks
@@ -239,7 +240,7 @@ def part_of(how: Compressor, values: np.ndarray, scale: list[float], reduction: 
     """A part on one host."""
     store = Store(how, lambda: scale[0])
     store.allocate([("a", (4,), "float32"), ("b", (3,), "float32")], alone(), alone(), (0, 1))
-    return store, Part(store, Column(alone()), PIECES, values, reduction)
+    return store, Part(store, Column(alone()), PIECES, values, reduction, [])
 
 
 def test_what_was_not_sent_is_added_to_the_next_rounds_values() -> None:
@@ -299,7 +300,7 @@ def test_a_part_without_parameters_sends_nothing() -> None:
     def main(transport: ThreadTransport) -> None:
         store = Store(Codec(), lambda: 1.0)
         store.allocate([], alone(), alone(), (0, 1))
-        part = Part(store, Column(transport), [], np.zeros(0, np.float32), Reduction())
+        part = Part(store, Column(transport), [], np.zeros(0, np.float32), Reduction(), [])
         part()
         assert part.column.sent_bytes == 0
 
@@ -348,7 +349,7 @@ def test_results_that_are_not_finite_are_not_committed(place: int) -> None:
     results: list[Any] = [np.ones(bucket.length, np.float32) for bucket in made.buckets]
     for number, bucket in rounds.buckets.items():
         bucket.borders = bucket.borders_of(results[number], 2)
-    settle = partial(rounds.settle, results)
+    settle = partial(rounds.settle, results, agree=print)
     results[place][bucket.borders[1] if made.buckets[place].lossy else 1] = np.nan
     settle(set())
     assert store.rounds == 0 and store.turns == {"a": 0, "b": 0}
@@ -381,7 +382,8 @@ def test_a_host_has_one_memory_if_its_ranks_add_exactly(within_host: bool, share
         made = plan([Spec("a", (40, 40), "float16", lossy="a")], 1 << 20, 1 << 20)
         rounds = LossyRounds(Store(TopK(), lambda: 1.0), made, within_host)
         at: Any = SimpleNamespace(transport=transport, place=Place(4, True, hosts=HOSTS), workspace=Workspace())
-        rounds.allocate(at, shared)
+        own = np.empty(0, np.uint8)
+        rounds.allocate(at, [Arena(own, (own,) if shared else None)])
         hosts = shared and not within_host
         assert rounds.store.hosts == ((transport.rank // 2, 2) if hosts else (transport.rank, 4))
         rounds.store.before("a").residual[transport.rank] = 1

@@ -117,6 +117,17 @@ def check_plain_torch_loads_the_state() -> None:
         assert len(plain.state_dict()["state"]) == len(list(net.parameters()))
 
 
+def check_a_state_does_not_change_with_later_steps() -> None:
+    with within_host():
+        trained = attached(TOPK)
+        train(trained, 0, 2)
+        unsent_then = trained[1].state_dict()["hvdlite_unsent"]
+        before = copy.deepcopy(unsent_then)
+        train(trained, 2, 5)
+        for name, arrays in before["values"].items():
+            assert torch.equal(unsent_then["values"][name]["residual"], arrays["residual"])
+
+
 def check_one_hosts_state_on_all_ranks_starts_anew() -> None:
     with within_host():
         first = attached(TOPK)
