@@ -27,7 +27,7 @@ from tests.parallel.common import at_sizes, last, require_error, require_mismatc
 SIZES = (2, 3)
 
 
-class SignsAndMean(hvd.Compression.Codec):  # type: ignore[misc, valid-type]
+class SignsAndMean(hvd.Compression.Codec):
     """A user's own: signs and the mean magnitude. Padding of zeros gets a sign, too."""
 
     def encode(self, values: np.ndarray) -> Sequence[np.ndarray]:
