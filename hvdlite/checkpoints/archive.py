@@ -26,7 +26,7 @@ from hvdlite.arrays import Array
 from hvdlite.checkpoints import checkpoint
 from hvdlite.checkpoints.checkpoint import not_plain, plain, random_states, set_random_states
 from hvdlite.checkpoints.files import File
-from hvdlite.compression.store import Kept, Saved
+from hvdlite.compression.saved import EMPTY, Saved, as_arrays, of_arrays
 from hvdlite.gradients.lists import Gradients
 from hvdlite.gradients.tensors import Variable
 from hvdlite.gradients.variables import have_layers_follow, name_of, variables_of
@@ -39,8 +39,6 @@ OPTIMIZER = ".optimizer"
 
 UNSENT = ".unsent"
 """The name of what has not been sent is the optimizer's name and this ending."""
-COUNTS = "counts"
-"""The entry that has the numbers of hosts and of rounds."""
 
 
 class Model(Protocol):
@@ -187,7 +185,7 @@ class ArchiveFormat:
                 if not is_plain(extras[name]):
                     raise not_plain(name, value)
         for name, saved in self.unsent.items():
-            entries |= {f"unsent/{name}/{key}": array for key, array in entries_of(saved).items()}
+            entries |= {f"unsent/{name}/{key}": array for key, array in as_arrays(saved).items()}
         entries["extras"] = np.frombuffer(pickle.dumps(extras), np.uint8)
         np.savez(file, **entries)
 
@@ -221,8 +219,8 @@ class ArchiveFormat:
         have_layers_follow([variable for variable, _ in pairs])
         for name, each in with_optimizers(what).items():
             unsent, lists = found.pop(name + UNSENT, None), lists_of(each)
-            if unsent and lists:
-                lists.stores.load(saved_of(cast("dict[str, np.ndarray]", unsent)))
+            if lists:
+                lists.stores.load(of_arrays(cast("dict[str, np.ndarray]", unsent)) if unsent else EMPTY)
         for name in what:
             found.pop(name + OPTIMIZER, None)
 
@@ -259,20 +257,6 @@ def lists_of(value: object) -> Gradients | None:
     inner = getattr(value, "inner_optimizer", value)
     found = getattr(getattr(inner, "_hvdlite", None), "gradients", None)
     return found if isinstance(found, Gradients) else None
-
-
-def entries_of(saved: Saved) -> dict[str, np.ndarray]:
-    """Return what has not been sent as arrays by name, for `saved_of`."""
-    found = {f"{name}/{key}": getattr(kept, key) for name, kept in saved.values.items() for key in Kept.NAMES}
-    return {COUNTS: np.array([saved.hosts, saved.rounds]), **found}
-
-
-def saved_of(entries: Mapping[str, np.ndarray]) -> Saved:
-    """Return what had not been sent, of the entries of one optimizer."""
-    hosts, rounds = entries[COUNTS].tolist()
-    names = {key.rpartition("/")[0] for key in entries} - {""}
-    values = {name: Kept(*(entries[f"{name}/{key}"] for key in Kept.NAMES)) for name in sorted(names)}
-    return Saved(None, hosts, rounds, values)
 
 
 def seeds(what: Mapping[str, object]) -> list[Variable]:

@@ -29,8 +29,9 @@ class Codec:
     """A compressor that encodes each part by itself. Derive your own from it.
 
     A subclass defines `encode` and `decode`, and may override the attributes and `fits`. Every part of a bucket has a
-    copy of the object, so attributes that `encode` changes are state of one part. Without `__repr__`, give your class
-    one that names its parameters: ranks compare it.
+    copy of the object, so attributes that `encode` changes are state of one part. They start anew when the set of
+    trained parameters changes, and are not in checkpoints. Without `__repr__`, give your class one that names its
+    parameters: ranks compare it.
 
     Attributes:
         error_feedback: Whether what was not sent is added to the next round's gradients.

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -27,10 +28,30 @@ from hvdlite.algorithms.reduction import Reduction, assign, widened
 from hvdlite.arrays import Array, DType, is_small_float
 from hvdlite.compression import Compressor, Exchange, Piece, Round
 from hvdlite.compression.column import Column
-from hvdlite.compression.store import Kept, Store
+from hvdlite.compression.saved import Kept
+from hvdlite.compression.store import Store
 
 Phases: TypeAlias = list[tuple[str, float]]
 """What a round has done: names, and the times at which each began."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A driver's section of a bucket, and how it is reduced.
+
+    Attributes:
+        pieces: The parameters in it.
+        values: Their memory: the host's sum before a round, the result after it.
+        how: The scaling of the result.
+        unit: A host's sum of gradients is multiplied by this before the exchange, apart from the loss scale.
+        phases: What the last round has done, for the timeline.
+    """
+
+    pieces: Sequence[Piece]
+    values: Array
+    how: Reduction
+    unit: float
+    phases: Phases
 
 
 class Part:
@@ -39,71 +60,67 @@ class Part:
     Attributes:
         store: The host's memory.
         column: One driver of each host.
-        pieces: The parameters in the part.
-        values: The part, in shared memory: the host's sum before a round, the result after it.
-        how: The scaling of the result.
+        section: The parameters, and their memory.
         exchange: The compressor's messages.
         dtype: The dtype of all arithmetic: float32 or float64.
         rounds: The number of rounds so far.
-        norm: The norm of the hosts' mean gradient in the last round, without a loss scale.
-        phases: What the last round has done, for the timeline.
+        norm: The norm of this host's sum of gradients in the last round, without a loss scale.
+        sent_bytes: The bytes that this rank has sent in the last round.
         gaps: What lies between the pieces: zeros, whatever the compressor makes of them.
     """
 
-    def __init__(
-        self, store: Store, column: Column, pieces: Sequence[Piece], values: Array, how: Reduction, phases: Phases
-    ) -> None:
-        self.store, self.column, self.pieces = store, column, pieces
-        self.values, self.how = np.asarray(values), how
-        self.dtype = kept_as(values.dtype)
-        self.rounds, self.norm, self.phases = 0, 0.0, phases
-        self.exchange: Exchange = store.compressor.prepare(column, pieces, values.size, self.dtype)
-        self.gaps = gaps_between(pieces, values.size)
+    def __init__(self, store: Store, column: Column, section: Section) -> None:
+        self.store, self.column, self.section = store, column, section
+        self.values = np.asarray(section.values)
+        self.dtype = kept_as(self.values.dtype)
+        self.rounds, self.norm, self.sent_bytes = 0, 0.0, 0
+        self.exchange: Exchange = store.compressor.prepare(column, section.pieces, self.values.size, self.dtype)
+        self.gaps = gaps_between(section.pieces, self.values.size)
 
     def __call__(self) -> None:
         """Replace the part by its sum over hosts. Collective over the column."""
-        store, part = self.store, self.values
-        if not self.pieces:
+        store, part, pieces = self.store, self.values, self.section.pieces
+        if not pieces:
             return
-        began = time.monotonic()
-        self.rounds += 1
+        began, sent_before = time.monotonic(), self.column.sent_bytes
         total = store.scratch.get("values", part.size, self.dtype.name)
         sent = store.scratch.get("sent", part.size, self.dtype.name)
-        before = [store.before(piece.name).of(piece) for piece in self.pieces]
-        after = [store.after(piece.name).of(piece) for piece in self.pieces]
-        scale = store.scale()
+        before = [store.before(piece.name).of(piece) for piece in pieces]
+        after = [store.after(piece.name).of(piece) for piece in pieces]
+        scale = store.scale() * self.section.unit
         total[...] = part
         self.clear_gaps(total)  # they are NaN after a round with NaN
-        for piece, old, new in zip(self.pieces, before, after, strict=True):
+        self.norm = float(np.linalg.norm(total)) / scale
+        for piece, old, new in zip(pieces, before, after, strict=True):
             add_kept(total[piece.here], old, new, scale, store.compressor)
         if self.column.any(not is_finite(total)):
             part[...] = np.nan
-            return
-        self.column.transport.restart()
-        now = Round(store.rounds, [each.extra for each in before], [each.extra for each in after])
-        self.exchange(total, sent, now)
-        for piece, new in zip(self.pieces, after, strict=True):
-            keep_rest(sent[piece.here], new, scale)
-        self.norm = float(np.linalg.norm(total)) / self.column.size / scale
-        self.how.postscale(total)
-        self.clear_gaps(total)
-        assign(part, total)
-        if not is_finite(part):
-            part[...] = np.nan
-        self.note_phases(began)
+        else:
+            self.column.transport.restart()
+            now = Round(store.rounds, [each.extra for each in before], [each.extra for each in after])
+            self.exchange(total, sent, now)
+            for piece, new in zip(pieces, after, strict=True):
+                keep_rest(sent[piece.here], new, scale)
+            self.section.how.postscale(total)
+            self.clear_gaps(total)
+            assign(part, total)
+            if not is_finite(part):
+                part[...] = np.nan
+            self.note_phases(began)
+        self.rounds, self.sent_bytes = self.rounds + 1, self.column.sent_bytes - sent_before
 
     @property
     def unsent(self) -> float | None:
         """The norm of the residuals, divided by `norm`; None without error feedback, and before the first round."""
         if not self.store.compressor.error_feedback or not self.norm:
             return None
-        kept = (self.store.before(piece.name).of(piece).residual for piece in self.pieces)
+        kept = (self.store.before(piece.name).of(piece).residual for piece in self.section.pieces)
         return float(np.linalg.norm([float(np.linalg.norm(each)) for each in kept])) / self.norm
 
     def note_phases(self, began: float) -> None:
         """Note what the round has done."""
         first, last = self.column.transport.first, self.column.transport.last
-        self.phases[:] = [("COMPRESS", began), ("SEND", first), ("DECOMPRESS", last), ("", time.monotonic())]
+        self.section.phases[:] = [("COMPRESS", began), ("SEND", first), ("DECOMPRESS", last), ("", time.monotonic())]
 
     def clear_gaps(self, values: np.ndarray) -> None:
         """Set what lies between the pieces to zero."""

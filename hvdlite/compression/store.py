@@ -13,16 +13,15 @@ the double with momentum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from hvdlite.arrays import LINE
-from hvdlite.compression import Compressor, Piece
+from hvdlite.compression import Compressor
+from hvdlite.compression.saved import Kept, Saved, agree
 from hvdlite.memory.arena import one_per_host, typed
-from hvdlite.system.user_warnings import say_once
 from hvdlite.transports import Transport
 
 
@@ -46,63 +45,6 @@ class Entry:
     def nbytes(self) -> int:
         """The bytes of the parameter's memory, in whole cache lines."""
         return -(-sum(self.lengths) * np.dtype(self.dtype).itemsize // LINE) * LINE
-
-
-@dataclass(frozen=True)
-class Kept:
-    """One parameter's arrays in one half, flat. An array that the compressor does not need is empty.
-
-    Attributes:
-        residual: The gradients that have not been sent.
-        velocity: The sums of momentum correction.
-        extra: What the compressor keeps.
-    """
-
-    NAMES: ClassVar[tuple[str, ...]] = ("residual", "velocity", "extra")
-    residual: np.ndarray
-    velocity: np.ndarray
-    extra: np.ndarray
-
-    def of(self, piece: Piece) -> Kept:
-        """A driver's piece of the arrays. `extra` stays whole."""
-        part = slice(piece.first, piece.first + piece.length)
-        return Kept(self.residual[part], self.velocity[part], self.extra)
-
-    @property
-    def lengths(self) -> tuple[int, int, int]:
-        """The numbers of elements."""
-        return self.residual.size, self.velocity.size, self.extra.size
-
-    def take(self, other: Kept) -> None:
-        """Copy the values of equally long arrays."""
-        self.residual[...] = other.residual
-        self.velocity[...] = other.velocity
-        self.extra[...] = other.extra
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The committed values, outside shared memory.
-
-    Attributes:
-        host: The number of the host that the values are of; None for the sum over all hosts.
-        hosts: The number of hosts.
-        rounds: The number of committed rounds.
-        values: By parameter name, the arrays.
-    """
-
-    host: int | None
-    hosts: int
-    rounds: int
-    values: Mapping[str, Kept]
-
-    @property
-    def without_residuals(self) -> Saved:
-        """The same with zeros for what has not been sent: another host has these values."""
-        return replace(self, values={
-            name: Kept(np.zeros_like(each.residual), np.zeros_like(each.velocity), each.extra)
-            for name, each in self.values.items()
-        })  # fmt: skip
 
 
 @dataclass
@@ -132,7 +74,7 @@ class Store:
         rounds: The number of committed rounds.
         hosts: This host's number, and the number of hosts.
         first_of_host: Whether this rank speaks for its host.
-        loaded: A checkpoint's values, used at the next `allocate`.
+        loaded: A checkpoint's values. The next `allocate` uses them, and clears this.
         scratch: Memory that all parts use in turns.
     """
 
@@ -176,7 +118,7 @@ class Store:
         local: Transport,
         hosts: tuple[int, int],
     ) -> None:
-        """Have room for these parameters, and for all earlier ones, which keep their values. Collective.
+        """Have room for these parameters, and for all that any rank knows of, which keep their values. Collective.
 
         Args:
             wanted: The parameters' names, shapes and dtypes (float32 or float64). Equal on all ranks.
@@ -184,31 +126,36 @@ class Store:
             local: The ranks of this host that share the memory.
             hosts: This host's number, and the number of hosts.
         """
-        there = {name: (entry.shape, entry.dtype) for name, entry in self.entries.items()}
+        before = self.saved()
+        values = agree(self.loaded, hosts, transport) or before
+        known = {
+            name: (kept.shape, kept.residual.dtype.name) for name, kept in {**values.values, **before.values}.items()
+        }
+        everyone = transport.allgather_object((values.rounds, known))
+        rooms = {name: room for _, each in everyone for name, room in each.items()}
+        rooms |= {name: (shape, dtype) for name, shape, dtype in wanted}
         entries: dict[str, Entry] = {}
         nbytes = 0
-        for name, (shape, dtype) in {**there, **{name: (shape, dtype) for name, shape, dtype in wanted}}.items():
+        for name, (shape, dtype) in rooms.items():
             entries[name] = self.entry(shape, dtype, nbytes)
             nbytes += entries[name].nbytes
         memory = one_per_host(transport, 2 * nbytes, local)
         halves = memory[:nbytes], memory[nbytes:]
-        values = self.to_load(transport, hosts) or self.saved()
         for name, entry in entries.items() if local.rank == 0 else ():
-            found = values.values.get(name)
-            if found is not None and found.lengths == entry.lengths:
-                arrays_of(entry, halves[0]).take(found)
-                arrays_of(entry, halves[1]).take(found)
+            found, new = values.values.get(name), [arrays_of(entry, half) for half in halves]
+            if found is not None and found.form == new[0].form:
+                for each in new:
+                    each.take(found)
         transport.barrier()
-        self.entries, self.halves = entries, halves
+        self.entries, self.halves, self.turns = entries, halves, dict.fromkeys(entries, 0)
         self.hosts, self.first_of_host = hosts, local.rank == 0
-        self.turns, self.rounds, self.loaded = dict.fromkeys(entries, 0), values.rounds, None
+        self.rounds, self.loaded = max(rounds for rounds, _ in everyone), None
 
     # Checkpoints
 
     def saved(self) -> Saved:
         """This host's committed values. They are views of the shared memory: copy them before the next round."""
-        host, hosts = self.hosts
-        return Saved(host, hosts, self.rounds, {name: self.before(name) for name in self.entries})
+        return Saved(*self.hosts, self.rounds, {name: self.before(name) for name in self.entries})
 
     def load(self, state: Saved | None) -> None:
         """Use these values from the next `allocate` on. None: go on with the present ones."""
@@ -220,45 +167,12 @@ class Store:
         Args:
             add: Adds up an array over all ranks, in place.
         """
-        _, hosts = self.hosts
-        found: dict[str, Kept] = {}
-        for name in self.entries:
-            mine = self.before(name)
-            found[name] = Kept(mine.residual.copy(), mine.velocity.copy(), mine.extra.copy())
-            for array in (found[name].residual, found[name].velocity):
-                if not self.first_of_host:
-                    array[...] = 0
+        found = {name: self.before(name).copy(residuals=self.first_of_host) for name in self.entries}
+        for kept in found.values():
+            for array in (kept.residual, kept.velocity):
                 if array.size:
                     add(array)
-        return Saved(None, hosts, self.rounds, found)
-
-    def to_load(self, transport: Transport, hosts: tuple[int, int]) -> Saved | None:
-        """Agree on a checkpoint's values. Collective.
-
-        Returns:
-            The values for this host; None if no rank has loaded any. No values, with a warning on rank 0, if the ranks'
-            files are not those of all hosts: only the sum over hosts means anything.
-        """
-        mine = self.loaded
-        kind = NOTHING if mine is None else SUM if mine.host is None or mine.hosts == 1 else OWN
-        if mine and kind == OWN and (mine.host, mine.hosts) != hosts:
-            kind = ANOTHERS
-        kinds = set(transport.allgather_object((kind, mine.rounds if mine else 0)))
-        if kinds == {(NOTHING, 0)}:
-            return None
-        if mine and kind in (SUM, OWN) and len(kinds) == 1:
-            return mine if kind == OWN or hosts[0] == 0 else mine.without_residuals
-        if transport.rank == 0:
-            say_once(ONE_HOST_ONLY)
-        return Saved(hosts[0], hosts[1], 0, {})
-
-
-NOTHING, SUM, OWN, ANOTHERS = "nothing", "the sum over hosts", "this host's values", "another host's values"
-"""What a rank has loaded."""
-ONE_HOST_ONLY = (
-    "the optimizer's checkpoint has the unsent gradients of one host, and each host has its own: they start anew at "
-    "zero. To keep them, save with hvd.save, or save a file of each rank and load each on its rank"
-)
+        return Saved(None, self.hosts[1], self.rounds, found)
 
 
 def arrays_of(entry: Entry, half: np.ndarray) -> Kept:
@@ -268,4 +182,4 @@ def arrays_of(entry: Entry, half: np.ndarray) -> Kept:
     for length in entry.lengths:
         found.append(np.asarray(typed(half, start, length, entry.dtype)))
         start += found[-1].nbytes
-    return Kept(*found)
+    return Kept(entry.shape, *found)

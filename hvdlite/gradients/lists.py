@@ -16,7 +16,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from weakref import finalize, ref
 
-from hvdlite.compression.store import Saved, Store
+from hvdlite.compression.saved import Saved
+from hvdlite.compression.store import Store
 from hvdlite.gradients import attaching
 from hvdlite.gradients.accumulator import Accumulator
 from hvdlite.gradients.compression import lossy_of

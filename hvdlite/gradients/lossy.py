@@ -27,8 +27,9 @@ from hvdlite.arrays import Array, is_float
 from hvdlite.compression import Compressor, Piece
 from hvdlite.compression.auto import Auto
 from hvdlite.compression.column import Column
-from hvdlite.compression.part import Part, Phases, is_finite, kept_as
-from hvdlite.compression.store import Saved, Store
+from hvdlite.compression.part import Part, Phases, Section, is_finite, kept_as
+from hvdlite.compression.saved import Saved
+from hvdlite.compression.store import Store
 from hvdlite.gradients.plan import Bucket, BucketPlan, Spec
 from hvdlite.gradients.tensors import Variable
 from hvdlite.gradients.variables import common_name, inside, is_variable
@@ -158,8 +159,8 @@ class AnyPart(Protocol):
 
     Attributes:
         column: One driver of each host.
-        rounds: The number of rounds so far.
-        unsent: The norm of what has not been sent, divided by that of the hosts' mean gradient; None if there is none.
+        sent_bytes: The bytes that this rank has sent in the last round.
+        unsent: The norm of what has not been sent, divided by that of the host's sum of gradients; None without it.
     """
 
     @property
@@ -167,7 +168,7 @@ class AnyPart(Protocol):
     @property
     def column(self) -> Column: ...
     @property
-    def rounds(self) -> int: ...
+    def sent_bytes(self) -> int: ...
     def __call__(self) -> None:
         """Replace the part by its sum over hosts. Collective over the column."""
 
@@ -203,7 +204,7 @@ class LossyRounds:
     def place(self, at: Workplace, arenas: Iterable[Arena]) -> tuple[int, int]:
         """Find hosts and drivers. Returns this host's number, and the number of hosts."""
         transport, hosts = at.transport, at.place.hosts
-        shared = any(arena.peers is not None for arena in arenas)
+        shared = at.place.in_memory and all(arena.peers is not None for arena in arenas)
         if self.within_host or not shared or at.place.one_host:
             self.levels = Levels(threads.alone(), transport, 1, 1)
             self.hosts = transport.size
@@ -211,9 +212,9 @@ class LossyRounds:
         self.levels, self.hosts = at.workspace.levels(transport, hosts), len(hosts)
         return next(number for number, ranks in enumerate(hosts) if transport.rank in ranks), self.hosts
 
-    def part(self, column: Column, pieces: Sequence[Piece], values: Array, how: Reduction, phases: Phases) -> AnyPart:
+    def part(self, column: Column, section: Section) -> AnyPart:
         """The all-reduce of a driver's part, for many rounds."""
-        return Part(self.store, column, pieces, values, how, phases)
+        return Part(self.store, column, section)
 
     def settle(self, results: Sequence[Array], unused: Collection[str], agree: Callable[[np.ndarray], None]) -> None:
         """A round has ended on all ranks: what was not sent counts, if all results are finite. Waits for nobody.
@@ -268,10 +269,12 @@ class LossyBucket:
         """
         levels = self.all.levels
         self.borders = self.borders_of(buffer, levels.drivers)
+        within, _ = hierarchical.of_levels(how, buffer, levels.fullest)
 
         def between(cross: Transport, values: Array, across: Reduction) -> Callable[[], None]:
             pieces = self.pieces(*self.borders[levels.local.rank :][:2])
-            self.part = self.all.part(Column(cross), pieces, values, across, self.phases)
+            section = Section(pieces, values, across, within.before / within.divisor, self.phases)
+            self.part = self.all.part(Column(cross), section)
             return self.part
 
         buffers = peers if peers and levels.local.size > 1 else [buffer]

@@ -31,7 +31,8 @@ import numpy as np
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, is_host
-from hvdlite.compression.store import Saved, Store
+from hvdlite.compression.saved import Saved
+from hvdlite.compression.store import Store
 from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.gradients.bucket import Bucket
 from hvdlite.gradients.departure import Departure
@@ -121,7 +122,7 @@ class Reducer:
     def bucket(self, number: int, planned: PlannedBucket) -> Bucket:
         """A bucket of the plan, at work."""
         arena, place = self.arenas[planned.device], (planned.start, planned.length, planned.dtype)
-        scatters = self.plan.borders and not self.lossy  # `settle` needs whole results
+        scatters = self.plan.borders and not (self.lossy and self.lossy.names)  # `settle` needs whole results
         parts = self.plan.parts(planned, self.lane.transport.size) if scatters else None
         lossy = self.lossy.buckets.get(number) if self.lossy else None
         return Bucket(arena.view(*place), arena.peer_views(*place), self.how, self.lane, parts, lossy)

@@ -19,10 +19,9 @@ from hvdlite.algorithms import by_messages
 from hvdlite.algorithms.choice import across
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, bfloat16
-from hvdlite.compression import Piece
 from hvdlite.compression.auto import Auto
 from hvdlite.compression.column import Column
-from hvdlite.compression.part import Phases
+from hvdlite.compression.part import Section
 from hvdlite.compression.store import Store
 from hvdlite.gradients.lossy import LossyRounds
 from hvdlite.gradients.plan import BucketPlan
@@ -58,11 +57,12 @@ class WireTrial(LossyRounds):
     def allocate(self, at: Workplace, arenas: Iterable[Arena]) -> None:
         """Find the drivers. Nothing is kept from round to round."""
         self.place(at, arenas)
+        self.store.load(None)
         self.start()
 
-    def part(self, column: Column, pieces: Sequence[Piece], values: Array, how: Reduction, phases: Phases) -> Wire:
+    def part(self, column: Column, section: Section) -> Wire:
         """The all-reduce of a driver's part, for many rounds."""
-        return Wire(self, column, values, how)
+        return Wire(self, column, section.values, section.how)
 
     def settle(self, results: Sequence[Array], unused: Collection[str], agree: Callable[[np.ndarray], None]) -> None:
         """A round has ended on all ranks: the trial goes on, or is decided. Collective when it is decided."""
@@ -96,7 +96,7 @@ class Wire:
         whole: The all-reduce in float32.
         half: The all-reduce in bfloat16. Sums are computed in float32.
         seconds: The time of the last round.
-        rounds: The number of rounds so far.
+        sent_bytes: The bytes that this rank has sent in the last round.
         unsent: None, since everything is sent.
     """
 
@@ -108,7 +108,7 @@ class Wire:
         self.whole = self.prepared(values, how)
         self.half = self.prepared(self.small, how)
         self.seconds = 0.0
-        self.rounds = 0
+        self.sent_bytes = 0
 
     def prepared(self, values: Array, how: Reduction) -> Callable[[], None]:
         """An all-reduce between hosts, for many rounds."""
@@ -117,12 +117,11 @@ class Wire:
 
     def __call__(self) -> None:
         """Replace the part by its sum over hosts. Collective over the column."""
-        began = time.perf_counter()
-        self.rounds += 1
+        began, sent_before = time.perf_counter(), self.column.sent_bytes
         if self.trial.narrow and self.values.dtype == np.float32:
             self.small[...] = self.values
             self.half()
             self.values[...] = self.small
         else:
             self.whole()
-        self.seconds = time.perf_counter() - began
+        self.seconds, self.sent_bytes = time.perf_counter() - began, self.column.sent_bytes - sent_before

@@ -102,7 +102,8 @@ class Timeline:
     def done(self, seat: Seat, request: Request[T]) -> None:
         """The request has its result, or its error."""
         well, tensor = request.agreed and not request.handle.error, self.tensor_name(seat, request)
-        for (name, start), (_, stop) in pairwise(request.phases if well else ()):
+        phases = request.phases if well else ()
+        for (name, start), (_, stop) in pairwise(phases if phases and phases[0][1] >= request.agreed else ()):
             self.events += [Event(tensor, "B", start, name), Event(tensor, "E", stop)]
         self.events.append(Event(tensor, "E", time.monotonic(), args=facts(request.signature) if well else None))
 

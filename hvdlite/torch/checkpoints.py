@@ -22,7 +22,7 @@ from hvdlite.checkpoints.checkpoint import (
 from hvdlite.checkpoints.files import File
 from hvdlite.job import runtime
 from hvdlite.torch.attach.attachment import Attachment
-from hvdlite.torch.attach.unsent import UNSENT, state_of
+from hvdlite.torch.attach.unsent import UNSENT, start_anew, state_of
 from hvdlite.torch.functions import Stateful, is_stateful, load_in_place
 from hvdlite.torch.sharded import parts
 from hvdlite.torch.sharded.states import State, shard_of
@@ -98,7 +98,7 @@ class TorchFormat:
     """
 
     def __init__(self) -> None:
-        self.unsent: dict[str, State] = {}
+        self.unsent: dict[str, dict[str, torch.Tensor]] = {}
 
     @property
     def parts(self) -> TorchParts:
@@ -157,7 +157,10 @@ class TorchFormat:
         for name, value in what.items():
             try:
                 if isinstance(value, torch.optim.Optimizer):
-                    load_in_place(value, found[name])
+                    state = cast("State", found[name])
+                    if UNSENT not in state:
+                        start_anew(value)
+                    load_in_place(value, state)
                     if shard := shard_of(value):
                         shard.division.adopt(value)
                 elif self.has_state(value):

@@ -12,7 +12,7 @@ from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.ops.variables import broadcast_arrays, naming
-from hvdlite.torch.attach.unsent import forget_loaded, without_unsent
+from hvdlite.torch.attach.unsent import state_for_others
 from hvdlite.torch.cuda import on_cpu
 from hvdlite.torch.sharded.states import keep_dtypes, refuse_pieces
 from hvdlite.torch.tensors import DTYPES, in_place
@@ -126,8 +126,7 @@ def broadcast_optimizer_state(
         large.append(torch.empty_like(value, device="cpu"))
         return large[-1]
 
-    forget_loaded(optimizer)
-    state = with_values(on_cpu(without_unsent(optimizer.state_dict())), take_out) if mine else None
+    state = with_values(on_cpu(state_for_others(optimizer)), take_out) if mine else None
     state = broadcast_object(state, root_rank, process_set=process_set)
     state = state if mine else with_values(state, put_in)
     broadcast_parameters(large, root_rank, process_set)

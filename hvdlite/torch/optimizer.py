@@ -110,6 +110,13 @@ def DistributedOptimizer(
     if not isinstance(grad_scaler, torch.amp.GradScaler | None):
         raise TypeError(f"grad_scaler must be a torch.amp.GradScaler, not a {type(grad_scaler).__name__}")
     settings = replace(settings, scaler=grad_scaler)
+    how = lossy_of(settings.compression)
+    keeps = how is not None and (how.error_feedback or how.momentum > 0)
+    if keeps and isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            f"compression={settings.compression} adds to each gradient what was not sent before, and LBFGS compares "
+            "several gradients of one step: use hvd.Compression.bf16"
+        )
     with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
         division = divided(optimizer, settings) if sharded else None
         if division and division.way.gradients:
@@ -120,8 +127,7 @@ def DistributedOptimizer(
             attach(optimizer, settings, passes)
         if division:
             shard(optimizer, division)
-    how = lossy_of(settings.compression)
-    if how and (how.error_feedback or how.momentum):
+    if keeps:
         refuse_unknown_scaler(optimizer)
     optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)
     return optimizer

@@ -16,9 +16,10 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import LINE, DType
 from hvdlite.compression import Column, Compressor, Exchange, Piece, Round
 from hvdlite.compression.codec import Codec
-from hvdlite.compression.part import Part
+from hvdlite.compression.part import Part, Section
 from hvdlite.compression.powersgd import PowerSGD
-from hvdlite.compression.store import ONE_HOST_ONLY, Kept, Saved, Store
+from hvdlite.compression.saved import ANEW, EMPTY, Saved, as_arrays, of_arrays
+from hvdlite.compression.store import Store
 from hvdlite.compression.topk import TopK
 from hvdlite.gradients.lossy import LossyBucket, LossyRounds, marked, shape_in_memory
 from hvdlite.gradients.plan import Spec, plan
@@ -120,11 +121,8 @@ def trained(transport: ThreadTransport) -> Store:
 
 
 def copied(saved: Saved) -> Saved:
-    """The values of a checkpoint, outside shared memory."""
-    values = {
-        name: Kept(each.residual.copy(), each.velocity.copy(), each.extra.copy()) for name, each in saved.values.items()
-    }
-    return replace(saved, values=values)
+    """The values of a checkpoint, as in a file."""
+    return of_arrays(as_arrays(saved))
 
 
 def test_the_sum_over_hosts_is_loaded_on_the_first_host() -> None:
@@ -143,13 +141,14 @@ def test_the_sum_over_hosts_is_loaded_on_the_first_host() -> None:
         host = allocate(again, transport, ONE)
         for half in (again.before, again.after):
             assert (half("w").residual == (0 if host else 3)).all() and half("w").extra.any()
-        assert again.rounds == 1 and again.loaded is None and [*again.entries] == ["w"]
+        assert again.rounds == 1 and again.loaded is None and {*again.entries} == {"w", "v"}
         transport.barrier()
         fill(again, "w", 5.0)
         transport.barrier()
         again.commit(["w"])
         allocate(again, transport, ONE, TWO)  # the checkpoint's values do not come back
         assert (again.before("w").residual == 5).all() and again.rounds == 2
+        assert (again.before("v").residual == (0 if host else 3)).all()  # of a parameter that was frozen until now
 
     on_four(main)
 
@@ -169,7 +168,7 @@ def test_a_file_of_each_host_is_loaded_on_its_host() -> None:
 def test_files_of_one_host_only_are_left_out(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks begin anew, and rank 0 says so."""
     said: list[str] = []
-    monkeypatch.setattr("hvdlite.compression.store.say_once", said.append)
+    monkeypatch.setattr("hvdlite.compression.saved.say_once", said.append)
 
     def main(transport: ThreadTransport) -> None:
         every = transport.allgather_object(copied(trained(transport).saved()))
@@ -186,7 +185,7 @@ def test_files_of_one_host_only_are_left_out(wrong: str, monkeypatch: pytest.Mon
         assert again.rounds == 0
 
     on_four(main)
-    assert said == [ONE_HOST_ONLY] and user_warnings.say_once
+    assert said == [ANEW] and user_warnings.say_once
 
 
 def test_a_file_of_a_job_on_one_host_is_a_sum() -> None:
@@ -240,7 +239,7 @@ def part_of(how: Compressor, values: np.ndarray, scale: list[float], reduction: 
     """A part on one host."""
     store = Store(how, lambda: scale[0])
     store.allocate([("a", (4,), "float32"), ("b", (3,), "float32")], alone(), alone(), (0, 1))
-    return store, Part(store, Column(alone()), PIECES, values, reduction, [])
+    return store, Part(store, Column(alone()), Section(PIECES, values, reduction, 1.0, []))
 
 
 def test_what_was_not_sent_is_added_to_the_next_rounds_values() -> None:
@@ -300,7 +299,7 @@ def test_a_part_without_parameters_sends_nothing() -> None:
     def main(transport: ThreadTransport) -> None:
         store = Store(Codec(), lambda: 1.0)
         store.allocate([], alone(), alone(), (0, 1))
-        part = Part(store, Column(transport), [], np.zeros(0, np.float32), Reduction(), [])
+        part = Part(store, Column(transport), Section([], np.zeros(0, np.float32), Reduction(), 1.0, []))
         part()
         assert part.column.sent_bytes == 0
 
@@ -398,3 +397,49 @@ def test_shapes_are_in_the_order_of_memory() -> None:
     assert shape_in_memory(Spec("w", (2, 3, 4, 5), "float32")) == (2, 3, 4, 5)
     assert shape_in_memory(Spec("w", (2, 3, 4, 5), "float32", strides=(60, 1, 15, 3))) == (2, 4, 5, 3)
     assert shape_in_memory(Spec("w", (2, 3), "float32", strides=(1, 2))) == (3, 2)
+
+
+def test_values_of_another_order_of_memory_are_left_out() -> None:
+    """As after model.to(memory_format=torch.channels_last)."""
+    store = Store(TopK(), lambda: 1.0)
+    store.allocate([("w", (2, 3, 4), "float32")], alone(), alone(), (0, 1))
+    store.before("w").residual[...] = 1
+    store.allocate([("w", (2, 4, 3), "float32")], alone(), alone(), (0, 1))
+    assert not store.before("w").residual.any()
+
+
+def test_ranks_that_know_less_get_the_names_and_rounds_of_others() -> None:
+    """As after a restart with a new process."""
+
+    def main(transport: ThreadTransport) -> None:
+        store = trained(transport)
+        if store.hosts[0] == 1:
+            store = Store(PowerSGD(), lambda: 1.0)
+        transport.barrier()
+        host = allocate(store, transport, ONE)
+        assert store.rounds == 1 and [*store.entries] == [*transport.allgather_object([*store.entries])[0]]
+        assert (store.before("w").residual == (0 if host else 1)).all()
+
+    on_four(main)
+
+
+def test_an_empty_checkpoint_starts_anew() -> None:
+    store = Store(TopK(), lambda: 1.0)
+    store.allocate([("w", (2, 3), "float32")], alone(), alone(), (0, 1))
+    store.before("w").residual[...] = 1
+    store.commit([])
+    store.load(EMPTY)
+    store.allocate([], alone(), alone(), (0, 1))
+    assert store.rounds == 0 and not store.before("w").residual.any()
+
+
+def test_residuals_are_in_units_of_the_sum_of_gradients() -> None:
+    """16-bit floats are divided before the exchange, so that they do not overflow."""
+    values = np.full(10, 0.25, np.float16)
+    store = Store(HalfSent(), lambda: 8.0)
+    store.allocate([("a", (4,), "float32"), ("b", (3,), "float32")], alone(), alone(), (0, 1))
+    part = Part(store, Column(alone()), Section(PIECES, values, Reduction(), 0.25, []))
+    part()
+    store.commit(["a", "b"])
+    assert (store.before("b").residual == 0.125 / 8 / 0.25).all()
+    assert part.norm == pytest.approx(0.25 * 5**0.5 / 8 / 0.25)

@@ -18,7 +18,8 @@ from functools import partial
 
 import torch
 
-from hvdlite.compression.store import Saved, Store
+from hvdlite.compression.saved import Saved
+from hvdlite.compression.store import Store
 from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.gradients.attaching import can_renew
 from hvdlite.gradients.reducer import Reducer
@@ -82,8 +83,8 @@ class Attachment:
         self.backward = Backward(partial(end_backward, weakref.ref(self)))
         self.hooks = Hooks(self, partial(on_gradient, weakref.ref(self)))
         self.steps = Steps()
-        if self.gradients.store and not renewed:
-            keep_in_state_dict(optimizer, self.gradients.store)
+        if self.gradients.store:
+            keep_in_state_dict(optimizer)
         if not self.ranks.alone:
             self.begin_reducing()
         self.ranks.runtime.registries.renew_later(self)
@@ -453,7 +454,7 @@ class Attachment:
 
     def unsent(self) -> Saved | None:
         """Return the sum over hosts of what lossy compression has not sent; None if there is nothing. Collective."""
-        return None if self.ranks.alone else self.reducer.unsent()
+        return next((reducer.unsent() for reducer in self.reducers), None)
 
     # Its life
 

@@ -506,6 +506,7 @@ def check_options() -> None:
     """Groups, sums, dividing before the sum, and a sharded optimizer."""
     options: tuple[tuple[dict[str, Any], float | None], ...] = (
         ({"num_groups": 2}, None), ({"groups": 1}, None), ({"op": hvd.Sum}, 1.0), ({"sharded": True}, None),
+        ({"gradient_predivide_factor": 4.0}, None),
     )  # fmt: skip
     with within_host():
         for compression in (TOPK, hvd.Compression.int8(), hvd.Compression.powersgd(1, start_step=1)):
@@ -515,13 +516,6 @@ def check_options() -> None:
                 for number in range(4):
                     ledger.step(number)
                 ledger.require_nothing_lost()
-        net = model()
-        ledger = Ledger(net, attach(net, TOPK, gradient_predivide_factor=4.0))
-        for number in range(4):
-            ledger.step(number)
-        for name in store_of(ledger.optimizer).entries:  # residuals are of gradients that have been divided
-            kept = 4 * summed(residual(ledger.optimizer, name)).view_as(ledger.computed[name])
-            torch.testing.assert_close(ledger.given[name] + kept, ledger.computed[name], rtol=1e-5, atol=1e-5)
 
 
 def check_sharded_gradients() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 
 import hvdlite.torch as hvd
-from hvdlite.compression.store import Saved
+from hvdlite.compression.saved import Saved
 from hvdlite.gradients import wire_trial
 from hvdlite.gradients.wire_trial import WireTrial
 from tests.parallel.common import require_same_bits
@@ -124,8 +124,7 @@ def check_a_state_does_not_change_with_later_steps() -> None:
         unsent_then = trained[1].state_dict()["hvdlite_unsent"]
         before = copy.deepcopy(unsent_then)
         train(trained, 2, 5)
-        for name, arrays in before["values"].items():
-            assert torch.equal(unsent_then["values"][name]["residual"], arrays["residual"])
+        assert all(torch.equal(unsent_then[name], array) for name, array in before.items())
 
 
 def check_one_hosts_state_on_all_ranks_starts_anew() -> None:
@@ -149,12 +148,16 @@ def check_broadcast_of_rank_0s_state_starts_anew() -> None:
         train(first, 0, 4)
         state = first[1].state_dict()
         again = attached(TOPK)
+        train(again, 0, 3)  # what has been kept until now is dropped, too
         if hvd.rank() == 0:
             again[1].load_state_dict(state)
         hvd.broadcast_optimizer_state(again[1], 0)
-        assert store_of(again[1]).loaded is None
+        again[1]._hvdlite.reducer.take_loaded()  # type: ignore[attr-defined]
+        store = store_of(again[1])
+        assert store.rounds == 0
+        assert not any(store.before(name).residual.any() for name in store.entries)
         train(again, 4, 6)
-        assert store_of(again[1]).rounds == 2
+        assert store.rounds == 2
         require_same_bits(weights(again))
 
 
@@ -168,18 +171,16 @@ def check_statistics() -> None:
         small = sum(p.numel() for p in trained[0].parameters() if p.ndim < 2 or p.numel() < 1024)
         exact = numbers[f"{name}/bytes_per_step/exact"]
         assert 4 * small <= exact / (2 * (hosts - 1) / hosts) <= 4 * small + 64 * 6  # padding to cache lines
-        counted = sum(
-            bucket.part.column.sent_bytes / 4 for bucket in rounds_of(trained[1]).buckets.values() if bucket.part
-        )
+        counted = sum(bucket.part.sent_bytes for bucket in rounds_of(trained[1]).buckets.values() if bucket.part)
         assert numbers[f"{name}/bytes_per_step/topk"] == counted > 0
         assert numbers[f"{name}/bytes_per_step"] == exact + counted
         assert numbers[f"{name}/ratio"] > 2
-        assert 0.3 < numbers[f"{name}/unsent"] < 30
+        assert 0.8 < numbers[f"{name}/unsent"] < 30
         assert "topk(ratio=0.05" in str(found)
         assert "fewer than without compression" in str(found)
 
 
-def check_as_much_is_unsent_as_is_sent_of_one_half() -> None:
+def check_one_half_of_the_squares_is_unsent() -> None:
     """Top-K of 1/2 of equal magnitudes sends one half and leaves the other, whatever the loss scale."""
     with within_host():
         weight = nn.Parameter(torch.zeros(64, 64))
@@ -191,7 +192,7 @@ def check_as_much_is_unsent_as_is_sent_of_one_half() -> None:
         scaler.step(optimizer)
         (found,) = hvd.communication_stats().traffic.values()
         assert found.unsent is not None
-        assert abs(found.unsent - 1.0) < 1e-5, found.unsent
+        assert abs(found.unsent - 0.5**0.5) < 1e-5, found.unsent
 
 
 def check_auto_keeps_the_faster_way() -> None:
