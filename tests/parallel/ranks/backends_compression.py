@@ -294,3 +294,26 @@ def check_variables_keep_their_numbers() -> None:
         assert len(store.entries) == 1, list(store.entries)
     assert store.rounds == 3 * STEPS
     require_sum(unsent(store).reshape(WIDTH, UNITS) - array(trained.weights[0]), kernel, "numbers")
+
+
+def check_compiled_steps_without_some_gradients() -> None:
+    """What was not sent of a variable stays if a compiled step has no gradient for it: it has no result either."""
+    if not on("jax"):
+        return
+    import jax
+
+    variables = [keras.Variable(np.zeros((WIDTH, UNITS), "float32")) for _ in range(2)]
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build(variables)
+    hvd.DistributedOptimizer(optimizer, compression=topk, op=hvd.Sum)
+    step = jax.jit(optimizer.stateless_apply)
+    state, values = [each.value for each in optimizer.variables], [each.value for each in variables]
+    random, given = np.random.default_rng(hvd.rank()), np.zeros((2, WIDTH, UNITS))
+    for used in (2, 1, 1, 2):
+        gradients = random.standard_normal((used, WIDTH, UNITS)).astype(np.float32)
+        given[:used] += gradients
+        values, state = step(state, [*gradients, *[None] * (2 - used)], values)
+    store = store_of(optimizer)
+    for name, value, mine in zip(store.entries, values, given, strict=True):
+        kept = hvdlite.allreduce(store.before(name).residual.copy(), op=hvdlite.Sum).reshape(WIDTH, UNITS)
+        require_sum(kept - array(value), over_ranks(mine), name)
