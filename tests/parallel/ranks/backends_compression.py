@@ -282,7 +282,7 @@ def check_local_layers() -> None:
 
 def check_variables_keep_their_numbers() -> None:
     """Another way to run the step makes another exchange, with what the first one has kept: also on JAX, where each
-    step gives a variable another array."""
+    step outside of fit gives a variable another array."""
     x, y = data()
     kernel, _ = sums(np.concatenate([x] * 3), np.concatenate([y] * 3))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=topk, op=hvd.Sum)
@@ -292,5 +292,33 @@ def check_variables_keep_their_numbers() -> None:
         trained.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
         store = store_of(optimizer)
         assert len(store.entries) == 1, list(store.entries)
-    assert store.rounds == 3 * STEPS
+    shape, variables = (WIDTH, UNITS), trained.trainable_variables
+    for _ in range(3):
+        optimizer.apply([keras.ops.ones(shape), keras.ops.ones((UNITS,))], variables)
+    kernel += hvd.size() * 3
+    assert store.rounds == 3 * STEPS + 3 and len(store.entries) == 1, list(store.entries)
     require_sum(unsent(store).reshape(WIDTH, UNITS) - array(trained.weights[0]), kernel, "numbers")
+
+
+def check_compiled_steps_without_some_gradients() -> None:
+    """What was not sent of a variable stays if a compiled step has no gradient for it: it has no result either."""
+    if not on("jax"):
+        return
+    import jax
+
+    variables = [keras.Variable(np.zeros((WIDTH, UNITS), "float32")) for _ in range(2)]
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build(variables)
+    compression = choices.topk(ratio=0.3)  # so large a part that it has some elements of the unused variable
+    hvd.DistributedOptimizer(optimizer, compression=compression, op=hvd.Sum)
+    step = jax.jit(optimizer.stateless_apply)
+    state, values = [each.value for each in optimizer.variables], [each.value for each in variables]
+    random, given = np.random.default_rng(hvd.rank()), np.zeros((2, WIDTH, UNITS))
+    for used in (2, 1, 1, 2):
+        gradients = random.standard_normal((used, WIDTH, UNITS)).astype(np.float32)
+        given[:used] += gradients
+        values, state = step(state, [*gradients, *[None] * (2 - used)], values)
+    store = store_of(optimizer)
+    for name, value, mine in zip(store.entries, values, given, strict=True):
+        kept = hvdlite.allreduce(store.before(name).residual.copy(), op=hvdlite.Sum).reshape(WIDTH, UNITS)
+        require_sum(kept - array(value), over_ranks(mine), name)
