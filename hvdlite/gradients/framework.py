@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ParamSpec, Protocol, TypeVar
 
+from hvdlite.compression.codec import Codec
 from hvdlite.gradients.accumulator import Accumulator
-from hvdlite.gradients.compression import Compressor
+from hvdlite.gradients.compression import Compressor, Lossy
 from hvdlite.gradients.exchange import Exchange
 from hvdlite.gradients.tensors import Gradient, Tensor, Variable
 from hvdlite.gradients.use import Use
@@ -27,6 +28,18 @@ class Compressors(Protocol):
     none: type[Compressor]
     fp16: type[Compressor]
     bf16: type[Compressor]
+    Codec: type[Codec]
+
+    @property
+    def topk(self) -> Callable[..., Lossy]: ...
+    @property
+    def randomk(self) -> Callable[..., Lossy]: ...
+    @property
+    def int8(self) -> Callable[..., Lossy]: ...
+    @property
+    def onebit(self) -> Callable[..., Lossy]: ...
+    @property
+    def powersgd(self) -> Callable[..., Lossy]: ...
 
 
 class Framework(Protocol):

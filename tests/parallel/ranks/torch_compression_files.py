@@ -161,6 +161,31 @@ def check_broadcast_of_rank_0s_state_starts_anew() -> None:
         require_same_bits(weights(again))
 
 
+def check_an_elastic_restart_goes_on() -> None:
+    """What was not sent starts anew with the restart, on all ranks."""
+    with within_host():
+        trained = attached(TOPK)
+        state = hvd.elastic.TorchState(model=trained[0], optimizer=trained[1], step=0)
+        failed: list[int] = []
+
+        @hvd.elastic.run
+        def loop(state: Any) -> None:
+            while state.step < 6:
+                if state.step == 4 and not failed:
+                    failed.append(1)
+                    raise hvd.HorovodInternalError
+                train(trained, state.step, state.step + 1)
+                state.step += 1
+                if state.step == 3:
+                    state.commit()
+
+        loop(state)
+        assert failed
+        assert store_of(trained[1]).rounds == 3
+        assert trained[1].state_dict()["hvdlite_unsent"]["counts"].tolist()[2] == 3
+        require_same_bits(weights(trained))
+
+
 def check_statistics() -> None:
     with within_host():
         trained = attached(TOPK)
