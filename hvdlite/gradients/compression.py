@@ -118,8 +118,21 @@ def caster(
     return type(name, (Compressor,), members)
 
 
-def compressor(given: object) -> type[Compressor]:
-    """Check the user's `compression=`. Raises ValueError if it is a `Codec` class, or lacks `compress`."""
+def compressor(given: object, lossy: bool = False) -> type[Compressor]:
+    """Check the user's `compression=`.
+
+    Args:
+        given: The user's argument.
+        lossy: Whether it may be a lossy compressor, since there are rounds: an optimizer's or a tape's.
+
+    Raises:
+        ValueError: It is no compressor, or a lossy one for a single collective.
+    """
+    if isinstance(given, (Lossy, Codec)) and not lossy:
+        raise ValueError(
+            f"compression={given!r} is for hvd.DistributedOptimizer and DistributedGradientTape, where later rounds "
+            "send what one round leaves out. A single collective takes hvd.Compression.none, fp16 or bf16"
+        )
     if isinstance(given, type) and issubclass(given, Codec):
         raise ValueError(f"compression={given.__name__} is a class: pass an object, {given.__name__}()")
     if isinstance(given, Codec):
@@ -135,7 +148,7 @@ def unknown(given: object) -> type[Compressor] | None:
     Raises:
         ValueError: `given` is no compressor.
     """
-    found = compressor(given)
+    found = compressor(given, lossy=True)
     known = lossy_of(found) is not None or wire_of(found) is not None or found.compress is NoneCompressor.compress
     return None if known else found
 

@@ -27,9 +27,11 @@ import numpy as np
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array
+from hvdlite.compression.store import Store
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu_streams import mark
 from hvdlite.gradients.departure import Departure
+from hvdlite.gradients.lossy import marked
 from hvdlite.gradients.plan import BucketPlan, Spec
 from hvdlite.gradients.policy import planned
 from hvdlite.gradients.reducer import Memory, Reducer
@@ -67,12 +69,16 @@ class Contents:
         specs: Every variable, in the same order on all ranks.
         settings: The user's settings.
         gpu: The GPU on which the gradients lie; None: host memory.
+        store: What a lossy compressor keeps from round to round; None without one.
+        names: For each variable the name under which it is kept there.
     """
 
     number: int
     specs: tuple[Spec, ...]
     settings: Settings
     gpu: Gpu | None
+    store: Store | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -176,16 +182,18 @@ class Exchange:
         self.lane = lane
         self.name = name
         config = runtime.current().config
-        specs, number = self.contents.specs, self.contents.number
+        number, store, within_host = self.contents.number, self.contents.store, config.compress_within_host
         uses = agree(lane, name, self.contents, mine)
-        layout, overlap = planned(
-            (spec for spec, use in zip(specs, uses, strict=True) if use is not Use.SPARSE), config, lane.place
-        )
+        dense = [i for i, use in enumerate(uses) if use is not Use.SPARSE]
+        specs = tuple(self.contents.specs[i] for i in dense)
+        if store:
+            names = (self.contents.names[i] for i in dense)
+            specs = marked(dict(zip(names, specs, strict=True)), store, lane.place, within_host)
+        layout, overlap = planned(specs, config, lane.place)
         self.division = Division.of(uses, layout)
         how, memory = self.contents.settings.terms.reduction(lane.transport.size), f"{name}.{number}"
-        self.reducer: Reducer | None = Reducer(
-            lane, layout, how, name, Departure(overlap), Memory(self.contents.gpu, memory)
-        )
+        place = Memory(self.contents.gpu, memory, store, within_host)
+        self.reducer: Reducer | None = Reducer(lane, layout, how, name, Departure(overlap), place)
         self.rounds = RoundCounter(number)
         self.watched.enter(lane, name)
         runtime.current().registries.count_in_join(self)

@@ -18,8 +18,10 @@ from weakref import finalize, ref
 
 from hvdlite.gradients import attaching
 from hvdlite.gradients.accumulator import Accumulator
+from hvdlite.gradients.compression import lossy_of
 from hvdlite.gradients.exchange import Contents, Exchange
 from hvdlite.gradients.framework import Framework
+from hvdlite.gradients.lossy import Stores
 from hvdlite.gradients.plan import Spec
 from hvdlite.gradients.registry import registry
 from hvdlite.gradients.settings import Settings
@@ -73,6 +75,7 @@ class Gradients:
         title: The optimizer or tape in messages.
         sums: The sums of earlier passes, which a renewal drops; None if each step has one pass.
         enrolment: The place under the present runtime.
+        stores: What lossy compression keeps from round to round.
         exchanges: The exchanges, by specs, uses and number.
         made: The number of exchanges that have been made.
         renewed: Whether `elastic.run` has renewed this object.
@@ -105,6 +108,7 @@ class Gradients:
         self.kind = kind
         self.title = title
         self.sums = sums
+        self.stores = Stores(lossy_of(settings.compression))
         self.exchanges: dict[Hashable, Exchange] = {}
         self.made = 0
         self.renewed = False
@@ -227,7 +231,9 @@ class Gradients:
             key, name = (*key, self.made), f"{name}.{self.made}"
         if key not in self.exchanges:
             self.tidy()
-            contents = Contents(self.made, specs, self.settings, gpu)
+            store = self.stores.get(specs if self.kind == "tape" else None)  # several models may share a tape's
+            names = tuple(f"{self.stores.number(inside(v))} {common_name(v)}" for v in variables)
+            contents = Contents(self.made, specs, self.settings, gpu, store, names)
             self.exchanges[key] = Exchange(contents, self.working_lane(), name, uses, owner=self)
             self.made += 1  # last: if making it fails on one rank and is tried again, the number is the same
         exchange, in_session = self.exchanges[key], framework.in_session(variables)

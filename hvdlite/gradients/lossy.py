@@ -12,7 +12,7 @@ HVDLITE_COMPRESS_WITHIN_HOST, and where ranks share no memory, each rank counts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ from hvdlite.algorithms import Place, hierarchical
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import part
 from hvdlite.arrays import Array, is_float
-from hvdlite.compression import Piece
+from hvdlite.compression import Compressor, Piece
 from hvdlite.compression.column import Column
 from hvdlite.compression.part import Part, is_finite, kept_as
 from hvdlite.compression.store import Store
@@ -38,11 +38,12 @@ ONE_HOST = (
 )
 
 
-def marked(specs: Iterable[Spec], store: Store, place: Place, within_host: bool) -> tuple[Spec, ...]:
+def marked(specs: Mapping[str, Spec], store: Store, place: Place, within_host: bool) -> tuple[Spec, ...]:
     """Mark the parameters whose gradients are compressed.
 
     Args:
-        specs: The parameters.
+        specs: The parameters, by names under which the compressor keeps what it has not sent. A parameter has the same
+            name in all plans of the store, and after a restart.
         store: The memory of the compressor.
         place: The ranks and hosts.
         within_host: Whether each rank counts as a host.
@@ -50,18 +51,52 @@ def marked(specs: Iterable[Spec], store: Store, place: Place, within_host: bool)
     Raises:
         NotImplementedError: A gradient lies on a GPU.
     """
-    specs, how = tuple(specs), store.compressor
+    how, plain = store.compressor, tuple(specs.values())
     if place.size == 1:
-        return specs
+        return plain
     if place.one_host and not within_host:
         say_once(ONE_HOST.format(how))
-        return specs
-    if on_gpu := next((spec for spec in specs if spec.device != "host"), None):
+        return plain
+    if on_gpu := next((spec for spec in plain if spec.device != "host"), None):
         raise NotImplementedError(
             f"compression={how} is for gradients in host memory; that of {on_gpu.name} lies on a GPU. Use "
             "hvd.Compression.bf16 or fp16 there"
         )
-    return tuple(replace(spec, lossy=is_float(np.dtype(spec.dtype)) and how.fits(spec.shape)) for spec in specs)
+    return tuple(
+        replace(spec, lossy=name) if is_float(np.dtype(spec.dtype)) and how.fits(spec.shape) else spec
+        for name, spec in specs.items()
+    )
+
+
+class Stores:
+    """What lossy compression keeps from round to round, for lists of variables.
+
+    Attributes:
+        how: The compressor; None without one.
+        scale: Returns the loss scale of the gradients under way.
+        known: The stores, by the lists that they are for.
+        numbers: The variables' numbers, in the order in which they were first seen, by id().
+    """
+
+    def __init__(self, how: Compressor | None) -> None:
+        self.how = how
+        self.scale: Callable[[], float] = lambda: 1.0
+        self.known: dict[Hashable, Store] = {}
+        self.numbers: dict[int, int] = {}
+
+    def get(self, key: Hashable) -> Store | None:
+        """Find or make a store; None without a lossy compressor."""
+        if self.how is not None and key not in self.known:
+            self.known[key] = Store(self.how, lambda: self.scale())
+        return self.known.get(key)
+
+    def number(self, variable: object) -> int:
+        """A variable's number. The names of variables need not be unique."""
+        return self.numbers.setdefault(id(variable), len(self.numbers))
+
+    def note_scale(self, scale: Callable[[], float]) -> None:
+        """Have gradients scaled by this from now on."""
+        self.scale = scale
 
 
 class LossyRounds:
@@ -80,7 +115,7 @@ class LossyRounds:
 
     def __init__(self, store: Store, plan: BucketPlan, within_host: bool) -> None:
         self.store, self.plan, self.within_host = store, plan, within_host
-        self.names = [spec.name for spec in plan.specs if spec.lossy]
+        self.names = [spec.lossy for spec in plan.specs if spec.lossy]
         self.buckets = {number: LossyBucket(self, each) for number, each in enumerate(plan.buckets) if each.lossy}
 
     def allocate(self, at: Workplace, shared: bool) -> None:
@@ -91,7 +126,9 @@ class LossyRounds:
         else:
             self.levels = at.workspace.levels(transport, hosts)
             host = next(number for number, ranks in enumerate(hosts) if transport.rank in ranks), len(hosts)
-        wanted = ((each.name, each.shape, kept_as(np.dtype(each.dtype)).name) for each in self.plan.specs if each.lossy)
+        wanted = (
+            (each.lossy, each.shape, kept_as(np.dtype(each.dtype)).name) for each in self.plan.specs if each.lossy
+        )
         self.store.allocate(wanted, transport, self.levels.local, host)
 
     def settle(self, results: Sequence[Array], unused: Collection[str]) -> None:
@@ -101,7 +138,7 @@ class LossyRounds:
 
         Args:
             results: The buckets' buffers, in the plan's order.
-            unused: The parameters without a gradient on any rank. Users get no result for them.
+            unused: The names of parameters without a gradient on any rank. Users get no result for them.
         """
         for number, result in enumerate(results):
             bucket = self.buckets.get(number)
@@ -172,7 +209,7 @@ class LossyBucket:
             spec, slot = self.all.plan.specs[index], self.all.plan.slots[index]
             first, last = max(start, slot.offset), min(stop, slot.offset + slot.length)
             if first < last:
-                found.append(Piece(spec.name, spec.shape, first - start, first - slot.offset, last - first))
+                found.append(Piece(spec.lossy, spec.shape, first - start, first - slot.offset, last - first))
         return found
 
     def keep(self, chosen: Callable[[str], bool] = lambda name: True) -> None:

@@ -40,7 +40,7 @@ class Spec:
         device: 'host', or the kind of device that the gradient lies on: 'cuda'.
         group: The number of the parameter's group, which travels in one bucket; None: wherever it fits.
         strides: The order of the elements in memory; () for C order.
-        lossy: Whether hosts send each other a lossy code of the gradient (`lossy`).
+        lossy: The name under which a lossy compressor keeps what it has not sent; "" if the gradient travels exactly.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Spec:
     device: str = "host"
     group: int | None = None
     strides: tuple[int, ...] = ()
-    lossy: bool = False
+    lossy: str = ""
 
     @property
     def length(self) -> int:
@@ -59,7 +59,9 @@ class Spec:
     def line(self) -> str:
         """The parameter as text. Ranks compare these texts."""
         order = f", strides {list(self.strides)}" if self.strides else ""
-        return f"{self.name}: {self.dtype}{list(self.shape)}{order} on {self.device}{', compressed' * self.lossy}"
+        return (
+            f"{self.name}: {self.dtype}{list(self.shape)}{order} on {self.device}{', compressed' if self.lossy else ''}"
+        )
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def plan(
 
 def kind(spec: Spec) -> Hashable:
     """What all parameters of a bucket have in common."""
-    return spec.dtype, spec.device, spec.lossy
+    return spec.dtype, spec.device, bool(spec.lossy)
 
 
 def fill(
@@ -236,6 +238,6 @@ def lay_out(specs: Sequence[Spec], filled: Sequence[Sequence[int]]) -> BucketPla
             slots[index] = Slot(number, offset // dtype.itemsize, specs[index].length)
             offset += padded(specs[index])
         start = ends.get(device, 0)
-        buckets.append(Bucket(dtype, device, start, offset // dtype.itemsize, tuple(members), first.lossy))
+        buckets.append(Bucket(dtype, device, start, offset // dtype.itemsize, tuple(members), bool(first.lossy)))
         ends[device] = start + offset
     return BucketPlan(tuple(specs), tuple(slots[index] for index in range(len(specs))), tuple(buckets))

@@ -301,7 +301,7 @@ class Reducer:
         if flag:
             uses = self.agreed_uses(uses, flag, tag)
         if self.lossy:
-            unused = {spec.name for spec, use in zip(self.plan.specs, uses, strict=True) if use is Use.UNUSED}
+            unused = {spec.lossy for spec, use in zip(self.plan.specs, uses, strict=True) if use is Use.UNUSED}
             self.lossy.settle([bucket.buffer for bucket in self.buckets], unused)
         if departure.trial or departure.learn:
             self.learn(all_there, tag)

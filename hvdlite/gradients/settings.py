@@ -85,7 +85,7 @@ class Arguments:
         terms = Terms(op_of(self.op), self.gradient_predivide_factor)
         if self.sharded not in (False, True, GRADIENTS):
             raise ValueError(f"sharded={self.sharded!r}: it can be False, True or {GRADIENTS!r}")
-        given = compressor(self.compression)
+        given = compressor(self.compression, lossy=True)
         if lossy_of(given) and terms.op not in (Average, Sum):
             raise ValueError(f"compression={given} is for op=hvd.Average or hvd.Sum, not op=hvd.{terms.op.name}")
         runtime.current().groups.find(self.process_set)  # raises ValueError if it is not registered

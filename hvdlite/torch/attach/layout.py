@@ -55,7 +55,7 @@ def lay_out(
     now: Sequence[Parameter] = to_be.parameters
     config, store, place, specs = ranks.runtime.config, gradients.store, ranks.lane.place, tuple(to_be.specs)
     if store:
-        specs = marked(specs, store, place, config.compress_within_host)
+        specs = marked(dict(zip(to_be.names, specs, strict=True)), store, place, config.compress_within_host)
     layout, overlap = planned(specs, config, place, order)
     parts = None
     if to_be.settings.borders and ranks.group:

@@ -95,6 +95,7 @@ class Planned:
         facts: The facts about each parameter that ranks compare, and its device.
         addresses: Where the parameters' values lie.
         index: The place of each parameter in the plan, by id().
+        names: The parameters' names, or their places in the optimizer. They stay when others are frozen.
         frozen: The parameters of the plan that were frozen.
         total: The number of all parameters of the optimizer.
         all_frozen: The parameters of the optimizer that were frozen, in the plan or not.
@@ -105,6 +106,8 @@ class Planned:
         self.facts = self.facts_of(parameters)
         self.note_addresses()
         self.index = {id(p): i for i, p in enumerate(parameters)}
+        places = {id(p): f"parameter.{i}" for i, p in enumerate(flat(groups))}
+        self.names = [settings.name(p, places[id(p)]) for p in parameters]
         self.frozen = [p for p in parameters if not p.requires_grad]
         self.total = total(groups)
         self.all_frozen = [p for p in flat(groups) if not p.requires_grad]
