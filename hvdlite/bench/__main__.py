@@ -39,6 +39,7 @@ COMPRESSORS = (
     "int4",
     "onebit",
     "topk",
+    "dgc",
     "randomk",
     "powersgd",
 )  # here as well as in compression.py, which imports torch

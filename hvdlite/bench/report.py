@@ -322,8 +322,8 @@ def print_compression(out: Console, rows: Sequence[CompressionRow]) -> None:
         seeds, links = len(base.curves), [*base.speeds]
         table = new_table(
             f"{problem}, {seeds} seed(s), {base.curves[0].steps[-1]} steps of {PLAIN}: KB: what the busiest host sends "
-            f"per step, headers included; accuracy: held out, in %, and its difference to {PLAIN}; steps: to the loss "
-            f"that {PLAIN} has after {TARGET:.0%} of its steps; s: these steps * time of a step, computed and not one run",
+            f"per step, headers included; accuracy: held out, and points above {PLAIN}; steps: to the loss "
+            f"that {PLAIN} has after {TARGET:.0%} of its steps; s: these steps * time of a step (a product, not a run)",
             [
                 "",
                 "KB",
