@@ -12,6 +12,7 @@ from hvdlite.api.build import (
     nccl_built,
     rocm_built,
 )
+from hvdlite.api.communication import CommunicationStats, communication_stats
 from hvdlite.api.process_sets import add_process_set, remove_process_set
 from hvdlite.api.timeline import start_timeline, stop_timeline
 from hvdlite.job.process_sets import ProcessSet, global_process_set
@@ -30,9 +31,9 @@ from hvdlite.job.runtime import (
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
-    "Adasum", "Average", "Max", "Min", "ProcessSet", "Product", "Sum", "add_process_set", "ccl_built", "cross_rank",
-    "cross_size", "cuda_built", "ddl_built", "global_process_set", "gloo_built", "gloo_enabled", "init",
-    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "rank", "remove_process_set", "rocm_built", "shutdown", "size",
-    "start_timeline", "stop_timeline",
+    "Adasum", "Average", "CommunicationStats", "Max", "Min", "ProcessSet", "Product", "Sum", "add_process_set",
+    "ccl_built", "communication_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",
+    "gloo_built", "gloo_enabled", "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "remove_process_set", "rocm_built", "shutdown",
+    "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip

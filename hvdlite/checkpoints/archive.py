@@ -136,6 +136,9 @@ class ArchiveFormat:
                     raise ValueError(f"{name} has no state yet: call its build(model.trainable_variables)")
                 value.build(mine[0].trainable_variables)
 
+    def collect(self, what: Mapping[str, object]) -> None:
+        """Do nothing: every rank holds all state."""
+
     def whole(self, what: Mapping[str, object]) -> Mapping[str, object]:
         """Return the objects and the models' optimizers. Waits for all ranks if each has a part of a state."""
         return {name: whole_state(value) if self.has_state(value) else value

@@ -85,6 +85,9 @@ class Format(Protocol):
     def prepare(self, what: Mapping[str, object]) -> None:
         """Make all objects hold their state. Called on every rank before a file is written or read."""
 
+    def collect(self, what: Mapping[str, object]) -> None:
+        """Before a file is written: bring together on rank 0 what each host has a part of. Collective."""
+
     def whole(self, what: Mapping[str, object]) -> Mapping[str, object]:
         """Return the objects; in place of one whose state is on several ranks, rank 0 gets the whole state.
 
@@ -122,6 +125,7 @@ def save(form: Format, path: File, what: Mapping[str, object], rng: bool, consol
         form.prepare(what)
         states = agree(call, what, form.random_state(what) if rng else None)
         extras = {RNG: states} if rng else {}
+        on_each(call, path, lambda: form.collect(what))
         if form.parts and not consolidate:
             save_in_parts(form, form.parts, path, what, extras)
         else:

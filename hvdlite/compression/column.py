@@ -10,6 +10,7 @@ from hvdlite.algorithms import by_messages
 from hvdlite.algorithms.choice import across
 from hvdlite.algorithms.movement import allgather, alltoall
 from hvdlite.algorithms.reduction import Reduction
+from hvdlite.arrays import Array
 from hvdlite.memory.workspace import Workspace
 from hvdlite.transports import Transport
 from hvdlite.transports.counted import Counted
@@ -35,20 +36,20 @@ class Column:
         """The bytes that this rank has sent so far."""
         return self.transport.sent_bytes
 
-    def sum(self, values: np.ndarray) -> None:
+    def sum(self, values: Array) -> None:
         """Add up flat arrays over the hosts, in place. The same bits on all hosts. Price: 2n(h-1)/h elements sent."""
         if self.size > 1 and values.size:
             name = across(self.size, values.nbytes, values.dtype)
             by_messages(name, self.transport, self.workspace, values, Reduction())()
 
-    def gather(self, mine: np.ndarray) -> np.ndarray:
+    def gather(self, mine: Array) -> np.ndarray:
         """Every host's array of this length, as rows of a new array in host order. Price: n(h-1) elements sent."""
         rows: np.ndarray = np.empty((self.size, mine.size), mine.dtype)
         rows[self.rank] = mine
         allgather(self.transport, [rows[host] for host in range(self.size)])
         return rows
 
-    def deliver(self, outgoing: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def deliver(self, outgoing: Sequence[Array]) -> list[np.ndarray]:
         """Send one flat array to each host, and return what each host has sent here. Lengths may differ.
 
         Price: each array once, its own part excepted; and one small message per host for the lengths.

@@ -50,7 +50,7 @@ class OkTopK:
 
     def __call__(self, values: Array, sent: Array, now: Round) -> None:
         """See `Exchange`. Owners add up in host order."""
-        places = self.selection(values, now.number)
+        places = self.selection(values, sent, now.number)
         mine = values[places]
         quota = -(-self.selection.count(now.number) // self.column.size)
         if not self.inner or now.number % REGIONS_LAST == 0:

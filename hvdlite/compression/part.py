@@ -17,7 +17,9 @@ loss scaler then leaves out the step, and the round is not committed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,6 +28,9 @@ from hvdlite.arrays import Array, DType, is_small_float
 from hvdlite.compression import Compressor, Exchange, Piece, Round
 from hvdlite.compression.column import Column
 from hvdlite.compression.store import Kept, Store
+
+Phases: TypeAlias = list[tuple[str, float]]
+"""What a round has done: names, and the times at which each began."""
 
 
 class Part:
@@ -39,17 +44,24 @@ class Part:
         how: The scaling of the result.
         exchange: The compressor's messages.
         dtype: The dtype of all arithmetic: float32 or float64.
+        rounds: The number of rounds so far.
+        phases: What the last round has done, for the timeline.
     """
 
-    def __init__(self, store: Store, column: Column, pieces: Sequence[Piece], values: Array, how: Reduction) -> None:
+    def __init__(
+        self, store: Store, column: Column, pieces: Sequence[Piece], values: Array, how: Reduction, phases: Phases
+    ) -> None:
         self.store, self.column, self.pieces = store, column, pieces
         self.values, self.how = np.asarray(values), how
         self.dtype = kept_as(values.dtype)
+        self.rounds, self.phases = 0, phases
         self.exchange: Exchange = store.compressor.prepare(column, pieces, values.size, self.dtype)
 
     def __call__(self) -> None:
         """Replace the part by its sum over hosts. Collective over the column."""
         store, part = self.store, self.values
+        began = time.monotonic()
+        self.rounds += 1
         total = store.scratch.get("values", part.size, self.dtype.name)
         sent = store.scratch.get("sent", part.size, self.dtype.name)
         before = [store.before(piece.name).of(piece) for piece in self.pieces]
@@ -61,6 +73,7 @@ class Part:
         if self.column.any(not is_finite(total)):
             part[...] = np.nan
             return
+        self.column.transport.restart()
         now = Round(store.rounds, [each.extra for each in before], [each.extra for each in after])
         self.exchange(total, sent, now)
         for piece, new in zip(self.pieces, after, strict=True):
@@ -69,6 +82,12 @@ class Part:
         assign(part, total)
         if not is_finite(part):
             part[...] = np.nan
+        self.note_phases(began)
+
+    def note_phases(self, began: float) -> None:
+        """Note what the round has done."""
+        first, last = self.column.transport.first, self.column.transport.last
+        self.phases[:] = [("COMPRESS", began), ("SEND", first), ("DECOMPRESS", last), ("", time.monotonic())]
 
     def keep(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
         """Leave the residuals of these parameters as the last committed round has left them."""

@@ -47,14 +47,13 @@ class Selection:
 
     def count(self, number: int) -> int:
         """The number of elements to select in the round with this number: at least one, if there is any."""
-        ratio, passed = self.ratio, number / self.warmup_rounds if self.warmup_rounds else 1.0
-        if passed < 1:
-            ratio = max(ratio, FIRST_RATIO ** (1 - passed) * ratio**passed)
-        return min(self.elements, math.ceil(ratio * self.elements))
+        passed = min(1.0, number / self.warmup_rounds) if self.warmup_rounds else 1.0
+        ratio = max(self.ratio, math.pow(FIRST_RATIO, 1 - passed) * math.pow(self.ratio, passed))
+        return math.ceil(ratio * self.elements)
 
-    def __call__(self, values: Array, number: int) -> Array:
-        """The places of the largest magnitudes in the pieces, ascending, as uint32."""
-        magnitudes = module(values).abs(values)
+    def __call__(self, values: Array, scratch: Array, number: int) -> Array:
+        """The places of the largest magnitudes in the pieces, ascending, as uint32. `scratch` is as `values`."""
+        magnitudes = module(values).abs(values, out=scratch)
         for gap in self.gaps:
             magnitudes[gap] = -1  # below all magnitudes
         return largest(magnitudes, self.count(number))

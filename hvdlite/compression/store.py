@@ -208,8 +208,8 @@ class Store:
         host, hosts = self.hosts
         return Saved(host, hosts, self.rounds, {name: self.before(name) for name in self.entries})
 
-    def load(self, state: Saved) -> None:
-        """Use these values from the next `allocate` on."""
+    def load(self, state: Saved | None) -> None:
+        """Use these values from the next `allocate` on. None: go on with the present ones."""
         self.loaded = state
 
     def summed(self, add: Callable[[np.ndarray], None]) -> Saved:

@@ -108,7 +108,7 @@ class Gather:
 
     def __call__(self, values: Array, sent: Array, now: Round) -> None:
         """See `Exchange`. All hosts add up in host order, so that they have the same bits."""
-        places = self.selection(values, now.number)
+        places = self.selection(values, sent, now.number)
         mine = values[places]
         sent[...] = 0
         sent[places] = mine

@@ -13,6 +13,10 @@ from typing import TypeVar, cast
 
 from hvdlite.compression import Compressor as Between
 from hvdlite.compression.codec import Codec
+from hvdlite.compression.powersgd import PowerSGD
+from hvdlite.compression.quantize import Int8, OneBit
+from hvdlite.compression.randomk import RandomK
+from hvdlite.compression.topk import TopK
 from hvdlite.gradients.tensors import Tensor
 
 TensorT = TypeVar("TensorT", bound=Tensor)
@@ -156,3 +160,124 @@ def unknown(given: object) -> type[Compressor] | None:
 def wire_of(compression: type[Compressor]) -> str | None:
     """The dtype to which a compressor casts, by name; None if it does not just cast, or has no attribute `wire`."""
     return getattr(compression, "wire", None)
+
+
+class LossyChoices:
+    """The lossy compressors between hosts, the same for all frameworks: `hvd.Compression.topk(ratio=0.01)`.
+
+    Ranks of one host add their gradients exactly. Then hosts exchange compressed sums; on one host nothing is
+    compressed. With error feedback, what was not sent is added to the next step's gradients. Parameters with fewer than
+    two dimensions or 1024 elements, and sparse gradients, travel exactly.
+
+    Attributes:
+        Codec: The base class of your own compressor.
+    """
+
+    Codec = Codec
+
+    @staticmethod
+    def topk(
+        ratio: float = 0.01,
+        *,
+        error_feedback: bool = True,
+        momentum: float = 0.0,
+        clip: float = 0.0,
+        warmup_rounds: int = 0,
+    ) -> Lossy:
+        """Send the largest elements of each host's sum (Top-K; Lin et al. 2018, arXiv:1712.01887).
+
+        Price: 8 k (h-1) bytes per host for k elements and h hosts; for many hosts about 6 k elements whatever h is
+        (Ok-Topk; Li & Hoefler 2022, arXiv:2201.07598).
+
+        Args:
+            ratio: The part of the elements that is sent.
+            error_feedback: Whether what was not sent is added to the next step's gradients.
+            momentum: The factor of momentum correction. Then the optimizer must have no momentum of its own.
+            clip: The largest norm of one host's sum for one parameter; 0: no limit.
+            warmup_rounds: In so many first steps the ratio falls from 25 % to `ratio`.
+
+        Returns:
+            The compressor.
+
+        Raises:
+            ValueError: An argument cannot be right.
+        """
+        return Lossy(TopK(ratio, error_feedback, momentum, clip, warmup_rounds))
+
+    @staticmethod
+    def randomk(ratio: float = 0.01, seed: int = 0, *, error_feedback: bool = True) -> Lossy:
+        """Send random elements, the same on all hosts, so that no indices travel (Stich et al. 2018, arXiv:1809.07599).
+
+        Price: 8 k (h-1)/h bytes per host for k elements and h hosts. Needs a smaller learning rate than Top-K.
+
+        Args:
+            ratio: The part of the elements that is sent.
+            seed: The seed of the choice.
+            error_feedback: Whether what was not sent is added to the next step's gradients. If not, values are scaled
+                up, so that sums are right on average.
+
+        Returns:
+            The compressor.
+
+        Raises:
+            ValueError: An argument cannot be right.
+        """
+        return Lossy(RandomK(ratio, seed, error_feedback))
+
+    @staticmethod
+    def int8(bits: int = 8, *, block: int = 256, seed: int = 0, error_feedback: bool = True) -> Lossy:
+        """Send each element in 8 or 4 bits, rounded at random (QSGD; Alistarh et al. 2017, arXiv:1610.02132).
+
+        Price: about 2 (bits/8 + 4/block) bytes per element and host, times (h-1)/h.
+
+        Args:
+            bits: 8 or 4.
+            block: The number of elements with one scale.
+            seed: The seed of the rounding.
+            error_feedback: Whether errors of rounding are added to the next step's gradients.
+
+        Returns:
+            The compressor.
+
+        Raises:
+            ValueError: An argument cannot be right.
+        """
+        return Lossy(Int8(bits, block, seed, error_feedback))
+
+    @staticmethod
+    def onebit(*, block: int = 512) -> Lossy:
+        """Send signs, and a mean magnitude per block (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847).
+
+        Price: about 2 (1/8 + 4/block) bytes per element and host, times (h-1)/h. Needs a smaller learning rate.
+
+        Args:
+            block: The number of elements with one magnitude.
+
+        Returns:
+            The compressor.
+
+        Raises:
+            ValueError: An argument cannot be right.
+        """
+        return Lossy(OneBit(block))
+
+    @staticmethod
+    def powersgd(rank: int = 2, *, start_step: int = 10, seed: int = 0, min_compression_rate: float = 2.0) -> Lossy:
+        """Send a product of two thin matrices per parameter (PowerSGD; Vogels et al. 2019, arXiv:1905.13727).
+
+        Price: 8 rank (n+m) (h-1)/h bytes per host for a parameter of n x m elements. Computes like torch's
+        `powerSGD_hook`.
+
+        Args:
+            rank: The number of columns of these matrices.
+            start_step: The first step that compresses.
+            seed: The seed of the first matrices.
+            min_compression_rate: Parameters that would not shrink by this factor travel exactly.
+
+        Returns:
+            The compressor.
+
+        Raises:
+            ValueError: An argument cannot be right.
+        """
+        return Lossy(PowerSGD(rank, start_step, seed, min_compression_rate))

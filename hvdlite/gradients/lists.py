@@ -12,7 +12,7 @@ between frameworks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from weakref import finalize, ref
 
@@ -23,6 +23,7 @@ from hvdlite.gradients.exchange import Contents, Exchange
 from hvdlite.gradients.framework import Framework
 from hvdlite.gradients.lossy import Stores
 from hvdlite.gradients.plan import Spec
+from hvdlite.gradients.reducer import Reducer
 from hvdlite.gradients.registry import registry
 from hvdlite.gradients.settings import Settings
 from hvdlite.gradients.tensors import Gradient, Tensor, Variable
@@ -187,6 +188,11 @@ class Gradients:
         attaching.require_alive(self.alive, self.group, shared=self.group is not None)
 
     # Reducing
+
+    @property
+    def reducers(self) -> Iterable[Reducer]:
+        """The reducers of all exchanges that have memory."""
+        return [exchange.reducer for exchange in self.exchanges.values() if exchange.reducer]
 
     def reduce(
         self,

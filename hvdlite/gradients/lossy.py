@@ -24,7 +24,7 @@ from hvdlite.algorithms.ring import part
 from hvdlite.arrays import Array, is_float
 from hvdlite.compression import Compressor, Piece
 from hvdlite.compression.column import Column
-from hvdlite.compression.part import Part, is_finite, kept_as
+from hvdlite.compression.part import Part, Phases, is_finite, kept_as
 from hvdlite.compression.store import Store
 from hvdlite.gradients.plan import Bucket, BucketPlan, Spec
 from hvdlite.lanes.workplace import Workplace
@@ -149,11 +149,6 @@ class LossyRounds:
             bucket.keep(unused.__contains__)
         self.store.commit(self.names)
 
-    @property
-    def sent_bytes(self) -> int:
-        """The bytes that this rank has sent in compressed buckets."""
-        return sum(each.part.column.sent_bytes for each in self.buckets.values() if each.part)
-
 
 class LossyBucket:
     """One compressed bucket.
@@ -163,12 +158,14 @@ class LossyBucket:
         planned: The bucket.
         borders: The borders of the drivers' parts, in elements.
         part: This rank's part; None before the first round, and if this rank is no driver.
+        phases: What the last round has done, for the timeline.
     """
 
     def __init__(self, every: LossyRounds, planned: Bucket) -> None:
         self.all, self.planned = every, planned
         self.borders: list[int] = []
         self.part: Part | None = None
+        self.phases: Phases = []
 
     @property
     def firsts(self) -> list[int]:
@@ -188,7 +185,7 @@ class LossyBucket:
 
         def between(cross: Transport, values: Array, across: Reduction) -> Callable[[], None]:
             pieces = self.pieces(*self.borders[levels.local.rank :][:2])
-            self.part = Part(self.all.store, Column(cross), pieces, values, across)
+            self.part = Part(self.all.store, Column(cross), pieces, values, across, self.phases)
             return self.part
 
         buffers = peers if peers and levels.local.size > 1 else [buffer]

@@ -351,6 +351,8 @@ class Reducer:
         request = Request(signature, bucket.reduce, flag=flag, stand_in=bucket.stand_in)
         if is_host(bucket.buffer):
             self.requests[number] = request
+            if bucket.lossy:
+                request.show(bucket.lossy.phases)
         else:
             on_gpu(self.lane, request, bucket.buffer)
         return request

@@ -18,7 +18,7 @@ from hvdlite.arrays import Array
 from hvdlite.elastic import retell
 from hvdlite.errors import HvdliteError
 from hvdlite.gradients.accumulator import Accumulator
-from hvdlite.gradients.compression import NoneCompressor, caster
+from hvdlite.gradients.compression import LossyChoices, NoneCompressor, caster
 from hvdlite.gradients.exchange import Exchange, reduce_now
 from hvdlite.gradients.tensors import Variable
 from hvdlite.gradients.use import Use
@@ -40,7 +40,7 @@ def is_floating(tensor: jax.Array) -> bool:
     return bool(jax.numpy.issubdtype(tensor.dtype, jax.numpy.floating))
 
 
-class Compression:
+class Compression(LossyChoices):
     """The compressors for JAX arrays."""
 
     none = NoneCompressor

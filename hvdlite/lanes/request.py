@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -160,7 +160,8 @@ class Request(Generic[T]):
         that a joined rank runs instead of `work`. None if joined ranks cannot take part. handle: Gets the result. It
         exists once the request is queued. begun: Whether the request is under way, so that other ranks may have
         received its digest. queued: The time at which this rank called it, in seconds of `time.monotonic()`; 0.0
-        before. agreed: The time at which all ranks had called it; 0.0 before.
+        before. agreed: The time at which all ranks had called it; 0.0 before. phases: What the work has done in the
+        last round, for observers: names and the times at which each began, and "" with the end.
     """
 
     handle: Handle[T]
@@ -179,6 +180,7 @@ class Request(Generic[T]):
         self.flag, self.count = flag, count
         self.begun = False
         self.queued, self.agreed = 0.0, 0.0
+        self.phases: Sequence[tuple[str, float]] = ()
 
     def enter(self, handle: Handle[T]) -> None:
         """Note that this rank calls the request, and that `handle` gets the result."""
@@ -191,6 +193,10 @@ class Request(Generic[T]):
     def agree(self, flag: int) -> None:
         """Note that all ranks have called the request. flag: the maximum of all ranks' flags."""
         self.flag, self.agreed = flag, time.monotonic()
+
+    def show(self, phases: Sequence[tuple[str, float]]) -> None:
+        """Have observers see these phases, which the work changes in each round."""
+        self.phases = phases
 
     def move(self, ready: Mark, work: Callable[[Workplace], T]) -> None:
         """Replace the work by one that may begin once the GPU has passed `ready`."""

@@ -5,6 +5,7 @@ other ranks, the event is NEGOTIATE_...; then comes the operation itself:
 
     NEGOTIATE_ALLREDUCE [0 ............ 1 2]  ALLREDUCE [............]      (the numbers mark ranks)
 
+Within the operation of a compressed bucket are COMPRESS, SEND and DECOMPRESS, if rank 0 sends a part of the bucket.
 Rank 0 does not learn when each rank called, so the marks of other ranks have the time at which all had called. Lanes
 add events to a list, which a thread writes a few times per second. That costs 10 us per request. Each batch overwrites
 the closing bracket and writes a new one in one system call. So the file is complete JSON whenever the process ends.
@@ -20,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hvdlite.lanes.matching import ranks
@@ -99,8 +101,10 @@ class Timeline:
 
     def done(self, seat: Seat, request: Request[T]) -> None:
         """The request has its result, or its error."""
-        args = facts(request.signature) if request.agreed and not request.handle.error else None
-        self.events.append(Event(self.tensor_name(seat, request), "E", time.monotonic(), args=args))
+        well, tensor = request.agreed and not request.handle.error, self.tensor_name(seat, request)
+        for (name, start), (_, stop) in pairwise(request.phases if well else ()):
+            self.events += [Event(tensor, "B", start, name), Event(tensor, "E", stop)]
+        self.events.append(Event(tensor, "E", time.monotonic(), args=facts(request.signature) if well else None))
 
     def tensor_name(self, seat: Seat, request: Request[T]) -> str:
         """The tensor's name in the trace, with the ranks if they are not all."""

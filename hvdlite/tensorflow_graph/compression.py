@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hvdlite.gradients.compression import Compressor, NoneCompressor, caster
+from hvdlite.gradients.compression import Compressor, LossyChoices, NoneCompressor, caster
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
@@ -18,7 +18,7 @@ FP16Compressor = caster("FP16Compressor", "float16", is_floating, tf.cast)
 BF16Compressor = caster("BF16Compressor", "bfloat16", is_floating, tf.cast)
 
 
-class Compression:
+class Compression(LossyChoices):
     """The compressors that users choose from, by Horovod's names."""
 
     none = NoneCompressor

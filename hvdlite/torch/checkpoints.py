@@ -20,6 +20,9 @@ from hvdlite.checkpoints.checkpoint import (
     set_random_states,
 )
 from hvdlite.checkpoints.files import File
+from hvdlite.job import runtime
+from hvdlite.torch.attach.attachment import Attachment
+from hvdlite.torch.attach.unsent import UNSENT, state_of
 from hvdlite.torch.functions import Stateful, is_stateful, load_in_place
 from hvdlite.torch.sharded import parts
 from hvdlite.torch.sharded.states import State, shard_of
@@ -88,7 +91,14 @@ def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: 
 
 
 class TorchFormat:
-    """The `hvdlite.checkpoints.Format` of torch's files."""
+    """The `hvdlite.checkpoints.Format` of torch's files.
+
+    Attributes:
+        unsent: On rank 0, what lossy compression has not sent, by the optimizer's name: the sum over all hosts.
+    """
+
+    def __init__(self) -> None:
+        self.unsent: dict[str, State] = {}
 
     @property
     def parts(self) -> TorchParts:
@@ -97,6 +107,14 @@ class TorchFormat:
 
     def prepare(self, what: Mapping[str, object]) -> None:
         """Do nothing: torch's objects always hold their state."""
+
+    def collect(self, what: Mapping[str, object]) -> None:
+        """Add up what lossy compression has not sent. Collective."""
+        for name in sorted(what):
+            attached = getattr(what[name], "_hvdlite", None)
+            found = attached.unsent() if isinstance(attached, Attachment) else None
+            if found and runtime.rank() == 0:
+                self.unsent[name] = state_of(found)
 
     def whole(self, what: Mapping[str, object]) -> Mapping[str, object]:
         """Return the objects; in place of a sharded optimizer, its whole state on rank 0. Collective then."""
@@ -110,6 +128,12 @@ class TorchFormat:
     def write(self, file: BinaryIO, what: Mapping[str, object]) -> None:
         """Write states and extras. Raises TypeError for an extra that is not plain data."""
         states = {name: plain(value.state_dict() if self.has_state(value) else value) for name, value in what.items()}
+        for name, unsent in self.unsent.items():
+            states[name] = {**cast("State", states[name]), UNSENT: unsent}
+        self.write_states(file, what, states)
+
+    def write_states(self, file: BinaryIO, what: Mapping[str, object], states: Mapping[str, object]) -> None:
+        """Write plain data. Raises TypeError for an extra that is not. what: the objects and extras."""
         torch.save(states, file)
         file.flush()
         if not is_safe(file.name, mmap=True):
@@ -176,7 +200,7 @@ class TorchParts:
             shard = shard_of(value)
             assert shard and isinstance(value, torch.optim.Optimizer)
             mine[name] = parts.part(value, shard)
-        self.form.write(file, mine)
+        self.form.write_states(file, mine, cast("State", plain(mine)))
 
     def read(self, file: BinaryIO) -> dict[str, object]:
         """Read a rank's pieces. Raises zipfile.BadZipFile if bytes are missing or have changed."""

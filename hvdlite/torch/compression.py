@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvdlite.gradients.compression import Compressor, NoneCompressor, caster
+from hvdlite.gradients.compression import Compressor, LossyChoices, NoneCompressor, caster
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
@@ -12,7 +12,7 @@ FP16Compressor = caster("FP16Compressor", "float16", torch.is_floating_point, to
 BF16Compressor = caster("BF16Compressor", "bfloat16", torch.is_floating_point, torch.Tensor.to, torch.bfloat16)
 
 
-class Compression:
+class Compression(LossyChoices):
     """The compressors to choose from.
 
     Attributes:

@@ -12,6 +12,7 @@ from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.ops.variables import broadcast_arrays, naming
+from hvdlite.torch.attach.unsent import UNSENT, forget_loaded
 from hvdlite.torch.cuda import on_cpu
 from hvdlite.torch.sharded.states import keep_dtypes, refuse_pieces
 from hvdlite.torch.tensors import DTYPES, in_place
@@ -125,7 +126,9 @@ def broadcast_optimizer_state(
         large.append(torch.empty_like(value, device="cpu"))
         return large[-1]
 
-    state = with_values(on_cpu(optimizer.state_dict()), take_out) if mine else None
+    forget_loaded(optimizer)
+    own = {key: value for key, value in optimizer.state_dict().items() if key != UNSENT} if mine else {}
+    state = with_values(on_cpu(own), take_out) if mine else None
     state = broadcast_object(state, root_rank, process_set=process_set)
     state = state if mine else with_values(state, put_in)
     broadcast_parameters(large, root_rank, process_set)

@@ -13,12 +13,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from hvdlite.compression import Column, Compressor, Exchange, Piece, Round
+from hvdlite.compression import Column, Compressor, Exchange, Piece, Round, powersgd, quantize
 from hvdlite.compression.powersgd import PowerSGD, orthogonalize, total
 from hvdlite.compression.quantize import Int8, OneBit
 from hvdlite.transports.threads import ThreadTransport, run_ranks
@@ -265,6 +265,37 @@ def test_draws_depend_on_seed_round_host_and_pieces_alone() -> None:
     assert (first != second).any()  # elements that belong to neither host's own chunk
 
 
+@pytest.mark.parametrize("compressor", [Int8(4, block=8), OneBit(block=8), PowerSGD(rank=3)], ids=repr)
+def test_the_size_of_tiles_changes_nothing(compressor: Compressor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tiles, the last one shorter, and one tile: the same bits. Padding begins in the middle of a tile."""
+    pieces, length = laid_out(SHAPES)
+    values = drawn(3, pieces, length)
+    found = []
+    for elements in (1, 56, 10**6):
+        monkeypatch.setattr(quantize, "TILE", elements)
+        monkeypatch.setattr(powersgd, "TILE", elements)
+        found.append([(each.result.tobytes(), each.sent.tobytes()) for each in exchanged(compressor, pieces, values)])
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_largest_draw_leads_to_the_largest_integer(bits: int) -> None:
+    """Not to the next, although the quotient of a block's largest element may be rounded up."""
+
+    class Largest:
+        def random_raw(self, count: int) -> Any:
+            return np.full(count, 2**64 - 1, np.uint64)
+
+    most, random = 2 ** (bits - 1) - 1, cast("np.random.SFC64", Largest())
+    rows = np.random.default_rng(0).uniform(1, 2, (100_000, 1)).astype(np.float32) * np.array([1, -1] * 4, np.float32)
+    code, kept = quantize.Integers(bits, 8), rows.copy()
+    codes = np.empty((len(rows), code.width), np.uint8)
+    steps = code.encode(rows, np.ones(0, np.float32), codes, random)
+    code.decode(codes, steps, rows)
+    integers = np.rint(rows / steps[:, None])
+    assert (integers == np.array([most, 1 - most] * 4)).all() and (np.sign(rows) == np.sign(kept)).all()
+
+
 def with_feedback(compressor: Compressor, hosts: int, rounds: int, dtype: Any) -> tuple[Any, Any, Any, float]:
     """Sums over rounds, in float64: of all results, and of all gradients; the last residuals' sum, and largest norm."""
     pieces, length = laid_out([(30, 41), (20, 33)])
@@ -337,6 +368,7 @@ def test_what_is_compressed() -> None:
     assert PowerSGD(2).fits((9, 9)) and not PowerSGD(2).fits((8, 8))  # 72 < 81, 64 = 64
     assert PowerSGD(2).fits((16, 2, 8)) and not PowerSGD(2, min_compression_rate=5).fits((16, 2, 8))
     assert not PowerSGD(2).fits((5000,)) and not PowerSGD(1).fits((1, 5000)) and not PowerSGD(1).fits((0, 9))
+    assert not any(PowerSGD(1, min_compression_rate=0.1).fits(shape) for shape in ((), (5000,)))
     assert (PowerSGD(2).extra((16, 3, 8)), PowerSGD(9).extra((5, 7)), PowerSGD(9).extra((7, 5))) == (48, 35, 25)
 
 

@@ -362,7 +362,7 @@ def test_a_sample_shortens_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_ratio_of_a_warm_up() -> None:
     """Exponentially from 25 % to the ratio; never below it."""
     warm = selection.Selection(10_000, (), 0.0025, 4)
-    assert [warm.count(number) for number in range(6)] == [2500, 791, 250, 80, 25, 25]
+    assert [warm.count(number) for number in (*range(6), 10**6)] == [2500, 791, 250, 80, 25, 25, 25]
     assert selection.Selection(100, (), 0.5, 4).count(0) == 50
     assert selection.Selection(100, (), 0.001).count(0) == 1
     assert selection.Selection(0, (), 0.001).count(0) == 0

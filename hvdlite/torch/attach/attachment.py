@@ -18,6 +18,8 @@ from functools import partial
 
 import torch
 
+from hvdlite.algorithms.reduction import Reduction
+from hvdlite.compression.store import Saved, Store
 from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.gradients.attaching import can_renew
 from hvdlite.gradients.reducer import Reducer
@@ -39,6 +41,7 @@ from hvdlite.torch.attach.round import ACCUMULATING, IDLE, OPEN, Round
 from hvdlite.torch.attach.settings import TorchSettings
 from hvdlite.torch.attach.sharing import Sharing
 from hvdlite.torch.attach.steps import Steps
+from hvdlite.torch.attach.unsent import keep_in_state_dict
 from hvdlite.torch.private_api import current_run
 
 
@@ -80,6 +83,8 @@ class Attachment:
         self.backward = Backward(partial(end_backward, weakref.ref(self)))
         self.hooks = Hooks(self, partial(on_gradient, weakref.ref(self)))
         self.steps = Steps()
+        if self.gradients.store and not renewed:
+            keep_in_state_dict(optimizer, self.gradients.store)
         if not self.ranks.alone:
             self.begin_reducing()
         self.ranks.runtime.registries.renew_later(self)
@@ -152,6 +157,11 @@ class Attachment:
         return self.layout.reducer
 
     @property
+    def reducers(self) -> Iterable[Reducer]:
+        """The reducer, if this rank has one."""
+        return () if self.ranks.alone or self.sharing.detached else (self.reducer,)
+
+    @property
     def packing(self) -> Packing:
         """The way from p.grad into the views."""
         return self.layout.packing
@@ -215,7 +225,9 @@ class Attachment:
 
     def fits(self) -> bool:
         """Whether the plan fits the optimizer's present parameters."""
-        planned = self.layout.planned
+        planned, store = self.layout.planned, self.gradients.store
+        if store and store.loaded:  # on all ranks: the next plan takes the values
+            return False
         if not self.gradients.sparse and planned.untouched(self.optimizer.param_groups):
             return True
         now = self.trainable()
@@ -434,6 +446,18 @@ class Attachment:
     def forget_round(self) -> None:
         """Wait until all ranks have come to the end of a round without results."""
         self.round.retried(self.reducer.forget_round())
+
+    @property
+    def store(self) -> Store | None:
+        """What lossy compression keeps from round to round; None without it."""
+        return self.gradients.store
+
+    def unsent(self) -> Saved | None:
+        """Return the sum over hosts of what lossy compression has not sent; None if there is nothing. Collective."""
+        store = self.gradients.store
+        if store is None or not store.entries:
+            return None
+        return store.summed(lambda values: self.reducer.combine("unsent", values, Reduction(), self.round.tag))
 
     # Its life
 
