@@ -180,7 +180,7 @@ def add_compression(parser: argparse.ArgumentParser) -> None:
     add("--problems", type=names(*PROBLEMS), default=list(PROBLEMS), metavar="A,B,...",
         help=f"any of {', '.join(PROBLEMS)} (default: both)")  # fmt: skip
     add("--seeds", type=positive, default=5, metavar="N", help="trainings of each compressor (default 5)")
-    add("--steps", type=positive, metavar="N", help="steps of a training (default: 200 of digits, 600 of text)")
+    add("--steps", type=positive, metavar="N", help="steps of a training (default: 200 of digits, 1500 of text)")
     add("--timed", type=positive, default=9, metavar="N", help="timed steps of each compressor (default 9)")
 
 

@@ -321,12 +321,13 @@ def print_compression(out: Console, rows: Sequence[CompressionRow]) -> None:
     for problem, base in plain.items():
         seeds, links = len(base.curves), [*base.speeds]
         table = new_table(
-            f"{problem}, {seeds} seed(s), {base.curves[0].steps[-1]} steps of {PLAIN}: KB: what the busiest host sends "
-            f"per step, headers included; accuracy: held out, and points above {PLAIN}; steps: to the loss "
+            f"{problem}, {seeds} seed(s), {base.curves[0].steps[-1]} steps of {PLAIN}: KB: of gradients, that the "
+            f"busiest rank sends per step; wire: that its host sends, with headers; accuracy: held out, and points above {PLAIN}; steps: to the loss "
             f"that {PLAIN} has after {TARGET:.0%} of its steps; s: these steps * time of a step (a product, not a run)",
             [
                 "",
                 "KB",
+                "wire",
                 "accuracy",
                 "",
                 "steps",
@@ -344,7 +345,8 @@ def compression_cells(row: CompressionRow, plain: CompressionRow, links: Sequenc
     """The cells of one compressor. links: the networks on which `plain` was timed."""
     steps, at = row.steps_to_target(plain), row.speeds
     speed = next(iter(at.values()))
-    yield significant((speed.wire or speed.counted) / 1e3)
+    yield significant(speed.gradients / 1e3)
+    yield significant(speed.wire / 1e3) if speed.wire else "-"
     yield f"{row.accuracy:.1%}"
     yield f"{100 * (row.accuracy - plain.accuracy):+.1f}"
     yield f"{fmean(steps):.0f}" if len(steps) == len(row.curves) else f"{len(steps)} of {len(row.curves)}"
