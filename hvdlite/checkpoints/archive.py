@@ -2,6 +2,7 @@
 
     variables/model/00003/dense/kernel      a variable of the object that was saved as "model"
     arrays/NAME                             an extra that is an array
+    unsent/NAME/1 dense/kernel/residual     what lossy compression has not sent: the sum over all hosts
     extras                                  all other extras: a pickle without classes or functions
 
 An extra is a value without variables, such as an epoch.
@@ -25,12 +26,21 @@ from hvdlite.arrays import Array
 from hvdlite.checkpoints import checkpoint
 from hvdlite.checkpoints.checkpoint import not_plain, plain, random_states, set_random_states
 from hvdlite.checkpoints.files import File
+from hvdlite.compression.store import Kept, Saved
+from hvdlite.gradients.lists import Gradients
 from hvdlite.gradients.tensors import Variable
 from hvdlite.gradients.variables import have_layers_follow, name_of, variables_of
+from hvdlite.job import runtime
 from hvdlite.sharding.slots import first_slot, slot_of
 
 OPTIMIZER = ".optimizer"
 """The name of a model's optimizer is the model's name and this ending."""
+
+
+UNSENT = ".unsent"
+"""The name of what has not been sent is the optimizer's name and this ending."""
+COUNTS = "counts"
+"""The entry that has the numbers of hosts and of rounds."""
 
 
 class Model(Protocol):
@@ -120,9 +130,16 @@ class WholeState:
 
 
 class ArchiveFormat:
-    """The `Format` of .npz files."""
+    """The `Format` of .npz files.
+
+    Attributes:
+        unsent: On rank 0, what lossy compression has not sent, by the optimizer's name: the sum over all hosts.
+    """
 
     parts = None
+
+    def __init__(self) -> None:
+        self.unsent: dict[str, Saved] = {}
 
     def prepare(self, what: Mapping[str, object]) -> None:
         """Make the variables of optimizers that have not stepped yet."""
@@ -137,7 +154,12 @@ class ArchiveFormat:
                 value.build(mine[0].trainable_variables)
 
     def collect(self, what: Mapping[str, object]) -> None:
-        """Do nothing: every rank holds all state."""
+        """Add up what lossy compression has not sent. Collective."""
+        for name, value in sorted(with_optimizers(what).items()):
+            lists = lists_of(value)
+            found = lists.unsent() if lists else None
+            if found and runtime.rank() == 0:
+                self.unsent[name] = found
 
     def whole(self, what: Mapping[str, object]) -> Mapping[str, object]:
         """Return the objects and the models' optimizers. Waits for all ranks if each has a part of a state."""
@@ -164,6 +186,8 @@ class ArchiveFormat:
                 extras[name] = plain(value)
                 if not is_plain(extras[name]):
                     raise not_plain(name, value)
+        for name, saved in self.unsent.items():
+            entries |= {f"unsent/{name}/{key}": array for key, array in entries_of(saved).items()}
         entries["extras"] = np.frombuffer(pickle.dumps(extras), np.uint8)
         np.savez(file, **entries)
 
@@ -181,6 +205,9 @@ class ArchiveFormat:
             kind, name, *_ = key.split("/", 2)
             if kind == "variables":
                 objects.setdefault(name, []).append(entries[key])
+            elif kind == "unsent":
+                its = cast("dict[str, Array]", found.setdefault(name + UNSENT, {}))
+                its[key.split("/", 2)[2]] = entries[key]
             else:
                 found[name] = entries[key]
         return found | objects
@@ -192,6 +219,10 @@ class ArchiveFormat:
         for variable, value in pairs:
             variable.assign(value)
         have_layers_follow([variable for variable, _ in pairs])
+        for name, each in with_optimizers(what).items():
+            unsent, lists = found.pop(name + UNSENT, None), lists_of(each)
+            if unsent and lists:
+                lists.stores.load(saved_of(cast("dict[str, np.ndarray]", unsent)))
         for name in what:
             found.pop(name + OPTIMIZER, None)
 
@@ -221,6 +252,27 @@ def with_optimizers(what: Mapping[str, object]) -> dict[str, object]:
     inside = {name + OPTIMIZER: getattr(value, "optimizer", None) for name, value in what.items()}
     given = [*map(id, what.values())]
     return {**what, **{name: value for name, value in inside.items() if is_optimizer(value) and id(value) not in given}}
+
+
+def lists_of(value: object) -> Gradients | None:
+    """Return what reduces the gradients of an attached optimizer; None for another object."""
+    inner = getattr(value, "inner_optimizer", value)
+    found = getattr(getattr(inner, "_hvdlite", None), "gradients", None)
+    return found if isinstance(found, Gradients) else None
+
+
+def entries_of(saved: Saved) -> dict[str, np.ndarray]:
+    """Return what has not been sent as arrays by name, for `saved_of`."""
+    found = {f"{name}/{key}": getattr(kept, key) for name, kept in saved.values.items() for key in Kept.NAMES}
+    return {COUNTS: np.array([saved.hosts, saved.rounds]), **found}
+
+
+def saved_of(entries: Mapping[str, np.ndarray]) -> Saved:
+    """Return what had not been sent, of the entries of one optimizer."""
+    hosts, rounds = entries[COUNTS].tolist()
+    names = {key.rpartition("/")[0] for key in entries} - {""}
+    values = {name: Kept(*(entries[f"{name}/{key}"] for key in Kept.NAMES)) for name in sorted(names)}
+    return Saved(None, hosts, rounds, values)
 
 
 def seeds(what: Mapping[str, object]) -> list[Variable]:

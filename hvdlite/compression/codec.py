@@ -75,7 +75,7 @@ class Codec:
 
     def prepare(self, column: Column, pieces: Sequence[Piece], length: int, dtype: DType) -> Gathered:
         """The exchange: an all-gather of codes."""
-        return Gathered(copy.copy(self), column)
+        return Gathered(copy.deepcopy(self), column)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -18,7 +18,7 @@ loss scaler then leaves out the step, and the round is not committed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -45,7 +45,9 @@ class Part:
         exchange: The compressor's messages.
         dtype: The dtype of all arithmetic: float32 or float64.
         rounds: The number of rounds so far.
+        norm: The norm of the hosts' mean gradient in the last round, without a loss scale.
         phases: What the last round has done, for the timeline.
+        gaps: What lies between the pieces: zeros, whatever the compressor makes of them.
     """
 
     def __init__(
@@ -54,12 +56,15 @@ class Part:
         self.store, self.column, self.pieces = store, column, pieces
         self.values, self.how = np.asarray(values), how
         self.dtype = kept_as(values.dtype)
-        self.rounds, self.phases = 0, phases
+        self.rounds, self.norm, self.phases = 0, 0.0, phases
         self.exchange: Exchange = store.compressor.prepare(column, pieces, values.size, self.dtype)
+        self.gaps = gaps_between(pieces, values.size)
 
     def __call__(self) -> None:
         """Replace the part by its sum over hosts. Collective over the column."""
         store, part = self.store, self.values
+        if not self.pieces:
+            return
         began = time.monotonic()
         self.rounds += 1
         total = store.scratch.get("values", part.size, self.dtype.name)
@@ -68,6 +73,7 @@ class Part:
         after = [store.after(piece.name).of(piece) for piece in self.pieces]
         scale = store.scale()
         total[...] = part
+        self.clear_gaps(total)  # they are NaN after a round with NaN
         for piece, old, new in zip(self.pieces, before, after, strict=True):
             add_kept(total[piece.here], old, new, scale, store.compressor)
         if self.column.any(not is_finite(total)):
@@ -78,22 +84,38 @@ class Part:
         self.exchange(total, sent, now)
         for piece, new in zip(self.pieces, after, strict=True):
             keep_rest(sent[piece.here], new, scale)
+        self.norm = float(np.linalg.norm(total)) / self.column.size / scale
         self.how.postscale(total)
+        self.clear_gaps(total)
         assign(part, total)
         if not is_finite(part):
             part[...] = np.nan
         self.note_phases(began)
+
+    @property
+    def unsent(self) -> float | None:
+        """The norm of the residuals, divided by `norm`; None without error feedback, and before the first round."""
+        if not self.store.compressor.error_feedback or not self.norm:
+            return None
+        kept = (self.store.before(piece.name).of(piece).residual for piece in self.pieces)
+        return float(np.linalg.norm([float(np.linalg.norm(each)) for each in kept])) / self.norm
 
     def note_phases(self, began: float) -> None:
         """Note what the round has done."""
         first, last = self.column.transport.first, self.column.transport.last
         self.phases[:] = [("COMPRESS", began), ("SEND", first), ("DECOMPRESS", last), ("", time.monotonic())]
 
-    def keep(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Leave the residuals of these parameters as the last committed round has left them."""
-        for piece in self.pieces:
-            if chosen(piece.name):
-                self.store.after(piece.name).of(piece).take(self.store.before(piece.name).of(piece))
+    def clear_gaps(self, values: np.ndarray) -> None:
+        """Set what lies between the pieces to zero."""
+        for gap in self.gaps:
+            values[gap] = 0
+
+
+def gaps_between(pieces: Sequence[Piece], length: int) -> list[slice]:
+    """The elements of a part of this length that belong to no piece."""
+    begins = [0, *(piece.start + piece.length for piece in pieces)]
+    ends = [*(piece.start for piece in pieces), length]
+    return [slice(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
 
 
 def add_kept(values: np.ndarray, old: Kept, new: Kept, scale: float, how: Compressor) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -57,6 +58,7 @@ class Kept:
         extra: What the compressor keeps.
     """
 
+    NAMES: ClassVar[tuple[str, ...]] = ("residual", "velocity", "extra")
     residual: np.ndarray
     velocity: np.ndarray
     extra: np.ndarray
@@ -226,7 +228,8 @@ class Store:
             for array in (found[name].residual, found[name].velocity):
                 if not self.first_of_host:
                     array[...] = 0
-                add(array)
+                if array.size:
+                    add(array)
         return Saved(None, hosts, self.rounds, found)
 
     def to_load(self, transport: Transport, hosts: tuple[int, int]) -> Saved | None:
@@ -237,21 +240,21 @@ class Store:
             files are not those of all hosts: only the sum over hosts means anything.
         """
         mine = self.loaded
-        cards = transport.allgather_object(mine and (mine.host, mine.hosts, mine.rounds, hosts[0]))
-        if not any(cards):
+        kind = NOTHING if mine is None else SUM if mine.host is None or mine.hosts == 1 else OWN
+        if mine and kind == OWN and (mine.host, mine.hosts) != hosts:
+            kind = ANOTHERS
+        kinds = set(transport.allgather_object((kind, mine.rounds if mine else 0)))
+        if kinds == {(NOTHING, 0)}:
             return None
-        known = [card for card in cards if card]
-        same = len(known) == len(cards) and len({card[2] for card in known}) == 1
-        assert mine is not None or not same
-        if same and mine and all(card[0] is None or card[1] == 1 for card in known):
-            return mine if hosts[0] == 0 else mine.without_residuals
-        if same and mine and all((card[0], card[1]) == (card[3], hosts[1]) for card in known):
-            return mine
+        if mine and kind in (SUM, OWN) and len(kinds) == 1:
+            return mine if kind == OWN or hosts[0] == 0 else mine.without_residuals
         if transport.rank == 0:
             say_once(ONE_HOST_ONLY)
         return Saved(hosts[0], hosts[1], 0, {})
 
 
+NOTHING, SUM, OWN, ANOTHERS = "nothing", "the sum over hosts", "this host's values", "another host's values"
+"""What a rank has loaded."""
 ONE_HOST_ONLY = (
     "the optimizer's checkpoint has the unsent gradients of one host, and each host has its own: they start anew at "
     "zero. To keep them, save with hvd.save, or save a file of each rank and load each on its rank"

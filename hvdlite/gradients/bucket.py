@@ -66,8 +66,6 @@ class Bucket:
             Whether all ranks took part. False if a stand-in took the place of a rank that has joined.
         """
         if at.some_joined:
-            if self.lossy:
-                self.lossy.keep()
             self.take_in()
             allreduce(at.transport, at.workspace, at.place, self.buffer, self.how)
             return False

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 from hvdlite.compression import Compressor as Between
-from hvdlite.compression.codec import Codec
+from hvdlite.compression import codec
+from hvdlite.compression.auto import Auto
 from hvdlite.compression.powersgd import PowerSGD
 from hvdlite.compression.quantize import Int8, OneBit
 from hvdlite.compression.randomk import RandomK
@@ -132,14 +133,18 @@ def compressor(given: object, lossy: bool = False) -> type[Compressor]:
     Raises:
         ValueError: It is no compressor, or a lossy one for a single collective.
     """
-    if isinstance(given, (Lossy, Codec)) and not lossy:
+    if (isinstance(given, (Lossy, codec.Codec)) or given == "auto") and not lossy:
         raise ValueError(
             f"compression={given!r} is for hvd.DistributedOptimizer and DistributedGradientTape, where later rounds "
             "send what one round leaves out. A single collective takes hvd.Compression.none, fp16 or bf16"
         )
-    if isinstance(given, type) and issubclass(given, Codec):
+    if isinstance(given, type) and issubclass(given, codec.Codec):
         raise ValueError(f"compression={given.__name__} is a class: pass an object, {given.__name__}()")
-    if isinstance(given, Codec):
+    if getattr(given, "__name__", "") in vars(LossyChoices):
+        raise ValueError(f"compression: call hvd.Compression.{given.__name__}(), which returns a compressor")  # type: ignore[attr-defined]
+    if isinstance(given, str) and given == "auto":
+        return cast(type[Compressor], Lossy(Auto()))
+    if isinstance(given, codec.Codec):
         return cast(type[Compressor], Lossy(given))
     if not hasattr(given, "compress") or not hasattr(given, "decompress"):
         raise ValueError(f"compression must be one of hvd.Compression (hvd.Compression.fp16, ...), not {given!r}")
@@ -173,7 +178,7 @@ class LossyChoices:
         Codec: The base class of your own compressor.
     """
 
-    Codec = Codec
+    Codec: TypeAlias = codec.Codec
 
     @staticmethod
     def topk(

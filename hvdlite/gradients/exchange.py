@@ -259,7 +259,9 @@ class Exchange:
         Raises:
             HvdliteError: The memory has been freed.
         """
-        reducer = self.working
+        reducer, store = self.working, self.contents.store
+        if store and store.loaded:  # on all ranks
+            reducer.take_loaded()
         if self.joins:
             registry.round_begins(self)
         failed = reducer.abandon_round(self.rounds.tag)

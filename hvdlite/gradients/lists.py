@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from weakref import finalize, ref
 
+from hvdlite.compression.store import Saved
 from hvdlite.gradients import attaching
 from hvdlite.gradients.accumulator import Accumulator
 from hvdlite.gradients.compression import lossy_of
@@ -188,6 +189,13 @@ class Gradients:
         attaching.require_alive(self.alive, self.group, shared=self.group is not None)
 
     # Reducing
+
+    def unsent(self) -> Saved | None:
+        """The sum over hosts of what an optimizer's lossy compression has not sent; None without it. Collective."""
+        store = self.stores.known.get(None)
+        if store is None or not store.entries:
+            return None
+        return next(iter(self.reducers)).unsent()
 
     @property
     def reducers(self) -> Iterable[Reducer]:

@@ -12,9 +12,10 @@ HVDLITE_COMPRESS_WITHIN_HOST, and where ranks share no memory, each rank counts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
@@ -23,11 +24,14 @@ from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import part
 from hvdlite.arrays import Array, is_float
 from hvdlite.compression import Compressor, Piece
+from hvdlite.compression.auto import Auto
 from hvdlite.compression.column import Column
 from hvdlite.compression.part import Part, Phases, is_finite, kept_as
-from hvdlite.compression.store import Store
+from hvdlite.compression.store import Saved, Store
 from hvdlite.gradients.plan import Bucket, BucketPlan, Spec
+from hvdlite.job import runtime
 from hvdlite.lanes.workplace import Workplace
+from hvdlite.memory.arena import Arena
 from hvdlite.system.user_warnings import say_once
 from hvdlite.transports import Transport, threads
 from hvdlite.transports.two_levels import Levels
@@ -54,10 +58,14 @@ def marked(specs: Mapping[str, Spec], store: Store, place: Place, within_host: b
     how, plain = store.compressor, tuple(specs.values())
     if place.size == 1:
         return plain
-    if place.one_host and not within_host:
-        say_once(ONE_HOST.format(how))
+    on_gpu = next((spec for spec in plain if spec.device != "host"), None)
+    if isinstance(how, Auto) and (on_gpu or (place.one_host and not within_host)):
         return plain
-    if on_gpu := next((spec for spec in plain if spec.device != "host"), None):
+    if place.one_host and not within_host:
+        if runtime.rank() == 0:
+            say_once(ONE_HOST.format(how))
+        return plain
+    if on_gpu:
         raise NotImplementedError(
             f"compression={how} is for gradients in host memory; that of {on_gpu.name} lies on a GPU. Use "
             "hvd.Compression.bf16 or fp16 there"
@@ -66,6 +74,14 @@ def marked(specs: Mapping[str, Spec], store: Store, place: Place, within_host: b
         replace(spec, lossy=name) if is_float(np.dtype(spec.dtype)) and how.fits(spec.shape) else spec
         for name, spec in specs.items()
     )
+
+
+def shape_in_memory(spec: Spec) -> tuple[int, ...]:
+    """A gradient's shape with its dimensions in the order of memory: (n, h, w, c) for channels_last."""
+    if not spec.strides:
+        return spec.shape
+    order = sorted(range(len(spec.shape)), key=lambda dimension: -spec.strides[dimension])
+    return tuple(spec.shape[dimension] for dimension in order)
 
 
 class Stores:
@@ -90,6 +106,11 @@ class Stores:
             self.known[key] = Store(self.how, lambda: self.scale())
         return self.known.get(key)
 
+    def load(self, state: Saved) -> None:
+        """Have an optimizer's compression go on with a checkpoint's values."""
+        if store := self.get(None):
+            store.load(state)
+
     def number(self, variable: object) -> int:
         """A variable's number. The names of variables need not be unique."""
         return self.numbers.setdefault(id(variable), len(self.numbers))
@@ -97,6 +118,25 @@ class Stores:
     def note_scale(self, scale: Callable[[], float]) -> None:
         """Have gradients scaled by this from now on."""
         self.scale = scale
+
+
+class AnyPart(Protocol):
+    """A driver's part of a bucket between hosts.
+
+    Attributes:
+        column: One driver of each host.
+        rounds: The number of rounds so far.
+        unsent: The norm of what has not been sent, divided by that of the hosts' mean gradient; None if there is none.
+    """
+
+    @property
+    def unsent(self) -> float | None: ...
+    @property
+    def column(self) -> Column: ...
+    @property
+    def rounds(self) -> int: ...
+    def __call__(self) -> None:
+        """Replace the part by its sum over hosts. Collective over the column."""
 
 
 class LossyRounds:
@@ -109,45 +149,58 @@ class LossyRounds:
         names: The parameters whose gradients are compressed.
         buckets: The compressed buckets, by number.
         levels: The ranks that add up exactly, and the drivers that compress; known after `allocate`.
+        hosts: The number of hosts; known after `allocate`.
     """
 
     levels: Levels
+    hosts: int
 
     def __init__(self, store: Store, plan: BucketPlan, within_host: bool) -> None:
         self.store, self.plan, self.within_host = store, plan, within_host
         self.names = [spec.lossy for spec in plan.specs if spec.lossy]
         self.buckets = {number: LossyBucket(self, each) for number, each in enumerate(plan.buckets) if each.lossy}
 
-    def allocate(self, at: Workplace, shared: bool) -> None:
-        """Allocate what is kept from round to round. Collective. shared: whether hosts' ranks share their buckets."""
-        transport, hosts = at.transport, at.place.hosts
-        if self.within_host or not shared or at.place.one_host:
-            self.levels, host = Levels(threads.alone(), transport, 1, 1), (transport.rank, transport.size)
-        else:
-            self.levels = at.workspace.levels(transport, hosts)
-            host = next(number for number, ranks in enumerate(hosts) if transport.rank in ranks), len(hosts)
-        wanted = (
-            (each.lossy, each.shape, kept_as(np.dtype(each.dtype)).name) for each in self.plan.specs if each.lossy
-        )
-        self.store.allocate(wanted, transport, self.levels.local, host)
+    def allocate(self, at: Workplace, arenas: Iterable[Arena]) -> None:
+        """Allocate what is kept from round to round. Collective. arenas: the buckets' memory."""
+        host = self.place(at, arenas)
+        compressed = [spec for spec in self.plan.specs if spec.lossy]
+        wanted = [(spec.lossy, shape_in_memory(spec), kept_as(np.dtype(spec.dtype)).name) for spec in compressed]
+        self.store.allocate(wanted, at.transport, self.levels.local, host)
 
-    def settle(self, results: Sequence[Array], unused: Collection[str]) -> None:
+    def place(self, at: Workplace, arenas: Iterable[Arena]) -> tuple[int, int]:
+        """Find hosts and drivers. Returns this host's number, and the number of hosts."""
+        transport, hosts = at.transport, at.place.hosts
+        shared = any(arena.peers is not None for arena in arenas)
+        if self.within_host or not shared or at.place.one_host:
+            self.levels = Levels(threads.alone(), transport, 1, 1)
+            self.hosts = transport.size
+            return transport.rank, self.hosts
+        self.levels, self.hosts = at.workspace.levels(transport, hosts), len(hosts)
+        return next(number for number, ranks in enumerate(hosts) if transport.rank in ranks), self.hosts
+
+    def part(self, column: Column, pieces: Sequence[Piece], values: Array, how: Reduction, phases: Phases) -> AnyPart:
+        """The all-reduce of a driver's part, for many rounds."""
+        return Part(self.store, column, pieces, values, how, phases)
+
+    def settle(self, results: Sequence[Array], unused: Collection[str], agree: Callable[[np.ndarray], None]) -> None:
         """A round has ended on all ranks: what was not sent counts, if all results are finite. Waits for nobody.
 
         All ranks have the same results, and so decide alike.
 
         Args:
             results: The buckets' buffers, in the plan's order.
-            unused: The names of parameters without a gradient on any rank. Users get no result for them.
+            unused: The names of parameters without a gradient on any rank. Users get no result for them, so that
+                what was not sent before stays.
+            agree: Adds up an array over all ranks, in place. Collective.
         """
+        if not self.names:
+            return
         for number, result in enumerate(results):
             bucket = self.buckets.get(number)
             looked_at = result if bucket is None else result[bucket.firsts]
             if is_float(result.dtype) and not is_finite(np.asarray(looked_at)):
                 return
-        for bucket in self.buckets.values() if unused else ():
-            bucket.keep(unused.__contains__)
-        self.store.commit(self.names)
+        self.store.commit(name for name in self.names if name not in unused)
 
 
 class LossyBucket:
@@ -164,7 +217,7 @@ class LossyBucket:
     def __init__(self, every: LossyRounds, planned: Bucket) -> None:
         self.all, self.planned = every, planned
         self.borders: list[int] = []
-        self.part: Part | None = None
+        self.part: AnyPart | None = None
         self.phases: Phases = []
 
     @property
@@ -185,7 +238,7 @@ class LossyBucket:
 
         def between(cross: Transport, values: Array, across: Reduction) -> Callable[[], None]:
             pieces = self.pieces(*self.borders[levels.local.rank :][:2])
-            self.part = Part(self.all.store, Column(cross), pieces, values, across, self.phases)
+            self.part = self.all.part(Column(cross), pieces, values, across, self.phases)
             return self.part
 
         buffers = peers if peers and levels.local.size > 1 else [buffer]
@@ -206,10 +259,5 @@ class LossyBucket:
             spec, slot = self.all.plan.specs[index], self.all.plan.slots[index]
             first, last = max(start, slot.offset), min(stop, slot.offset + slot.length)
             if first < last:
-                found.append(Piece(spec.lossy, spec.shape, first - start, first - slot.offset, last - first))
+                found.append(Piece(spec.lossy, shape_in_memory(spec), first - start, first - slot.offset, last - first))
         return found
-
-    def keep(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Leave what was not sent of these parameters for the next round: this round's results do not contain it."""
-        if self.part:
-            self.part.keep(chosen)

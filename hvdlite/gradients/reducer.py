@@ -31,16 +31,16 @@ import numpy as np
 from hvdlite.algorithms import allreduce
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, is_host
-from hvdlite.compression.store import Store
+from hvdlite.compression.store import Saved, Store
 from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.gradients.bucket import Bucket
 from hvdlite.gradients.departure import Departure
-from hvdlite.gradients.lossy import LossyRounds
 from hvdlite.gradients.overlap_trial import Trial
 from hvdlite.gradients.plan import Bucket as PlannedBucket
 from hvdlite.gradients.plan import BucketPlan
 from hvdlite.gradients.progress import Flag, Progress, rank_of, void_of
 from hvdlite.gradients.use import Use
+from hvdlite.gradients.wire_trial import rounds_of
 from hvdlite.lanes.gpu_side import Gpu, on_gpu, side_of
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.request import Handle, Request
@@ -97,7 +97,7 @@ class Reducer:
         self.lane, self.name = lane, name
         self.plan, self.how = plan, how
         self.departure = departure
-        self.lossy = LossyRounds(memory.store, plan, memory.within_host) if memory.store else None
+        self.lossy = rounds_of(memory.store, plan, memory.within_host) if memory.store else None
         facts = (
             ("parameters", plan.lines), ("buckets", plan.buckets), ("parts", plan.borders), ("reduction", how),
             ("compression", repr(memory.store.compressor) if memory.store else ""),
@@ -130,8 +130,22 @@ class Reducer:
         """Allocate all memory of the plan: an arena for each device. Collective."""
         arenas = {device: self.arena(at, device, memory) for device in self.plan.devices}
         if self.lossy:
-            self.lossy.allocate(at, shared=any(arena.peers is not None for arena in arenas.values()))
+            self.lossy.allocate(at, arenas.values())
         return arenas
+
+    def take_loaded(self) -> None:
+        """Have lossy compression go on with the values that all ranks have loaded. Collective."""
+        if lossy := self.lossy:
+            facts = (("a checkpoint's unsent gradients", True),)
+            signature = Signature("plan", f"{self.name} bucket 0", facts)
+            self.lane.run(Request(signature, lambda at: lossy.allocate(at, self.arenas.values())))
+
+    def unsent(self) -> Saved | None:
+        """The sum over hosts of what lossy compression has not sent; None if there is nothing. Collective."""
+        if self.lossy is None or not self.lossy.store.entries:
+            return None
+        tag = Round("checkpoint {}", (self.lossy.store.rounds,))
+        return self.lossy.store.summed(lambda values: self.combine("unsent", values, Reduction(), tag))
 
     def arena(self, host: Workplace, device: str, memory: Memory) -> Arena:
         """Allocate the arena for a device's buckets. Collective."""
@@ -300,9 +314,10 @@ class Reducer:
         flag = progress.sent[-1][0].flag if progress.sent else Flag.COMPLETE
         if flag:
             uses = self.agreed_uses(uses, flag, tag)
-        if self.lossy:
+        if self.lossy and all_there:  # otherwise the round was exact, and those who have joined do not count it
             unused = {spec.lossy for spec, use in zip(self.plan.specs, uses, strict=True) if use is Use.UNUSED}
-            self.lossy.settle([bucket.buffer for bucket in self.buckets], unused)
+            results = [bucket.buffer for bucket in self.buckets]
+            self.lossy.settle(results, unused, lambda values: self.combine("wire", values, Reduction(), tag))
         if departure.trial or departure.learn:
             self.learn(all_there, tag)
         self.begin_round()

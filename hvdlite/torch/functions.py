@@ -12,7 +12,7 @@ from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.ops.variables import broadcast_arrays, naming
-from hvdlite.torch.attach.unsent import UNSENT, forget_loaded
+from hvdlite.torch.attach.unsent import forget_loaded, without_unsent
 from hvdlite.torch.cuda import on_cpu
 from hvdlite.torch.sharded.states import keep_dtypes, refuse_pieces
 from hvdlite.torch.tensors import DTYPES, in_place
@@ -127,8 +127,7 @@ def broadcast_optimizer_state(
         return large[-1]
 
     forget_loaded(optimizer)
-    own = {key: value for key, value in optimizer.state_dict().items() if key != UNSENT} if mine else {}
-    state = with_values(on_cpu(own), take_out) if mine else None
+    state = with_values(on_cpu(without_unsent(optimizer.state_dict())), take_out) if mine else None
     state = broadcast_object(state, root_rank, process_set=process_set)
     state = state if mine else with_values(state, put_in)
     broadcast_parameters(large, root_rank, process_set)

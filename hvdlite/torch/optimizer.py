@@ -34,7 +34,7 @@ OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 def DistributedOptimizer(
     optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: type[Compressor] | Compressor | Codec = Compression.none,
+    compression: type[Compressor] | Compressor | Codec | Literal["auto"] = Compression.none,
     backward_passes_per_step: int = 1,
     op: Op | int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -107,6 +107,8 @@ def DistributedOptimizer(
         sharded=sharded,
     )  # fmt: skip
     settings = TorchSettings.of(asked.checked(parameter_key, "parameters"), parameters, names)
+    if not isinstance(grad_scaler, torch.amp.GradScaler | None):
+        raise TypeError(f"grad_scaler must be a torch.amp.GradScaler, not a {type(grad_scaler).__name__}")
     settings = replace(settings, scaler=grad_scaler)
     with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
         division = divided(optimizer, settings) if sharded else None
@@ -118,8 +120,9 @@ def DistributedOptimizer(
             attach(optimizer, settings, passes)
         if division:
             shard(optimizer, division)
-    if lossy_of(settings.compression):
-        refuse_unknown_scaler(optimizer, settings)
+    how = lossy_of(settings.compression)
+    if how and (how.error_feedback or how.momentum):
+        refuse_unknown_scaler(optimizer)
     optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)
     return optimizer
 

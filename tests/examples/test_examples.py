@@ -77,6 +77,12 @@ def test_a_sharded_optimizer_reaches_95_percent_and_its_checkpoint_is_read_again
     assert max(held) <= 1.02 * weights and float(found[4]) >= 95
 
 
+def test_a_hundredth_of_the_gradients_reaches_95_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank counts as a host, so that gradients are compressed."""
+    monkeypatch.setenv("HVDLITE_COMPRESS_WITHIN_HOST", "1")
+    assert accuracy("examples/torch_compression.py") >= 95
+
+
 @pytest.mark.full
 def test_a_sharded_checkpoint_is_read_again(tmp_path: Path) -> None:
     """The second run begins with the first one's weights."""

@@ -14,7 +14,10 @@ POWERS_OF_TWO = ("algorithms", "process_sets", "torch_adasum", "torch_process_se
 four ranks with --full only."""
 
 
-LONG = ("tensorflow_", "torch_attach", "torch_backwards", "torch_several", "torch_sharded_", "torch_training")
+LONG = (
+    "tensorflow_", "torch_attach", "torch_backwards", "torch_compression", "torch_several", "torch_sharded_",
+    "torch_training",
+)  # fmt: skip
 """Beginnings of the names of modules that take long. They run on other than two ranks with --full only."""
 LONGEST = ("torch_sharded_long",)
 """Modules that run with --full only."""

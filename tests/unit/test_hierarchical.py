@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hvdlite.algorithms import Place, prepared, prepared_in_arena
+from hvdlite.algorithms import Place, hierarchical, prepared, prepared_in_arena
 from hvdlite.algorithms.choice import FOLDED_STEP_BYTES, STEP_BYTES, across, choose
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import Array, bfloat16
 from hvdlite.memory.workspace import NETWORK_STAGING_BYTES, Workspace
+from hvdlite.transports import Transport
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 from hvdlite.transports.two_levels import split
 
@@ -137,3 +138,36 @@ def test_the_choice() -> None:
     assert choose(Place(4, True, "hierarchical"), 1 << 20, f4, in_arena=True) == "shared"
     assert choose(Place(4, True), 1 << 28, f4, in_arena=False) == "shared"
     assert choose(Place(4, False), 1 << 28, f4, in_arena=False) == "ring"
+
+
+@pytest.mark.parametrize("borders", [(0, 0, 1000), (0, 1000, 1000), (0, 7, 1000), (0, 640, 1000)])
+def test_drivers_get_the_parts_between_given_borders(borders: tuple[int, ...]) -> None:
+    """Two hosts of two and three ranks. Each driver's exchange sees its host's sum of its part, and fills in results."""
+
+    def main(transport: ThreadTransport) -> tuple[Array, list[Array]]:
+        levels = split(transport, ((0, 1), (2, 3, 4)))
+        buffer, seen = np.arange(1000, dtype=np.float32) + transport.rank, list[Array]()
+
+        def between(cross: Transport, values: Array, how: Reduction) -> Callable[[], None]:
+            assert cross is levels.cross and how == Reduction(divisor=5)
+
+            def exchange() -> None:
+                seen.append(values.copy())
+                values[...] = -np.arange(borders[levels.local.rank], borders[levels.local.rank + 1])
+
+            return exchange
+
+        peers = levels.local.allgather_object(buffer)
+        run = hierarchical.prepared(levels, peers, Reduction(divisor=5), between, borders)
+        transport.barrier()
+        run()
+        return buffer, seen
+
+    found = run_ranks(5, main)
+    for rank, (buffer, seen) in enumerate(found):
+        np.testing.assert_array_equal(buffer, -np.arange(1000.0))
+        driver, count, addend = (rank, 2, 1) if rank < 2 else (rank - 2, 3, 9)
+        if driver == 2:
+            assert not seen
+        else:
+            np.testing.assert_array_equal(seen[0], count * np.arange(*borders[driver : driver + 2]) + addend)

@@ -199,3 +199,15 @@ def test_buckets_that_leave_during_backward_are_short() -> None:
     assert {len(bucket.members) for bucket in planned(small, given, network)[0].buckets} == {2}  # and so has the first
     first, *_, last = planned([*small] * 10, Config(), host)[0].buckets
     assert len(first.members) == 64 and len(last.members) == 576
+
+
+def test_compressed_gradients_have_buckets_of_their_own() -> None:
+    """Also those of one group. Ranks compare whether a gradient is compressed; the name for it is a host's own."""
+    given = [Spec(f"p{i}", (16, 16), "float32", group=0 if i < 4 else None, lossy=f"n{i}" * (i % 3 == 0)) for i in range(12)]  # fmt: skip
+    made = plan(given, 8 * KB, 1 * KB)
+    for bucket in made.buckets:
+        assert {bool(given[index].lossy) for index in bucket.members} == {bucket.lossy}
+    assert {bucket.lossy for bucket in made.buckets} == {True, False}
+    assert [", compressed" in line for line in made.lines] == [i % 3 == 0 for i in range(12)]
+    (together,) = {made.slots[index].bucket for index in (0, 3)}
+    assert {made.slots[index].bucket for index in (1, 2)} not in ({together}, set())

@@ -18,7 +18,6 @@ from functools import partial
 
 import torch
 
-from hvdlite.algorithms.reduction import Reduction
 from hvdlite.compression.store import Saved, Store
 from hvdlite.errors import HvdliteError, VoidError
 from hvdlite.gradients.attaching import can_renew
@@ -454,10 +453,7 @@ class Attachment:
 
     def unsent(self) -> Saved | None:
         """Return the sum over hosts of what lossy compression has not sent; None if there is nothing. Collective."""
-        store = self.gradients.store
-        if store is None or not store.entries:
-            return None
-        return store.summed(lambda values: self.reducer.combine("unsent", values, Reduction(), self.round.tag))
+        return None if self.ranks.alone else self.reducer.unsent()
 
     # Its life
 

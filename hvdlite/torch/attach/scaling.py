@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import torch
 
+from hvdlite.gradients.compression import lossy_of
 from hvdlite.torch.attach.settings import TorchSettings
 from hvdlite.torch.private_api import scaler_that_steps
 
 
-def refuse_unknown_scaler(optimizer: torch.optim.Optimizer, settings: TorchSettings) -> None:
-    """Have each step() raise an error if a GradScaler calls it that hvdlite does not know.
+def refuse_unknown_scaler(optimizer: torch.optim.Optimizer) -> None:
+    """Have each step() of an attached optimizer raise an error if a GradScaler calls it that hvdlite does not know."""
+    optimizer.register_step_pre_hook(require_known_scaler)
 
-    Args:
-        optimizer: An attached optimizer with a lossy compressor.
-        settings: Its settings.
-    """
 
-    def check(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        scaler = scaler_that_steps()
-        if scaler is not None and scaler is not settings.scaler:
-            raise ValueError(
-                f"compression={settings.compression} keeps what was not sent without the loss scale, and must know the "
-                "scale: pass grad_scaler=scaler to hvd.DistributedOptimizer, with the GradScaler that calls step()"
-            )
-
-    optimizer.register_step_pre_hook(check)
+def require_known_scaler(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    """Raise ValueError if an unknown GradScaler calls step(). The optimizer may have been attached again since."""
+    settings: TorchSettings = optimizer.__dict__["_hvdlite"].settings
+    scaler = scaler_that_steps()
+    if scaler is not None and scaler is not settings.scaler and lossy_of(settings.compression):
+        raise ValueError(
+            f"compression={settings.compression} keeps what was not sent without the loss scale, and must know the "
+            "scale: pass grad_scaler=scaler to hvd.DistributedOptimizer, with the GradScaler that calls step()"
+        )

@@ -7,7 +7,7 @@ hosts counts: see `compression.store.Store.to_load`. Values that were loaded cou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from hvdlite.system.user_warnings import say_once
 
 UNSENT = "hvdlite_unsent"
 """The key in state_dict()."""
-ARRAYS = ("residual", "velocity", "extra")
 State = dict[str, object]
 
 
@@ -31,10 +30,20 @@ def keep_in_state_dict(optimizer: torch.optim.Optimizer, store: Store) -> None:
         found = state.get(UNSENT)
         if found is not None:
             store.load(saved_of(cast("State", found)))
-        return {key: value for key, value in state.items() if key != UNSENT}
+        return without_unsent(state)
 
     optimizer.register_state_dict_post_hook(add)
     optimizer.register_load_state_dict_pre_hook(take)
+
+
+StateT = TypeVar("StateT")
+
+
+def without_unsent(state: StateT) -> StateT:
+    """Return a state_dict() without these values. Wrappers of optimizers may have a state of another kind."""
+    if not isinstance(state, dict):
+        return state
+    return cast(StateT, {key: value for key, value in state.items() if key != UNSENT})
 
 
 def forget_loaded(optimizer: torch.optim.Optimizer) -> None:
@@ -47,7 +56,7 @@ def forget_loaded(optimizer: torch.optim.Optimizer) -> None:
 
 def state_of(saved: Saved) -> State:
     """Return values as plain data and tensors, which nobody else changes."""
-    values = {name: {key: torch.from_numpy(np.array(getattr(kept, key))) for key in ARRAYS}
+    values = {name: {key: torch.from_numpy(np.array(getattr(kept, key))) for key in Kept.NAMES}
               for name, kept in saved.values.items()}  # fmt: skip
     return {"host": saved.host, "hosts": saved.hosts, "rounds": saved.rounds, "values": values}
 
@@ -55,5 +64,5 @@ def state_of(saved: Saved) -> State:
 def saved_of(state: Mapping[str, object]) -> Saved:
     """Return what `state_of` was given."""
     values = cast("dict[str, dict[str, torch.Tensor]]", state["values"])
-    found = {name: Kept(*(its[key].cpu().numpy() for key in ARRAYS)) for name, its in values.items()}
+    found = {name: Kept(*(its[key].cpu().numpy() for key in Kept.NAMES)) for name, its in values.items()}
     return Saved(cast("int | None", state["host"]), cast(int, state["hosts"]), cast(int, state["rounds"]), found)
