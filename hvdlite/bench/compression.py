@@ -33,9 +33,6 @@ from hvdlite.bench.problems import PROBLEMS, Batch, Problem
 from hvdlite.bench.step import stepper
 from hvdlite.bench.timing import Action, Progress, interleaved
 from hvdlite.compression.powersgd import PowerSGD
-from hvdlite.compression.quantize import Int8, OneBit
-from hvdlite.compression.randomk import RandomK
-from hvdlite.compression.topk import TopK
 from hvdlite.errors import HvdliteError
 from hvdlite.gradients.compression import Compressor, Lossy, lossy_of
 from hvdlite.gradients.reducer import Reducer
@@ -52,13 +49,13 @@ COMPRESSORS: dict[str, tuple[str, type[Compressor] | Lossy]] = {
     "none": ("none", Given.none),
     "fp16": ("fp16", Given.fp16),
     "bf16": ("bf16", Given.bf16),
-    "int8": ("int8", Lossy(Int8())),
-    "int4": ("int8, 4 bits", Lossy(Int8(bits=4))),
-    "onebit": ("1 bit", Lossy(OneBit())),
-    "topk": ("Top-K 1 %", Lossy(TopK(ratio=0.01))),
-    "dgc": ("Top-K 1 %, momentum", Lossy(TopK(ratio=0.01, momentum=MOMENTUM))),
-    "randomk": ("random-K 1 %", Lossy(RandomK(ratio=0.01))),
-    "powersgd": ("PowerSGD, rank 2", Lossy(PowerSGD(rank=2))),
+    "int8": ("int8", Given.int8()),
+    "int4": ("int8, 4 bits", Given.int8(bits=4)),
+    "onebit": ("1 bit", Given.onebit()),
+    "topk": ("Top-K 1 %", Given.topk(ratio=0.01)),
+    "dgc": ("Top-K 1 %, momentum", Given.topk(ratio=0.01, momentum=MOMENTUM)),
+    "randomk": ("random-K 1 %", Given.randomk(ratio=0.01)),
+    "powersgd": ("PowerSGD, rank 2", Given.powersgd(rank=2)),
 }
 """The title in tables, and the compressor, by name."""
 

@@ -321,9 +321,10 @@ def print_compression(out: Console, rows: Sequence[CompressionRow]) -> None:
     for problem, base in plain.items():
         seeds, links = len(base.curves), [*base.speeds]
         table = new_table(
-            f"{problem}, {seeds} seed(s), {base.curves[0].steps[-1]} steps of {PLAIN}: KB: of gradients, that the "
-            f"busiest rank sends per step; wire: that its host sends, with headers; accuracy: held out, and points above {PLAIN}; steps: to the loss "
-            f"that {PLAIN} has after {TARGET:.0%} of its steps; s: these steps * time of a step (a product, not a run)",
+            f"{problem}, {seeds} seed(s), {base.curves[0].steps[-1]} steps of {PLAIN}: KB: gradients that the busiest "
+            f"rank sends per step; wire: what its host sends, with headers; accuracy: held out, points above {PLAIN}; "
+            f"steps: to the loss that {PLAIN} has after {TARGET:.0%} of its steps; s: these steps * time of a step (a "
+            "product, not a run)",
             [
                 "",
                 "KB",
