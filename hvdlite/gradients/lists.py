@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from weakref import finalize, ref
 
-from hvdlite.compression.store import Saved
+from hvdlite.compression.store import Saved, Store
 from hvdlite.gradients import attaching
 from hvdlite.gradients.accumulator import Accumulator
 from hvdlite.gradients.compression import lossy_of
@@ -239,21 +239,26 @@ class Gradients:
         specs = self.specs(grads, variables, "host" if gpu is None else "cuda")
         uses = [framework.use_of(g) for g in grads]
         # A graph fixes which variables have gradients. Outside a graph that may change, and each round agrees on it.
-        key: tuple[Hashable, ...] = (specs, *(uses if framework.traced(grads) else ()))
+        names = self.stores.names(variables)
+        key: tuple[Hashable, ...] = (specs, names, *(uses if framework.traced(grads) else ()))
         name = self.enrolment.name
         if not framework.in_order():
             key, name = (*key, self.made), f"{name}.{self.made}"
         if key not in self.exchanges:
             self.tidy()
-            store = self.stores.get(specs if self.kind == "tape" else None)  # several models may share a tape's
-            names = tuple(f"{self.stores.number(inside(v))} {common_name(v)}" for v in variables)
-            contents = Contents(self.made, specs, self.settings, gpu, store, names)
+            contents = Contents(self.made, specs, self.settings, gpu, self.store(names), names)
             self.exchanges[key] = Exchange(contents, self.working_lane(), name, uses, owner=self)
             self.made += 1  # last: if making it fails on one rank and is tried again, the number is the same
         exchange, in_session = self.exchanges[key], framework.in_session(variables)
         if in_session or framework.in_order():
             exchange.watched.watch(variables, framework.values_of, in_session, exchange.lane, exchange.name)
         return exchange
+
+    def store(self, names: tuple[str, ...]) -> Store | None:
+        """What lossy compression keeps for a new exchange; None without it. names: of the exchange's variables."""
+        if not self.framework.in_order():  # rounds of several exchanges mix, so each counts its own
+            return self.stores.get(self.made)
+        return self.stores.holding(names) if self.kind == "tape" else self.stores.get(None)
 
     def specs(self, grads: Sequence[Gradient], variables: Sequence[Variable], device: str) -> tuple[Spec, ...]:
         """Describe the variables for a plan."""
@@ -279,6 +284,8 @@ class Gradients:
         for key, exchange in list(self.exchanges.items()):
             if exchange.contents.number in over:
                 del self.exchanges[key]
+        if self.kind == "tape":
+            self.stores.drop([exchange.contents.store for exchange in self.exchanges.values()])
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
+from weakref import ref
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from hvdlite.compression.column import Column
 from hvdlite.compression.part import Part, Phases, is_finite, kept_as
 from hvdlite.compression.store import Saved, Store
 from hvdlite.gradients.plan import Bucket, BucketPlan, Spec
+from hvdlite.gradients.tensors import Variable
+from hvdlite.gradients.variables import common_name, inside, is_variable
 from hvdlite.job import runtime
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.memory.arena import Arena
@@ -87,17 +90,22 @@ def shape_in_memory(spec: Spec) -> tuple[int, ...]:
 class Stores:
     """What lossy compression keeps from round to round, for lists of variables.
 
+    A variable has a number of its own as long as it lives. Python may give the id() of a dead variable to a new one,
+    whose gradients must not get what was left of the dead one's.
+
     Attributes:
         how: The compressor; None without one.
         scale: Returns the loss scale of the gradients under way.
         known: The stores, by the lists that they are for.
-        numbers: The variables' numbers, in the order in which they were first seen, by id().
+        seen: The variables in the order of their numbers, held weakly.
+        numbers: The variables' numbers, by id().
     """
 
     def __init__(self, how: Compressor | None) -> None:
         self.how = how
         self.scale: Callable[[], float] = lambda: 1.0
         self.known: dict[Hashable, Store] = {}
+        self.seen: list[ref[object]] = []
         self.numbers: dict[int, int] = {}
 
     def get(self, key: Hashable) -> Store | None:
@@ -111,13 +119,38 @@ class Stores:
         if store := self.get(None):
             store.load(state)
 
-    def number(self, variable: object) -> int:
-        """A variable's number. The names of variables need not be unique."""
-        return self.numbers.setdefault(id(variable), len(self.numbers))
+    def holding(self, names: tuple[str, ...]) -> Store | None:
+        """Find the store that keeps any of these names, or make one; None without a lossy compressor."""
+        found = (store for store in self.known.values() if not store.entries.keys().isdisjoint(names))
+        return next(found, None) or self.get(names)
+
+    def drop(self, used: Collection[Store | None]) -> None:
+        """Forget all stores but these."""
+        self.known = {key: store for key, store in self.known.items() if store in used}
+
+    def names(self, variables: Sequence[Variable]) -> tuple[str, ...]:
+        """The names of variables in stores, each of one variable only; none without a lossy compressor."""
+        if self.how is None:
+            return ()
+        return tuple(f"{self.number(variable)} {common_name(variable)}" for variable in variables)
+
+    def number(self, variable: Variable) -> int:
+        """A variable's number. A Keras variable has that of the framework's variable inside it, if there is one."""
+        own = inside(variable)
+        own = own if is_variable(own) else variable  # JAX has an array there, another one after each step
+        number = self.numbers.get(id(own))
+        if number is None or self.seen[number]() is not own:
+            number = self.numbers[id(own)] = len(self.seen)
+            self.seen.append(ref(own))
+        return number
 
     def note_scale(self, scale: Callable[[], float]) -> None:
         """Have gradients scaled by this from now on."""
         self.scale = scale
+
+    def hold_scale(self, scale: float) -> None:
+        """Have gradients scaled by this number from now on."""
+        self.scale = lambda: scale
 
 
 class AnyPart(Protocol):

@@ -26,7 +26,7 @@ from hvdlite.gradients.settings import Settings
 from hvdlite.gradients.tensors import Gradient, Variable
 from hvdlite.job import runtime
 from hvdlite.keras import private_api
-from hvdlite.keras.backends import framework
+from hvdlite.keras.backends import framework, noted
 from hvdlite.keras.sharded.kinds import kind_of
 from hvdlite.keras.sharded.shard import Shard, require_served
 from hvdlite.sharding.kinds import Kind
@@ -163,6 +163,7 @@ class KerasAttachment:
             self.framework.refuse_replicas()
             if self.shard:
                 self.shard.refuse_sparse(grads, self.settings)
+            grads = self.with_scale(optimizer, grads)
             reduced = self.gradients.reduce(grads, variables, self.local, borrow=keeps_nothing(self.optimizer))
             with self.framework.using(reduced), self.updating():
                 apply(reduced, given)
@@ -171,6 +172,25 @@ class KerasAttachment:
             reduce_all(grads)
         else:
             self.at_last_pass(reduce_all, optimizer, grads, variables)
+
+    def with_scale(self, optimizer: Optimizer, grads: list[Gradient]) -> list[Gradient]:
+        """Note the gradients' loss scale for lossy compression, which keeps what was not sent without a scale.
+
+        Args:
+            optimizer: The optimizer that applies the gradients, and has scaled the loss.
+            grads: The gradients.
+
+        Returns:
+            The gradients to reduce.
+        """
+        stores = self.gradients.stores
+        if stores.how is None:
+            return grads
+        if not scales(optimizer):
+            stores.hold_scale(optimizer.loss_scale_factor or 1.0)
+            return grads
+        scale = optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale
+        return noted(stores.hold_scale, keras.ops.convert_to_tensor(scale), grads)
 
     def at_last_pass(
         self,

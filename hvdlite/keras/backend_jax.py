@@ -101,13 +101,15 @@ def reduce(exchange: Exchange, gradients: Sequence[jax.Array | None], borrow: bo
     if not traced(gradients):
         return reduce_now(exchange, gradients, np.asarray, copies)
     given = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    # The step has no result for a variable that no rank uses, so what a lossy compressor has kept must not be sent.
+    absent = Use.UNUSED if exchange.contents.store else Use.DENSE
     used = [index for index in exchange.division.dense if exchange.division.uses[index] is Use.DENSE]
 
     def call(*arrays: jax.Array) -> list[Array | None]:
         by_index = dict(zip(given, arrays, strict=True))
         mine = [by_index.get(index) for index in range(len(gradients))]
         try:
-            found = reduce_now(exchange, mine, np.asarray, lambda views: [view.copy() for view in views], Use.DENSE)
+            found = reduce_now(exchange, mine, np.asarray, lambda views: [view.copy() for view in views], absent)
         except HvdliteError as error:  # XLA raises an error of its own, which quotes this one
             retell(error)
             raise
@@ -119,6 +121,30 @@ def reduce(exchange: Exchange, gradients: Sequence[jax.Array | None], borrow: bo
     for index, output in zip(used, outputs, strict=True):
         results[index] = output
     return results
+
+
+def noted(
+    note: Callable[[float], None], value: jax.Array, gradients: Sequence[jax.Array | None]
+) -> list[jax.Array | None]:
+    """Call `note` with a number before the next round; in a compiled step, each time that it runs.
+
+    Args:
+        note: The function.
+        value: The number.
+        gradients: The gradients of the round.
+
+    Returns:
+        The gradients.
+    """
+
+    def call(value: jax.Array) -> None:
+        note(float(value))
+
+    if traced([value, *gradients]):
+        io_callback(call, None, value, ordered=True)
+    else:
+        call(value)
+    return list(gradients)
 
 
 def copies(arrays: Sequence[Array]) -> list[jax.Array]:

@@ -102,6 +102,14 @@ def to_tensors(views: Sequence[Array]) -> list[torch.Tensor]:
     return [to_tensor(view) for view in views]
 
 
+def noted(
+    note: Callable[[float], None], value: torch.Tensor, gradients: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Call `note` with a number. Returns the gradients."""
+    note(float(value))
+    return list(gradients)
+
+
 def accumulate(accumulator: Accumulator, gradients: Mapping[int, torch.Tensor]) -> bool:
     """Add gradients to the sums of earlier passes, by index. Returns whether this was the last pass before a step."""
     return accumulator.add({i: to_array(gradient.detach().cpu().contiguous()) for i, gradient in gradients.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import cast
 
@@ -11,7 +12,7 @@ import keras
 import numpy as np
 
 from hvdlite.gradients.framework import Framework
-from hvdlite.gradients.tensors import Tensor
+from hvdlite.gradients.tensors import Gradient, Tensor
 
 MODULES = {
     "tensorflow": "hvdlite.tensorflow_graph.framework",
@@ -39,6 +40,21 @@ def name() -> str:
 def framework() -> Framework:
     """Return the backend as `gradients/` uses it."""
     return cast(Framework, importlib.import_module(MODULES[name()]))
+
+
+def noted(note: Callable[[float], None], value: Tensor, gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Call `note` with a number before the round of these gradients; in a compiled step, each time that it runs.
+
+    Args:
+        note: The function. It must not wait for other ranks.
+        value: The number, a tensor of the backend.
+        gradients: The gradients.
+
+    Returns:
+        The gradients to reduce.
+    """
+    call = importlib.import_module(MODULES[name()]).noted
+    return cast(list[Gradient], call(note, value, gradients))
 
 
 def settle() -> None:

@@ -28,7 +28,7 @@ def load_model(
         filepath: A file that `model.save` has written.
         custom_optimizers: The user's own optimizer classes that the file names.
         custom_objects: Other classes and functions that the file names, by name.
-        compression: As for `DistributedOptimizer`.
+        compression: As for `DistributedOptimizer`, lossy compressors too.
         legacy_opts: Must be False: Keras 3 has no legacy optimizers.
 
     Returns:

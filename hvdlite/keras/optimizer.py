@@ -58,6 +58,8 @@ def DistributedOptimizer(
         device_dense: Accepted for Horovod's sake.
         device_sparse: Accepted for Horovod's sake.
         compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel. None: their own.
+            Or a lossy compressor between hosts: `hvd.Compression.topk(ratio=0.01)`, `randomk`, `int8`, `onebit`,
+            `powersgd`, or your own `Codec`.
         sparse_as_dense: Whether sparse gradients (embeddings) travel dense.
         gradient_predivide_factor: Divides gradients before the sum, and multiplies the sum. With Average only.
         op: Average or Sum.
@@ -156,6 +158,8 @@ def PartialDistributedOptimizer(
         device_dense: Accepted for Horovod's sake.
         device_sparse: Accepted for Horovod's sake.
         compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel. None: their own.
+            Or a lossy compressor between hosts: `hvd.Compression.topk(ratio=0.01)`, `randomk`, `int8`, `onebit`,
+            `powersgd`, or your own `Codec`.
         sparse_as_dense: Whether sparse gradients (embeddings) travel dense.
         gradient_predivide_factor: Divides gradients before the sum, and multiplies the sum. With Average only.
         op: Average or Sum.

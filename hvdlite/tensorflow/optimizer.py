@@ -56,6 +56,8 @@ def DistributedOptimizer(
         device_dense: Accepted for Horovod's sake.
         device_sparse: Accepted for Horovod's sake.
         compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel.
+            Or a lossy compressor between hosts: `hvd.Compression.topk(ratio=0.01)`, `randomk`, `int8`, `onebit`,
+            `powersgd`, or your own `Codec`.
         sparse_as_dense: Whether sparse gradients (embeddings) travel dense.
         backward_passes_per_step: The number of passes whose gradients are summed on each rank before each reduction.
         op: Average or Sum.

@@ -61,6 +61,9 @@ def DistributedGradientTape(
         device_dense: Accepted for Horovod's sake.
         device_sparse: Accepted for Horovod's sake.
         compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel.
+            Or a lossy compressor between hosts: `hvd.Compression.topk(ratio=0.01)`, `randomk`, `int8`, `onebit`,
+            `powersgd`, or your own `Codec`, the same object for all tapes. Under loss
+            scaling, use `hvd.DistributedOptimizer`, which knows the scale.
         sparse_as_dense: Whether sparse gradients (embeddings) travel dense.
         op: Average or Sum.
         gradient_predivide_factor: Divides gradients before the sum, and multiplies the sum. With Average only.
@@ -209,6 +212,9 @@ def PartialDistributedGradientTape(
         device_dense: Accepted for Horovod's sake.
         device_sparse: Accepted for Horovod's sake.
         compression: `hvd.Compression.none`, `.fp16` or `.bf16`: the dtype in which gradients travel.
+            Or a lossy compressor between hosts: `hvd.Compression.topk(ratio=0.01)`, `randomk`, `int8`, `onebit`,
+            `powersgd`, or your own `Codec`, the same object for all tapes. Under loss
+            scaling, use `hvd.DistributedOptimizer`, which knows the scale.
         sparse_as_dense: Whether sparse gradients (embeddings) travel dense.
         op: Average or Sum.
         gradient_predivide_factor: Divides gradients before the sum, and multiplies the sum. With Average only.

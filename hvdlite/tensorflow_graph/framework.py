@@ -222,19 +222,46 @@ def visit(
         last: Whether the bucket is the round's last.
         borrow: Whether the results may stay in the arena.
     """
+    # The graph has no result for a variable that no rank uses, so what a lossy compressor has kept must not be sent.
+    absent = Use.UNUSED if exchange.contents.store else Use.DENSE
 
     def call(*arrays: Array) -> list[Array]:
         if first:
             exchange.begin()
         for index, array in zip(mine, arrays, strict=True):
             exchange.put(index, array)
-        due = last and exchange.finish()
+        due = last and exchange.finish(absent)
         results = [exchange.result(index) for index in wanted]
         if not borrow and exchange.contents.gpu is None:
             results = list(map(aligned_copy, results))
         return [*results, np.array(due)] if last and exchange.watched.in_session else results
 
     return call
+
+
+def noted(note: Callable[[float], None], value: tf.Tensor, gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Call `note` with a number before a round; in a graph each time that it runs.
+
+    Args:
+        note: The function.
+        value: The number.
+        gradients: The gradients of the round.
+
+    Returns:
+        The gradients. In a graph they depend on the call.
+    """
+    if tf.executing_eagerly():
+        note(float(value))
+        return list(gradients)
+
+    def call(value: Array) -> list[Array]:
+        note(float(np.asarray(value)))
+        return []
+
+    _, done = node(call, [value], name="hvdlite_loss_scale")
+    with tf.control_dependencies([done]):
+        return [each if each is None else tf.nest.map_structure(tf.identity, each, expand_composites=True)
+                for each in gradients]  # fmt: skip
 
 
 def gather(

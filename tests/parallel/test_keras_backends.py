@@ -15,6 +15,7 @@ BACKENDS = {
     "backends_chain": ("tensorflow", "torch"),
     "backends_chain_cases": ("tensorflow", "torch"),
     "backends_columns": ("tensorflow", "torch"),
+    "backends_compression": ("tensorflow", "torch", "jax"),
     "backends_sharded": ("tensorflow", "torch"),
     "backends_sharded_four": ("torch",),
 }
@@ -22,7 +23,7 @@ BACKENDS = {
 FOUR = ("backends_columns", "backends_sharded_four")
 """The modules that run on four ranks."""
 SMOKE = [("backends_guards", "torch"), ("backends_guards", "jax"), ("backends_chain", "torch"),
-         ("backends_sharded", "torch")]  # fmt: skip
+         ("backends_compression", "torch"), ("backends_compression", "jax"), ("backends_sharded", "torch")]  # fmt: skip
 """The checks that run without --full. Those on one backend share a job."""
 
 
@@ -48,7 +49,8 @@ def job(module: str, backend: str, request: pytest.FixtureRequest) -> jobs.Resul
 def started(modules: tuple[str, ...], backend: str) -> jobs.Result:
     size = 4 if modules[0] in FOUR else 2
     arguments = ["-m", "tests.parallel.runner", *modules]
-    return jobs.run(size, arguments, {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"})
+    settings = {"HVDLITE_COMPRESS_WITHIN_HOST": "1"}  # for lossy compressors, which otherwise do nothing on one host
+    return jobs.run(size, arguments, {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", **settings})
 
 
 @pytest.mark.parametrize(("module", "backend", "check"), CASES)
