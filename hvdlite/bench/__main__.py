@@ -42,6 +42,8 @@ COMPRESSORS = (
     "dgc",
     "randomk",
     "powersgd",
+    "powersgd4",
+    "auto",
 )  # here as well as in compression.py, which imports torch
 PROBLEMS = ("digits", "text")  # here as well as in problems.py
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

@@ -56,6 +56,8 @@ COMPRESSORS: dict[str, tuple[str, type[Compressor] | Lossy]] = {
     "dgc": ("Top-K 1 %, momentum", Given.topk(ratio=0.01, momentum=MOMENTUM)),
     "randomk": ("random-K 1 %", Given.randomk(ratio=0.01)),
     "powersgd": ("PowerSGD, rank 2", Given.powersgd(rank=2)),
+    "powersgd4": ("PowerSGD, rank 4", Given.powersgd(rank=4)),
+    "auto": ("auto", Given.auto()),
 }
 """The title in tables, and the compressor, by name."""
 
