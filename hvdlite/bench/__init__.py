@@ -5,9 +5,10 @@ which are in README.md and MEASURED.md. The contenders take turns in one run, so
 affects all of them. This room may import MPI and torch, since it compares hvdlite with them.
 
     __main__                                    the command line
-    allreduce  collectives  step  keras_step  fsdp  memory  overlap     one benchmark each
+    allreduce  collectives  step  keras_step  fsdp  memory  overlap  compression     one benchmark each
     model                                       predicts, and measures nothing
     contenders  gpu  tasks  models  elsewhere   the things to be timed
+    problems                                    what `compression` learns
     timing  network  schedule                   how to time them
     report  plot                                tables, JSON, pictures
 """

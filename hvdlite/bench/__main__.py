@@ -1,4 +1,4 @@
-"""The command line: `python -m hvdlite.bench allreduce | ops | step | fsdp | memory | overlap | model`.
+"""The command line: `python -m hvdlite.bench allreduce | ops | step | fsdp | memory | overlap | compression | model`.
 
 `model` runs in one process. All other benchmarks run under hvdliterun, with at least two ranks.
 """
@@ -31,6 +31,21 @@ IN_MEMORY = (
     "zero",
     "fsdp",
 )  # here as well as in memory.py, which imports torch
+COMPRESSORS = (
+    "none",
+    "fp16",
+    "bf16",
+    "int8",
+    "int4",
+    "onebit",
+    "topk",
+    "dgc",
+    "randomk",
+    "powersgd",
+    "powersgd4",
+    "auto",
+)  # here as well as in compression.py, which imports torch
+PROBLEMS = ("digits", "text")  # here as well as in problems.py
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
@@ -43,6 +58,8 @@ EXAMPLES = """examples:
   hvdliterun -np 4 python -m hvdlite.bench fsdp
   hvdliterun -np 2 python -m hvdlite.bench memory
   hvdliterun -H host1:4,host2:4 python -m hvdlite.bench overlap
+  hvdliterun -H host1:1,host2:1 python -m hvdlite.bench compression --link "1 Gbit/s" --json fast.json
+  hvdliterun -H host1:1,host2:1 python -m hvdlite.bench compression --link "100 Mbit/s" --earlier fast.json
   python -m hvdlite.bench model --plot model.png
 """
 
@@ -91,6 +108,9 @@ def parser() -> argparse.ArgumentParser:
         "memory", help="memory and step() of Adam for 124 M parameters, beside torch's on gloo"
     )
     overlap = commands.add_parser("overlap", help="how much of the communication hides behind backward; several hosts")
+    lossy = commands.add_parser(
+        "compression", help="what lossy compression of gradients costs in accuracy, and saves in time; several hosts"
+    )
     prices = commands.add_parser("ops", help="every collective at 4 B, 4 KiB and 1 MiB, beside the bare mpi4py call")
     model = commands.add_parser("model", help="predicted times on large clusters (nothing is measured)")
     add_allreduce(reduce)
@@ -98,12 +118,13 @@ def parser() -> argparse.ArgumentParser:
     fsdp.add_argument("--steps", type=int, metavar="N", help="timed steps per contender (default: 25 s of them)")
     add_memory(memory)
     add_overlap(overlap)
+    add_compression(lossy)
     prices.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time per call and size (default 1)")
     for command in (reduce, step, fsdp, memory, prices):
         command.add_argument("--no-pin", dest="pin", action="store_false", help="let ranks move between cores")
-    for command in (reduce, step, fsdp, memory, prices, overlap):
+    for command in (reduce, step, fsdp, memory, prices, overlap, lossy):
         command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
-    for command in (reduce, step, fsdp, model):
+    for command in (reduce, step, fsdp, model, lossy):
         command.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
     return top
 
@@ -151,6 +172,20 @@ def add_overlap(parser: argparse.ArgumentParser) -> None:
         help="the batch is enlarged until backward takes X times the communication (default 1.5)")  # fmt: skip
 
 
+def add_compression(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--link", default="this network", metavar="NAME", help='the network\'s name in tables, such as "100 Mbit/s"')
+    add("--earlier", metavar="PATH",
+        help="what --json wrote on another network: no training again, and its times in the same tables")  # fmt: skip
+    add("--compressors", type=names(*COMPRESSORS), default=list(COMPRESSORS), metavar="A,B,...",
+        help=f"any of {', '.join(COMPRESSORS)}, beside none (default: all)")  # fmt: skip
+    add("--problems", type=names(*PROBLEMS), default=list(PROBLEMS), metavar="A,B,...",
+        help=f"any of {', '.join(PROBLEMS)} (default: both)")  # fmt: skip
+    add("--seeds", type=positive, default=5, metavar="N", help="trainings of each compressor (default 5)")
+    add("--steps", type=positive, metavar="N", help="steps of a training (default: 200 of digits, 1500 of text)")
+    add("--timed", type=positive, default=9, metavar="N", help="timed steps of each compressor (default 9)")
+
+
 @contextmanager
 def progress(out: Console) -> Iterator[Callable[[int, int, str], None]]:
     """A context with a `timing.Progress` that draws a bar on rank 0's terminal. It does nothing elsewhere."""
@@ -160,6 +195,12 @@ def progress(out: Console) -> Iterator[Callable[[int, int, str], None]]:
     with Progress(console=out, transient=True) as bar:
         task = bar.add_task("")
         yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+
+
+def print_progress(done: int, total: int, text: str) -> None:
+    """A `timing.Progress` that prints a line on rank 0's stderr, for runs of many minutes under a launcher."""
+    if hvd.rank() == 0:
+        print(f"[{done}/{total}] {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -248,6 +289,18 @@ def run_overlap(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outco
     return Outcome("overlap", lambda out: report.print_overlap(out, found), report.overlap_json(found))
 
 
+def run_compression(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
+    from hvdlite.bench import compression
+
+    earlier = compression.load(args.earlier) if args.earlier else {}
+    course = compression.Course(args.problems, args.compressors, args.seeds, args.steps, args.timed, args.link, earlier)
+    rows = [*compression.compare(comm, course, print_progress).values()]
+    return Outcome(
+        "compression", lambda out: report.print_compression(out, rows), {"rows": [asdict(row) for row in rows]},
+        lambda path, caption: plot.plot_compression(path, rows, caption),
+    )  # fmt: skip
+
+
 def run_ops(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     with progress(out) as show:
         found = collectives.measure(comm, args.seconds, args.pin, show)
@@ -301,7 +354,7 @@ def main() -> int:
     comm = MPI.COMM_WORLD.Dup()
     runs = {
         "allreduce": run_allreduce, "step": run_step, "fsdp": run_fsdp, "memory": run_memory, "overlap": run_overlap,
-        "ops": run_ops,
+        "ops": run_ops, "compression": run_compression,
     }  # fmt: skip
     out = report.console()
     finish(args, comm, out, runs[args.command](args, comm, out))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import textwrap
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from hvdlite.bench.allreduce import Sweep, one_line, readable
@@ -13,6 +14,7 @@ if TYPE_CHECKING:  # `step` imports torch, which may be missing
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from hvdlite.bench.compression import Row
     from hvdlite.bench.step import Result
 
 OURS = ("arena", "tensor", "ring", "halving_doubling", "auto")
@@ -86,3 +88,51 @@ def plot_steps(path: str, results: Sequence[Result], caption: str) -> None:
     axis.set_ylabel("ms per step")
     axis.legend()
     save(figure, path, "Training step", caption)
+
+
+def plot_compression(path: str, rows: Sequence[Row], caption: str) -> None:
+    """Plot for each problem the held-out loss against time on the slowest network, and the speedup on each network.
+
+    Args:
+        path: The PNG file to write.
+        rows: The results of `compression`.
+        caption: Text about the machine.
+    """
+    from hvdlite.bench.compression import COMPRESSORS, PLAIN
+
+    plain = {row.problem: row for row in rows if row.compressor == PLAIN}
+    figure, axes = canvas(2 * len(plain))
+    for (problem, base), curves, bars in zip(plain.items(), axes[::2], axes[1::2], strict=True):
+        slowest = max(base.speeds, key=lambda link: base.speeds[link].seconds)
+        mine = [row for row in rows if row.problem == problem]
+        for row in mine:
+            if slowest in row.speeds:
+                seconds = [step * row.speeds[slowest].seconds for step in row.curves[0].steps]
+                losses = [fmean(each) for each in zip(*(curve.losses for curve in row.curves), strict=True)]
+                curves.plot(seconds, losses, "-" if row is not base else "k--", label=COMPRESSORS[row.compressor][0])
+        curves.set(
+            xscale="log",
+            xlabel="seconds: steps * time of a step",
+            ylabel="held-out loss",
+            title=f"{problem}, {slowest}",
+        )
+        curves.grid(alpha=0.3)
+        curves.legend()
+        for offset, link in enumerate(base.speeds):
+            places = [index + 0.8 / len(base.speeds) * offset for index in range(len(mine))]
+            found = [faster(row, base, link) for row in mine]
+            drawn = bars.bar(places, found, 0.75 / len(base.speeds), label=link)
+            bars.bar_label(drawn, [f"{value:.1f}" if value else "-" for value in found], fontsize=7)
+        bars.set_xticks(range(len(mine)), [COMPRESSORS[row.compressor][0] for row in mine], rotation=30)
+        bars.set(ylabel="times as fast to the target", title=problem)
+        bars.legend()
+    save(figure, path, "Compression of gradients", caption)
+
+
+def faster(row: Row, plain: Row, link: str) -> float:
+    """The seconds to the target without compression / those of one compressor; 0 if a seed does not reach it."""
+    base, mine = (
+        plain.seconds_to_target(plain, link),
+        row.seconds_to_target(plain, link) if link in row.speeds else None,
+    )
+    return base / mine if base and mine else 0.0

@@ -7,10 +7,11 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias
 
 from mpi4py import MPI
@@ -23,6 +24,7 @@ from hvdlite.bench.collectives import IN_FLIGHT, SIZES, Price, PriceList
 from hvdlite.bench.network import least_bytes
 
 if TYPE_CHECKING:
+    from hvdlite.bench.compression import Row as CompressionRow
     from hvdlite.bench.keras_step import Result as KerasResult
     from hvdlite.bench.memory import Result as MemoryResult
     from hvdlite.bench.overlap import Result as OverlapResult
@@ -309,6 +311,51 @@ def print_overlap(out: Console, results: Sequence[OverlapResult]) -> None:
         share = (f"{r.hidden:.0%}", quartiles) if r.could > 0 else ("-", "-")  # below 0: only noise
         table.add_row(r.name, str(r.batch), *(f"{t * 1e3:.1f}" for t in times), *share)
     out.print(table)
+
+
+def print_compression(out: Console, rows: Sequence[CompressionRow]) -> None:
+    """Print a table for each problem: bytes, accuracy and steps, and times on each network."""
+    from hvdlite.bench.compression import COMPRESSORS, PLAIN, TARGET
+
+    plain = {row.problem: row for row in rows if row.compressor == PLAIN}
+    for problem, base in plain.items():
+        seeds, links = len(base.curves), [*base.speeds]
+        table = new_table(
+            f"{problem}, {seeds} seed(s), {base.curves[0].steps[-1]} steps of {PLAIN}: KB: gradients that the busiest "
+            f"rank sends per step; wire: what its host sends, with headers; accuracy: held out, points above {PLAIN}; "
+            f"steps: to the loss that {PLAIN} has after {TARGET:.0%} of its steps; s: these steps * time of a step (a "
+            "product, not a run)",
+            [
+                "",
+                "KB",
+                "wire",
+                "accuracy",
+                "",
+                "steps",
+                *(f"{link}\n{what}" for link in links for what in ("ms/step", "s", "x faster")),
+            ],
+        )
+        for row in rows:
+            if row.problem == problem:
+                table.add_row(COMPRESSORS[row.compressor][0], *compression_cells(row, base, links))
+        out.print(table)
+    out.print("-: a seed does not reach the target. x faster: seconds of none / seconds.", highlight=False)
+
+
+def compression_cells(row: CompressionRow, plain: CompressionRow, links: Sequence[str]) -> Iterator[str]:
+    """The cells of one compressor. links: the networks on which `plain` was timed."""
+    steps, at = row.steps_to_target(plain), row.speeds
+    speed = next(iter(at.values()))
+    yield significant(speed.gradients / 1e3)
+    yield significant(speed.wire / 1e3) if speed.wire else "-"
+    yield f"{row.accuracy:.1%}"
+    yield f"{100 * (row.accuracy - plain.accuracy):+.1f}"
+    yield f"{fmean(steps):.0f}" if len(steps) == len(row.curves) else f"{len(steps)} of {len(row.curves)}"
+    for link in links:
+        base, seconds = plain.seconds_to_target(plain, link), row.seconds_to_target(plain, link) if link in at else None
+        yield significant(at[link].seconds * 1e3) if link in at else "-"
+        yield significant(seconds) if seconds else "-"
+        yield f"{base / seconds:.1f}" if base and seconds else "-"
 
 
 def print_keras_steps(out: Console, results: Sequence[KerasResult]) -> None:

@@ -181,6 +181,15 @@ class LossyChoices:
     Codec: TypeAlias = codec.Codec
 
     @staticmethod
+    def auto() -> Lossy:
+        """Send float32 or bfloat16 between hosts, whichever takes less time in the first steps. Never lossier.
+
+        Returns:
+            The compressor, the same as for `compression="auto"`.
+        """
+        return Lossy(Auto())
+
+    @staticmethod
     def topk(
         ratio: float = 0.01,
         *,

@@ -58,3 +58,25 @@ def test_memory(tmp_path: Path) -> None:
             assert ratio == pytest.approx([row["step"] / rows[other]["step"]] * 3)
     assert rows["zero"]["ratios"]["both"].keys() == {"unsharded", "sharded"}
     assert "both: backward" in result.output and max(map(len, result.output.splitlines())) <= 120
+
+
+def test_compression(tmp_path: Path) -> None:
+    """Each rank counts as a host. A second run takes the curves of the first one, and adds its network."""
+    path, plot = tmp_path / "found.json", tmp_path / "found.png"
+    options = ["--problems", "digits", "--compressors", "topk", "--steps", "10", "--seeds", "2", "--timed", "1"]
+    command, alone = ["-m", "hvdlite.bench", "compression", *options], {"HVDLITE_COMPRESS_WITHIN_HOST": "1"}
+    result = jobs.run(2, [*command, "--link", "fast", "--json", str(path)], alone)
+    assert result.code == 0, result.output
+    first = json.loads(path.read_text())["rows"]
+    assert [(row["problem"], row["compressor"]) for row in first] == [("digits", "none"), ("digits", "topk")]
+    assert all(curve["steps"] == [*range(1, 11)] for row in first for curve in row["curves"])
+    assert first[0]["curves"] != first[1]["curves"]
+    again = ["--link", "slow", "--earlier", str(path), "--json", str(path), "--plot", str(plot)]
+    result = jobs.run(2, [*command, *again], alone)
+    assert result.code == 0, result.output
+    rows = json.loads(path.read_text())["rows"]
+    for row, before in zip(rows, first, strict=True):
+        assert row["curves"] == before["curves"] and [*row["speeds"]] == ["fast", "slow"]
+        assert row["speeds"]["fast"] == before["speeds"]["fast"] and row["speeds"]["slow"]["seconds"] > 0
+    assert 0 < rows[1]["speeds"]["slow"]["gradients"] < 4 * 71_000 / 10  # Top-K 1 % of 71 thousand float32
+    assert plot.exists() and "slow" in result.output and max(map(len, result.output.splitlines())) <= 120
