@@ -9,10 +9,11 @@ sum of one part of a bucket. A `Compressor` replaces the all-reduce of that part
 
 `part` adds and keeps the residuals (error feedback, Karimireddy et al. 2019, arXiv:1901.09847). A compressor only says
 what this host's contribution was (`sent`). Nothing is lost: over all hosts, result + residuals = gradients + residuals
-before. The compressors are `topk`, `oktopk`, `randomk`, `quantize` and `powersgd`; `codec` is the base of users' own.
+before. `store` has the memory of residuals, and `saved` what checkpoints have. The compressors are `topk` (with
+`oktopk` for many hosts), `randomk`, `quantize` and `powersgd`; `codec` is the base of users' own.
 
 Belongs here: arithmetic and messages of lossy sums. Not here: which gradients are compressed, and when residuals are
-committed (`gradients/lossy`).
+committed (`gradients/lossy`). The room is above `algorithms/`, because compressors use all-reduces.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 from hvdlite.arrays import DType
 from hvdlite.compression.column import Column
 
-__all__ = ["Column", "Compressor", "Exchange", "Piece", "Round"]
+__all__ = ["Column", "Compressor", "Exchange", "Piece", "RoundMemory"]
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Round:
-    """The round under way, as an exchange sees it.
+class RoundMemory:
+    """What an exchange keeps from round to round, in the round under way.
 
     Attributes:
         number: Counts rounds from 0, equally on all hosts, also after a restart from a checkpoint.
@@ -72,7 +73,7 @@ class Round:
 class Exchange(Protocol):
     """Adds up one part of a bucket over the hosts, in every round. Made by `Compressor.prepare`."""
 
-    def __call__(self, values: np.ndarray, sent: np.ndarray, now: Round) -> None:
+    def __call__(self, values: np.ndarray, sent: np.ndarray, now: RoundMemory) -> None:
         """Replace values by their sum over hosts. Collective over the column; waits for all hosts.
 
         Args:

@@ -1,6 +1,6 @@
 """`Codec`: the base of a user's own compressor. Each host's code is gathered by all hosts, which add up decoded ones.
 
-    class Halves(hvd.Compression.Codec):
+    class Signs(hvd.Compression.Codec):
         "Signs and the mean magnitude: 1 bit per element."
 
         def encode(self, values):
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdlite.arrays import DType
-from hvdlite.compression import Column, Piece, Round, is_matrix
+from hvdlite.compression import Column, Piece, RoundMemory, is_matrix
 
 
 class Codec:
@@ -94,7 +94,7 @@ class Gathered:
     codec: Codec
     column: Column
 
-    def __call__(self, values: np.ndarray, sent: np.ndarray, now: Round) -> None:
+    def __call__(self, values: np.ndarray, sent: np.ndarray, now: RoundMemory) -> None:
         """See `Exchange`. All hosts add up in host order, so that they have the same bits."""
         length, kind = len(values), values.dtype
         mine = [np.ascontiguousarray(each) for each in self.codec.encode(values)]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdlite.arrays import Array, DType, module
-from hvdlite.compression import Column, Round
+from hvdlite.compression import Column, RoundMemory
 from hvdlite.compression.selection import Selection, largest
 
 REGIONS_LAST = 64
@@ -48,7 +48,7 @@ class OkTopK:
     length: int
     inner: tuple[int, ...] = ()
 
-    def __call__(self, values: Array, sent: Array, now: Round) -> None:
+    def __call__(self, values: Array, sent: Array, now: RoundMemory) -> None:
         """See `Exchange`. Owners add up in host order."""
         places = self.selection(values, sent, now.number)
         mine = values[places]

@@ -26,7 +26,7 @@ import numpy as np
 
 from hvdlite.algorithms.reduction import Reduction, assign, widened
 from hvdlite.arrays import Array, DType, is_small_float
-from hvdlite.compression import Compressor, Exchange, Piece, Round
+from hvdlite.compression import Compressor, Exchange, Piece, RoundMemory
 from hvdlite.compression.column import Column
 from hvdlite.compression.saved import Kept
 from hvdlite.compression.store import Store
@@ -97,7 +97,7 @@ class Part:
             part[...] = np.nan
         else:
             self.column.transport.restart()
-            now = Round(store.rounds, [each.extra for each in before], [each.extra for each in after])
+            now = RoundMemory(store.rounds, [each.extra for each in before], [each.extra for each in after])
             self.exchange(total, sent, now)
             for piece, new in zip(pieces, after, strict=True):
                 keep_rest(sent[piece.here], new, scale)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite.arrays import Array, DType
-from hvdlite.compression import Column, Piece, Round
+from hvdlite.compression import Column, Piece, RoundMemory
 
 Floats: TypeAlias = NDArray[np.float32]
 """float32 or float64."""
@@ -114,7 +114,7 @@ class LowRank:
         self.left, self.ps = matrices([(rows, rank) for rows, _, rank in self.sizes], dtype)
         self.right, self.qs = matrices([(columns, rank) for _, columns, rank in self.sizes], dtype)
 
-    def __call__(self, values: Array, sent: Array, now: Round) -> None:
+    def __call__(self, values: Array, sent: Array, now: RoundMemory) -> None:
         """See `Exchange`. This host has contributed P (M^T P)^T with its own M."""
         if self.column.size == 1 or now.number < self.settings.start_step:
             sent[...] = values

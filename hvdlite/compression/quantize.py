@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from hvdlite.algorithms.movement import allgather, alltoall
 from hvdlite.arrays import Array, DType
-from hvdlite.compression import Column, Piece, Round, is_matrix
+from hvdlite.compression import Column, Piece, RoundMemory, is_matrix
 
 Floats: TypeAlias = NDArray[np.float32]
 """float32 or float64."""
@@ -274,7 +274,7 @@ class TwoStages:
         self.tiles = [slice(start, start + step) for start in range(0, blocks, step)]
         self.seed = seed, crc32(repr([(piece.name, piece.first) for piece in pieces]).encode())
 
-    def __call__(self, values: Array, sent: Array, now: Round) -> None:
+    def __call__(self, values: Array, sent: Array, now: RoundMemory) -> None:
         """See `Exchange`."""
         column, here = self.column, self.column.rank
         if column.size == 1:

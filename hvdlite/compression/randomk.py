@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from hvdlite.arrays import Array, DType, module
-from hvdlite.compression import Column, Piece, Round, is_matrix
+from hvdlite.compression import Column, Piece, RoundMemory, is_matrix
 from hvdlite.compression.selection import Selection, check_ratio, spelled
 
 
@@ -77,7 +77,7 @@ class Drawn:
     seed: int
     scaled: bool
 
-    def __call__(self, values: Array, sent: Array, now: Round) -> None:
+    def __call__(self, values: Array, sent: Array, now: RoundMemory) -> None:
         """See `Exchange`."""
         places = module(values).asarray(self.places(now.number))
         picked = values[places]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdlite.arrays import Array, DType
-from hvdlite.compression import Column, Exchange, Piece, Round, is_matrix
+from hvdlite.compression import Column, Exchange, Piece, RoundMemory, is_matrix
 from hvdlite.compression.oktopk import OkTopK
 from hvdlite.compression.selection import Selection, check_ratio, spelled
 
@@ -106,7 +106,7 @@ class Gather:
     column: Column
     selection: Selection
 
-    def __call__(self, values: Array, sent: Array, now: Round) -> None:
+    def __call__(self, values: Array, sent: Array, now: RoundMemory) -> None:
         """See `Exchange`. All hosts add up in host order, so that they have the same bits."""
         places = self.selection(values, sent, now.number)
         mine = values[places]

@@ -23,7 +23,7 @@ from hvdlite.gradients.accumulator import Accumulator
 from hvdlite.gradients.compression import lossy_of
 from hvdlite.gradients.exchange import Contents, Exchange
 from hvdlite.gradients.framework import Framework
-from hvdlite.gradients.lossy import Stores
+from hvdlite.gradients.lossy import OPTIMIZER, Stores
 from hvdlite.gradients.plan import Spec
 from hvdlite.gradients.reducer import Reducer
 from hvdlite.gradients.registry import registry
@@ -193,7 +193,7 @@ class Gradients:
 
     def unsent(self) -> Saved | None:
         """The sum over hosts of what an optimizer's lossy compression has not sent; None without it. Collective."""
-        store = self.stores.known.get(None)
+        store = self.stores.known.get(OPTIMIZER)
         if store is None or not store.entries:
             return None
         return next(iter(self.reducers)).unsent()
@@ -259,7 +259,7 @@ class Gradients:
         """What lossy compression keeps for a new exchange; None without it. names: of the exchange's variables."""
         if not self.framework.in_order():  # rounds of several exchanges mix, so each counts its own
             return self.stores.get(self.made)
-        return self.stores.holding(names) if self.kind == "tape" else self.stores.get(None)
+        return self.stores.holding(names) if self.kind == "tape" else self.stores.get(OPTIMIZER)
 
     def specs(self, grads: Sequence[Gradient], variables: Sequence[Variable], device: str) -> tuple[Spec, ...]:
         """Describe the variables for a plan."""

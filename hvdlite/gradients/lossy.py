@@ -88,6 +88,10 @@ def shape_in_memory(spec: Spec) -> tuple[int, ...]:
     return tuple(spec.shape[dimension] for dimension in order)
 
 
+OPTIMIZER = "optimizer"
+"""The key of an optimizer's only store."""
+
+
 class Stores:
     """What lossy compression keeps from round to round, for lists of variables.
 
@@ -117,7 +121,7 @@ class Stores:
 
     def load(self, state: Saved) -> None:
         """Have an optimizer's compression go on with a checkpoint's values."""
-        if store := self.get(None):
+        if store := self.get(OPTIMIZER):
             store.load(state)
 
     def holding(self, names: tuple[str, ...]) -> Store | None:
@@ -217,7 +221,7 @@ class LossyRounds:
         return Part(self.store, column, section)
 
     def settle(self, results: Sequence[Array], unused: Collection[str], agree: Callable[[np.ndarray], None]) -> None:
-        """A round has ended on all ranks: what was not sent counts, if all results are finite. Waits for nobody.
+        """A round has ended on all ranks: what was not sent counts, if all results are finite. Waits for nobody here.
 
         All ranks have the same results, and so decide alike.
 
@@ -241,15 +245,15 @@ class LossyBucket:
     """One compressed bucket.
 
     Attributes:
-        all: The compressed buckets of the plan.
+        rounds: The compressed buckets of the plan.
         planned: The bucket.
         borders: The borders of the drivers' parts, in elements.
         part: This rank's part; None before the first round, and if this rank is no driver.
         phases: What the last round has done, for the timeline.
     """
 
-    def __init__(self, every: LossyRounds, planned: Bucket) -> None:
-        self.all, self.planned = every, planned
+    def __init__(self, rounds: LossyRounds, planned: Bucket) -> None:
+        self.rounds, self.planned = rounds, planned
         self.borders: list[int] = []
         self.part: AnyPart | None = None
         self.phases: Phases = []
@@ -267,14 +271,14 @@ class LossyBucket:
             peers: The buffers of the host's ranks, in rank order; None if they share no memory.
             how: The operation and its scaling.
         """
-        levels = self.all.levels
+        levels = self.rounds.levels
         self.borders = self.borders_of(buffer, levels.drivers)
         within, _ = hierarchical.of_levels(how, buffer, levels.fullest)
 
         def between(cross: Transport, values: Array, across: Reduction) -> Callable[[], None]:
             pieces = self.pieces(*self.borders[levels.local.rank :][:2])
             section = Section(pieces, values, across, within.before / within.divisor, self.phases)
-            self.part = self.all.part(Column(cross), section)
+            self.part = self.rounds.part(Column(cross), section)
             return self.part
 
         buffers = peers if peers and levels.local.size > 1 else [buffer]
@@ -283,8 +287,8 @@ class LossyBucket:
     def borders_of(self, buffer: Array, drivers: int) -> list[int]:
         """The borders of the drivers' parts; between parameters only, if the compressor needs whole ones."""
         starts = [part(buffer, drivers, driver)[0] for driver in range(drivers)]
-        if self.all.store.compressor.whole:
-            edges = [self.all.plan.slots[index].offset for index in self.planned.members]
+        if self.rounds.store.compressor.whole:
+            edges = [self.rounds.plan.slots[index].offset for index in self.planned.members]
             starts = [min(edges, key=lambda edge: abs(edge - start)) for start in starts]
         return [*starts, buffer.size]
 
@@ -292,7 +296,7 @@ class LossyBucket:
         """The parameters in a part of the bucket."""
         found = []
         for index in self.planned.members:
-            spec, slot = self.all.plan.specs[index], self.all.plan.slots[index]
+            spec, slot = self.rounds.plan.specs[index], self.rounds.plan.slots[index]
             first, last = max(start, slot.offset), min(stop, slot.offset + slot.length)
             if first < last:
                 found.append(Piece(spec.lossy, shape_in_memory(spec), first - start, first - slot.offset, last - first))

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hvdlite.compression import Column, Compressor, Exchange, Piece, Round, powersgd, quantize
+from hvdlite.compression import Column, Compressor, Exchange, Piece, RoundMemory, powersgd, quantize
 from hvdlite.compression.powersgd import PowerSGD, orthogonalize, total
 from hvdlite.compression.quantize import Int8, OneBit
 from hvdlite.transports.threads import ThreadTransport, run_ranks
@@ -53,7 +53,7 @@ class Host:
         result, sent = values.copy(), np.full_like(values, np.nan)
         after = [np.full_like(each, np.nan) for each in self.kept]
         before = self.column.sent_bytes
-        self.exchange(result, sent, Round(number, self.kept, after))
+        self.exchange(result, sent, RoundMemory(number, self.kept, after))
         self.kept = after
         return Outcome(result, sent, self.column.sent_bytes - before, after)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hvdlite.arrays import DType
-from hvdlite.compression import Column, Compressor, Piece, Round, selection
+from hvdlite.compression import Column, Compressor, Piece, RoundMemory, selection
 from hvdlite.compression.oktopk import REGIONS_LAST, OkTopK
 from hvdlite.compression.randomk import RandomK
 from hvdlite.compression.selection import largest
@@ -68,7 +68,7 @@ def exchanged(
         results, contributions, counts = [], [], []
         for number in numbers:
             values, sent, before = parts[column.rank].copy(), np.full(length, np.nan, dtype), column.sent_bytes
-            exchange(values, sent, Round(number, [], []))
+            exchange(values, sent, RoundMemory(number, [], []))
             results.append(values)
             contributions.append(sent)
             counts.append(column.sent_bytes - before)
@@ -222,7 +222,7 @@ def test_regions_follow_the_elements() -> None:
         for number, offset in ((5, 0), (6, 3000), (REGIONS_LAST - 1, 3000), (REGIONS_LAST, 3000)):
             values = np.zeros(length, np.float32)
             values[offset : offset + 400] = 1 + np.arange(400) + transport.rank
-            exchange(values, np.empty_like(values), Round(number, [], []))
+            exchange(values, np.empty_like(values), RoundMemory(number, [], []))
             assert isinstance(exchange, OkTopK)
             seen.append(exchange.inner)
         return seen
@@ -236,7 +236,7 @@ def test_regions_are_averages() -> None:
         exchange = TopK(0.1, algorithm="oktopk").prepare(Column(transport), pieces_of([(0, 1000)]), 1000, DTYPES[0])
         values = np.zeros(1000, np.float32)
         values[200 * transport.rank :][:100] = 1
-        exchange(values, np.empty_like(values), Round(0, [], []))
+        exchange(values, np.empty_like(values), RoundMemory(0, [], []))
         assert isinstance(exchange, OkTopK)
         return exchange.inner
 
@@ -277,7 +277,7 @@ def test_nothing_is_lost(compressor: Compressor, dtype: DType) -> None:
         for number in range(rounds):
             values = gradients[number, column.rank] + residual
             residual = values.copy()
-            exchange(values, sent, Round(number, [], []))
+            exchange(values, sent, RoundMemory(number, [], []))
             residual -= sent
             total += values
             norms.append(float(np.linalg.norm(residual)))

@@ -14,7 +14,7 @@ import pytest
 from hvdlite.algorithms import Place
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.arrays import LINE, DType
-from hvdlite.compression import Column, Compressor, Exchange, Piece, Round
+from hvdlite.compression import Column, Compressor, Exchange, Piece, RoundMemory
 from hvdlite.compression.codec import Codec
 from hvdlite.compression.part import Part, Section
 from hvdlite.compression.powersgd import PowerSGD
@@ -220,7 +220,7 @@ class HalfSent:
         return 1
 
     def prepare(self, column: Column, pieces: Sequence[Piece], length: int, dtype: DType) -> Exchange:
-        def exchange(values: np.ndarray, sent: np.ndarray, now: Round) -> None:
+        def exchange(values: np.ndarray, sent: np.ndarray, now: RoundMemory) -> None:
             self.seen.append(values.copy())
             sent[...] = values / 2
             values[...] = sent + 1e-9
