@@ -23,7 +23,7 @@ BACKENDS = {
 FOUR = ("backends_columns", "backends_sharded_four")
 """The modules that run on four ranks."""
 SMOKE = [("backends_guards", "torch"), ("backends_guards", "jax"), ("backends_chain", "torch"),
-         ("backends_compression", "torch"), ("backends_compression", "jax"), ("backends_sharded", "torch")]  # fmt: skip
+         ("backends_compression", "torch"), ("backends_sharded", "torch")]  # fmt: skip
 """The checks that run without --full. Those on one backend share a job."""
 
 
