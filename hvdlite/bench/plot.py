@@ -123,7 +123,8 @@ def plot_compression(path: str, rows: Sequence[Row], caption: str) -> None:
             found = [faster(row, base, link) for row in mine]
             drawn = bars.bar(places, found, 0.75 / len(base.speeds), label=link)
             bars.bar_label(drawn, [f"{value:.1f}" if value else "-" for value in found], fontsize=7)
-        bars.set_xticks(range(len(mine)), [COMPRESSORS[row.compressor][0] for row in mine], rotation=30)
+        names = [COMPRESSORS[row.compressor][0] for row in mine]
+        bars.set_xticks(range(len(mine)), names, rotation=30, ha="right", rotation_mode="anchor")
         bars.set(ylabel="times as fast to the target", title=problem)
         bars.legend()
     save(figure, path, "Compression of gradients", caption)
@@ -131,8 +132,6 @@ def plot_compression(path: str, rows: Sequence[Row], caption: str) -> None:
 
 def faster(row: Row, plain: Row, link: str) -> float:
     """The seconds to the target without compression / those of one compressor; 0 if a seed does not reach it."""
-    base, mine = (
-        plain.seconds_to_target(plain, link),
-        row.seconds_to_target(plain, link) if link in row.speeds else None,
-    )
+    base = plain.seconds_to_target(plain, link)
+    mine = row.seconds_to_target(plain, link) if link in row.speeds else None
     return base / mine if base and mine else 0.0

@@ -19,15 +19,15 @@ committed (`gradients/lossy`). The room is above `algorithms/`, because compress
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields, is_dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from hvdlite.arrays import DType
 from hvdlite.compression.column import Column
 
-__all__ = ["Column", "Compressor", "Exchange", "Piece", "RoundMemory"]
+__all__ = ["Column", "Compressor", "Exchange", "MatrixCompressor", "Piece", "RoundMemory"]
 
 
 @dataclass(frozen=True)
@@ -132,3 +132,30 @@ LEAST = 1024
 def is_matrix(shape: tuple[int, ...]) -> bool:
     """Whether a parameter has at least two dimensions and LEAST elements."""
     return len(shape) >= 2 and int(np.prod(shape, dtype=np.int64)) >= LEAST
+
+
+class MatrixCompressor:
+    """The base of a compressor, a dataclass, that compresses matrices and keeps nothing but residuals."""
+
+    whole: ClassVar[bool] = False
+    momentum: ClassVar[float] = 0.0
+    clip: ClassVar[float] = 0.0
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a parameter has at least two dimensions and LEAST elements."""
+        return is_matrix(shape)
+
+    def extra(self, shape: tuple[int, ...]) -> int:
+        """Nothing is kept."""
+        return 0
+
+    def __repr__(self) -> str:
+        return spelled(self)
+
+
+def spelled(compressor: object) -> str:
+    """A compressor's repr: its name in lower case, its first field, and the fields that differ from their defaults."""
+    assert is_dataclass(compressor)
+    values = [(each.name, getattr(compressor, each.name), each.default) for each in fields(compressor)]
+    said = [f"{name}={value!r}" for place, (name, value, default) in enumerate(values) if not place or value != default]
+    return f"{type(compressor).__name__.lower()}({', '.join(said)})"

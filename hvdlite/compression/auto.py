@@ -7,25 +7,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hvdlite.arrays import DType
-from hvdlite.compression import Column, Exchange, Piece
+from hvdlite.compression import Column, Exchange, MatrixCompressor, Piece
 
 
-@dataclass(frozen=True)
-class Auto:
+@dataclass(frozen=True, repr=False)
+class Auto(MatrixCompressor):
     """All gradients take part. Nothing is kept from round to round, so it needs no exchange."""
 
     error_feedback: ClassVar[bool] = False
-    whole: ClassVar[bool] = False
-    momentum: ClassVar[float] = 0.0
-    clip: ClassVar[float] = 0.0
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """All shapes fit."""
         return True
-
-    def extra(self, shape: tuple[int, ...]) -> int:
-        """Nothing is kept."""
-        return 0
 
     def prepare(self, column: Column, pieces: Sequence[Piece], length: int, dtype: DType) -> Exchange:
         """Never called: `gradients/wire_trial` makes the all-reduce."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite.arrays import Array, DType
-from hvdlite.compression import Column, Piece, RoundMemory
+from hvdlite.compression import Column, MatrixCompressor, Piece, RoundMemory
 
 Floats: TypeAlias = NDArray[np.float32]
 """float32 or float64."""
@@ -21,8 +21,8 @@ TILE = 64 * 1024
 """Elements of a product that are computed at once, in the cache."""
 
 
-@dataclass(frozen=True)
-class PowerSGD:
+@dataclass(frozen=True, repr=False)
+class PowerSGD(MatrixCompressor):
     """Low-rank sums by one step of subspace iteration: Vogels et al. 2019, arXiv:1905.13727.
 
     A parameter is a matrix M of n rows, its first dimension, and m columns. Each round starts from the last one's Q:
@@ -52,8 +52,6 @@ class PowerSGD:
     min_compression_rate: float = 2.0
     error_feedback: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    momentum: ClassVar[float] = 0.0
-    clip: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("start_step", 0), ("seed", 0)):
@@ -64,12 +62,6 @@ class PowerSGD:
                 "powersgd compression needs min_compression_rate > 0, "
                 f"not min_compression_rate={self.min_compression_rate!r}"
             )
-
-    def __repr__(self) -> str:
-        return (
-            f"powersgd(rank={self.rank}, start_step={self.start_step}, seed={self.seed}, "
-            f"min_compression_rate={self.min_compression_rate})"
-        )
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """At least two dimensions, and factors that have less than 1 / min_compression_rate of the elements."""

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from hvdlite.algorithms.movement import allgather, alltoall
 from hvdlite.arrays import Array, DType
-from hvdlite.compression import Column, Piece, RoundMemory, is_matrix
+from hvdlite.compression import Column, MatrixCompressor, Piece, RoundMemory
 
 Floats: TypeAlias = NDArray[np.float32]
 """float32 or float64."""
@@ -79,8 +79,8 @@ class Code(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Int8:
+@dataclass(frozen=True, repr=False)
+class Int8(MatrixCompressor):
     """Integers of 8 or 4 bits, by stochastic rounding: QSGD, Alistarh et al. 2017, arXiv:1610.02132.
 
     In a block with the largest magnitude m, an element x becomes one of the two integers next to 127 x / m (7 x / m for
@@ -103,9 +103,6 @@ class Int8:
     block: int = 256
     seed: int = 0
     error_feedback: bool = True
-    whole: ClassVar[bool] = False
-    momentum: ClassVar[float] = 0.0
-    clip: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         if self.bits not in (8, 4):
@@ -114,24 +111,13 @@ class Int8:
         if self.seed < 0:
             raise ValueError(f"the seed of int8 compression must be at least 0, not seed={self.seed!r}")
 
-    def __repr__(self) -> str:
-        return f"int8(bits={self.bits}, block={self.block}, seed={self.seed}, error_feedback={self.error_feedback})"
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """At least two dimensions and 1024 elements."""
-        return is_matrix(shape)
-
-    def extra(self, shape: tuple[int, ...]) -> int:
-        """Nothing is kept."""
-        return 0
-
     def prepare(self, column: Column, pieces: Sequence[Piece], length: int, dtype: DType) -> TwoStages:
         """See `Compressor.prepare`."""
         return TwoStages(Integers(self.bits, self.block), column, pieces, dtype, self.seed)
 
 
-@dataclass(frozen=True)
-class OneBit:
+@dataclass(frozen=True, repr=False)
+class OneBit(MatrixCompressor):
     """One bit per element: its sign, and a block's mean magnitude.
 
     1-bit SGD, Seide et al. 2014, with the scale of Karimireddy et al. 2019, arXiv:1901.09847. The sums are biased, so
@@ -148,23 +134,9 @@ class OneBit:
 
     block: int = 512
     error_feedback: ClassVar[bool] = True
-    whole: ClassVar[bool] = False
-    momentum: ClassVar[float] = 0.0
-    clip: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         check_block("onebit", self.block)
-
-    def __repr__(self) -> str:
-        return f"onebit(block={self.block})"
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """At least two dimensions and 1024 elements."""
-        return is_matrix(shape)
-
-    def extra(self, shape: tuple[int, ...]) -> int:
-        """Nothing is kept."""
-        return 0
 
     def prepare(self, column: Column, pieces: Sequence[Piece], length: int, dtype: DType) -> TwoStages:
         """See `Compressor.prepare`."""

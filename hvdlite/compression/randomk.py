@@ -5,17 +5,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from hvdlite.arrays import Array, DType, module
-from hvdlite.compression import Column, Piece, RoundMemory, is_matrix
-from hvdlite.compression.selection import Selection, check_ratio, spelled
+from hvdlite.compression import Column, MatrixCompressor, Piece, RoundMemory
+from hvdlite.compression.selection import Selection, check_ratio
 
 
 @dataclass(frozen=True, repr=False)
-class RandomK:
+class RandomK(MatrixCompressor):
     """Sends k = ratio n random elements of each part with n elements. All elements are equally likely.
 
     For h hosts and float32 each driver sends 8k(h-1)/h bytes, those of an all-reduce of k elements.
@@ -33,30 +32,16 @@ class RandomK:
     ratio: float = 0.01
     seed: int = 0
     error_feedback: bool = True
-    whole: ClassVar[bool] = False
-    momentum: ClassVar[float] = 0.0
-    clip: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
         if self.seed != int(self.seed) or self.seed < 0:
             raise ValueError(f"seed is a whole number, at least 0, not {self.seed}")
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Matrices are compressed."""
-        return is_matrix(shape)
-
-    def extra(self, shape: tuple[int, ...]) -> int:
-        """Random-K keeps nothing but the residual."""
-        return 0
-
     def prepare(self, column: Column, pieces: Sequence[Piece], length: int, dtype: DType) -> Drawn:
         """The exchange. See `Compressor`."""
         count = Selection.of(pieces, length, self.ratio).count(0)
         return Drawn(column, tuple(pieces), count, self.seed, scaled=not self.error_feedback)
-
-    def __repr__(self) -> str:
-        return spelled(self)
 
 
 @dataclass(frozen=True)

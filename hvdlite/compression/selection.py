@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 from hvdlite.arrays import Array, module
 from hvdlite.compression import Piece
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 FIRST_RATIO = 0.25
 """The ratio of the first round of a warm-up."""
@@ -77,14 +73,6 @@ def largest(magnitudes: Array, count: int) -> Array:
             among, magnitudes = above, magnitudes[above]
     found = xp.argpartition(magnitudes, len(magnitudes) - count)[len(magnitudes) - count :]
     return xp.sort(found if among is None else among[found]).astype(xp.uint32)  # type: ignore[no-any-return]
-
-
-def spelled(compressor: DataclassInstance) -> str:
-    """A compressor's repr: its name in lower case, its ratio, and what differs from the defaults."""
-    values: dict[str, Any] = {each.name: getattr(compressor, each.name) for each in fields(compressor)}
-    said = [f"{each.name}={values[each.name]!r}" for each in fields(compressor)
-            if each.name == "ratio" or values[each.name] != each.default]  # fmt: skip
-    return f"{type(compressor).__name__.lower()}({', '.join(said)})"
 
 
 def check_ratio(ratio: float) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdlite.arrays import Array, DType
-from hvdlite.compression import Column, Exchange, Piece, RoundMemory, is_matrix
+from hvdlite.compression import Column, Exchange, Piece, RoundMemory, is_matrix, spelled
 from hvdlite.compression.oktopk import OkTopK
-from hvdlite.compression.selection import Selection, check_ratio, spelled
+from hvdlite.compression.selection import Selection, check_ratio
 
 ALGORITHMS = ("auto", "gather", "oktopk")
 STEP_BYTES = 16 * 1024

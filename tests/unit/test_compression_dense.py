@@ -351,9 +351,9 @@ def test_arguments_out_of_range_are_refused() -> None:
 
 
 def test_compressors_have_names_and_can_be_compared() -> None:
-    assert repr(Int8(4)) == "int8(bits=4, block=256, seed=0, error_feedback=True)"
+    assert repr(Int8(4)) == "int8(bits=4)" and repr(Int8(seed=1)) == "int8(bits=8, seed=1)"
     assert repr(OneBit()) == "onebit(block=512)"
-    assert repr(PowerSGD()) == "powersgd(rank=2, start_step=10, seed=0, min_compression_rate=2.0)"
+    assert repr(PowerSGD()) == "powersgd(rank=2)"
     assert len({Int8(), Int8(8), Int8(4), OneBit(), OneBit(512), PowerSGD(), PowerSGD(2)}) == 4
     compressors: list[Compressor] = [Int8(error_feedback=False), OneBit(), PowerSGD()]
     assert [each.error_feedback for each in compressors] == [False, True, True]
