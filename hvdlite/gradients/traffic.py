@@ -29,14 +29,15 @@ class Traffic:
 
 def traffic_of(reducer: Reducer) -> Traffic:
     """The traffic of a reducer's last rounds. Waits for nobody."""
-    lossy, place, plan = reducer.lossy, reducer.lane.place, reducer.plan
-    hosts = lossy.hosts if lossy and lossy.names else max(len(place.hosts), 1)
-    drivers = lossy.levels.drivers if lossy and lossy.names else min(map(len, place.hosts), default=1)
-    sends = lossy.levels.cross is not None if lossy and lossy.names else True
+    plan, place = reducer.plan, reducer.lane.place
+    lossy = reducer.lossy if reducer.lossy and reducer.lossy.names else None
+    hosts, drivers, sends = max(len(place.hosts), 1), min(map(len, place.hosts), default=1), True
+    if lossy:
+        hosts, drivers, sends = lossy.hosts, lossy.levels.drivers, lossy.levels.cross is not None
     share = 2 * (hosts - 1) / hosts / drivers if sends else 0.0
     nbytes = [bucket.length * bucket.dtype.itemsize * share for bucket in plan.buckets]
     exact = sum(each for each, bucket in zip(nbytes, plan.buckets, strict=True) if not bucket.lossy)
-    if not lossy or not lossy.names:
+    if lossy is None:
         return Traffic(exact, 0.0, 0.0, "", None)
     parts = [bucket.part for bucket in lossy.buckets.values() if bucket.part]
     unsent = max((part.unsent for part in parts if part.unsent is not None), default=None)
