@@ -200,8 +200,8 @@ class LossyChoices:
     ) -> Lossy:
         """Send the largest elements of each host's sum (Top-K; Lin et al. 2018, arXiv:1712.01887).
 
-        Price: 8 k (h-1) bytes per host for k elements and h hosts; with many hosts at most 16 k, whatever h is (Ok-Topk;
-        Li & Hoefler 2022, arXiv:2201.07598). For float32; each host's k elements are chosen from its own sum.
+        Price: 8 k (h-1) bytes per host for k elements and h hosts; with many hosts at most 16 k, whatever h is
+        (Ok-Topk; Li & Hoefler 2022, arXiv:2201.07598). For float32; each host's k elements are chosen from its own sum.
 
         Args:
             ratio: The part of the elements that is sent.
