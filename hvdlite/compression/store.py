@@ -72,6 +72,7 @@ class Store:
         halves: Both halves, as bytes; empty before the first `allocate`.
         turns: By parameter name, the half of the last committed round.
         rounds: The number of committed rounds.
+        committed: The parameters of the last commit.
         hosts: This host's number, and the number of hosts.
         first_of_host: Whether this rank speaks for its host.
         loaded: A checkpoint's values. The next `allocate` uses them, and clears this.
@@ -84,6 +85,7 @@ class Store:
         self.halves: tuple[np.ndarray, np.ndarray] = (np.empty(0, np.uint8), np.empty(0, np.uint8))
         self.turns: dict[str, int] = {}
         self.rounds = 0
+        self.committed: tuple[str, ...] = ()
         self.hosts = 0, 1
         self.first_of_host = True
         self.loaded: Saved | None = None
@@ -100,8 +102,15 @@ class Store:
     def commit(self, names: Iterable[str]) -> None:
         """The round under way counts for these parameters."""
         self.rounds += 1
-        for name in names:
+        self.committed = tuple(names)
+        for name in self.committed:
             self.turns[name] = 1 - self.turns[name]
+
+    def take_back(self) -> None:
+        """The last committed round does not count: its step will be left out. No other round may have begun since."""
+        for name in self.committed:
+            self.turns[name] = 1 - self.turns[name]
+        self.rounds, self.committed = self.rounds - 1, ()
 
     # Memory
 

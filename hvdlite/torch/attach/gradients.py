@@ -33,6 +33,11 @@ NO_GRAPH = (
 )
 
 
+def is_finite(p: torch.Tensor) -> bool:
+    """Whether a sparse gradient is finite; all ranks have the same one."""
+    return p.grad is None or bool(p.grad.coalesce().values().isfinite().all())
+
+
 class Gradients:
     """The gradients of one optimizer's parameters. Each is copied at most once, and an alias becomes p.grad.
 
@@ -226,6 +231,8 @@ class Gradients:
         for key, p in self.sparse.items():
             with calling(f"sparse gradient of {self.settings.name(p)}"):
                 reduce_sparse(p, self.settings.terms.op, self.settings.process_set, dense.get(key))
+        if self.store and self.store.committed and not all(map(is_finite, self.sparse.values())):
+            self.store.take_back()
         if self.results.once:
             others = [p for i, p in enumerate(self.parameters) if not self.is_alias(i)]
             self.results.note_given((*others, *self.sparse.values()))

@@ -451,6 +451,32 @@ def check_sparse_gradients() -> None:
             require_same_bits([p.detach() for p in net.parameters()])
 
 
+def check_an_infinite_sparse_gradient_changes_nothing() -> None:
+    """GradScaler leaves the step out, so what the dense gradients have sent does not count."""
+    with within_host():
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Embedding(90, 16, sparse=True), nn.Flatten(), nn.Linear(16 * 5, 40))
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        optimizer = attach(net, TOPK, grad_scaler=scaler)
+        for number, infinite in enumerate((False, False, True, True, False)):
+            before, rounds = {} if not number else residual(optimizer, "2.weight"), store_of(optimizer).rounds
+            weights = [p.detach().clone() for p in net.parameters()]
+            optimizer.zero_grad()
+            hidden = net[0](
+                torch.randint(90, (3, 5), generator=torch.Generator().manual_seed(10 * number + hvd.rank()))
+            )
+            if infinite and last():
+                hidden.register_hook(lambda grad: grad * torch.inf)
+            scaler.scale(net[2](net[1](hidden)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert store_of(optimizer).rounds == rounds + (not infinite)
+            if infinite:
+                assert torch.equal(before, residual(optimizer, "2.weight"))  # type: ignore[arg-type]
+                assert all(map(torch.equal, weights, net.parameters()))
+        require_same_bits([p.detach() for p in net.parameters()])
+
+
 def check_join_with_uneven_data() -> None:
     """Rounds in which a rank has joined are exact, and count on no rank. Then all go on with equal round numbers."""
     for settings in ({}, {"OVERLAP": "1", "BUCKET_MB": "0.005"}):
