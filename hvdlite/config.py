@@ -82,7 +82,7 @@ class Config:
     replica_check: str = "error"
     """One of REPLICA_CHECKS: the reaction if ranks train different models. `HVDLITE_REPLICA_CHECK`."""
     compress_within_host: bool = False
-    """Whether lossy compressors treat each rank as a host of its own, for experiments. `HVDLITE_COMPRESS_WITHIN_HOST`.
+    """Whether lossy compressors treat each rank as a host, for experiments. `HVDLITE_COMPRESS_WITHIN_HOST`.
     """
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.algorithms.ring import same_part
+from hvdlite.algorithms.ring import borders as equal_borders
 from hvdlite.algorithms.shared import adder, in_blocks
 from hvdlite.arrays import Array, is_small_float
 from hvdlite.transports import Transport
@@ -67,10 +67,8 @@ def prepared(
     if levels.cross is None:
         return barrier
     rank = levels.local.rank
-    if borders is None:
-        pieces = same_part(buffers, levels.drivers, rank)
-    else:
-        pieces = [buffer[borders[rank] : borders[rank + 1]] for buffer in buffers]
+    start, stop = (borders or equal_borders(buffers[0], levels.drivers))[rank : rank + 2]
+    pieces = [buffer[start:stop] for buffer in buffers]
     mine = pieces.pop(rank)
     within, across = of_levels(reduction, mine, levels.fullest)
     blocks, add_up = list(in_blocks([mine, *pieces], within)), adder([mine, *pieces], within)

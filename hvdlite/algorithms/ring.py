@@ -33,12 +33,17 @@ def bound(total: int, count: int, index: int, unit: int) -> int:
     return min(total, unit * (index * length + min(index, longer)))
 
 
+def borders(buffer: Array, count: int) -> list[int]:
+    """The begins of `parts`, and the end of the last one."""
+    return bounds(buffer.size, count, per_line(buffer))
+
+
 def parts(buffer: Array, count: int) -> list[Array]:
     """The flat buffer in `count` contiguous parts of nearly equal length, in whole cache lines from its start.
 
     The last parts of a short buffer are empty.
     """
-    return [buffer[start:stop] for start, stop in pairwise(bounds(buffer.size, count, per_line(buffer)))]
+    return [buffer[start:stop] for start, stop in pairwise(borders(buffer, count))]
 
 
 def part(buffer: Array, count: int, index: int) -> tuple[int, int]:

@@ -35,8 +35,6 @@ from hvdlite.sharding.slots import first_slot, slot_of
 
 OPTIMIZER = ".optimizer"
 """The name of a model's optimizer is the model's name and this ending."""
-
-
 UNSENT = ".unsent"
 """The name of what has not been sent is the optimizer's name and this ending."""
 

@@ -54,6 +54,14 @@ class Piece:
         return slice(self.start, self.start + self.length)
 
 
+def gaps_between(pieces: Sequence[Piece], length: int) -> tuple[slice, ...]:
+    """The elements of a part of this length that belong to no piece."""
+    ordered = sorted(pieces, key=lambda piece: piece.start)
+    begins = [0, *(piece.here.stop for piece in ordered)]
+    ends = [*(piece.start for piece in ordered), length]
+    return tuple(slice(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end)
+
+
 @dataclass(frozen=True)
 class RoundMemory:
     """What an exchange keeps from round to round, in the round under way.

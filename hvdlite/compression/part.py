@@ -26,7 +26,7 @@ import numpy as np
 
 from hvdlite.algorithms.reduction import Reduction, assign, widened
 from hvdlite.arrays import Array, DType, is_small_float
-from hvdlite.compression import Compressor, Exchange, Piece, RoundMemory
+from hvdlite.compression import Compressor, Exchange, Piece, RoundMemory, gaps_between
 from hvdlite.compression.column import Column
 from hvdlite.compression.saved import Kept
 from hvdlite.compression.store import Store
@@ -63,7 +63,6 @@ class Part:
         section: The parameters, and their memory.
         exchange: The compressor's messages.
         dtype: The dtype of all arithmetic: float32 or float64.
-        rounds: The number of rounds so far.
         norm: The norm of this host's sum of gradients in the last round, without a loss scale.
         sent_bytes: The bytes that this rank has sent in the last round.
         gaps: What lies between the pieces: zeros, whatever the compressor makes of them.
@@ -73,7 +72,7 @@ class Part:
         self.store, self.column, self.section = store, column, section
         self.values = np.asarray(section.values)
         self.dtype = kept_as(self.values.dtype)
-        self.rounds, self.norm, self.sent_bytes = 0, 0.0, 0
+        self.norm, self.sent_bytes = 0.0, 0
         self.exchange: Exchange = store.compressor.prepare(column, section.pieces, self.values.size, self.dtype)
         self.gaps = gaps_between(section.pieces, self.values.size)
 
@@ -107,7 +106,7 @@ class Part:
             if not is_finite(part):
                 part[...] = np.nan
             self.note_phases(began)
-        self.rounds, self.sent_bytes = self.rounds + 1, self.column.sent_bytes - sent_before
+        self.sent_bytes = self.column.sent_bytes - sent_before
 
     @property
     def unsent(self) -> float | None:
@@ -126,13 +125,6 @@ class Part:
         """Set what lies between the pieces to zero."""
         for gap in self.gaps:
             values[gap] = 0
-
-
-def gaps_between(pieces: Sequence[Piece], length: int) -> list[slice]:
-    """The elements of a part of this length that belong to no piece."""
-    begins = [0, *(piece.start + piece.length for piece in pieces)]
-    ends = [*(piece.start for piece in pieces), length]
-    return [slice(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
 
 
 def add_kept(values: np.ndarray, old: Kept, new: Kept, scale: float, how: Compressor) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdlite.arrays import Array, module
-from hvdlite.compression import Piece
+from hvdlite.compression import Piece, gaps_between
 
 FIRST_RATIO = 0.25
 """The ratio of the first round of a warm-up."""
@@ -35,11 +35,7 @@ class Selection:
     @classmethod
     def of(cls, pieces: Sequence[Piece], length: int, ratio: float, warmup_rounds: int = 0) -> Selection:
         """The selection in a part of this length with these pieces."""
-        ordered = sorted(pieces, key=lambda piece: piece.start)
-        begins = [0, *(piece.start + piece.length for piece in ordered)]
-        ends = [*(piece.start for piece in ordered), length]
-        gaps = tuple(slice(a, b) for a, b in zip(begins, ends, strict=True) if a < b)
-        return cls(sum(piece.length for piece in pieces), gaps, ratio, warmup_rounds)
+        return cls(sum(piece.length for piece in pieces), gaps_between(pieces, length), ratio, warmup_rounds)
 
     def count(self, number: int) -> int:
         """The number of elements to select in the round with this number: at least one, if there is any."""

@@ -7,7 +7,7 @@
 
 In the walk of a gradient, a compressor replaces the messages of `algorithms/hierarchical`; the room `compression/` has
 the compressors. On one host nothing is compressed, because memory is faster than any compressor. With
-HVDLITE_COMPRESS_WITHIN_HOST, and where ranks share no memory, each rank counts as a host of its own.
+HVDLITE_COMPRESS_WITHIN_HOST, and where ranks share no memory, each rank counts as a host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from hvdlite.algorithms import Place, hierarchical
 from hvdlite.algorithms.reduction import Reduction
-from hvdlite.algorithms.ring import part
+from hvdlite.algorithms.ring import borders
 from hvdlite.arrays import Array, is_float
 from hvdlite.compression import Compressor, Piece
 from hvdlite.compression.auto import Auto
@@ -100,7 +100,7 @@ class Stores:
 
     Attributes:
         how: The compressor; None without one.
-        scale: Returns the loss scale of the gradients under way.
+        scale: The loss scale of the gradients under way.
         known: The stores, by the lists that they are for.
         seen: The variables in the order of their numbers, held weakly.
         numbers: The variables' numbers, by id().
@@ -108,7 +108,7 @@ class Stores:
 
     def __init__(self, how: Compressor | None) -> None:
         self.how = how
-        self.scale: Callable[[], float] = lambda: 1.0
+        self.scale = 1.0
         self.known: dict[Hashable, Store] = {}
         self.seen: list[ref[object]] = []
         self.numbers: dict[int, int] = {}
@@ -116,7 +116,7 @@ class Stores:
     def get(self, key: Hashable) -> Store | None:
         """Find or make a store; None without a lossy compressor."""
         if self.how is not None and key not in self.known:
-            self.known[key] = Store(self.how, lambda: self.scale())
+            self.known[key] = Store(self.how, lambda: self.scale)
         return self.known.get(key)
 
     def load(self, state: Saved) -> None:
@@ -149,13 +149,9 @@ class Stores:
             self.seen.append(ref(own))
         return number
 
-    def note_scale(self, scale: Callable[[], float]) -> None:
-        """Have gradients scaled by this from now on."""
-        self.scale = scale
-
     def hold_scale(self, scale: float) -> None:
         """Have gradients scaled by this number from now on."""
-        self.scale = lambda: scale
+        self.scale = scale
 
 
 class AnyPart(Protocol):
@@ -286,11 +282,11 @@ class LossyBucket:
 
     def borders_of(self, buffer: Array, drivers: int) -> list[int]:
         """The borders of the drivers' parts; between parameters only, if the compressor needs whole ones."""
-        starts = [part(buffer, drivers, driver)[0] for driver in range(drivers)]
+        *starts, end = borders(buffer, drivers)
         if self.rounds.store.compressor.whole:
             edges = [self.rounds.plan.slots[index].offset for index in self.planned.members]
             starts = [min(edges, key=lambda edge: abs(edge - start)) for start in starts]
-        return [*starts, buffer.size]
+        return [*starts, end]
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """The parameters in a part of the bucket."""

@@ -48,8 +48,8 @@ class WireTrial(LossyRounds):
         narrow: Whether the round under way travels in bfloat16.
     """
 
-    def start(self) -> None:
-        """Begin the trial."""
+    def __init__(self, store: Store, plan: BucketPlan, within_host: bool) -> None:
+        super().__init__(store, plan, within_host)
         self.rounds = 0
         self.seconds: dict[bool, list[float]] = {True: [], False: []}
         self.narrow = False
@@ -58,7 +58,6 @@ class WireTrial(LossyRounds):
         """Find the drivers. Nothing is kept from round to round."""
         self.place(at, arenas)
         self.store.load(None)
-        self.start()
 
     def part(self, column: Column, section: Section) -> Wire:
         """The all-reduce of a driver's part, for many rounds."""
