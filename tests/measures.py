@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"hvdlite": ROOT, "hvdlite_launcher": ROOT / "launcher"}
 ROOMS = (
     "errors", "config", "system", "arrays", "gpu_streams", "transports", "memory", "algorithms", "compression", "lanes", "observers",
-    "job", "ops", "gradients", "sharding", "checkpoints", "api", "elastic", "numpy",
+    "job", "ops", "gradients", "sharding", "checkpoints", "strategies", "api", "elastic", "numpy",
     "common", "torch", "tensorflow_graph", "keras", "tensorflow", "", "runner", "check", "task", "cuda_trial", "bench",
 )  # fmt: skip
 """A room may import only rooms before it. "" is the package itself."""
