@@ -24,6 +24,7 @@ from enum import Enum
 
 from hvdlite.arrays import Array
 from hvdlite.job.groups import Group
+from hvdlite.job.process_sets import ProcessSet, global_process_set
 
 
 class Reach(Enum):
@@ -43,12 +44,14 @@ class Site:
         name: Names the strategy's operations; equal on all ranks, and different for each optimizer.
         title: The optimizer in messages.
         names: The parameters' names, in the order of the arrays that `Running` gets.
+        process_set: The same ranks, as the user named them.
     """
 
     group: Group
     name: str
     title: str
     names: Sequence[str]
+    process_set: ProcessSet = global_process_set
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,11 @@ class Running:
     def moved(self) -> None:
         """Weights were changed from outside, on all ranks to the same values: forget what depends on the old ones."""
 
-    def start_over(self) -> None:
-        """All ranks have joined, perhaps after different numbers of updates: count from 0 again on all ranks."""
+    def start_over(self, step: int) -> None:
+        """All ranks have joined, perhaps after different numbers of updates: go on as if all had done `step` of them.
+
+        Weights may differ between ranks now. The user broadcasts them before the next update.
+        """
 
     def state(self) -> dict[str, Array]:
         """What a checkpoint must contain, as arrays on the host."""
