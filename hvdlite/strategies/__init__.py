@@ -7,7 +7,7 @@ A strategy is one file here. It consists of a `Strategy`, the user's immutable s
 for one attached optimizer. Both know arrays only. An adapter calls the `Running` around each update of its optimizer:
 
     update_begins()     every update; cheap. Returns whether before_update must follow
-    before_update       may change gradients in place
+    before_update       may change weights in place
     (the optimizer changes the weights)
     update_ends()       every update; cheap. Returns whether after_update must follow
     after_update        may change weights in place
@@ -79,12 +79,17 @@ class Running:
     (NumPy) or on a GPU (CuPy). They may be other objects in each call. A parameter without a gradient has None.
     """
 
+    @property
+    def sent_bytes(self) -> float:
+        """The bytes of weights that this rank has sent to other hosts so far."""
+        return 0.0
+
     def update_begins(self) -> bool:
         """An update begins. Returns whether the caller must call `before_update`."""
         return False
 
     def before_update(self, weights: Sequence[Array], gradients: Sequence[Array | None]) -> None:
-        """See the weights before an update, and perhaps change weights and gradients in place."""
+        """See weights and gradients before an update, and perhaps change weights in place."""
 
     def update_ends(self) -> bool:
         """An update has ended, even if it moved nothing. Returns whether the caller must call `after_update`."""

@@ -137,6 +137,11 @@ class StrategyAttachment:
         """Whether weights may differ between ranks."""
         return not self.equal
 
+    @property
+    def sent_per_step(self) -> float:
+        """The bytes of weights that this rank sends to other hosts, as a mean over all steps."""
+        return self.running.sent_bytes / max(self.number, 1)
+
     # Steps
 
     def begin(self) -> None:
