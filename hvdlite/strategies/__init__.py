@@ -67,6 +67,11 @@ class Strategy:
         return Reach.NONE
 
     @property
+    def joins(self) -> bool:
+        """Whether other ranks can go on after a rank has called `join()`."""
+        return True
+
+    @property
     def wants_state(self) -> bool:
         """Whether `after_update` needs the optimizer's state."""
         return False
@@ -113,6 +118,9 @@ class Running:
 
     def moved(self) -> None:
         """Weights were changed from outside, on all ranks to the same values: forget what depends on the old ones."""
+
+    def give_up(self) -> None:
+        """This rank is about to join: other ranks must not wait for its next update. Waits for nobody."""
 
     def start_over(self, step: int) -> None:
         """All ranks have joined, perhaps after different numbers of updates: go on as if all had done `step` of them.
