@@ -19,7 +19,7 @@ from hvdlite.lanes.calls import UNNAMED, calling
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Facts, Signature
 from hvdlite.lanes.workplace import Workplace
-from hvdlite.ops.neighbors import Combining, Part
+from hvdlite.ops.neighbors import Combining, Part, overwrite
 from hvdlite.strategies.topology import ExponentialTwoGraph, Topology
 
 Weights: TypeAlias = Mapping[int, float]
@@ -292,10 +292,17 @@ def hierarchical_neighbor_allreduce(
             found = found.astype(accumulator(dtype))
         if enable_topo_check:
             require_matching(everyone, parts[1])
+        failed: MismatchError | None = None
         for step, part in enumerate(parts):
-            combining = Combining(everyone, part, [found])
-            combining.start(title, f"{UNNAMED}{number}.{step}", facts, waits=True)
-            found = combining.wait()[0]
+            combining, so_far = Combining(everyone, part, [found]), (("error so far", str(failed)),)
+            combining.start(title, f"{UNNAMED}{number}.{step}", (*facts, *so_far), waits=failed is None)
+            if failed is None:
+                try:
+                    found = combining.wait()[0]
+                except MismatchError as error:  # go on without waiting: other ranks count on the next steps, and get it
+                    failed = error
+        if failed is not None:
+            raise failed
     return beside(array, found.astype(dtype))
 
 
@@ -309,8 +316,10 @@ def beside(value: object, found: Array) -> Array:
     """Return a result where the value lies: on the host, or on a GPU."""
     if not hasattr(value, "__cuda_array_interface__"):
         return found
-    moved: Array = module_of(cast(Array, value)).asarray(found)
-    return moved
+    like = cast(Array, value)
+    result: Array = module_of(like).empty(found.shape, found.dtype)
+    overwrite(result, found)
+    return result
 
 
 def host_of(count: int, mine: int, host: int) -> int:

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from hvdlite.arrays import Array, DType, accumulator, as_bytes, dtype_name, is_float, is_host
-from hvdlite.arrays import module as module_of
-from hvdlite.gpu_streams import on_host
+from hvdlite.gpu_streams import mark, on_host
 from hvdlite.job.groups import Group
 from hvdlite.lanes.request import Handle, Request
 from hvdlite.lanes.signature import Facts, Signature
@@ -171,5 +170,10 @@ class Combining:
 
 
 def overwrite(array: Array, values: Array) -> None:
-    """Copy values from the host into an array, which may lie on a GPU."""
-    array[...] = values if is_host(array) else module_of(array).asarray(values)
+    """Copy values from the host into an array. On a GPU it is contiguous, and issued work that reads it ends first."""
+    if is_host(array):
+        array[...] = values
+    else:
+        mark(array).wait()
+        on_gpu: Any = as_bytes(array)  # CuPy has no bfloat16
+        on_gpu.set(as_bytes(values))

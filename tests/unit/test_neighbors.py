@@ -34,6 +34,8 @@ from hvdlite.strategies.topology import (
     require_doubly_stochastic,
 )
 from hvdlite.transports.threads import ThreadTransport, run_ranks
+from tests.pretend import cupy
+from tests.pretend.lanes import stand_in  # noqa: F401
 
 BUILDERS: tuple[Callable[[int], Topology], ...] = (
     ExponentialGraph, ExponentialTwoGraph, FullyConnectedGraph, MeshGrid2DGraph, RingGraph, StarGraph,
@@ -381,6 +383,24 @@ def test_d_psgd_exchanges_while_ranks_compute() -> None:
         running.before_update(weights, [None])
         assert weights[0].tolist() == [0.5]
         ready.set()
+
+    on_groups(2, rank_main)
+
+
+@pytest.mark.parametrize("mode", ["combine-then-adapt", "adapt-then-combine"])
+def test_weights_on_a_gpu(mode: str, stand_in: None) -> None:  # noqa: F811
+    """The exchange waits for the work that computes weights, and later work sees the result."""
+
+    def rank_main(group: Group) -> None:
+        running = Neighbors(RingGraph, mode=mode).start(Site(group, "optimizer.1", "SGD", ["a", "b"]))
+        for dtype in ("float32", bfloat16):
+            weights: list[Any] = [cupy.zeros((2, 2), dtype), cupy.zeros(3, dtype)]
+            for step in range(4):
+                for w in weights:
+                    w[...] = np.full(w.shape, group.rank + step)
+                running.after_update(weights, {})
+                running.before_update(weights, [None, None])
+                assert all((w.get().astype(float) == step + 0.5).all() for w in weights)
 
     on_groups(2, rank_main)
 
