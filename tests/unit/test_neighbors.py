@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hvdlite import gpu_streams
 from hvdlite.algorithms import Place
 from hvdlite.arrays import bfloat16
-from hvdlite.errors import MismatchError, ShutdownError
+from hvdlite.errors import HvdliteError, MismatchError, ShutdownError
 from hvdlite.job.groups import Group, leave
 from hvdlite.lanes.calls import calling
 from hvdlite.lanes.lane import Lane
-from hvdlite.ops.neighbors import Combining, Part
+from hvdlite.ops.neighbors import Combining, Part, overwrite
 from hvdlite.strategies import Site
 from hvdlite.strategies.neighbors import Neighbors
 from hvdlite.strategies.topology import (
@@ -46,6 +47,8 @@ BUILDERS: tuple[Callable[[int], Topology], ...] = (
 def on_groups(size: int, function: Callable[[Group], Any], stay: bool = False) -> list[Any]:
     """Run function(group) on `size` ranks at once. Then all ranks leave, unless the function does (stay)."""
 
+    everyone: list[Group] = []
+
     def rank_main(transport: ThreadTransport) -> Any:
         groups: list[Group] = []
 
@@ -53,7 +56,13 @@ def on_groups(size: int, function: Callable[[Group], Any], stay: bool = False) -
             return [lane for group in groups for lane in (*group.lanes, *group.post.lanes.values())]
 
         groups.append(Group(tuple(range(size)), transport.duplicate(), Place(size, False), (), family))
-        result = function(groups[0])
+        everyone.append(groups[0])
+        try:
+            result = function(groups[0])
+        except BaseException as error:  # no other rank may wait for this one
+            for group in everyone:
+                group.eager.break_off(HvdliteError(f"rank {transport.rank} has failed: {error!r}"))
+            raise
         if not stay:
             leave(groups)
         return result
@@ -403,6 +412,19 @@ def test_weights_on_a_gpu(mode: str, stand_in: None) -> None:  # noqa: F811
                 assert all((w.get().astype(float) == step + 0.5).all() for w in weights)
 
     on_groups(2, rank_main)
+
+
+def test_work_on_another_stream_still_reads_the_old_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch may train on a stream of its own."""
+    other, weights = cupy.Stream(), cupy.zeros(3)
+    cupy.get_current_stream().synchronize()
+    monkeypatch.setattr(gpu_streams, "FOLLOWED", [lambda number: other.ptr])
+    with other:
+        copy = weights.copy()
+    overwrite(weights, np.full(3, 2.0))
+    with other:
+        assert copy.get().tolist() == [0.0] * 3
+    assert weights.get().tolist() == [2.0] * 3
 
 
 def test_moved_weights_are_exchanged_anew() -> None:
