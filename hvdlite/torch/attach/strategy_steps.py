@@ -229,8 +229,8 @@ class StrategyAttachment:
         """This rank is about to join. Raises RuntimeError if other ranks could not go on."""
         if not self.asked.strategy.joins:
             raise RuntimeError(
-                f"hvd.join() is not possible with strategy={self.asked.strategy!r}: other ranks would wait for this one "
-                "for ever. Give all ranks equally many batches"
+                f"hvd.join() is not possible with strategy={self.asked.strategy!r}: other ranks would wait for this "
+                "one for ever. Give all ranks equally many batches"
             )
         self.running.give_up()
 
