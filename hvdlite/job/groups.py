@@ -27,7 +27,7 @@ from hvdlite.lanes.matching import said_by
 from hvdlite.lanes.observer import Observer
 from hvdlite.lanes.pair_lanes import Post
 from hvdlite.lanes.request import Request, T
-from hvdlite.lanes.signature import Signature, digest
+from hvdlite.lanes.signature import Facts, Signature, digest
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.transports import Communicator
 
@@ -144,12 +144,13 @@ class Group:
         weakref.finalize(user, self.free.add, number).atexit = False
         return self.lanes[number]
 
-    def new_mailbox(self, title: str, reader: Reader) -> Mailbox:
+    def new_mailbox(self, title: str, reader: Reader, facts: Facts = ()) -> Mailbox:
         """A mailbox over all members for one object. Collective: a request on the eager lane makes it.
 
         Args:
             title: The object's name in messages, equal on all members.
             reader: Gets each letter, in the mailbox's thread.
+            facts: What all members must agree on.
         """
 
         def work(at: Workplace) -> Mailbox:
@@ -157,7 +158,7 @@ class Group:
 
         key = f"{title} ({self.serial('mailbox')})"
         with calling(title):
-            mailbox = self.eager.run(Request(Signature("new mailbox", key), work))
+            mailbox = self.eager.run(Request(Signature("new mailbox", key, facts), work))
         self.mailboxes.append(mailbox)
         return mailbox
 

@@ -16,12 +16,17 @@ one state:
   (earliest deadline first), so that the bound holds strictly and never blocks all workers.
 - Neither: updates are added, and answered, at once.
 
+With `age` and in synchronous training the first owner decides, and sends the others the order in which to add
+updates. Otherwise owners that get letters in different orders could hold each other's workers for ever: worker A,
+answered by the first owner, waits for the second, which waits for B, which waits for the first, which waits for A.
+
 An era begins when all ranks have the same values: at the beginning, and after `settle`, `join` or a change of the
 weights from outside. Then all workers count from 0. The first letter of an era that reaches an owner begins it there.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -33,8 +38,10 @@ from hvdlite.arrays import Array
 from hvdlite.errors import MismatchError
 from hvdlite.lanes.mailbox import FIRST_KIND, LEAVE, NOTHING, Letter
 
-UPDATE, FIRST_UPDATE, PARK, ANSWER = range(FIRST_KIND, FIRST_KIND + 4)
-"""Kinds of letters. UPDATE: a worker's delta. FIRST_UPDATE: also the values before it. PARK: the worker pauses."""
+UPDATE, FIRST_UPDATE, PARK, ORDER, ANSWER = range(FIRST_KIND, FIRST_KIND + 5)
+"""Kinds of letters. UPDATE: a worker's delta. FIRST_UPDATE: also the values before it. PARK: the worker pauses. ORDER:
+the ranks whose updates other owners must add next.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,11 @@ class Terms:
     def together(self) -> bool:
         """Whether training is synchronous."""
         return self.clock == 0 or self.age == 0
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the first owner decides in which order all owners add updates."""
+        return self.together or self.age is not None
 
 
 class Phase(Enum):
@@ -131,26 +143,33 @@ class Owner:
         base: The era in which `values` were last given from outside.
         origin: A digest of the values that were given then.
         plan: The digest of the parameters' layout; None before the first letter.
+        followers: The owners that this one sends orders.
+        orders: The orders that have come and are not done; None if this owner gets none.
     """
 
-    def __init__(self, terms: Terms, workers: Sequence[int]) -> None:
+    def __init__(self, terms: Terms, workers: Sequence[int], owners: Sequence[int] = (0,), rank: int = 0) -> None:
         self.terms = terms
         self.workers = {rank: Worker(rank) for rank in workers}
         self.values: Array = NOTHING
         self.version, self.era, self.base = 0, 0, 0
         self.origin = b""
         self.plan: int | None = None
+        leads = rank == owners[0]
+        self.followers = owners[1:] if terms.ordered and leads else ()
+        self.orders = deque[Letter]() if terms.ordered and not leads else None
 
     def take(self, letter: Letter) -> list[tuple[int, Letter]]:
-        """Read a letter. Returns answers that may be sent now, and the ranks that get them.
+        """Read a letter. Returns letters that may be sent now, and the ranks that get them.
 
         Raises:
             MismatchError: The workers have different parameters, or different values when an era begins.
         """
         worker = self.workers.get(letter.source)
-        if worker is None:  # a server has left
-            return []
-        if letter.kind == LEAVE:
+        if letter.kind == ORDER and self.orders is not None:
+            self.orders.append(letter)
+        elif worker is None:
+            return []  # a server has left
+        elif letter.kind == LEAVE:
             worker.leave()
         elif letter.kind == PARK:
             if letter.era >= self.era:  # else the worker has come back since
@@ -158,7 +177,7 @@ class Owner:
                 worker.park()
         else:
             self.take_update(worker, letter)
-        return self.release()
+        return self.release() if self.orders is None else self.follow(self.orders)
 
     def take_update(self, worker: Worker, letter: Letter) -> None:
         """Keep an update until it may be added."""
@@ -216,15 +235,34 @@ class Owner:
     # Adding and answering
 
     def release(self) -> list[tuple[int, Letter]]:
-        """Add the updates that may be added now, and answer the workers that may go on, all with the same values."""
+        """Add the updates that may be added now, and answer the workers that may go on."""
+        added = []
         while (worker := self.next_update()) is not None:
             self.add(worker)
-        ready = [worker for worker in self.among(Phase.WAITING) if self.may_go_on(worker)]
-        if not ready:
-            return []
-        snapshot = self.values.copy()
+            added.append(worker.rank)
+        letters = self.answer([worker for worker in self.among(Phase.WAITING) if self.may_go_on(worker)])
+        order = Letter(ORDER, era=self.era, body=np.array(added, np.int64))
+        return letters + [(owner, order) for owner in self.followers if added]
+
+    def follow(self, orders: deque[Letter]) -> list[tuple[int, Letter]]:
+        """Do the first owner's orders, as far as the updates have come."""
+        letters = self.answer(self.among(Phase.WAITING))  # void updates
+        while orders and orders[0].era <= self.era:
+            if orders[0].era == self.era:
+                workers = [self.workers[rank] for rank in orders[0].body.view(np.int64).tolist()]
+                if any(worker.phase is not Phase.HELD for worker in workers):
+                    break
+                for worker in workers:
+                    self.add(worker)
+                letters += self.answer(workers)
+            orders.popleft()
+        return letters
+
+    def answer(self, workers: Sequence[Worker]) -> list[tuple[int, Letter]]:
+        """Answer these workers, all with the same values."""
+        snapshot = self.values.copy() if workers else NOTHING
         answers = []
-        for worker in ready:
+        for worker in workers:
             answer = Letter(ANSWER, era=self.era, clock=worker.clock, note=worker.staleness, body=snapshot)
             worker.answered(self.version, snapshot if self.terms.compensation else NOTHING)
             answers.append((worker.rank, answer))

@@ -34,7 +34,7 @@ from hvdlite.lanes.signature import Signature
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.strategies import Running, Site, Strategy
 from hvdlite.strategies.layout import Layout, layout
-from hvdlite.strategies.owner import ANSWER, FIRST_UPDATE, PARK, UPDATE, Owner, Terms
+from hvdlite.strategies.owner import ANSWER, FIRST_UPDATE, ORDER, PARK, UPDATE, Owner, Terms
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ class Member(Running):
         self.terms, self.site = strategy.terms, site
         self.workers = range(group.size - strategy.servers)
         self.owners = range(len(self.workers), group.size) if strategy.servers else self.workers
-        self.owner = Owner(self.terms, self.workers) if group.rank in self.owners else None
+        mine = group.rank in self.owners
+        self.owner = Owner(self.terms, self.workers, self.owners, group.rank) if mine else None
         self.lock = threading.Lock()
         self.layout: Layout | None = None
         self.era, self.base, self.settled = 1, 1, 0
@@ -123,7 +124,7 @@ class Member(Running):
 
     def receive(self, mailbox: Mailbox, letter: Letter) -> None:
         """Read a letter. Called in the mailbox's thread."""
-        if self.owner is not None and letter.kind in (UPDATE, FIRST_UPDATE, PARK, LEAVE):
+        if self.owner is not None and letter.kind in (UPDATE, FIRST_UPDATE, PARK, ORDER, LEAVE):
             with self.lock:
                 answers = self.owner.take(letter)
             for rank, answer in answers:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hvdlite.arrays import bfloat16
 from hvdlite.errors import HvdliteError, ShutdownError
 from hvdlite.job.groups import Group
 from hvdlite.lanes.mailbox import Letter
 from hvdlite.strategies import Site
-from hvdlite.strategies.owner import FIRST_UPDATE, UPDATE, Owner, Terms
+from hvdlite.strategies.owner import ANSWER, FIRST_UPDATE, PARK, UPDATE, Owner, Terms
 from hvdlite.strategies.staleness import BoundedStaleness, Server
 from tests.unit.test_mailbox import mailbox_threads, on_groups
 
@@ -59,7 +60,7 @@ def update(
 def gradients_of(weights: Sequence[np.ndarray], rank: int, step: int) -> list[np.ndarray]:
     """A rank's gradients: linear in the weights, and different for each rank and step."""
     noise = np.random.default_rng(1000 * rank + step)
-    return [(w * (1 + 0.1 * rank) - noise.standard_normal(w.shape)).astype(w.dtype) for w in weights]
+    return [np.asarray(w * (1 + 0.1 * rank) - noise.standard_normal(w.shape), w.dtype) for w in weights]
 
 
 # Synchronous training
@@ -123,7 +124,7 @@ class Count:
 @pytest.mark.parametrize(("size", "clock"), [(2, 1), (3, 1), (4, 2), (4, 8)])
 def test_no_rank_runs_ahead_of_the_slowest(size: int, clock: int) -> None:
     """An independent record: before each update the numbers of updates that all ranks have begun and ended."""
-    record, lock, steps = [0] * size, threading.Lock(), 400
+    record, lock, steps = [0] * size, threading.Lock(), 800
 
     def rank_main(group: Group) -> int:
         model, delays, most = Count(group, BoundedStaleness(clock=clock), size, size), random.Random(group.rank), 0
@@ -185,6 +186,41 @@ def test_ten_thousand_updates_within_the_bound(terms: Terms) -> None:
     assert len(order) > 9_900
 
 
+@pytest.mark.parametrize("terms", [Terms(0, None), Terms(2, None), Terms(None, 0), Terms(None, 1), Terms(None, 3)])
+@pytest.mark.parametrize("seed", range(8))
+def test_owners_that_get_letters_in_different_orders_do_not_block(terms: Terms, seed: int) -> None:
+    """Three owners and four workers, which pause now and then. Letters overtake those of other senders."""
+    p, chance, owners = 4, random.Random(seed), [Owner(terms, range(4), range(3), rank) for rank in range(3)]
+    under_way: dict[tuple[int, int], list[Letter]] = {}  # by sender and receiver
+    missing = {rank: set[int]() for rank in range(p)}  # owners that have not answered
+    clocks, parked = [0] * p, set[int]()
+    for _ in range(3000):
+        free = [rank for rank in range(p) if not missing[rank]]
+        busy = [way for way, letters in under_way.items() if letters]
+        assert free or busy, "all workers wait, and no letter is under way"
+        if busy and (not free or chance.random() < 0.8):
+            way = chance.choice(busy)
+            letter = under_way[way].pop(0)
+            for dest, answer in owners[way[1]].take(letter):
+                if answer.kind == ANSWER:
+                    missing[dest].remove(way[1])
+                else:
+                    under_way.setdefault((way[1], dest), []).append(answer._replace(source=way[1]))
+            continue
+        rank = chance.choice(free)
+        clocks[rank] += 1
+        if rank not in parked and chance.random() < 0.1:
+            parked.add(rank)
+            letter = Letter(PARK, era=1, source=rank)
+        else:
+            parked.discard(rank)
+            missing[rank] = {0, 1, 2}
+            letter = Letter(FIRST_UPDATE, 1, 1, clocks[rank], 1, 8, np.zeros(2), rank)
+        for owner in range(3):
+            under_way.setdefault((rank, owner), []).append(letter)
+    assert min(clocks) > 20
+
+
 def test_age_lets_ranks_run_at_their_own_speeds_and_clock_does_not() -> None:
     """One of four ranks is 4 times slower."""
     times = [0.01, 0.01, 0.01, 0.04]
@@ -208,6 +244,88 @@ def test_age_lets_ranks_run_at_their_own_speeds_and_clock_does_not() -> None:
     quick = {name: speed(s) for name, s in (("age", BoundedStaleness(age=4)), ("none", BoundedStaleness(None)))}
     slow = speed(BoundedStaleness(clock=4))
     assert quick["age"] > 0.7 and quick["none"] > 0.7 and slow < 0.6, (quick, slow)
+
+
+# What is added
+
+
+def send(owner: Owner, rank: int, clock: int, *parts: float, base: float | None = None) -> float:
+    """Send an update of a slice of one element. Returns the value in the answer to this rank."""
+    numbers = np.array(parts if base is None else (*parts, base))
+    letter = Letter(UPDATE if base is None else FIRST_UPDATE, 1, 1, clock, 1, 8, numbers, rank)
+    return dict(owner.take(letter))[rank].body.view(np.float64).item()
+
+
+def test_delay_compensation() -> None:
+    """As DC-ASGD's server: w -= rate (g + lambda g g (w - w')), with deltas of -rate g."""
+    owner, rate, factor = Owner(Terms(None, None, compensation=0.3), range(2)), 0.1, 0.3
+    first = send(owner, 0, 1, -rate * 2.0, 2.0, base=5.0)
+    assert first == pytest.approx(5.0 - rate * 2.0)  # nobody else has changed anything
+    late = send(owner, 1, 1, -rate * 3.0, 3.0, base=5.0)
+    assert late == pytest.approx(first - rate * (3.0 + factor * 9.0 * (first - 5.0)))
+    again = send(owner, 0, 2, -rate * 1.5, 1.5)
+    assert again == pytest.approx(late - rate * (1.5 + factor * 1.5**2 * (late - first)))
+
+
+def test_scaling_by_staleness() -> None:
+    owner = Owner(Terms(None, None, scaled=True), range(2))
+    assert send(owner, 0, 1, 1.0, base=0.0) == 1.0
+    for clock in range(2, 6):
+        assert send(owner, 0, clock, 1.0) == clock
+    assert send(owner, 1, 1, 1.0, base=0.0) == 5 + 1 / 3  # 5 updates of 2 ranks: 2 steps
+    assert owner.workers[1].staleness == 2
+
+
+@pytest.mark.parametrize("strategy", [{"delay_compensation": 0.5}, {"scale_by_staleness": True}])
+def test_synchronous_updates_are_not_stale(strategy: dict[str, Any]) -> None:
+    def rank_main(group: Group) -> None:
+        model = Model(group, BoundedStaleness(0, **strategy))
+        plain = Model(group, BoundedStaleness(0))
+        for step in range(5):
+            model.step(gradients_of(model.weights, group.rank, step))
+            plain.step(gradients_of(plain.weights, group.rank, step))
+        assert [w.tobytes() for w in model.weights] == [w.tobytes() for w in plain.weights]
+
+    on_groups(3, rank_main)
+
+
+def test_delay_compensation_trains() -> None:
+    """The gradients travel, for several owners and parameters."""
+
+    def rank_main(group: Group) -> float:
+        model = Model(group, BoundedStaleness(clock=2, delay_compensation=0.1))
+        for _ in range(200):
+            model.step([np.asarray(weight * 0.5) for weight in model.weights], 0.01)
+        model.running.settle(model.weights)
+        return max(float(np.abs(weight).max()) for weight in model.weights)
+
+    assert max(on_groups(3, rank_main)) < 0.05
+
+
+def test_half_precision_is_added_in_single() -> None:
+    """A quarter of the smallest change of 1.0 in bfloat16, from each of four ranks, makes a whole one."""
+
+    def rank_main(group: Group) -> None:
+        weights = [np.ones(9, bfloat16), np.ones(3, np.float32)]
+        running = BoundedStaleness(None).start(Site(group, "opt", "opt", ["a", "b"]))
+        running.before_update(weights, [None, None])
+        for weight in weights:
+            weight[...] = 1 + 2**-7
+        running.after_update(weights, {})
+        running.settle(weights)
+        assert weights[0].dtype == bfloat16 and (weights[0].astype(np.float32) == 1 + 2**-7).all()
+        assert weights[1].dtype == np.float32 and (weights[1] == 1 + 2**-7).all()
+
+    on_groups(4, rank_main)
+
+
+def test_integers_are_refused() -> None:
+    def rank_main(group: Group) -> None:
+        running = BoundedStaleness(None).start(Site(group, "opt", "opt", ["steps"]))
+        with pytest.raises(TypeError, match="steps is int64"):
+            running.before_update([np.ones(3, np.int64)], [None])
+
+    on_groups(1, rank_main)
 
 
 # Ends, and changes from outside

@@ -13,6 +13,7 @@ import hvdlite as hvd
 from hvdlite.job import runtime
 from hvdlite.strategies import Running, Site
 from hvdlite.strategies.staleness import BoundedStaleness, Server, Worker, staleness
+from hvdlite.strategies.work_queue import WorkQueue
 from tests.parallel.common import require_error, require_same_bits, restart
 
 SIZES = (1, 2, 3, 4)
@@ -85,6 +86,22 @@ def check_a_rank_that_ends_early_goes_on_serving() -> None:
     hvd.barrier()
     running.settle(weights)
     np.testing.assert_allclose(weights[0], (1 + 40 * (hvd.size() - 1)) / hvd.size())
+    running.close()
+
+
+def check_work_queue() -> None:
+    """Each index once, in several epochs; rank 0, which deals, is slow."""
+    queue = WorkQueue(101, batch_size=2, seed=3)
+    assert len(queue) == 51
+    for _ in range(3):
+        mine = []
+        for indices in queue:
+            mine += indices
+            time.sleep(0.002 if hvd.rank() else 0.01)
+        everyone = hvd.allgather_object(mine)
+        assert sorted(index for theirs in everyone for index in theirs) == list(range(101))
+    queue.close()
+    assert mailbox_threads() == 0
 
 
 def check_the_job_ends_with_strategies_at_work() -> None:
