@@ -35,6 +35,7 @@ from hvdlite.lanes.workplace import Workplace
 from hvdlite.strategies import Running, Site, Strategy
 from hvdlite.strategies.layout import Layout, layout
 from hvdlite.strategies.owner import ANSWER, FIRST_UPDATE, ORDER, PARK, UPDATE, Owner, Terms
+from hvdlite.strategies.traffic import abroad
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,8 @@ class Member(Running):
         self.era += 1
         self.base = self.era
 
-    def start_over(self) -> None:
-        """All ranks have joined: count from 0 again. Call `settle` next: the ranks' weights differ."""
+    def start_over(self, step: int) -> None:
+        """All ranks have joined: count from 0 again. The caller settles next."""
         self.era += 1
 
     def close(self) -> None:
@@ -202,15 +203,20 @@ class Worker(Member):
         pushed: The base of the values that the owners know; see `Member`.
         answers: The owners' answers to the last update.
         counts: The number of this rank's updates for each staleness.
+        sent: The bytes of updates that this rank has sent to owners on other hosts.
     """
 
     def __init__(self, strategy: BoundedStaleness, site: Site) -> None:
         self.before: Array = NOTHING
         self.gradient: Array = NOTHING
-        self.clock, self.pushed = 0, 0
+        self.clock, self.pushed, self.sent = 0, 0, 0
         self.answers: dict[int, Letter] = {}
         self.counts = Counter[int]()
         super().__init__(strategy, site)
+
+    @property
+    def sent_bytes(self) -> float:
+        return self.sent
 
     def receive(self, mailbox: Mailbox, letter: Letter) -> None:
         """Read a letter. Called in the mailbox's thread."""
@@ -260,6 +266,7 @@ class Worker(Member):
             self.mailbox.post(
                 owner, Letter(kind, places.plan, self.era, self.clock, self.base, places.dtype.itemsize, body)
             )
+            self.sent += body.nbytes * len(abroad(self.site.group, [owner]))
         self.mailbox.wait(self.answered, f"update {self.clock} of {self.site.title}", self.awaited)
         answers = [self.answers[owner] for owner in self.owners]
         places.overwrite(weights, np.concatenate([answer.body.view(places.dtype) for answer in answers]))
@@ -280,10 +287,14 @@ class Worker(Member):
         missing = [owner for owner in self.owners if owner not in self.answers]
         return slowest if slowest is not None else missing[0] if missing else self.site.group.rank
 
+    def give_up(self) -> None:
+        """As `park`: this rank is about to join."""
+        self.park()
+
     def park(self) -> None:
         """Let the others go on without this rank until its next update. Waits for nobody.
 
-        Call it before `hvd.join()`, and wherever this rank waits for others outside of its updates.
+        Called wherever this rank waits for others outside of its updates.
         """
         self.post_park(0)
 
@@ -310,9 +321,9 @@ class Worker(Member):
         super().moved()
         self.clock = 0
 
-    def start_over(self) -> None:
+    def start_over(self, step: int) -> None:
         """As `Member.start_over`."""
-        super().start_over()
+        super().start_over(step)
         self.clock = 0
 
 

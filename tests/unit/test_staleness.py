@@ -413,7 +413,7 @@ def test_after_join_all_count_from_zero() -> None:
             model.step()
         model.running.park()
         group.transport.barrier()  # as hvd.join()
-        model.running.start_over()
+        model.running.start_over(0)
         model.running.settle(model.weights)
         assert (model.seen == [3, 7, 11]).all()
         model.step()
