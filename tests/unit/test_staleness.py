@@ -223,7 +223,7 @@ def test_owners_that_get_letters_in_different_orders_do_not_block(terms: Terms, 
 
 def test_age_lets_ranks_run_at_their_own_speeds_and_clock_does_not() -> None:
     """One of four ranks is 4 times slower."""
-    times = [0.01, 0.01, 0.01, 0.04]
+    times = [0.04, 0.04, 0.04, 0.16]  # of which the owners' work, with four ranks in one process, is a small part
 
     def speed(strategy: BoundedStaleness) -> float:
         """Updates per second of all ranks, over the sum of their own speeds."""
@@ -231,7 +231,7 @@ def test_age_lets_ranks_run_at_their_own_speeds_and_clock_does_not() -> None:
         def rank_main(group: Group) -> int:
             model, number = Count(group, strategy, 4, 4), 0
             model.step()
-            until = time.monotonic() + 1.5
+            until = time.monotonic() + 2.5
             while time.monotonic() < until:
                 time.sleep(times[group.rank])
                 model.step()
@@ -239,11 +239,11 @@ def test_age_lets_ranks_run_at_their_own_speeds_and_clock_does_not() -> None:
             model.running.park()
             return number
 
-        return sum(on_groups(4, rank_main)) / 1.5 / sum(1 / each for each in times)
+        return sum(on_groups(4, rank_main)) / 2.5 / sum(1 / each for each in times)
 
     quick = {name: speed(s) for name, s in (("age", BoundedStaleness(age=4)), ("none", BoundedStaleness(None)))}
     slow = speed(BoundedStaleness(clock=4))
-    assert quick["age"] > 0.7 and quick["none"] > 0.7 and slow < 0.6, (quick, slow)
+    assert quick["age"] > 0.8 and quick["none"] > 0.8 and slow < 0.6, (quick, slow)
 
 
 # What is added
