@@ -198,6 +198,8 @@ class Worker(Member):
 
     Attributes:
         clock: The number of updates in this era.
+        given: The weights as the last answers, or `settle`, left them; empty before.
+        told: The largest era of the last answers.
         before: The weights before the update under way; empty between updates.
         gradient: The gradients of the update under way, if delay is compensated.
         pushed: The base of the values that the owners know; see `Member`.
@@ -207,6 +209,8 @@ class Worker(Member):
     """
 
     def __init__(self, strategy: BoundedStaleness, site: Site) -> None:
+        self.given: Array = NOTHING
+        self.told = 1
         self.before: Array = NOTHING
         self.gradient: Array = NOTHING
         self.clock, self.pushed, self.sent = 0, 0, 0
@@ -230,9 +234,20 @@ class Worker(Member):
         return True
 
     def before_update(self, weights: Sequence[Array], gradients: Sequence[Array | None]) -> None:
-        """Note the weights, and gradients if delay is compensated. Changes nothing."""
+        """Note the weights, and gradients if delay is compensated. Changes nothing.
+
+        Raises:
+            HvdliteError: Another rank's weights were changed between its updates, and this rank's were not.
+        """
         places = self.layout_of(weights)
         self.before = places.flatten(weights)
+        if self.given.size and self.before.tobytes() != self.given.tobytes():
+            self.moved()
+        if self.era < self.told:
+            raise HvdliteError(
+                f"{self.site.title}: weights were changed between updates on another rank, and not on rank "
+                f"{self.site.group.rank}. Give all ranks the same weights, as with hvd.broadcast_variables(model, 0)"
+            )
         if self.terms.compensation:
             self.gradient = places.flatten(gradients)
 
@@ -270,6 +285,7 @@ class Worker(Member):
         self.mailbox.wait(self.answered, f"update {self.clock} of {self.site.title}", self.awaited)
         answers = [self.answers[owner] for owner in self.owners]
         places.overwrite(weights, np.concatenate([answer.body.view(places.dtype) for answer in answers]))
+        self.given, self.told = places.flatten(weights), max(answer.era for answer in answers)
         self.counts[max(answer.note for answer in answers)] += 1
         self.before, self.pushed = NOTHING, self.base
         return self.terms.together
@@ -307,7 +323,7 @@ class Worker(Member):
         """As `Member.settle`."""
         self.post_park(self.settled + 1)
         super().settle(weights)
-        self.clock = 0
+        self.clock, self.given = 0, self.layout_of(weights).flatten(weights)
 
     def gather(self, at: Workplace) -> Array | None:
         """As `Member.gather`."""
@@ -317,9 +333,9 @@ class Worker(Member):
         return flat
 
     def moved(self) -> None:
-        """As `Member.moved`."""
+        """As `Member.moved`. `before_update` calls it, too, if it finds other weights than expected."""
         super().moved()
-        self.clock = 0
+        self.clock, self.given = 0, NOTHING
 
     def start_over(self, step: int) -> None:
         """As `Member.start_over`."""

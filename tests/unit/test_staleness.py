@@ -387,23 +387,41 @@ def test_settle_is_synchronous_again_afterwards() -> None:
 
 @pytest.mark.parametrize("strategy", [BoundedStaleness(0), BoundedStaleness(None)])
 def test_weights_from_outside_replace_the_slices(strategy: BoundedStaleness) -> None:
-    """One rank is quick, and another has made no update before the change."""
+    """Two ranks are quick, and another has made one update before the change."""
 
     def rank_main(group: Group) -> None:
         model = Count(group, strategy, 3, 3)
-        for _ in range(4 if group.rank != 2 or strategy.clock == 0 else 0):
+        for _ in range(4 if group.rank != 2 or strategy.clock == 0 else 1):
             model.step()
         if strategy.clock is None:
             model.running.park()
         group.transport.barrier()
         for weight in model.weights:
             weight[...] = 100
-        model.running.moved()
         model.step()
         model.running.settle(model.weights)
         assert (model.seen == 101).all()
 
     on_groups(3, rank_main)
+
+
+def test_weights_from_outside_on_one_rank_are_an_error_there() -> None:
+    def rank_main(group: Group) -> None:
+        model = Count(group, BoundedStaleness(None), 2, 2)
+        for _ in range(3):
+            model.step()
+        model.running.park()
+        group.transport.barrier()
+        if group.rank == 0:
+            model.weights[0][...] = 100
+            model.step()
+        group.transport.barrier()
+        if group.rank == 1:
+            model.step()
+            with pytest.raises(HvdliteError, match="changed between updates on another rank, and not on rank 1"):
+                model.step()
+
+    on_groups(2, rank_main)
 
 
 def test_after_join_all_count_from_zero() -> None:
