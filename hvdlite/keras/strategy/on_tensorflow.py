@@ -1,0 +1,93 @@
+"""Variables and gradients as arrays for strategies, on TensorFlow: eagerly, and as nodes of a tf.function.
+
+In a graph one node asks at each update whether the strategy has work. If so, a branch of a condition reads the
+variables, a second node works on copies of them, and operations of the graph assign the results. So nothing is read or
+assigned where nothing is due.
+
+A variable's memory may be shared with tensors that have been read from it. So nothing is written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from hvdlite.arrays import Array
+from hvdlite.gradients.tensors import Variable
+from hvdlite.gradients.variables import inside
+from hvdlite.tensorflow_graph import gpu
+from hvdlite.tensorflow_graph.graph import aligned_copy, node, refuse_compiled, tensorflow_errors, to_tensors
+
+LAST = "_hvdlite_strategy"
+"""The attribute of graphs that holds the last operation of a strategy: the next one follows it."""
+
+
+def change(
+    due: Callable[[], bool],
+    work: Callable[[Sequence[Array]], None],
+    variables: Sequence[Variable],
+    tensors: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """If `due`, have `work` change variables and tensors, now or when the graph runs.
+
+    Waits for other ranks if `work` does.
+
+    Args:
+        due: Returns whether `work` is to be called. In a graph it is called each time that the graph runs.
+        work: Changes arrays in place: first those of the variables, then those of the tensors.
+        variables: The variables, which get the new values.
+        tensors: The tensors.
+
+    Returns:
+        Tensors with the new values; the same tensors if nothing is due.
+
+    Raises:
+        RuntimeError: The graph is for XLA.
+    """
+
+    def changed(*arrays: Array) -> list[Array]:
+        copies = list(map(aligned_copy, arrays))
+        work(copies)
+        return copies
+
+    own = [inside(variable) for variable in variables]
+    if not tf.executing_eagerly():
+        return in_graph(due, changed, own, tensors)
+    with tensorflow_errors():
+        if not due():
+            return list(tensors)
+        results = to_tensors(changed(*gpu.arrays_of([*map(tf.convert_to_tensor, own), *tensors])))
+    return assigned(own, results)
+
+
+def in_graph(
+    due: Callable[[], bool],
+    changed: Callable[..., list[Array]],
+    variables: Sequence[tf.Variable],
+    tensors: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """`change` in a graph. changed: returns new arrays. variables: TensorFlow's own."""
+    refuse_compiled()
+    graph = tf.compat.v1.get_default_graph()
+    with tf.control_dependencies(getattr(graph, LAST, [])):
+        (is_due,), _ = node(lambda: [np.array(due())], [], [tf.TensorSpec((), tf.bool)], "hvdlite_strategy_due")
+
+    def work() -> list[tf.Tensor]:
+        inputs = [*(variable.read_value() for variable in variables), *tensors]
+        specs = [tf.TensorSpec(each.shape, each.dtype) for each in inputs]
+        device = gpu.device_for(inputs, [each.dtype for each in inputs])
+        results, _ = node(changed, inputs, specs, "hvdlite_strategy", device=device)
+        return [*assigned(variables, results), tf.constant(True)]
+
+    results = tf.cond(is_due, work, lambda: [*map(tf.identity, tensors), tf.constant(False)])
+    setattr(graph, LAST, [results[-1].op])
+    return list(results[:-1])
+
+
+def assigned(variables: Sequence[tf.Variable], results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Assign the first results to the variables. Returns the other results."""
+    for variable, result in zip(variables, results, strict=False):
+        variable.assign(result)
+    return list(results[len(variables) :])
