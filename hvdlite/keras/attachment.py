@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 from weakref import finalize
@@ -73,16 +74,17 @@ class KerasAttachment:
         self.sums = sums
         self.framework = framework()
         title = f"DistributedOptimizer({type(optimizer).__name__})"
-        self.gradients = Gradients(settings, self.framework, "optimizer", title, sums, optimizer)
+        common = replace(settings, replica_check="off", scale_local=False) if strategy else settings
+        self.gradients = Gradients(common, self.framework, "optimizer", title, sums, optimizer)
         self.local: list[Variable] = []
         self.reduced = False
         group = self.gradients.group
         shared = group is not None and group.size > 1
         self.shard = Shard(optimizer, self.gradients, self.local, kind) if kind and shared else None
-        steps = StrategySteps(strategy, self.gradients, optimizer, self.local) if strategy and shared else None
-        self.strategy = steps
-        if steps:
-            finalize(optimizer, weakly(steps.end)).atexit = False
+        self.strategy: StrategySteps | None = None
+        if strategy and shared:
+            self.strategy = StrategySteps(strategy, self.gradients, optimizer, self.local, settings.replica_check)
+            finalize(optimizer, weakly(self.strategy.end)).atexit = False
 
     @property
     def at_work(self) -> bool:

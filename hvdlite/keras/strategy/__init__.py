@@ -7,6 +7,10 @@ around the outer apply(): a LossScaleOptimizer decides on each rank alone whethe
 so that all ranks have equal counts. Passes of Keras' gradient accumulation that move no weights do not count.
 
     steps            one optimizer's strategy: counts updates, and gives the strategy its arrays
+    reach            averages gradients in the updates in which the strategy asks for it
+    check            compares weights that should be equal
+    terms            what strategies can be combined with
+    outside          changes of weights from outside of updates
     on_tensorflow    variables and gradients as arrays, eagerly and in tf.function
     on_torch         the same on PyTorch
     average          `hvd.average_parameters`

@@ -10,18 +10,55 @@ A variable's memory may be shared with tensors that have been read from it. So n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
 
 from hvdlite.arrays import Array
-from hvdlite.gradients.tensors import Variable
+from hvdlite.gradients.tensors import Gradient, Variable
 from hvdlite.gradients.variables import inside
 from hvdlite.tensorflow_graph import gpu
+from hvdlite.tensorflow_graph.framework import densified
 from hvdlite.tensorflow_graph.graph import aligned_copy, node, refuse_compiled, tensorflow_errors, to_tensors
 
 LAST = "_hvdlite_strategy"
 """The attribute of graphs that holds the last operation of a strategy: the next one follows it."""
+
+
+def choose(which: Callable[[], int], branches: Sequence[Callable[[], list[Gradient]]]) -> list[Gradient]:
+    """Return the gradients of one branch, now or when the graph runs.
+
+    Args:
+        which: Returns the number of the branch. In a graph it is called each time that the graph runs.
+        branches: Functions that return gradients of the same variables.
+
+    Raises:
+        NotImplementedError: In a graph, one branch has a gradient where another has none.
+        RuntimeError: The graph is for XLA.
+    """
+    if tf.executing_eagerly():
+        return branches[which()]()
+    refuse_compiled()
+    graph = tf.compat.v1.get_default_graph()
+    with tf.control_dependencies(getattr(graph, LAST, [])):
+        (number,), _ = node(lambda: [np.array(which(), np.int32)], [], [tf.TensorSpec((), tf.int32)], "hvdlite_reach")
+    kept: list[list[bool]] = []
+
+    def present(branch: Callable[[], list[Gradient]]) -> list[tf.Tensor]:
+        found = branch()
+        kept.append([gradient is not None for gradient in found])
+        return [*(tf.identity(densified(each)) for each in found if each is not None), tf.identity(number)]
+
+    *results, done = tf.switch_case(number, [partial(present, branch) for branch in branches])
+    if any(each != kept[0] for each in kept):
+        raise NotImplementedError(
+            "a variable has a gradient on some ranks only, which a strategy that averages gradients in some updates "
+            "cannot follow in a graph: give zeros (tf.zeros_like(variable)) instead of None"
+        )
+    setattr(graph, LAST, [done.op])
+    remaining = iter(results)
+    return [next(remaining) if there else None for there in kept[0]]
 
 
 def change(

@@ -8,10 +8,15 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvdlite.arrays import Array
-from hvdlite.gradients.tensors import Variable
+from hvdlite.gradients.tensors import Gradient, Variable
 from hvdlite.keras.backend_torch import gpu_of
 from hvdlite.torch import cuda
 from hvdlite.torch.tensors import in_place, plain, to_array
+
+
+def choose(which: Callable[[], int], branches: Sequence[Callable[[], list[Gradient]]]) -> list[Gradient]:
+    """Return the gradients of the branch with the number that `which` returns."""
+    return branches[which()]()
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from hvdlite.job.groups import Group
 from hvdlite.keras import private_api
 from hvdlite.keras.backends import strategies
 from hvdlite.keras.strategy.check import SyncCheck
+from hvdlite.keras.strategy.reach import ReachedGradients
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.common import Operation
 from hvdlite.ops.objects import broadcast_object
@@ -44,9 +45,21 @@ class StrategySteps:
         outside: Whether weights have been changed from outside since the last update.
         loaded: What a checkpoint contained, until the strategy starts.
         check: Compares weights that should be equal.
+        reached: Averages gradients in the updates in which the strategy asks for it.
     """
 
-    def __init__(self, strategy: Strategy, gradients: Gradients, optimizer: Optimizer, local: list[Variable]) -> None:
+    def __init__(
+        self, strategy: Strategy, gradients: Gradients, optimizer: Optimizer, local: list[Variable], mode: str
+    ) -> None:
+        """Collective.
+
+        Args:
+            strategy: The attribute of that name.
+            gradients: The attribute of that name.
+            optimizer: The attribute of that name.
+            local: The attribute of that name.
+            mode: The reaction to weights that differ: one of `config.REPLICA_CHECKS`.
+        """
         self.strategy = strategy
         self.gradients = gradients
         self.optimizer = optimizer
@@ -56,7 +69,8 @@ class StrategySteps:
         self.passes = 0
         self.outside = False
         self.loaded: Mapping[str, Array] = {}
-        self.check = SyncCheck(gradients.settings.replica_check)
+        self.check = SyncCheck(mode)
+        self.reached = ReachedGradients(strategy, gradients, optimizer)
         self.register()
 
     # The place in a job
@@ -107,6 +121,7 @@ class StrategySteps:
     def replace(self) -> None:
         """Stop the strategy and leave the job's registries: the optimizer is attached again."""
         runtime.current().registries.forget(self)
+        self.reached.replace(self.gradients)
         self.end()
 
     def give_up(self) -> None:
@@ -172,6 +187,8 @@ class StrategySteps:
                 f"{self.title}: all ranks keep {common_name(own[0])} together since the first update. Call "
                 "register_local_var() before the first fit() or apply()"
             )
+        if self.reached.needed:
+            grads = self.reached.averaged(weakly(self.update), grads, given, self.local)
         if looks_before:
             places = {id(inside(each)): place for place, each in enumerate(self.variables)}
             found = {number: places[id(inside(each))] for number, each in enumerate(given)
@@ -202,6 +219,10 @@ class StrategySteps:
             self.outside = False
             running.moved()
         return running
+
+    def update(self) -> int:
+        """The number of the update under way, from 1."""
+        return self.passes // (self.optimizer.gradient_accumulation_steps or 1) + 1
 
     def begins(self) -> bool:
         """An update begins. Returns whether `before` must follow."""

@@ -10,7 +10,7 @@ from hvdlite.gradients.terms import Terms
 from hvdlite.job import runtime
 from hvdlite.ops import Average
 from hvdlite.ops.common import Operation
-from hvdlite.strategies import Reach, Strategy
+from hvdlite.strategies import Strategy
 
 
 def require_served(strategy: object, settings: Settings) -> None:
@@ -38,8 +38,6 @@ def require_served(strategy: object, settings: Settings) -> None:
         )
     if settings.terms != Terms(Average, 1.0):
         raise NotImplementedError(f"{name} with op= or gradient_predivide_factor=: {each}. Leave the argument out")
-    if strategy.reach(1) is not Reach.NONE:
-        raise NotImplementedError(f"{name}: Keras' optimizers cannot average gradients in some steps only")
 
 
 def require_same(strategy: Strategy | None, settings: Settings) -> None:

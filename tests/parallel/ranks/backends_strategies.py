@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import keras
 import numpy as np
@@ -18,7 +22,7 @@ import hvdlite
 import hvdlite.keras as hvd
 from hvdlite.keras.attachment import attachment_of
 from hvdlite.ops import Average, grouped_allreduce_
-from hvdlite.strategies import Running, Site, Strategy
+from hvdlite.strategies import Reach, Running, Site, Strategy
 from tests.parallel.common import last, require_error, require_mismatch
 
 with contextlib.suppress(ImportError):
@@ -72,6 +76,18 @@ class Averager(Running):
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.count = int(state["count"])
+
+
+@dataclass(frozen=True)
+class PostLocal(Averaging):
+    """Averages gradients in the first updates, then in every fifth within the host."""
+
+    warmup: int = 3
+
+    def reach(self, step: int) -> Reach:
+        if step <= self.warmup:
+            return Reach.EVERYONE
+        return Reach.HOST if step % 5 == 0 else Reach.NONE
 
 
 @dataclass(frozen=True)
@@ -379,3 +395,185 @@ def check_different_first_weights() -> None:
     text = require_error(Exception, lambda: fit(optimizer, 6, trained), "kernel", "(model, root_rank=0)")
     assert "would train different models" in text
     assert (np.array(hvdlite.allreduce(np.ones(3), op=hvdlite.Sum)) == hvd.size()).all()
+
+
+def check_updates_that_average_gradients() -> None:
+    """Gradients are averaged in updates 1, 2, 3, 5 and 10; weights in update 6."""
+    for way in ways():
+        _, found = fit(hvd.DistributedOptimizer(SGD(0.1), strategy=PostLocal(6)), 10, **way)
+        assert found == [True, True, True, False, False, True, False, False, False, False], found
+        synchronous, _ = fit(hvd.DistributedOptimizer(SGD(0.1)), 3, **way)
+        again, _ = fit(hvd.DistributedOptimizer(SGD(0.1), strategy=PostLocal(6)), 3, **way)
+        for a, b in zip(weights(again), weights(synchronous), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def check_averages_within_hosts() -> None:
+    """On one host: an update that averages gradients keeps the ranks' distance."""
+    for step in steps():
+        variable = keras.Variable(np.zeros(2, "float32"))
+        optimizer = hvd.DistributedOptimizer(SGD(1.0), strategy=PostLocal(100, warmup=0))
+        update, found = step(applying(optimizer, [variable])), []
+        for _ in range(10):
+            update([keras.ops.ones((2,)) * float(hvd.rank())])
+            found.append(-float(array(variable)[0]))
+        mean = (hvd.size() - 1) / 2
+        assert np.diff([0.0, *found]).tolist() == [hvd.rank()] * 4 + [mean] + [hvd.rank()] * 4 + [mean], found
+
+
+def check_averaged_parameters() -> None:
+    keras.utils.set_random_seed(hvd.rank())
+    layers = [
+        keras.layers.Dense(4),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.5),
+        keras.layers.Dense(2),
+    ]
+    trained = keras.Sequential([keras.layers.Input((WIDTH,)), *layers])
+    trained.count = trained.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
+    trained.layers[1].moving_mean.assign(np.full(4, hvd.rank(), "float32"))
+    trained.count.assign(7 - hvd.rank())
+    own = [array(each) for each in trained.weights]
+    seeds = [array(each) for each in trained.variables if "seed" in each.path]
+    everyones = hvd.allgather_object(own)
+    with hvd.average_parameters(trained):
+        for each, values in zip(trained.weights, zip(*everyones, strict=True), strict=True):
+            wanted = np.max(values) if values[0].dtype.kind == "i" else np.mean(values, axis=0)
+            np.testing.assert_allclose(array(each), wanted, rtol=1e-6, atol=1e-7)
+        assert equal([array(each) for each in trained.weights])
+    assert all(map(np.array_equal, [array(each) for each in trained.weights], own))
+    hvd.average_parameters(trained)
+    assert equal([array(each) for each in trained.weights]) and int(trained.count) == 7
+    assert seeds and all(map(np.array_equal, [array(e) for e in trained.variables if "seed" in e.path], seeds))
+    require_error(ValueError, lambda: hvd.average_parameters(keras.Sequential([keras.layers.Dense(2)])), "no weights")
+
+
+def check_averages_and_a_strategy() -> None:
+    """A strategy finishes its work before an average, and is told of weights that stay changed."""
+    optimizer = hvd.DistributedOptimizer(SGD(0.1), strategy=Averaging(100))
+    trained, _ = fit(optimizer, 2)
+    log = running(optimizer).log
+    with hvd.average_parameters(trained):
+        assert equal(weights(trained))
+    fit(optimizer, 1, trained)
+    assert log == ["end", "end", "settle", "end"] and not equal(weights(trained)), log
+    hvd.average_parameters(trained)
+    fit(optimizer, 2, trained)
+    assert log[4:] == ["settle", "moved", "end", "end"], log
+    hvd.broadcast_variables(trained)
+    hvd.broadcast_variables(trained)  # changes nothing
+    fit(optimizer, 1, trained)
+    assert log[8:] == ["moved", "end"], log
+
+
+def check_evaluation_of_averages() -> None:
+    optimizer = hvd.DistributedOptimizer(SGD(0.1), strategy=Averaging(100))
+    trained, _ = fit(optimizer, 3)
+    x, y = data(3, rank=7)
+    own = weights(trained)
+    with hvd.average_parameters(trained):
+        wanted = trained.evaluate(x, y, verbose=0)
+    found = trained.evaluate(x, y, verbose=0, callbacks=[hvd.callbacks.AverageParametersCallback()])
+    assert found == wanted and equal([np.array(found)]) and trained.evaluate(x, y, verbose=0) != wanted
+    assert all(map(np.array_equal, weights(trained), own))
+    kept = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: losses.append(logs["val_loss"]))
+    losses: list[float] = []
+    callbacks = [hvd.callbacks.AverageParametersCallback(), kept]
+    trained.fit(*data(2), batch_size=BATCH, verbose=0, validation_data=(x, y), callbacks=callbacks)
+    assert equal([np.array(losses)]) and not equal(weights(trained))
+
+
+def check_the_usual_callbacks() -> None:
+    """Weights that differ at the end of an epoch are no error, and steps that reduce no gradients neither."""
+    optimizer = hvd.DistributedOptimizer(SGD(0.1), strategy=Averaging(2))
+    trained = model(seed=hvd.rank())
+    trained.compile(optimizer, "mse")
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    trained.fit(*data(3), batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+    assert running(optimizer).count == 6 and equal(weights(trained))
+    trained.fit(*data(1), batch_size=BATCH, verbose=0)
+    assert not equal(weights(trained))
+
+
+def check_checkpoints() -> None:
+    """Training continues at the count in the file, from rank 0's weights."""
+    path = folder() / "run.npz"
+    optimizer = hvd.DistributedOptimizer(SGD(0.1), strategy=Averaging(3))
+    trained, _ = fit(optimizer, 4)
+    hvd.save(path, model=trained, epoch=1)
+    assert running(optimizer).log[-1] == "settle"
+    if hvd.rank() == 0:
+        with np.load(path) as entries:
+            assert "strategy/model.optimizer/count" in entries, list(entries)
+            assert int(entries["strategy/model.optimizer/count"]) == 4
+    other = hvd.DistributedOptimizer(SGD(0.1), strategy=Averaging(3))
+    again = model(seed=5)
+    again.compile(other, "mse")
+    assert hvd.load(path, model=again) == {"epoch": 1}
+    _, found = fit(other, 3, again)
+    assert found == [False, True, False] and running(other).count == 7 and "moved" not in running(other).log
+    assert hvd.load(path, model=again) == {"epoch": 1}
+    _, found = fit(other, 2, again)
+    assert found == [False, True] and running(other).count == 6
+    plain = model()
+    plain.compile(hvd.DistributedOptimizer(SGD(0.1)), "mse")
+    assert hvd.load(path, model=plain) == {"epoch": 1}
+    hvd.save(path, model=plain)
+    assert hvd.load(path, model=again) == {} and fit(other, 1, again)
+    assert "moved" in running(other).log and running(other).count == 7
+
+
+def folder() -> Path:
+    """A new folder, the same on all ranks."""
+    return Path(hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None, 0))
+
+
+def check_local_variables() -> None:
+    trained = model()
+    optimizer = hvd.DistributedOptimizer(SGD(0.1), strategy=Averaging(1))
+    optimizer.register_local_var(trained.layers[0])
+    fit(optimizer, 2, trained)
+    assert [equal([each]) for each in weights(trained)] == [False, False, True, True]
+    optimizer.register_local_var(trained.layers[1])
+    require_error(RuntimeError, lambda: fit(optimizer, 1, recompiled(trained)), "register_local_var")
+
+
+def recompiled(trained: Any) -> Any:
+    trained.make_train_function(force=True)
+    return trained
+
+
+def check_a_restart() -> None:
+    """After an error all ranks go on from the last commit and rank 0's count, with compiled steps."""
+    optimizer, trained = hvd.DistributedOptimizer(SGD(0.1), strategy=Averaging(3)), model()
+    trained.compile(optimizer, "mse")
+    state, failed, equals = hvd.elastic.KerasState(trained, epoch=0), [], []
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.epoch < 4:
+            equals.append(fit(optimizer, 2, trained)[1])
+            if state.epoch == 1 and not failed:
+                failed.append(True)
+                raise hvdlite.errors.HvdliteError("a failure")
+            state.epoch += 1
+            state.commit()
+
+    train(state)
+    assert running(optimizer).count == 10 and len(equals) == 5  # 4 updates, a failure, and 6 more
+    assert running(optimizer).log[0] == "moved", running(optimizer).log
+    assert equals[:2] == [[False, False], [True, False]] and equals[2:] == [
+        [False, True],
+        [False, False],
+        [True, False],
+    ], equals
+
+
+def check_graphs_keep_nothing_alive() -> None:
+    optimizer, trained = hvd.DistributedOptimizer(SGD(0.1), strategy=Averaging(2)), model()
+    fit(optimizer, 2, trained)
+    steps = ref(attachment_of(optimizer).strategy)
+    del optimizer, trained
+    keras.backend.clear_session()
+    gc.collect()
+    assert steps() is None
