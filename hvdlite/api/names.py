@@ -29,11 +29,14 @@ from hvdlite.job.runtime import (
     size,
 )
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
+from hvdlite.strategies.diloco import DiLoCo
+from hvdlite.strategies.local_sgd import LocalSGD
+from hvdlite.strategies.outer import OuterSGD
 
 __all__ = [
-    "Adasum", "Average", "CommunicationStats", "Max", "Min", "ProcessSet", "Product", "Sum", "add_process_set",
-    "ccl_built", "communication_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",
-    "gloo_built", "gloo_enabled", "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built",
-    "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "remove_process_set", "rocm_built", "shutdown",
-    "size", "start_timeline", "stop_timeline",
+    "Adasum", "Average", "CommunicationStats", "DiLoCo", "LocalSGD", "Max", "Min", "OuterSGD", "ProcessSet", "Product",
+    "Sum", "add_process_set", "ccl_built", "communication_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "global_process_set", "gloo_built", "gloo_enabled", "init", "is_homogeneous", "is_initialized", "local_rank",
+    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "remove_process_set",
+    "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip

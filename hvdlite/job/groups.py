@@ -26,7 +26,7 @@ from hvdlite.lanes.matching import said_by
 from hvdlite.lanes.observer import Observer
 from hvdlite.lanes.pair_lanes import Post
 from hvdlite.lanes.request import Request, T
-from hvdlite.lanes.signature import Signature, digest
+from hvdlite.lanes.signature import Facts, Signature, digest
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.transports import Communicator
 
@@ -112,7 +112,7 @@ class Group:
             self.serials |= theirs  # the larger of each
         self.unnamed = count(unnamed)
 
-    def new_lane(self, name: str, user: object, title: str = "") -> Lane:
+    def new_lane(self, name: str, user: object, title: str = "", facts: Facts = ()) -> Lane:
         """A lane over all members for one object. Collective: a request on the eager lane makes it.
 
         When the object is gone on all members, the lane is used again, since MPIs have about 2,000 communicators only.
@@ -121,6 +121,7 @@ class Group:
             name: The first part of the lane's name.
             user: The object. The lane does not keep it alive.
             title: The object's name in messages.
+            facts: What all members must agree on.
         """
 
         def work(at: Workplace) -> int:
@@ -137,7 +138,7 @@ class Group:
 
         key = f"{name} ({len(self.lanes)})"
         with calling(f"hvd.{title or name}"):
-            number: int = self.eager.run(Request(Signature("new lane", key), work))
+            number: int = self.eager.run(Request(Signature("new lane", key, facts), work))
         weakref.finalize(user, self.free.add, number).atexit = False
         return self.lanes[number]
 

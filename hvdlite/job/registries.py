@@ -66,6 +66,20 @@ class Joining(Protocol):
         ...
 
 
+class Together(Protocol):
+    """An optimizer whose weights a strategy keeps together with other ranks'.
+
+    Attributes:
+        group: The ranks.
+    """
+
+    @property
+    def group(self) -> Group: ...
+    def settle(self) -> None:
+        """Finish what is under way, so that all ranks may read and change weights. Collective; waits for all ranks."""
+        ...
+
+
 class Attached(Protocol):
     """An object that refers to memory which other ranks write to."""
 
@@ -86,6 +100,7 @@ class Registries:
         self._renewables = Crowd()
         self._joining = Crowd()
         self._compared = Crowd()
+        self._together = Crowd()
 
     def attach(self, attached: Attached) -> None:
         """Register an attachment."""
@@ -103,10 +118,14 @@ class Registries:
         """Register values that the ranks compare once more when the job ends."""
         self._compared.append(compared)
 
+    def keep_together(self, together: Together) -> None:
+        """Register an optimizer with a strategy."""
+        self._together.append(together)
+
     def forget(self, *members: object) -> None:
         """Remove objects from all registries."""
         for member in members:
-            for crowd in (self.attachments, self._renewables, self._joining, self._compared):
+            for crowd in (self.attachments, self._renewables, self._joining, self._compared, self._together):
                 crowd.remove(member)
 
     def renewables(self) -> Iterator[Renewable]:
@@ -116,6 +135,13 @@ class Registries:
     def joining(self) -> Iterator[Joining]:
         """The objects that `join()` informs."""
         return iter(self._joining)
+
+    def settle(self, group: Group) -> None:
+        """Have all strategies of these ranks finish what is under way. Collective; waits for all of the ranks."""
+        together: Together
+        for together in self._together:
+            if together.group is group:
+                together.settle()
 
     def prepare_last_looks(self) -> None:
         """The job ends well on this rank: let the ranks compare their values once more. Does not wait."""

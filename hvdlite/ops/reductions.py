@@ -92,9 +92,15 @@ def grouped_allreduce_(
         ValueError: There is no array, or two share memory, or booleans are to be averaged.
         NotImplementedError: Adasum is not defined for these ranks.
     """
+    return grouped(runtime.group_of(process_set), arrays, op, name, prescale, postscale)
+
+
+def grouped(
+    group: Group, arrays: Sequence[Array], op: Op, name: str | None, prescale: float = 1.0, postscale: float = 1.0
+) -> Operation[list[Array]]:
+    """Return the operation of `grouped_allreduce_` for a group. Raises ValueError as that does."""
     if not arrays:
         raise ValueError("grouped_allreduce needs at least one tensor")
-    group = runtime.group_of(process_set)
     if shared := overlapping(arrays):
         raise ValueError(
             f"grouped_allreduce_: tensors {min(shared)} and {max(shared)} share memory, but each needs memory "

@@ -7,7 +7,7 @@ A strategy is one file here. It consists of a `Strategy`, the user's immutable s
 for one attached optimizer. Both know arrays only. An adapter calls the `Running` around each update of its optimizer:
 
     update_begins()     every update; cheap. Returns whether before_update must follow
-    before_update       may change gradients in place
+    before_update       may change weights in place
     (the optimizer changes the weights)
     update_ends()       every update; cheap. Returns whether after_update must follow
     after_update        may change weights in place
@@ -24,6 +24,7 @@ from enum import Enum
 
 from hvdlite.arrays import Array
 from hvdlite.job.groups import Group
+from hvdlite.job.process_sets import ProcessSet, global_process_set
 
 
 class Reach(Enum):
@@ -43,12 +44,14 @@ class Site:
         name: Names the strategy's operations; equal on all ranks, and different for each optimizer.
         title: The optimizer in messages.
         names: The parameters' names, in the order of the arrays that `Running` gets.
+        process_set: The same ranks, as the user named them.
     """
 
     group: Group
     name: str
     title: str
     names: Sequence[str]
+    process_set: ProcessSet = global_process_set
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,17 @@ class Running:
     (NumPy) or on a GPU (CuPy). They may be other objects in each call. A parameter without a gradient has None.
     """
 
+    @property
+    def sent_bytes(self) -> float:
+        """The bytes of weights that this rank has sent to other hosts so far."""
+        return 0.0
+
     def update_begins(self) -> bool:
         """An update begins. Returns whether the caller must call `before_update`."""
         return False
 
     def before_update(self, weights: Sequence[Array], gradients: Sequence[Array | None]) -> None:
-        """See the weights before an update, and perhaps change weights and gradients in place."""
+        """See weights and gradients before an update, and perhaps change weights in place."""
 
     def update_ends(self) -> bool:
         """An update has ended, even if it moved nothing. Returns whether the caller must call `after_update`."""
@@ -106,8 +114,11 @@ class Running:
     def moved(self) -> None:
         """Weights were changed from outside, on all ranks to the same values: forget what depends on the old ones."""
 
-    def start_over(self) -> None:
-        """All ranks have joined, perhaps after different numbers of updates: count from 0 again on all ranks."""
+    def start_over(self, step: int) -> None:
+        """All ranks have joined, perhaps after different numbers of updates: go on as if all had done `step` of them.
+
+        Weights may differ between ranks now. The user broadcasts them before the next update.
+        """
 
     def state(self) -> dict[str, Array]:
         """What a checkpoint must contain, as arrays on the host."""

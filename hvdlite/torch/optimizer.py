@@ -18,11 +18,13 @@ from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
+from hvdlite.strategies import Strategy
 from hvdlite.torch.attach.adasum_steps import DeltaAttachment, attach_delta
 from hvdlite.torch.attach.attachment import Attachment, attach
 from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.scaling import refuse_unknown_scaler
 from hvdlite.torch.attach.settings import TorchSettings, parameter_key
+from hvdlite.torch.attach.strategy_steps import Asked, StrategyAttachment, attach_strategy
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.private_api import takes_hooks
 from hvdlite.torch.sharded.division import divided
@@ -45,6 +47,7 @@ def DistributedOptimizer(
     replica_check: str | None = None,
     sharded: bool | Literal["gradients"] = False,
     grad_scaler: torch.amp.GradScaler | None = None,
+    strategy: Strategy | None = None,
 ) -> OptimizerT:
     """Make every backward() end with gradients that are averaged over all ranks, as long as the optimizer lives.
 
@@ -79,6 +82,9 @@ def DistributedOptimizer(
             all-reduce's bytes per step, instead of 1.5 times these). Operations on p.grad then raise an error: clip
             with `hvd.clip_grad_norm_`. Gradients take as much memory as before.
         grad_scaler: The GradScaler that scales the loss. Lossy compressors need it; others do not.
+        strategy: How the ranks' models are kept together instead: hvd.LocalSGD, hvd.DiLoCo, hvd.Neighbors or
+            hvd.BoundedStaleness. Gradients then stay each rank's own, and step() may wait for other ranks. Arguments
+            about gradients count while the strategy averages gradients (`warmup_steps`, `hierarchical`).
 
     Returns:
         The same optimizer object.
@@ -99,6 +105,8 @@ def DistributedOptimizer(
         require_adasum(runtime.size(), process_set is global_process_set)
         if sharded:
             raise ValueError("op=Adasum with sharded=True is not possible: each rank has steps of its own")
+    if strategy is not None:
+        require_strategy(strategy, op, sharded)
     parameters = flat(optimizer.param_groups)
     names = names_of(parameters, named_parameters)
     asked = Arguments(
@@ -121,7 +129,9 @@ def DistributedOptimizer(
         division = divided(optimizer, settings) if sharded else None
         if division and division.way.gradients:
             settings = replace(settings, borders=division.borders)
-        if adasum:
+        if strategy is not None and settings.size > 1:
+            attach_strategy(optimizer, Asked(strategy, settings, passes))
+        elif adasum:
             attach_delta(optimizer, settings)
         else:
             attach(optimizer, settings, passes)
@@ -131,6 +141,21 @@ def DistributedOptimizer(
         refuse_unknown_scaler(optimizer)
     optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)
     return optimizer
+
+
+def require_strategy(strategy: object, op: Op, sharded: object) -> None:
+    """Refuse arguments that no strategy can serve.
+
+    Raises:
+        TypeError: `strategy` is no strategy.
+        ValueError: Another argument does not go with a strategy.
+    """
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"strategy={strategy!r} must be a strategy such as hvd.LocalSGD(sync_every=8)")
+    if op is not Average:
+        raise ValueError(f"strategy= averages weights, and op=hvd.{op.name} is about gradients: leave op out")
+    if sharded:
+        raise ValueError("strategy= with sharded= is not possible: each rank steps all weights by itself")
 
 
 def require_unattached(optimizer: object) -> None:
@@ -152,7 +177,7 @@ def require_unattached(optimizer: object) -> None:
             f"{type(optimizer).__name__} has not called Optimizer.__init__, as wrappers of another optimizer may "
             "not have: attach that one, and wrap it then"
         )
-    attached: Attachment | DeltaAttachment | None = optimizer.__dict__.get("_hvdlite")
+    attached: Attachment | DeltaAttachment | StrategyAttachment | None = optimizer.__dict__.get("_hvdlite")
     if attached is not None:
         attaching.require_replaceable(attached.alive, attached.renewed, attached.settings.process_set)
         if isinstance(attached, Attachment) and attached.settings.sharded and attached.ranks.runtime.everyone.size > 1:

@@ -55,7 +55,7 @@ SIGNATURES = {
     "shutdown": "",
     "DistributedOptimizer": "optimizer, named_parameters=None, compression=none, backward_passes_per_step=1, op=Average, "
     "gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, process_set=G, "
-    "replica_check=None, sharded=False, grad_scaler=None",
+    "replica_check=None, sharded=False, grad_scaler=None, strategy=None",
 }
 OTHERS = """Adasum Average Compression HorovodInternalError Max Min ProcessSet Product Sum SyncBatchNorm add_process_set
 allgather_object broadcast_object ccl_built cross_rank cross_size cuda_built ddl_built elastic global_process_set gloo_built

@@ -1,0 +1,350 @@
+"""A strategy for a torch optimizer: `strategy=` of `DistributedOptimizer`.
+
+    backward()      gradients stay this rank's own, or are averaged by an ordinary attachment (`Reach`)
+    before step()   the strategy may see weights and gradients
+    step()          the optimizer's own
+    after step()    the strategy may change the weights
+
+All weights of the optimizer take part, also those that are frozen now, so that the list stays the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from hvdlite.arrays import Array
+from hvdlite.gradients.replica_check import Alike
+from hvdlite.job import runtime
+from hvdlite.job.groups import Group
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.lanes.calls import calling, numbered
+from hvdlite.lanes.signature import Facts
+from hvdlite.strategies import Reach, Site, Strategy
+from hvdlite.strategies.averaging import largest
+from hvdlite.torch import cuda
+from hvdlite.torch.attach.attachment import Attachment, attach
+from hvdlite.torch.attach.own_steps import METHODS, OwnSteps
+from hvdlite.torch.attach.parameters import flat
+from hvdlite.torch.attach.replica_check import alike
+from hvdlite.torch.attach.settings import TorchSettings
+from hvdlite.torch.tensors import in_place, readable, to_tensor
+
+KEY = "hvdlite_strategy"
+"""The key of the strategy's state in state_dict()."""
+KEPT = "_hvdlite_strategy"
+"""The attribute of an optimizer whose state_dict() contains it."""
+State = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for.
+
+    Attributes:
+        strategy: The strategy.
+        settings: How gradients are averaged while they are.
+        passes: The number of backward() calls per round then.
+    """
+
+    strategy: Strategy
+    settings: TorchSettings
+    passes: int
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How gradients are averaged now.
+
+    Attributes:
+        reach: The ranks.
+        by: The ordinary attachment that does it; None if nobody does.
+    """
+
+    reach: Reach = Reach.NONE
+    by: Attachment | None = None
+
+
+class StrategyAttachment:
+    """An attachment to one optimizer whose weights a strategy keeps together with other ranks'.
+
+    Attributes:
+        optimizer: The optimizer.
+        asked: What the user asked for.
+        runtime: The runtime that the optimizer was attached under.
+        site: The optimizer as the strategy sees it.
+        running: The strategy at work.
+        number: The number of steps so far.
+        gradients: How gradients are averaged now.
+        equal: Whether all ranks have equal weights.
+        joined: Whether all ranks have joined since the last step.
+        alike: The comparison of the ranks' weights.
+        steps: The hooks around step().
+        renewed: Whether `elastic.run` attached the optimizer again.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, asked: Asked, renewed: bool = False) -> None:
+        """Collective; waits for all ranks. Raises MismatchError if strategies or parameters differ."""
+        self.optimizer, self.asked, self.renewed = optimizer, asked, renewed
+        self.runtime = runtime.current()
+        group = self.runtime.groups.of(asked.settings.process_set)
+        number = group.serial("optimizer")
+        title = f"step() of DistributedOptimizer({type(optimizer).__name__}, strategy={asked.strategy!r})"
+        parameters = flat(optimizer.param_groups)
+        names = [asked.settings.name(p, f"parameter.{index}") for index, p in enumerate(parameters)]
+        self.site = Site(group, f"optimizer.{number}", numbered(title, number), names, asked.settings.process_set)
+        lane = group.new_lane(self.name, self, self.site.title, facts_of(asked.strategy, names, parameters))
+        self.number = 0
+        self.gradients = Averaging()
+        self.average_gradients(asked.strategy.reach(1))
+        self.running = asked.strategy.start(self.site)
+        self.equal, self.joined = True, False
+        self.alike: Alike = alike(optimizer, asked.settings, state=False)
+        self.alike.enter(lane, self.name)
+        self.alike.agree()
+        self.steps = OwnSteps(optimizer, self.begin, self.end)
+        self.runtime.registries.renew_later(self)
+        self.runtime.registries.count_in_join(self)
+        self.runtime.registries.keep_together(self)
+        keep_in_state_dict(optimizer)
+
+    @property
+    def settings(self) -> TorchSettings:
+        """How gradients are averaged while they are."""
+        return self.asked.settings
+
+    @property
+    def group(self) -> Group:
+        """The ranks whose weights are kept together."""
+        return self.site.group
+
+    @property
+    def name(self) -> str:
+        """The name of the strategy's operations."""
+        return self.site.name
+
+    @property
+    def alive(self) -> bool:
+        """Whether the hooks are at work."""
+        return bool(self.steps.handles) and self.runtime.live
+
+    @property
+    def apart(self) -> bool:
+        """Whether weights may differ between ranks."""
+        return not self.equal
+
+    @property
+    def sent_per_step(self) -> float:
+        """The bytes of weights that this rank sends to other hosts, as a mean over all steps."""
+        return self.running.sent_bytes / max(self.number, 1)
+
+    # Steps
+
+    def begin(self) -> None:
+        """A step() begins."""
+        runtime.require_attached(self.alive, True, least=1, lost="its weights would not be kept together")
+        with calling(self.site.title):
+            if self.joined:
+                self.count_on()
+            self.follow()
+            if self.number == 0 and self.alike.schedule.first:
+                self.alike.look()
+            if self.running.update_begins():
+                with self.weights() as weights:
+                    self.running.before_update(weights, [gradient_of(p) for p in flat(self.optimizer.param_groups)])
+
+    def end(self) -> None:
+        """A step() has ended. Waits for all ranks, if the strategy moves weights now."""
+        if not self.alive:
+            return
+        self.number += 1
+        self.equal = self.equal and self.gradients.reach is Reach.EVERYONE
+        with calling(self.site.title):
+            if self.running.update_ends():
+                with self.weights() as weights, self.state() as state:
+                    self.equal = self.running.after_update(weights, state)
+                if self.equal:
+                    self.alike.look()
+            self.follow()
+
+    def follow(self) -> None:
+        """Average gradients of the next step over the ranks that the strategy names. Collective if these change."""
+        reach = self.asked.strategy.reach(self.number + 1)
+        if reach is not self.gradients.reach:
+            self.average_gradients(reach)
+            self.steps.stay_next_to_step()
+
+    def average_gradients(self, reach: Reach) -> None:
+        """Average gradients over these ranks from now on. Collective; waits for all ranks."""
+        if self.gradients.by is not None:
+            self.gradients.by.let_go()
+            self.gradients.by.detach()
+        self.gradients = Averaging()
+        if reach is Reach.NONE:
+            self.optimizer.__dict__.update(METHODS)
+        else:
+            everyone = self.asked.settings.process_set
+            ranks = everyone if reach is Reach.EVERYONE else host_set(everyone)
+            attach(self.optimizer, replace(self.asked.settings, process_set=ranks), self.asked.passes)
+            self.gradients = Averaging(reach, self.optimizer.__dict__["_hvdlite"])
+        self.optimizer.__dict__["_hvdlite"] = self
+
+    @contextlib.contextmanager
+    def weights(self) -> Iterator[Sequence[Array]]:
+        """A context with the weights as arrays, which may change in place."""
+        parameters = flat(self.optimizer.param_groups)
+        pairs = [in_place(p) for p in parameters]
+        gpu = cuda.gpu_of(parameters)
+        with cuda.on_torchs_stream(gpu) if gpu else contextlib.nullcontext():
+            yield [array for array, _ in pairs]
+        for _, put_back in pairs:
+            put_back(None)
+
+    @contextlib.contextmanager
+    def state(self) -> Iterator[Mapping[str, Array]]:
+        """A context with the optimizer's state by name, if the strategy wants it. It may change in place."""
+        found: dict[str, torch.Tensor] = {}
+        if self.asked.strategy.wants_state:
+            for index, p in enumerate(flat(self.optimizer.param_groups)):
+                for key, value in self.optimizer.state.get(p, {}).items():
+                    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.shape == p.shape:
+                        found[f"{index}.{key}"] = value
+        pairs = {key: in_place(value) for key, value in found.items()}
+        yield {key: array for key, (array, _) in pairs.items()}
+        for _, put_back in pairs.values():
+            put_back(None)
+
+    # Its life
+
+    def settle(self) -> None:
+        """Finish what the strategy has under way. Collective; waits for all ranks."""
+        with calling(self.site.title), self.weights() as weights:
+            self.running.settle(weights)
+
+    def give_up(self) -> None:
+        """This rank is about to join. Between steps no operation is under way."""
+
+    def start_over(self) -> None:
+        """All ranks have joined: the next step goes on from the largest number of steps.
+
+        Only then do all ranks use this optimizer again. One that nobody uses may be gone on some ranks.
+        """
+        self.joined = True
+        self.alike.expect()
+
+    def count_on(self) -> None:
+        """Go on from the largest number of steps of all ranks, which have joined. Waits for all ranks."""
+        self.joined, self.equal = False, True
+        self.number = largest(self.group, self.number, f"{self.name} steps")
+        self.running.start_over(self.number)
+        self.alike.look()
+
+    def renew(self) -> None:
+        """Attach the same optimizer again, in the same way, under the present runtime. Collective."""
+        state, number = self.running.state(), self.number
+        self.detach()
+        attach_strategy(self.optimizer, self.asked, renewed=True).go_on(number, state)
+
+    def go_on(self, number: int, state: Mapping[str, Array]) -> None:
+        """Go on after so many steps, with what `Running.state` returned. Waits for nobody.
+
+        If gradients are to be averaged again, the next step() begins that, since this rank may be the only one that
+        loads a checkpoint now.
+        """
+        self.number = number
+        self.running.load(state)
+        if self.asked.strategy.reach(number + 1) is Reach.NONE:
+            self.average_gradients(Reach.NONE)
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        if self.gradients.by is not None:
+            self.gradients.by.detach()
+        self.steps.remove()
+        self.running.close()
+        self.runtime.registries.forget(self, self.alike)
+
+
+def gradient_of(p: torch.Tensor) -> Array | None:
+    """Return a parameter's gradient as an array; None if there is none."""
+    if p.grad is None:
+        return None
+    return readable(p.grad.to_dense() if p.grad.layout is not torch.strided else p.grad)
+
+
+def facts_of(strategy: Strategy, names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Facts:
+    """Return what all ranks must agree on."""
+    shapes = tuple(f"{name} {tuple(p.shape)}" for name, p in zip(names, parameters, strict=True))
+    return (("strategy", repr(strategy)), ("parameters", shapes))
+
+
+def host_set(process_set: ProcessSet) -> ProcessSet:
+    """Return the process set of this host's ranks. Collective over the job if it is new.
+
+    Raises:
+        NotImplementedError: `process_set` is not the global one.
+    """
+    if process_set is not global_process_set:
+        raise NotImplementedError("hierarchical=True is for all ranks of the job: leave process_set= out")
+    live = runtime.current()
+    mine = global_process_set
+    for ranks in live.topology.hosts:
+        theirs = ProcessSet(ranks)
+        if tuple(theirs.ranks or ()) in live.groups.ranks.values():
+            live.groups.find_again([theirs])
+        else:
+            live.groups.add(theirs)
+        mine = theirs if live.topology.rank in ranks else mine
+    return mine
+
+
+# State in checkpoints
+
+
+def keep_in_state_dict(optimizer: torch.optim.Optimizer) -> None:
+    """Have state_dict() contain the strategy's state, and load_state_dict() take it. Safe to call twice."""
+    if KEPT not in vars(optimizer):
+        optimizer.__dict__[KEPT] = True
+        optimizer.register_state_dict_post_hook(add)
+        optimizer.register_load_state_dict_pre_hook(take)
+
+
+def add(optimizer: torch.optim.Optimizer, state: State) -> State:
+    """A hook after state_dict(): add the strategy's state."""
+    attached = strategy_of(optimizer)
+    if attached is None:
+        return state
+    return {
+        **state,
+        KEY: {"steps": attached.number, **{name: to_tensor(array) for name, array in attached.running.state().items()}},
+    }
+
+
+def take(optimizer: torch.optim.Optimizer, state: State) -> State:
+    """A hook before load_state_dict(): take the strategy's state out. A state without it changes nothing."""
+    attached, found = strategy_of(optimizer), cast("dict[str, torch.Tensor] | None", state.get(KEY))
+    if attached is not None and found is not None:
+        its = {name: readable(value.cpu()) for name, value in found.items() if name != "steps"}
+        attached.go_on(int(found["steps"]), its)
+    return {key: value for key, value in state.items() if key != KEY}
+
+
+def strategy_of(optimizer: object) -> StrategyAttachment | None:
+    """Return the attachment of an optimizer with a strategy; None for another."""
+    found = getattr(optimizer, "_hvdlite", None)
+    return found if isinstance(found, StrategyAttachment) else None
+
+
+def attach_strategy(optimizer: torch.optim.Optimizer, asked: Asked, renewed: bool = False) -> StrategyAttachment:
+    """Attach to an optimizer, and add the methods that users call. Collective.
+
+    Args:
+        optimizer: The optimizer.
+        asked: What the user asked for.
+        renewed: Whether `elastic.run` attaches the optimizer again.
+    """
+    return StrategyAttachment(optimizer, asked, renewed)
