@@ -18,7 +18,8 @@ from hvdlite.keras import private_api
 from hvdlite.keras.strategy.outside import keeping
 from hvdlite.keras.strategy.steps import StrategySteps
 from hvdlite.lanes.calls import calling
-from hvdlite.ops import Average, Max, Op, grouped_allreduce_
+from hvdlite.ops import Max, grouped_allreduce_
+from hvdlite.strategies.averaging import average_
 
 
 class AveragedParameters:
@@ -84,20 +85,20 @@ def average_parameters(model: keras.Model, process_set: ProcessSet = global_proc
     chosen = [each for each in private_api.up_to_date(model).weights if not is_one_of(each, own)]
     concerned = keeping(chosen)
     for each in concerned:
-        if each.working_group().ranks != group.ranks:
+        if each.group is not group:
             raise ValueError(
-                f"hvd.average_parameters: {each.title} keeps the ranks {list(each.working_group().ranks)} together: "
-                "give average_parameters its process_set"
+                f"hvd.average_parameters: {each.title} keeps the ranks {list(each.group.ranks)} together: give "
+                "average_parameters its process_set"
             )
     if group.size == 1:
         return AveragedParameters([], [])
     with calling("hvd.average_parameters"):
-        for each in concerned:
-            each.settle()
+        runtime.current().registries.settle(group)
         before = [np.array(keras.ops.convert_to_numpy(each), order="C") for each in chosen]
         after = [value.copy() for value in before]
-        reduce([value for value in after if is_float(value.dtype)], Average, process_set)
-        reduce([value for value in after if value.dtype.kind in "iu"], Max, process_set)
+        average_(group, [value for value in after if is_float(value.dtype)], "average_parameters")
+        if whole := [value for value in after if value.dtype.kind in "iu"]:
+            grouped_allreduce_(whole, Max, "average_parameters counts", process_set=process_set)
         changed = [n for n, (a, b) in enumerate(zip(before, after, strict=True)) if a.tobytes() != b.tobytes()]
     for number in changed:
         chosen[number].assign(after[number])
@@ -106,9 +107,3 @@ def average_parameters(model: keras.Model, process_set: ProcessSet = global_proc
     for each in concerned:
         each.note_moved()
     return AveragedParameters([(chosen[number], before[number]) for number in changed], concerned)
-
-
-def reduce(values: Sequence[Array], op: Op, process_set: ProcessSet) -> None:
-    """Reduce arrays over all ranks, in place. Collective, unless there are none."""
-    if values:
-        grouped_allreduce_(values, op, f"hvd.average_parameters {op.name}", process_set=process_set)

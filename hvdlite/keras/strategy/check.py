@@ -32,20 +32,20 @@ class SyncCheck:
         self.first: Values | None = None
         self.now: Values | None = None
 
-    def begin(self, lane: Lane, name: str, names: Sequence[str], weights: Sequence[Array]) -> None:
+    def begin(self, lane: Lane, name: str, names: Sequence[str], weights: Sequence[Array] | None) -> None:
         """Training begins with these weights.
 
         Args:
             lane: The lane of the ranks.
             name: The name of the comparisons on it.
             names: The variables' names.
-            weights: The weights.
+            weights: The weights; None if they come from one rank or one file, so that they need no comparison.
         """
         self.names = [f"{name_in_layer(each)} (variable {number})" for number, each in enumerate(names)]
         self.alike.enter(lane, name)
         runtime.current().registries.forget(self.alike)
         self.alike.expect("0")
-        self.first = self.checksums(weights)
+        self.first = None if weights is None else self.checksums(weights)
 
     def synchronized(self, weights: Sequence[Array]) -> None:
         """These weights should be equal on all ranks. Collective if it is time to compare.

@@ -65,66 +65,63 @@ def change(
     due: Callable[[], bool],
     work: Callable[[Sequence[Array]], None],
     variables: Sequence[Variable],
-    tensors: Sequence[tf.Tensor],
-) -> list[tf.Tensor]:
-    """If `due`, have `work` change variables and tensors, now or when the graph runs.
-
-    Waits for other ranks if `work` does.
+    seen: Sequence[tf.Tensor | tf.IndexedSlices],
+) -> None:
+    """If `due`, have `work` change variables, now or when the graph runs. Waits for other ranks if `work` does.
 
     Args:
         due: Returns whether `work` is to be called. In a graph it is called each time that the graph runs.
-        work: Changes arrays in place: first those of the variables, then those of the tensors.
+        work: Changes the first of its arrays, which are the variables', in place. The others are those of `seen`.
         variables: The variables, which get the new values.
-        tensors: The tensors.
-
-    Returns:
-        Tensors with the new values; the same tensors if nothing is due.
+        seen: Gradients, dense or sparse.
 
     Raises:
         RuntimeError: The graph is for XLA.
     """
+    own = [inside(variable) for variable in variables]
 
     def changed(*arrays: Array) -> list[Array]:
-        copies = list(map(aligned_copy, arrays))
-        work(copies)
+        copies = list(map(aligned_copy, arrays[: len(own)]))
+        work([*copies, *arrays[len(own) :]])
         return copies
 
-    own = [inside(variable) for variable in variables]
+    def inputs() -> list[tf.Tensor]:
+        return [*(variable.read_value() for variable in own), *map(densified, seen)]
+
     if not tf.executing_eagerly():
-        return in_graph(due, changed, own, tensors)
+        in_graph(due, changed, own, inputs)
+        return
     with tensorflow_errors():
-        if not due():
-            return list(tensors)
-        results = to_tensors(changed(*gpu.arrays_of([*map(tf.convert_to_tensor, own), *tensors])))
-    return assigned(own, results)
+        results = to_tensors(changed(*gpu.arrays_of(inputs()))) if due() else []
+    for variable, result in zip(own, results, strict=False):
+        variable.assign(result)
 
 
 def in_graph(
     due: Callable[[], bool],
     changed: Callable[..., list[Array]],
     variables: Sequence[tf.Variable],
-    tensors: Sequence[tf.Tensor],
-) -> list[tf.Tensor]:
-    """`change` in a graph. changed: returns new arrays. variables: TensorFlow's own."""
+    inputs: Callable[[], list[tf.Tensor]],
+) -> None:
+    """`change` in a graph.
+
+    Args:
+        due: As for `change`.
+        changed: Returns new arrays for the variables.
+        variables: TensorFlow's own.
+        inputs: Returns the tensors that `changed` gets as arrays.
+    """
     refuse_compiled()
     graph = tf.compat.v1.get_default_graph()
     with tf.control_dependencies(getattr(graph, LAST, [])):
         (is_due,), _ = node(lambda: [np.array(due())], [], [tf.TensorSpec((), tf.bool)], "hvdlite_strategy_due")
 
-    def work() -> list[tf.Tensor]:
-        inputs = [*(variable.read_value() for variable in variables), *tensors]
-        specs = [tf.TensorSpec(each.shape, each.dtype) for each in inputs]
-        device = gpu.device_for(inputs, [each.dtype for each in inputs])
-        results, _ = node(changed, inputs, specs, "hvdlite_strategy", device=device)
-        return [*assigned(variables, results), tf.constant(True)]
+    def work() -> tf.Tensor:
+        given, dtypes = inputs(), [variable.dtype for variable in variables]
+        specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
+        results, _ = node(changed, given, specs, "hvdlite_strategy", device=gpu.device_for(given, dtypes))
+        for variable, result in zip(variables, results, strict=True):
+            variable.assign(result)
+        return tf.constant(True)
 
-    results = tf.cond(is_due, work, lambda: [*map(tf.identity, tensors), tf.constant(False)])
-    setattr(graph, LAST, [results[-1].op])
-    return list(results[:-1])
-
-
-def assigned(variables: Sequence[tf.Variable], results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Assign the first results to the variables. Returns the other results."""
-    for variable, result in zip(variables, results, strict=False):
-        variable.assign(result)
-    return list(results[len(variables) :])
+    setattr(graph, LAST, [tf.cond(is_due, work, lambda: tf.constant(False)).op])

@@ -11,7 +11,7 @@ from hvdlite.arrays import Array
 from hvdlite.gradients.tensors import Gradient, Variable
 from hvdlite.keras.backend_torch import gpu_of
 from hvdlite.torch import cuda
-from hvdlite.torch.tensors import in_place, plain, to_array
+from hvdlite.torch.tensors import in_place, readable
 
 
 def choose(which: Callable[[], int], branches: Sequence[Callable[[], list[Gradient]]]) -> list[Gradient]:
@@ -24,27 +24,24 @@ def change(
     due: Callable[[], bool],
     work: Callable[[Sequence[Array]], None],
     variables: Sequence[Variable],
-    tensors: Sequence[torch.Tensor],
-) -> list[torch.Tensor]:
-    """If `due`, have `work` change variables and tensors. Waits for other ranks if `work` does.
+    seen: Sequence[torch.Tensor],
+) -> None:
+    """If `due`, have `work` change variables in place. Waits for other ranks if `work` does.
 
     Args:
         due: Returns whether `work` is to be called.
-        work: Changes arrays in place: first those of the variables, then those of the tensors.
+        work: Changes the first of its arrays, which are the variables', in place. The others are those of `seen`.
         variables: The variables, which get the new values.
-        tensors: The tensors.
-
-    Returns:
-        Tensors with the new values; the same tensors if nothing is due.
+        seen: Gradients, dense or sparse.
     """
     if not due():
-        return list(tensors)
+        return
     values: list[torch.Tensor] = [variable.value for variable in variables]  # type: ignore[attr-defined]
-    taken, copies = list(map(in_place, values)), list(map(plain, tensors))
+    taken = list(map(in_place, values))
+    others = [readable(each.to_dense() if each.is_sparse else each) for each in seen]
     gpu = gpu_of(variables) if variables else None  # type: ignore[arg-type]
     with cuda.on_torchs_stream(gpu) if gpu else contextlib.nullcontext():
-        work([*(array for array, _ in taken), *map(to_array, copies)])
+        work([*(array for array, _ in taken), *others])
     for _, deliver in taken:
         deliver(None)
     torch.autograd.graph.increment_version(values)
-    return copies

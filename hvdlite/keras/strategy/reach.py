@@ -106,13 +106,14 @@ def host_set(group: Group) -> ProcessSet | None:
         raise NotImplementedError("a strategy that averages within hosts works for all ranks, not for a process_set")
     if live.topology.one_host:
         return global_process_set
+    mine = None
     for ranks in live.topology.hosts:
-        if len(ranks) > 1 and ranks not in live.groups.ranks.values():
-            live.groups.add(ProcessSet(ranks))
-    mine = live.topology.local_ranks
-    if len(mine) == 1:
-        return None
-    number = live.groups.number_of(mine)
-    if not live.groups.registered.get(number):  # a set that was opened again after a restart
-        live.groups.bind(ProcessSet(mine), number)
-    return live.groups.registered[number][0]
+        if len(ranks) == 1:
+            continue
+        theirs = ProcessSet(ranks)
+        if ranks in live.groups.ranks.values():
+            live.groups.find_again([theirs])
+        else:
+            live.groups.add(theirs)
+        mine = theirs if live.topology.rank in ranks else mine
+    return mine

@@ -23,6 +23,7 @@ from hvdlite.lanes.calls import calling
 from hvdlite.ops.common import Operation
 from hvdlite.ops.objects import broadcast_object
 from hvdlite.strategies import Running, Site, Strategy
+from hvdlite.strategies.averaging import largest
 from hvdlite.system.weak_references import weakly
 
 PASSES = "keras.passes"
@@ -43,6 +44,7 @@ class StrategySteps:
         running: The strategy at work; None before the first update, and after a restart.
         passes: The calls of apply() with gradients.
         outside: Whether weights have been changed from outside since the last update.
+        joined: Whether all ranks have joined since the last update.
         loaded: What a checkpoint contained, until the strategy starts.
         check: Compares weights that should be equal.
         reached: Averages gradients in the updates in which the strategy asks for it.
@@ -68,6 +70,7 @@ class StrategySteps:
         self.running: Running | None = None
         self.passes = 0
         self.outside = False
+        self.joined = False
         self.loaded: Mapping[str, Array] = {}
         self.check = SyncCheck(mode)
         self.reached = ReachedGradients(strategy, gradients, optimizer)
@@ -76,8 +79,9 @@ class StrategySteps:
     # The place in a job
 
     @property
-    def group(self) -> Group | None:
+    def group(self) -> Group:
         """The ranks whose models are kept together."""
+        assert self.gradients.group is not None
         return self.gradients.group
 
     @property
@@ -100,15 +104,15 @@ class StrategySteps:
         registries = runtime.current().registries
         registries.renew_later(self)
         registries.count_in_join(self)
+        registries.keep_together(self)
 
     def renew(self) -> None:
         """Go on under the present runtime, from the first rank's state. Collective."""
         if not attaching.can_renew(self.gradients.settings.process_set):
             return
         self.register()
-        group = self.working_group()
         members = self.gradients.settings.process_set
-        state = broadcast_object(self.state(), group.ranks[0], f"{self.name} state", members)
+        state = broadcast_object(self.state(), self.group.ranks[0], f"{self.name} state", members)
         self.end()
         self.loaded, self.outside = state, True
 
@@ -128,15 +132,17 @@ class StrategySteps:
         """Do nothing: no round of a strategy stays unfinished."""
 
     def start_over(self) -> None:
-        """All ranks have joined: count from 0 again."""
-        self.passes = 0
-        if self.running is not None:
-            self.running.start_over()
+        """All ranks have joined: the next update goes on from the largest number of passes.
 
-    def working_group(self) -> Group:
-        """The group, where there are other ranks."""
-        assert self.group is not None
-        return self.group
+        Only then do all ranks use this optimizer again. One that nobody uses may be gone on some ranks.
+        """
+        self.joined = True
+        self.check.expect()
+
+    @property
+    def sent_per_step(self) -> float:
+        """The bytes of weights that this rank sends to other hosts, as a mean over all updates."""
+        return 0.0 if self.running is None else self.running.sent_bytes / max(self.update() - 1, 1)
 
     def started(self) -> Running:
         """The strategy at work. Collective when it starts: at the first update, and at the first after a restart.
@@ -151,12 +157,14 @@ class StrategySteps:
             lines = [f"{name}: {each.dtype}{list(fixed_shape(each))}"
                      for name, each in zip(names, self.variables, strict=True)]  # fmt: skip
             facts = (("number of variables", len(lines)), *((f"variable {n}", line) for n, line in enumerate(lines)))
-            group = self.working_group()
+            site = Site(self.group, self.name, self.title, names, self.gradients.settings.process_set)
             with calling(self.title):
-                Operation(group, "strategy", self.name, facts, lambda at: None).run()
-                self.running = self.strategy.start(Site(group, self.name, self.title, names))
+                Operation(self.group, "strategy", self.name, facts, lambda at: None).run()
+                self.running = self.strategy.start(site)
             with private_api.outside_of_graphs():
-                self.check.begin(self.gradients.working_lane(), self.name, names, self.read())
+                # After a restart a graph begins here when the first update has moved weights already.
+                first = None if self.loaded else self.read()
+                self.check.begin(self.gradients.working_lane(), self.name, names, first)
             self.restore()
         return self.running
 
@@ -180,8 +188,7 @@ class StrategySteps:
         Raises:
             RuntimeError: A variable has become local since the first update.
         """
-        grads, framework = list(grads), self.gradients.framework
-        looks_before = self.looks_before
+        grads, looks_before = list(grads), self.looks_before
         if own := [each for each in self.variables if is_one_of(each, self.local)]:
             raise RuntimeError(
                 f"{self.title}: all ranks keep {common_name(own[0])} together since the first update. Call "
@@ -191,12 +198,10 @@ class StrategySteps:
             grads = self.reached.averaged(weakly(self.update), grads, given, self.local)
         if looks_before:
             places = {id(inside(each)): place for place, each in enumerate(self.variables)}
-            found = {number: places[id(inside(each))] for number, each in enumerate(given)
-                     if grads[number] is not None and id(inside(each)) in places}  # fmt: skip
-            dense: list[Tensor] = [each for number in found if (each := framework.densified(grads[number])) is not None]
-            work = partial(weakly(self.before), tuple(found.values()))
-            for number, new in zip(found, self.change(weakly(self.begins), work, self.variables, dense), strict=True):
-                grads[number] = new
+            seen = {places[id(inside(each))]: gradient for gradient, each in zip(grads, given, strict=True)
+                    if gradient is not None and id(inside(each)) in places}  # fmt: skip
+            work = partial(weakly(self.before), tuple(seen))
+            self.change(weakly(self.begins), work, self.variables, list(seen.values()))
         go_on(grads)
         self.change(weakly(self.ends), weakly(self.after), [*self.variables, *self.state_variables().values()], ())
 
@@ -205,33 +210,38 @@ class StrategySteps:
         due: Callable[[], bool | None],
         work: Callable[[Sequence[Array]], None],
         variables: Sequence[Variable],
-        tensors: Sequence[Tensor],
-    ) -> list[Tensor]:
+        seen: Sequence[Tensor],
+    ) -> None:
         """Have the backend call `work` if `due`, now or when the graph runs. See `on_torch.change`."""
         with calling(f"apply() of {self.title}"):
-            found: list[Tensor] = strategies().change(due, work, variables, tensors)
-        return found
+            strategies().change(due, work, variables, seen)
 
     def present(self) -> Running:
-        """The strategy at work, which knows of changes from outside."""
+        """The strategy at work, which knows of changes from outside. Collective after `join()`."""
         running = self.started()
+        if self.joined:
+            self.joined = False
+            self.passes = largest(self.group, self.passes, f"{self.name} passes")
+            running.start_over(self.update() - 1)
         if self.outside:
             self.outside = False
             running.moved()
         return running
 
     def update(self) -> int:
-        """The number of the update under way, from 1."""
+        """The number of the next update, from 1."""
         return self.passes // (self.optimizer.gradient_accumulation_steps or 1) + 1
 
     def begins(self) -> bool:
         """An update begins. Returns whether `before` must follow."""
-        return self.moves(self.passes + 1) and self.present().update_begins()
+        running = self.present()
+        return self.moves(self.passes + 1) and running.update_begins()
 
     def ends(self) -> bool:
         """An update has ended. Returns whether `after` must follow."""
+        running = self.present()
         self.passes += 1
-        return self.moves(self.passes) and self.present().update_ends()
+        return self.moves(self.passes) and running.update_ends()
 
     def moves(self, passes: int) -> bool:
         """Whether Keras updates weights in this pass, and does not only add up gradients."""

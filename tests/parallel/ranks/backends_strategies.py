@@ -91,14 +91,14 @@ class PostLocal(Averaging):
 
 
 @dataclass(frozen=True)
-class Halving(Strategy):
-    """Halves the gradients of every second update, before which it adds 1 to all weights."""
+class Adding(Strategy):
+    """Adds 1 plus the gradient to all weights before every second update."""
 
     def start(self, site: Site) -> Running:
-        return Halver()
+        return Adder()
 
 
-class Halver(Running):
+class Adder(Running):
     def __init__(self) -> None:
         self.count = 0
 
@@ -108,9 +108,7 @@ class Halver(Running):
 
     def before_update(self, weights: Sequence[Any], gradients: Sequence[Any]) -> None:
         for weight, gradient in zip(weights, gradients, strict=True):
-            weight += 1
-            if gradient is not None:
-                gradient /= 2
+            weight += 1 if gradient is None else 1 + gradient
 
 
 def on(backend: str) -> bool:
@@ -271,10 +269,10 @@ def check_accumulated_gradients() -> None:
 def check_before_an_update() -> None:
     for step in steps():
         variables = [keras.Variable(np.zeros(3, "float32")), keras.Variable(np.zeros((2, 2), "float32"))]
-        optimizer = hvd.DistributedOptimizer(SGD(1.0), strategy=Halving())
+        optimizer = hvd.DistributedOptimizer(SGD(1.0), strategy=Adding())
         update = step(applying(optimizer, variables))
         ones = [keras.ops.ones((3,)), keras.ops.ones((2, 2))]
-        for wanted in (-1.0, -0.5, -1.5, -1.0):
+        for wanted in (-1.0, 0.0, -1.0, 0.0):
             update(ones)
             assert all((array(each) == 1).all() for each in ones)
             assert all((array(each) == wanted).all() for each in variables), (wanted, variables)
@@ -577,3 +575,55 @@ def check_graphs_keep_nothing_alive() -> None:
     keras.backend.clear_session()
     gc.collect()
     assert steps() is None
+
+
+def check_local_sgd() -> None:
+    for way in ways():
+        strategy = hvd.LocalSGD(sync_every=3, warmup_steps=2, state="average")
+        optimizer = hvd.DistributedOptimizer(Adam(0.01), strategy=strategy)
+        _, found = fit(optimizer, 9, **way)
+        assert found == [True, True, False, False, True, False, False, True, False], found
+        once = fit(hvd.DistributedOptimizer(SGD(0.1), strategy=hvd.LocalSGD(sync_every=1)), 4, **way)[0]
+        synchronous = fit(hvd.DistributedOptimizer(SGD(0.1)), 4, **way)[0]
+        for a, b in zip(weights(once), weights(synchronous), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+        _, found = fit(hvd.DistributedOptimizer(SGD(0.1), strategy=hvd.LocalSGD(4, hierarchical=True)), 5, **way)
+        assert found == [True] * 5, found
+
+
+def check_diloco() -> None:
+    """Outer SGD with the rate 1 is an average; fragments that travel arrive; training resumes in fit()."""
+    outer = hvd.OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
+    for way in ways():
+        one = fit(hvd.DistributedOptimizer(SGD(0.1), strategy=hvd.DiLoCo(2, outer)), 6, **way)[0]
+        other = fit(hvd.DistributedOptimizer(SGD(0.1), strategy=hvd.LocalSGD(2)), 6, **way)[0]
+        for a, b in zip(weights(one), weights(other), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        strategy = hvd.DiLoCo(4, fragments=2, overlap=1)
+        trained, found = fit(hvd.DistributedOptimizer(SGD(0.1), strategy=strategy), 9, **way)
+        assert not any(found)
+        hvd.average_parameters(trained)
+        assert equal(weights(trained))
+
+
+def check_diloco_resumes() -> None:
+    """Common weights and outer state come from the file, also if the usual callback broadcasts."""
+    path = folder() / "run.npz"
+
+    def build(seed: int) -> Any:
+        trained = model(seed)
+        trained.compile(hvd.DistributedOptimizer(SGD(0.1), strategy=hvd.DiLoCo(3)), "mse")
+        return trained
+
+    def train(trained: Any, callbacks: Any = ()) -> list[np.ndarray]:
+        trained.fit(*data(6), batch_size=BATCH, shuffle=False, verbose=0, callbacks=list(callbacks))
+        return weights(trained)
+
+    run, again = build(1), build(2)
+    train(run)
+    hvd.save(path, model=run)
+    wanted = train(run)
+    hvd.load(path, model=again)
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    for a, b in zip(train(again, callbacks), wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
