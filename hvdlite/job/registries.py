@@ -141,8 +141,7 @@ class Registries:
 
     def together(self, group: Group) -> list[Together]:
         """The optimizers with a strategy for these ranks. One that nobody uses may be gone on some ranks."""
-        together: Together
-        return [together for together in self._together if together.group is group]
+        return [each for each in self._together if each.group is group]
 
     def prepare_last_looks(self) -> None:
         """The job ends well on this rank: let the ranks compare their values once more. Does not wait."""
