@@ -84,7 +84,7 @@ class KerasAttachment:
         self.strategy: StrategySteps | None = None
         if strategy and shared:
             self.strategy = StrategySteps(strategy, self.gradients, optimizer, self.local, settings.replica_check)
-            finalize(optimizer, weakly(self.strategy.end)).atexit = False
+            finalize(optimizer, weakly(self.strategy.abandon)).atexit = False
 
     @property
     def at_work(self) -> bool:

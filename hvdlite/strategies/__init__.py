@@ -133,8 +133,8 @@ class Running:
     def moved(self) -> None:
         """Weights were changed from outside, on all ranks to the same values: forget what depends on the old ones."""
 
-    def give_up(self) -> None:
-        """This rank is about to join: other ranks must not wait for its next update. Waits for nobody."""
+    def pause(self) -> None:
+        """This rank is about to wait for others, as in `join()`: they must not wait for its next update."""
 
     def start_over(self, step: int) -> None:
         """All ranks have joined, perhaps after different numbers of updates: go on as if all had done `step` of them.
@@ -148,6 +148,9 @@ class Running:
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Continue from the values that `state` returned. Waits for nobody."""
+
+    def abandon(self) -> None:
+        """The optimizer is gone on this rank, perhaps not on others. Waits for nobody."""
 
     def close(self) -> None:
         """The optimizer is detached: end threads, and free communicators. Called on all ranks, unless the job broke."""

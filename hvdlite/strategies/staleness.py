@@ -16,6 +16,7 @@ before the next update, while gradients are computed: these gradients would belo
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -188,6 +189,10 @@ class Member(Running):
         """All ranks have joined: count from 0 again. The caller settles next."""
         self.era += 1
 
+    def abandon(self) -> None:
+        """The optimizer is gone here: tell all ranks. The mailbox's thread ends when it is gone on all of them."""
+        self.mailbox.start_leaving()
+
     def close(self) -> None:
         """End the mailbox. Collective; waits for all ranks, which get answers until then."""
         self.site.group.close_mailbox(self.mailbox)
@@ -198,6 +203,7 @@ class Worker(Member):
 
     Attributes:
         clock: The number of updates in this era.
+        paused: Whether the owners know that this rank waits outside of its updates.
         given: The weights as the last answers, or `settle`, left them; empty before.
         told: The largest era of the last answers.
         before: The weights before the update under way; empty between updates.
@@ -210,13 +216,14 @@ class Worker(Member):
 
     def __init__(self, strategy: BoundedStaleness, site: Site) -> None:
         self.given: Array = NOTHING
-        self.told = 1
+        self.told, self.paused = 1, False
         self.before: Array = NOTHING
         self.gradient: Array = NOTHING
         self.clock, self.pushed, self.sent = 0, 0, 0
         self.answers: dict[int, Letter] = {}
         self.counts = Counter[int]()
         super().__init__(strategy, site)
+        site.group.before_waiting.append(self.pause)
 
     @property
     def sent_bytes(self) -> float:
@@ -275,7 +282,7 @@ class Worker(Member):
         if kind == FIRST_UPDATE:
             parts.append(self.before)
         self.clock += 1
-        self.answers = {}
+        self.paused, self.answers = False, {}
         for place, owner in enumerate(self.owners):
             body = np.concatenate([part[places.part(place)] for part in parts])
             self.mailbox.post(
@@ -303,16 +310,11 @@ class Worker(Member):
         missing = [owner for owner in self.owners if owner not in self.answers]
         return slowest if slowest is not None else missing[0] if missing else self.site.group.rank
 
-    def give_up(self) -> None:
-        """As `park`: this rank is about to join."""
-        self.park()
-
-    def park(self) -> None:
-        """Let the others go on without this rank until its next update. Waits for nobody.
-
-        Called wherever this rank waits for others outside of its updates.
-        """
-        self.post_park(0)
+    def pause(self) -> None:
+        """Let the others go on without this rank until its next update. Waits for nobody."""
+        if not self.paused:
+            self.paused = True
+            self.post_park(0)
 
     def post_park(self, settled: int) -> None:
         """Send PARK to all owners. settled: the number of the call of `settle` that follows; 0 for none."""
@@ -336,6 +338,21 @@ class Worker(Member):
         """As `Member.moved`. `before_update` calls it, too, if it finds other weights than expected."""
         super().moved()
         self.clock, self.given = 0, NOTHING
+
+    def abandon(self) -> None:
+        """As `Member.abandon`."""
+        self.stop_pausing()
+        super().abandon()
+
+    def close(self) -> None:
+        """As `Member.close`."""
+        self.stop_pausing()
+        super().close()
+
+    def stop_pausing(self) -> None:
+        """This rank makes no more updates."""
+        with contextlib.suppress(ValueError):
+            self.site.group.before_waiting.remove(self.pause)
 
     def start_over(self, step: int) -> None:
         """As `Member.start_over`."""

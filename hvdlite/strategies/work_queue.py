@@ -16,7 +16,6 @@ import numpy as np
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet
 from hvdlite.lanes.mailbox import FIRST_KIND, Letter, Mailbox
-from hvdlite.strategies.staleness import Worker
 
 ASK, DEAL = FIRST_KIND, FIRST_KIND + 1
 DEALER = 0
@@ -96,9 +95,8 @@ class WorkQueue:
 
     def _rest(self) -> None:
         """The epoch has ended on this rank: do not hold back ranks that still compute."""
-        for mailbox in self._group.mailboxes:
-            if isinstance(mailbox.reader, Worker):
-                mailbox.reader.park()
+        for pause in self._group.before_waiting:
+            pause()
 
     def receive(self, mailbox: Mailbox, letter: Letter) -> None:
         """Deal a batch, or take one. The mailbox's thread calls it.

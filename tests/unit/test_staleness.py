@@ -236,7 +236,7 @@ def test_age_lets_ranks_run_at_their_own_speeds_and_clock_does_not() -> None:
                 time.sleep(times[group.rank])
                 model.step()
                 number += 1
-            model.running.park()
+            model.running.pause()
             return number
 
         return sum(on_groups(4, rank_main)) / 2.5 / sum(1 / each for each in times)
@@ -341,7 +341,7 @@ def test_a_rank_that_ends_early_goes_on_serving(strategy: BoundedStaleness, by: 
         for _ in range(5 if group.rank == 0 else 30):
             model.step()
         if by == "park":
-            model.running.park()
+            model.running.pause()
         return model.seen
 
     views = on_groups(3, rank_main)
@@ -394,7 +394,7 @@ def test_weights_from_outside_replace_the_slices(strategy: BoundedStaleness) -> 
         for _ in range(4 if group.rank != 2 or strategy.clock == 0 else 1):
             model.step()
         if strategy.clock is None:
-            model.running.park()
+            model.running.pause()
         group.transport.barrier()
         for weight in model.weights:
             weight[...] = 100
@@ -410,7 +410,7 @@ def test_weights_from_outside_on_one_rank_are_an_error_there() -> None:
         model = Count(group, BoundedStaleness(None), 2, 2)
         for _ in range(3):
             model.step()
-        model.running.park()
+        model.running.pause()
         group.transport.barrier()
         if group.rank == 0:
             model.weights[0][...] = 100
@@ -429,7 +429,7 @@ def test_after_join_all_count_from_zero() -> None:
         model = Count(group, BoundedStaleness(0), 3, 3)
         for _ in range(3 + 4 * group.rank):
             model.step()
-        model.running.park()
+        model.running.pause()
         group.transport.barrier()  # as hvd.join()
         model.running.start_over(0)
         model.running.settle(model.weights)

@@ -161,8 +161,14 @@ class StrategySteps:
         self.loaded = state
         self.news.note_moved()
 
+    def abandon(self) -> None:
+        """The optimizer is gone on this rank, perhaps not on others. Waits for nobody."""
+        running, self.running = self.running, None
+        if running is not None:
+            running.abandon()
+
     def end(self) -> None:
-        """Stop the strategy: the optimizer is gone, or attached again."""
+        """Stop the strategy: the optimizer is attached again. Collective; waits for all ranks."""
         running, self.running = self.running, None
         if running is not None:
             running.close()
@@ -177,7 +183,7 @@ class StrategySteps:
         """This rank is about to join. Raises RuntimeError if other ranks could not go on."""
         require_joins(self.strategy)
         if self.running is not None:
-            self.running.give_up()
+            self.running.pause()
 
     def start_over(self) -> None:
         """All ranks have joined: the next update goes on from the largest number of passes.

@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
+from weakref import finalize
 
 import torch
 
@@ -102,6 +103,7 @@ class StrategyAttachment:
         self.gradients = Averaging()
         self.average_gradients(asked.strategy.reach(1))
         self.running = asked.strategy.start(self.site)
+        finalize(optimizer, self.running.abandon).atexit = False
         self.equal, self.joined = True, False
         self.alike: Alike = alike(optimizer, asked.settings, state=False)
         self.alike.enter(lane, self.name)
@@ -228,7 +230,7 @@ class StrategyAttachment:
     def give_up(self) -> None:
         """This rank is about to join. Raises RuntimeError if other ranks could not go on."""
         require_joins(self.asked.strategy)
-        self.running.give_up()
+        self.running.pause()
 
     def start_over(self) -> None:
         """All ranks have joined: the next step goes on from the largest number of steps.

@@ -82,7 +82,7 @@ def check_a_rank_that_ends_early_goes_on_serving() -> None:
     running = start(BoundedStaleness(clock=1), weights)
     for _ in range(1 if hvd.rank() == 0 else 40):
         step(running, weights, 1.0)
-    running.park()
+    running.pause()
     hvd.barrier()
     running.settle(weights)
     np.testing.assert_allclose(weights[0], (1 + 40 * (hvd.size() - 1)) / hvd.size())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -484,6 +487,38 @@ def check_staleness() -> None:
         hvd.average_parameters(w)
         total += sum((1 + 2 * rank) * (rank + 1) for rank in range(hvd.size())) / hvd.size()
         assert torch.allclose(w.w, torch.tensor(-total)), w.w
+
+
+@at_sizes(2, 3)
+def check_collectives_between_stale_updates() -> None:
+    """A quick rank waits in a collective: it does not hold back slow ranks, whose updates would be too old."""
+    w = torch.nn.Parameter(torch.zeros(5))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), strategy=hvd.BoundedStaleness(age=1))
+    for epoch in range(3):
+        for _ in range(4 if hvd.rank() == 0 else 30):
+            optimizer.zero_grad()
+            w.sum().backward()
+            optimizer.step()
+        assert hvd.allreduce(torch.tensor(float(epoch))) == epoch
+
+
+@at_sizes(2)
+def check_mailboxes_end_with_their_optimizers() -> None:
+    """Also if they go at different times."""
+    w = torch.nn.Parameter(torch.zeros(5))
+    for _ in range(3):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), strategy=hvd.BoundedStaleness(clock=1))
+        for _ in range(2):
+            w.sum().backward()
+            optimizer.step()
+        del optimizer
+        if hvd.rank():
+            gc.collect()
+    gc.collect()
+    until = time.monotonic() + 20
+    while any(thread.name == "hvdlite-mailbox" for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @at_sizes(3)
