@@ -201,7 +201,9 @@ class OuterSteps(Running):
         from hvdlite.strategies.compressed import CompressedAverages  # importing hvdlite alone does not load gradients
 
         if number not in self.exchanges:
-            names = self.site.names[self.fragments[number].part]
+            known, count = self.site.names, sum(len(fragment.common) for fragment in self.fragments)
+            added = [f"parameter.{index}" for index in range(len(known), count)]  # since the optimizer was attached
+            names = [*known, *added][self.fragments[number].part]
             self.exchanges[number] = CompressedAverages(self.site, name, names, outer, self.how.compression)
         return self.exchanges[number]
 
