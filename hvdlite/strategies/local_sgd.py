@@ -62,6 +62,10 @@ class LocalSGD(Strategy):
         return Reach.HOST if self.hierarchical else Reach.NONE
 
     @property
+    def joins(self) -> bool:
+        return not self.hierarchical  # other ranks of a host would wait for the gradients of a rank that has joined
+
+    @property
     def wants_state(self) -> bool:
         return self.state == "average"
 
