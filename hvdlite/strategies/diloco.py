@@ -75,6 +75,10 @@ class DiLoCo(Strategy):
             raise ValueError("hvd.DiLoCo: compression= works without overlap only: leave one of them out")
 
     def start(self, site: Site) -> Running:
+        if self.compression is not None:
+            from hvdlite.strategies.compressed import settings_of  # as below
+
+            settings_of(site, self.compression)  # an error now, not at the first outer step
         return OuterSteps(self, site)
 
     def reach(self, step: int) -> Reach:

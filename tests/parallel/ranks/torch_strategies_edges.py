@@ -184,3 +184,11 @@ def check_join_is_exact() -> None:
             (w.sum() * 0).backward()
             optimizer.step()
     assert (w - 1 / 3).abs().max() < 1e-15, w
+
+
+@at_sizes(2)
+def check_a_wrong_compression() -> None:
+    """It is an error when the optimizer is attached, not at the first outer step."""
+    for wrong in ("fp16", 3, torch.float16):
+        plain, strategy = sgd(model_of().parameters()), hvd.DiLoCo(500, compression=wrong)
+        require_error(ValueError, lambda p=plain, s=strategy: hvd.DistributedOptimizer(p, strategy=s), "compression")  # type: ignore[misc]
