@@ -105,6 +105,10 @@ class Combining:
         }
         self._handles: list[Handle[None]] = []
 
+    def like(self, arrays: Sequence[Array]) -> bool:
+        """Whether these arrays have the dtypes and shapes of those under way."""
+        return [(array.dtype, array.shape) for array in arrays] == self._likes
+
     def start(self, kind: str, name: str, facts: Facts, waits: bool = False) -> None:
         """Begin to exchange. Waits for nobody, unless the caller waits next.
 

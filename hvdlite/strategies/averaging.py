@@ -38,7 +38,7 @@ class Averages:
         """
         self.arrays = arrays
         numbers = list(have) or [True] * len(arrays)
-        self.counts: Array = module(arrays[0]).asarray(numbers, dtype=np.float32)
+        self.counts: Array = module(arrays[0]).asarray(numbers, dtype=np.float64)  # as exact as any weight
         self.operation = grouped(group, [*arrays, self.counts], Average, name)
         self.handle: Handle[list[Array]] | None = None
 

@@ -9,13 +9,22 @@ from hvdlite.compression.store import Store
 from hvdlite.gradients.compression import NoneCompressor, lossy_of
 from hvdlite.gradients.exchange import Contents, Exchange
 from hvdlite.gradients.plan import Spec
-from hvdlite.gradients.settings import Arguments
+from hvdlite.gradients.settings import Arguments, Settings
 from hvdlite.gradients.traffic import traffic_of
 from hvdlite.gradients.use import Use
 from hvdlite.gradients.wire import dtype_on_wire
 from hvdlite.lanes.gpu_side import gpu_of
 from hvdlite.strategies import Site
 from hvdlite.strategies.averaging import present
+
+
+def settings_of(site: Site, compression: object) -> Settings:
+    """Return the settings of the rounds. Raises ValueError for a compressor that they cannot use."""
+    settings = Arguments(compression=compression, process_set=site.process_set, replica_check="off").checked(str)
+    casts = settings.compression is NoneCompressor or settings.compression.wire is not None
+    if lossy_of(settings.compression) is None and not casts:
+        raise ValueError(f"hvd.DiLoCo: compression={compression!r} must be one of hvd.Compression")
+    return settings
 
 
 class CompressedAverages:
@@ -42,11 +51,8 @@ class CompressedAverages:
             NotImplementedError: It is lossy, and the arrays lie on a GPU.
         """
         self.site, self.name = site, name
-        arguments = Arguments(compression=compression, process_set=site.process_set, replica_check="off")
-        settings = arguments.checked(str)
+        settings = settings_of(site, compression)
         how = lossy_of(settings.compression)
-        if how is None and settings.compression is not NoneCompressor and settings.compression.wire is None:
-            raise ValueError(f"hvd.DiLoCo: compression={compression!r} must be one of hvd.Compression")
         gpu = None if is_host(like[0]) else gpu_of(like[0])
         specs = tuple(
             Spec(its, each.shape, dtype_on_wire(settings.compression, each.dtype.name, is_float(each.dtype)),

@@ -76,6 +76,10 @@ class DiLoCo(Strategy):
             raise ValueError("hvd.DiLoCo: compression= works without overlap only: leave one of them out")
 
     def start(self, site: Site) -> Running:
+        if self.compression is not None:
+            from hvdlite.strategies.compressed import settings_of  # as below
+
+            settings_of(site, self.compression)  # an error now, not at the first outer step
         return OuterSteps(self, site)
 
     def reach(self, step: int) -> Reach:
@@ -206,7 +210,9 @@ class OuterSteps(Running):
         from hvdlite.strategies.compressed import CompressedAverages  # importing hvdlite alone does not load gradients
 
         if number not in self.exchanges:
-            names = self.site.names[self.fragments[number].part]
+            known, count = self.site.names, sum(len(fragment.common) for fragment in self.fragments)
+            added = [f"parameter.{index}" for index in range(len(known), count)]  # since the optimizer was attached
+            names = [*known, *added][self.fragments[number].part]
             self.exchanges[number] = CompressedAverages(self.site, name, names, outer, self.how.compression)
         return self.exchanges[number]
 

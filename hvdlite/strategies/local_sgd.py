@@ -67,6 +67,10 @@ class LocalSGD(Strategy):
         return frozenset([self.reach(1), self.reach(self.warmup_steps + 1)])
 
     @property
+    def joins(self) -> bool:
+        return not self.hierarchical  # other ranks of a host would wait for the gradients of a rank that has joined
+
+    @property
     def wants_state(self) -> bool:
         return self.state == "average"
 

@@ -170,6 +170,8 @@ class CombineFirst(Combiner):
         return not self.alone
 
     def before_update(self, weights: Sequence[Array], gradients: Sequence[Array | None]) -> None:
+        if self.under_way and not self.under_way.like(weights):  # parameters were added
+            self.settle(weights)
         combining, self.under_way = self.under_way, None
         self.finish(combining or self.begin(weights, True), weights)
 

@@ -12,6 +12,7 @@ from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.ops.variables import broadcast_arrays, naming
+from hvdlite.torch.attach.strategy_steps import strategy_of
 from hvdlite.torch.attach.unsent import state_for_others
 from hvdlite.torch.cuda import on_cpu
 from hvdlite.torch.sharded.states import keep_dtypes, refuse_pieces
@@ -92,8 +93,8 @@ def broadcast_optimizer_state(
     """Give every rank root_rank's optimizer state and options (learning rates, ...). Waits for all ranks of the set.
 
     Changes the optimizer's groups and state in place. Ranks without state get the root's: no step is taken to create
-    the state, so no parameter moves. Large tensors travel one by one, so that each rank needs memory for one copy of
-    the state.
+    the state, so no parameter moves. A strategy first finishes what it has under way, which may move parameters. Large
+    tensors travel one by one, so that each rank needs memory for one copy of the state.
 
     Args:
         optimizer: The optimizer.
@@ -111,6 +112,8 @@ def broadcast_optimizer_state(
     if not all(hasattr(optimizer, name) for name in ("param_groups", "state_dict", "load_state_dict")):
         raise TypeError(not_an_optimizer(optimizer))
     refuse_pieces("broadcast_optimizer_state", optimizer)
+    if attached := strategy_of(optimizer):
+        attached.settle()  # the state has nothing of what is under way
     mine, large = runtime.rank() == root_rank, list[torch.Tensor]()
 
     def take_out(value: object) -> object:

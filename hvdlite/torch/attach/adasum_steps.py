@@ -24,6 +24,7 @@ from hvdlite.torch.attach.own_steps import METHODS, OwnSteps
 from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.replica_check import alike
 from hvdlite.torch.attach.settings import TorchSettings
+from hvdlite.torch.attach.steps import Arguments, Options
 from hvdlite.torch.reductions import grouped_allreduce
 
 
@@ -71,12 +72,12 @@ class DeltaAttachment:
         """Return the parameters that a step may move: also frozen ones that have a gradient."""
         return [p for p in flat(self.optimizer.param_groups) if p.requires_grad or p.grad is not None]
 
-    def begin(self) -> None:
+    def begin(self, args: Arguments, kwargs: Options) -> None:
         """A step() begins: remember the weights."""
         runtime.require_attached(self.alive, True, least=1, lost="its steps would not be combined")
         self.starts = [(p, p.detach().clone()) for p in self.parameters()]
 
-    def end(self) -> None:
+    def end(self, args: Arguments, kwargs: Options) -> None:
         """A step() has ended: combine the ranks' steps. Collective; waits for all ranks."""
         if self.alive:
             with calling(self.title):

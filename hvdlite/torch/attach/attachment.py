@@ -68,7 +68,12 @@ class Attachment:
     layout: Layout
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, settings: TorchSettings, passes_per_step: int, renewed: bool = False
+        self,
+        optimizer: torch.optim.Optimizer,
+        settings: TorchSettings,
+        passes_per_step: int,
+        renewed: bool = False,
+        hooked: bool = True,
     ) -> None:
         private_api.require()
         self.reference, self.settings = weakref.ref(optimizer), settings
@@ -88,7 +93,8 @@ class Attachment:
         if not self.ranks.alone:
             self.begin_reducing()
         self.ranks.runtime.registries.renew_later(self)
-        self.steps.hook(optimizer, self)
+        if hooked:
+            self.steps.hook(optimizer, self)
 
     def begin_reducing(self) -> None:
         """Plan, share memory, and take over from earlier optimizers with the same parameters. Collective."""
@@ -530,8 +536,12 @@ def end_backward(me: weakref.ref[Attachment]) -> None:
 
 
 def attach(
-    optimizer: torch.optim.Optimizer, settings: TorchSettings, passes_per_step: int, renewed: bool = False
-) -> None:
+    optimizer: torch.optim.Optimizer,
+    settings: TorchSettings,
+    passes_per_step: int,
+    renewed: bool = False,
+    hooked: bool = True,
+) -> Attachment:
     """Attach to an optimizer, and add the methods that users call. Collective.
 
     Args:
@@ -539,6 +549,11 @@ def attach(
         settings: What the user asked for.
         passes_per_step: How many backward() calls one round sums up.
         renewed: Whether `elastic.run` attaches the optimizer again.
+        hooked: Whether hooks around step() call `steps.before` and `steps.after`. Otherwise the caller calls them.
+
+    Returns:
+        The attachment.
     """
-    attachment = Attachment(optimizer, settings, passes_per_step, renewed)
+    attachment = Attachment(optimizer, settings, passes_per_step, renewed, hooked)
     optimizer.__dict__.update(methods(attachment, lambda: attachment.optimizer), _hvdlite=attachment)
+    return attachment

@@ -8,31 +8,40 @@ scaler then always calls step(), and on such a rank that step moves no parameter
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.steps import Arguments, Options
-from hvdlite.torch.private_api import SCALES, put_next_to_step, step_is_nested, without_step_hooks
+from hvdlite.torch.private_api import SCALES, step_is_nested, without_step_hooks
+
+Changed: TypeAlias = tuple[Arguments, Options] | None
+"""Other arguments for step(), or None."""
 
 
 class OwnSteps:
     """The hooks around one optimizer's step().
 
     Attributes:
-        optimizer: The optimizer.
-        begin: Called before each step. Gradients are unscaled then.
-        end: Called after each step, unless it has raised.
+        reference: The optimizer, held weakly.
+        begin: Called with the arguments of each step before it; may return others. Gradients are unscaled then.
+        end: Called with them after each step, unless it has raised.
         scales: Whether hvdlite divides gradients by a GradScaler's scale. Fused optimizers do it themselves.
         scaler_waits: Whether a GradScaler has called step(), and will delete attributes that it has set.
         handles: torch's handles of the hooks; empty once they are removed.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        self.optimizer, self.begin, self.end = optimizer, begin, end
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        begin: Callable[[Arguments, Options], Changed],
+        end: Callable[[Arguments, Options], None],
+    ) -> None:
+        self.reference, self.begin, self.end = weakref.ref(optimizer), begin, end
         self.scales = not getattr(optimizer, SCALES, False)
         if self.scales:
             setattr(optimizer, SCALES, True)
@@ -41,32 +50,30 @@ class OwnSteps:
             optimizer.register_step_pre_hook(self.before_step), optimizer.register_step_post_hook(self.after_step)
         ]  # fmt: skip
 
-    def before_step(
-        self, optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Options
-    ) -> tuple[Arguments, Options] | None:
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Options) -> Changed:
         """A step() begins.
 
         Returns:
-            Other arguments for step(), if it is to move no parameter.
+            Other arguments for step(), if it is to move no parameter, or `begin` wants others.
         """
         if step_is_nested(optimizer):
             return None
-        found_inf, scale = self.take_scaling() if self.scales else (None, None)
+        found_inf, scale = self.take_scaling(optimizer) if self.scales else (None, None)
         skips = found_inf is not None and bool(found_inf)
         if scale is not None and not skips:
             for p in flat(optimizer.param_groups):
                 if p.grad is not None:
                     p.grad.mul_(1 / float(scale))
-        self.begin()
-        return ((without_parameters(optimizer), *args[1:]), kwargs) if skips else None
+        changed = self.begin(args, kwargs)
+        return ((without_parameters(optimizer), *args[1:]), kwargs) if skips else changed
 
-    def take_scaling(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def take_scaling(self, optimizer: torch.optim.Optimizer) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Remove the attributes that a GradScaler has set, since the optimizer's own step() refuses them.
 
         Returns:
             Whether gradients are not finite; and the scale, or None after `unscale_`. Both are None without a scaler.
         """
-        values = self.optimizer.__dict__
+        values = optimizer.__dict__
         self.scaler_waits = "found_inf" in values
         return values.pop("found_inf", None), values.pop("grad_scale", None)
 
@@ -76,16 +83,13 @@ class OwnSteps:
             return
         if self.scaler_waits:
             optimizer.__dict__.update(found_inf=None, grad_scale=None)
-        self.end()
-
-    def stay_next_to_step(self) -> None:
-        """Be the last hook before step(), and the first after it."""
-        put_next_to_step(self.optimizer, *self.handles)
+        self.end(args, kwargs)
 
     def remove(self) -> None:
         """Remove the hooks."""
-        if self.scales:
-            self.optimizer.__dict__.pop(SCALES, None)
+        optimizer = self.reference()
+        if self.scales and optimizer is not None:
+            optimizer.__dict__.pop(SCALES, None)
         for handle in self.handles:
             handle.remove()
         self.handles = []

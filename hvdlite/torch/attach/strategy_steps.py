@@ -11,10 +11,11 @@ All weights of the optimizer take part, also those that are frozen now, so that 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import cast
-from weakref import finalize
 
 import torch
 
@@ -27,12 +28,15 @@ from hvdlite.lanes.signature import Facts
 from hvdlite.strategies import Reach, Site, Strategy, require_joins
 from hvdlite.strategies.averaging import largest
 from hvdlite.strategies.hosts import host_set
+from hvdlite.system.weak_references import weakly
 from hvdlite.torch import cuda
+from hvdlite.torch.attach import steps
 from hvdlite.torch.attach.attachment import Attachment, attach
-from hvdlite.torch.attach.own_steps import METHODS, OwnSteps
+from hvdlite.torch.attach.own_steps import METHODS, Changed, OwnSteps
 from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.replica_check import alike
 from hvdlite.torch.attach.settings import TorchSettings
+from hvdlite.torch.attach.steps import Arguments, Options
 from hvdlite.torch.tensors import in_place, readable, to_tensor
 
 KEY = "hvdlite_strategy"
@@ -70,11 +74,19 @@ class Averaging:
     by: Attachment | None = None
 
 
+class Phase(Enum):
+    """Where an optimizer is."""
+
+    BETWEEN = auto()  # two steps
+    STEPPING = auto()  # step() has begun, and may have raised
+    JOINED = auto()  # all ranks have joined since the last step
+
+
 class StrategyAttachment:
     """An attachment to one optimizer whose weights a strategy keeps together with other ranks'.
 
     Attributes:
-        optimizer: The optimizer.
+        reference: The optimizer, held weakly, so that a dropped one is free at once, and refuses no join().
         asked: What the user asked for.
         runtime: The runtime that the optimizer was attached under.
         site: The optimizer as the strategy sees it.
@@ -82,7 +94,7 @@ class StrategyAttachment:
         number: The number of steps so far.
         gradients: How gradients are averaged now.
         equal: Whether all ranks have equal weights.
-        joined: Whether all ranks have joined since the last step.
+        phase: Where the optimizer is.
         alike: The comparison of the ranks' weights.
         steps: The hooks around step().
         renewed: Whether `elastic.run` attached the optimizer again.
@@ -90,7 +102,7 @@ class StrategyAttachment:
 
     def __init__(self, optimizer: torch.optim.Optimizer, asked: Asked, renewed: bool = False) -> None:
         """Collective; waits for all ranks. Raises MismatchError if strategies or parameters differ."""
-        self.optimizer, self.asked, self.renewed = optimizer, asked, renewed
+        self.reference, self.asked, self.renewed = weakref.ref(optimizer), asked, renewed
         self.runtime = runtime.current()
         group = self.runtime.groups.of(asked.settings.process_set)
         number = group.serial("optimizer")
@@ -103,16 +115,23 @@ class StrategyAttachment:
         self.gradients = Averaging()
         self.average_gradients(asked.strategy.reach(1))
         self.running = asked.strategy.start(self.site)
-        finalize(optimizer, self.running.abandon).atexit = False
-        self.equal, self.joined = True, False
+        weakref.finalize(optimizer, self.running.abandon).atexit = False
+        self.equal, self.phase = True, Phase.BETWEEN
         self.alike: Alike = alike(optimizer, asked.settings, state=False)
         self.alike.enter(lane, self.name)
         self.alike.agree()
-        self.steps = OwnSteps(optimizer, self.begin, self.end)
+        self.steps = OwnSteps(optimizer, weakly(self.begin), weakly(self.end))
         self.runtime.registries.renew_later(self)
         self.runtime.registries.count_in_join(self)
         self.runtime.registries.keep_together(self)
         keep_in_state_dict(optimizer)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer."""
+        optimizer = self.reference()
+        assert optimizer is not None
+        return optimizer
 
     @property
     def settings(self) -> TorchSettings:
@@ -146,23 +165,38 @@ class StrategyAttachment:
 
     # Steps
 
-    def begin(self) -> None:
-        """A step() begins."""
+    def begin(self, args: Arguments, kwargs: Options) -> Changed:
+        """A step() begins. Returns other arguments for it, if gradients are averaged and there is a closure."""
         runtime.require_attached(self.alive, True, least=1, lost="its weights would not be kept together")
+        self.finish()
         with calling(self.site.title):
-            if self.joined:
+            if self.phase is Phase.JOINED:
                 self.count_on()
             self.follow()
+            by = self.gradients.by
+            changed = steps.before(by, self.optimizer, args, kwargs) if by else None
             if self.number == 0 and self.alike.schedule.first:
                 self.alike.look()
             if self.running.update_begins():
                 with self.weights() as weights:
                     self.running.before_update(weights, [gradient_of(p) for p in flat(self.optimizer.param_groups)])
+        self.phase = Phase.STEPPING
+        return changed
 
-    def end(self) -> None:
-        """A step() has ended. Waits for all ranks, if the strategy moves weights now."""
-        if not self.alive:
+    def end(self, args: Arguments, kwargs: Options) -> None:
+        """A step() has ended without an error. Waits for all ranks, if the strategy moves weights now."""
+        if self.gradients.by:
+            steps.after(self.gradients.by, self.optimizer, args, kwargs)
+        self.finish()
+
+    def finish(self) -> None:
+        """Count the step that has begun, if any, and move weights if they are due. Waits for all ranks then.
+
+        A step() that raises an error counts, too: other ranks have counted theirs, and may wait for this rank.
+        """
+        if self.phase is not Phase.STEPPING or not self.alive:
             return
+        self.phase = Phase.BETWEEN
         self.number += 1
         self.equal = self.equal and self.gradients.reach is Reach.EVERYONE
         with calling(self.site.title):
@@ -178,10 +212,9 @@ class StrategyAttachment:
         reach = self.asked.strategy.reach(self.number + 1)
         if reach is not self.gradients.reach:
             self.average_gradients(reach)
-            self.steps.stay_next_to_step()
 
     def average_gradients(self, reach: Reach) -> None:
-        """Average gradients over these ranks from now on. Collective; waits for all ranks."""
+        """Average gradients over these ranks from now on. Collective unless nobody does; then it waits for nobody."""
         if self.gradients.by is not None:
             self.gradients.by.let_go()
             self.gradients.by.detach()
@@ -191,8 +224,8 @@ class StrategyAttachment:
             self.gradients = Averaging(reach)
             self.optimizer.__dict__.update(METHODS)
         else:
-            attach(self.optimizer, replace(self.asked.settings, process_set=ranks), self.asked.passes)
-            self.gradients = Averaging(reach, self.optimizer.__dict__["_hvdlite"])
+            settings = replace(self.asked.settings, process_set=ranks)
+            self.gradients = Averaging(reach, attach(self.optimizer, settings, self.asked.passes, hooked=False))
         self.optimizer.__dict__["_hvdlite"] = self
 
     @contextlib.contextmanager
@@ -224,6 +257,7 @@ class StrategyAttachment:
 
     def settle(self) -> None:
         """Finish what the strategy has under way. Collective; waits for all ranks."""
+        self.finish()
         with calling(self.site.title), self.weights() as weights:
             self.running.settle(weights)
 
@@ -235,14 +269,17 @@ class StrategyAttachment:
     def start_over(self) -> None:
         """All ranks have joined: the next step goes on from the largest number of steps.
 
-        Only then do all ranks use this optimizer again. One that nobody uses may be gone on some ranks.
+        Only then do all ranks use this optimizer again. One that nobody uses may be gone on some ranks. Until then this
+        rank does not know whether others still average gradients. So the next backward() averages none, and the next
+        step() does if it must.
         """
-        self.joined = True
+        self.phase = Phase.JOINED
+        self.average_gradients(Reach.NONE)
         self.alike.expect()
 
     def count_on(self) -> None:
         """Go on from the largest number of steps of all ranks, which have joined. Waits for all ranks."""
-        self.joined, self.equal = False, True
+        self.phase, self.equal = Phase.BETWEEN, True
         self.number = largest(self.group, self.number, f"{self.name} steps")
         self.running.start_over(self.number)
         self.settle()
@@ -257,12 +294,23 @@ class StrategyAttachment:
     def go_on(self, number: int, state: Mapping[str, Array]) -> None:
         """Go on after so many steps, with what `Running.state` returned. Waits for nobody.
 
-        If gradients are to be averaged again, the next step() begins that, since this rank may be the only one that
-        loads a checkpoint now.
+        If gradients are to be averaged over other ranks than now, the next step() begins that, since this rank may be
+        the only one that loads a checkpoint now.
+
+        Raises:
+            ValueError: The state is another strategy's.
         """
+        try:
+            self.running.load(state)
+        except KeyError as error:
+            raise ValueError(
+                f"the state has no {error}, which {self.asked.strategy!r} needs: it was saved with another strategy. "
+                f"Attach that one, or remove the entry {KEY!r} from the optimizer's state_dict to begin anew"
+            ) from None
         self.number = number
-        self.running.load(state)
-        if self.asked.strategy.reach(number + 1) is Reach.NONE:
+        if self.phase is Phase.STEPPING:  # a step() that raised before this does not count
+            self.phase = Phase.BETWEEN
+        if self.asked.strategy.reach(number + 1) is not self.gradients.reach:
             self.average_gradients(Reach.NONE)
 
     def detach(self) -> None:
