@@ -223,7 +223,8 @@ class Worker(Member):
         self.answers: dict[int, Letter] = {}
         self.counts = Counter[int]()
         super().__init__(strategy, site)
-        site.group.before_waiting.append(self.pause)
+        if self.terms.age:  # an update that this rank owes would hold others back, who may be on their way
+            site.group.before_waiting.append(self.pause)
 
     @property
     def sent_bytes(self) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet
 from hvdlite.lanes.mailbox import FIRST_KIND, Letter, Mailbox
+from hvdlite.strategies.staleness import Worker
 
 ASK, DEAL = FIRST_KIND, FIRST_KIND + 1
 DEALER = 0
@@ -34,7 +35,8 @@ class WorkQueue:
     leaves a loop early leaves the rest of the epoch to the others. PyTorch's `DataLoader(dataset, batch_sampler=queue)`
     works, too. With `num_workers` it asks for several batches ahead.
 
-    After its loop a rank with `BoundedStaleness` does not hold the others back, until its next update.
+    After its loop a rank with `BoundedStaleness` does not hold the others back, until its next update. Call
+    `hvd.average_parameters(model)` after each epoch: with `clock=`, all ranks count their updates from 0 again.
     """
 
     def __init__(
@@ -95,8 +97,9 @@ class WorkQueue:
 
     def _rest(self) -> None:
         """The epoch has ended on this rank: do not hold back ranks that still compute."""
-        for pause in self._group.before_waiting:
-            pause()
+        for mailbox in self._group.mailboxes:
+            if isinstance(mailbox.reader, Worker):
+                mailbox.reader.pause()
 
     def receive(self, mailbox: Mailbox, letter: Letter) -> None:
         """Deal a batch, or take one. The mailbox's thread calls it.
