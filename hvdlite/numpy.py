@@ -15,6 +15,7 @@ import numpy as np
 
 from hvdlite import ops
 from hvdlite.algorithms.label import require_known
+from hvdlite.api.neighbors import hierarchical_neighbor_allreduce, neighbor_allreduce
 from hvdlite.arrays import Array
 from hvdlite.checkpoints.archive import load, save
 from hvdlite.job.process_sets import ProcessSet
@@ -770,7 +771,8 @@ __all__ = [
     "allreduce_async_", "alltoall", "alltoall_async", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
     "broadcast_object", "broadcast_variables", "gather", "gather_async", "grouped_allgather",
     "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
-    "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "load", "poll", "recv",
-    "recv_async", "reduce", "reduce_async", "reducescatter", "reducescatter_async", "save", "scatter", "scatter_async",
-    "send", "send_async", "synchronize",
+    "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
+    "hierarchical_neighbor_allreduce", "load", "neighbor_allreduce", "poll", "recv", "recv_async", "reduce",
+    "reduce_async", "reducescatter", "reducescatter_async", "save", "scatter", "scatter_async", "send", "send_async",
+    "synchronize",
 ]  # fmt: skip

@@ -481,11 +481,51 @@ def recv_async(source: int, *args: object, **kwargs: object) -> int:
     return function_of(0, "recv_async")(source, *args, **kwargs)
 
 
+def neighbor_allreduce(tensor: T, **kwargs: object) -> T:
+    """Average a tensor with those of neighbours (Bluefog). Waits for these ranks alone.
+
+    Args:
+        tensor: Of a floating-point dtype; of the same shape and dtype on neighbours.
+        **kwargs: As for the function of the tensor's framework: `self_weight=`, `src_weights=`, `dst_weights=`,
+            `name=`.
+
+    Returns:
+        The weighted average, as a new tensor of the same kind.
+
+    Raises:
+        MismatchError: Neighbours' arguments differ; on both.
+        ShutdownError: A neighbour has shut down.
+        TypeError: The tensor's framework is unknown, or has no such function, or the dtype is not floating-point.
+        ValueError: Some of the weights are missing, or are for impossible ranks.
+    """
+    return function_of(tensor, "neighbor_allreduce")(tensor, **kwargs)
+
+
+def hierarchical_neighbor_allreduce(tensor: T, **kwargs: object) -> T:
+    """Average a tensor within each host, then with the averages of neighbouring hosts. Waits for these hosts alone.
+
+    Args:
+        tensor: Of a floating-point dtype; of the same shape and dtype on all ranks.
+        **kwargs: As for the function of the tensor's framework: `self_weight=`, `src_machine_weights=`,
+            `dst_machine_weights=`, `name=`.
+
+    Returns:
+        The weighted average, as a new tensor of the same kind.
+
+    Raises:
+        MismatchError: Ranks' arguments differ.
+        ShutdownError: A rank that this one waits for has shut down.
+        TypeError: The tensor's framework is unknown, or has no such function, or the dtype is not floating-point.
+        ValueError: Some of the weights are missing, or are for impossible hosts.
+    """
+    return function_of(tensor, "hierarchical_neighbor_allreduce")(tensor, **kwargs)
+
+
 __all__ = [
     "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
     "alltoall_async", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "gather", "gather_async",
     "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
-    "poll", "recv", "recv_async", "reduce", "reduce_async", "reducescatter", "reducescatter_async", "scatter",
-    "scatter_async", "send", "send_async", "synchronize",
+    "hierarchical_neighbor_allreduce", "neighbor_allreduce", "poll", "recv", "recv_async", "reduce", "reduce_async",
+    "reducescatter", "reducescatter_async", "scatter", "scatter_async", "send", "send_async", "synchronize",
 ]  # fmt: skip

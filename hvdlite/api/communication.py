@@ -1,4 +1,4 @@
-"""`communication_stats`: the bytes that gradients take between hosts."""
+"""`communication_stats`: the bytes that gradients and weights take between hosts."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ class Reducing(Protocol):
 
     @property
     def reducers(self) -> Iterable[Reducer]: ...
+
+
+@runtime_checkable
+class Strategic(Protocol):
+    """An optimizer's attachment with a strategy."""
+
+    @property
+    def sent_per_step(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,10 @@ class CommunicationStats:
 
 
 def communication_stats() -> CommunicationStats:
-    """Return how many bytes of gradients this rank sends to other hosts in a step. Waits for nobody.
+    """Return how many bytes of gradients and weights this rank sends to other hosts in a step. Waits for nobody.
 
     Bytes of compressed gradients are counted. Bytes of exact ones follow from the all-reduce's price. Ranks of one host
-    exchange gradients in memory, and send nothing. Call it between steps.
+    exchange gradients in memory, and send nothing. A strategy's bytes are a mean over all steps. Call it between steps.
 
     Returns:
         The statistics: `print` them, or log `as_dict()`.
@@ -74,13 +82,15 @@ def communication_stats() -> CommunicationStats:
     Raises:
         NotInitializedError: `init()` has not been called.
     """
-    from hvdlite.gradients.traffic import traffic_of  # not with `import hvdlite`: that takes 30 ms
+    from hvdlite.gradients.traffic import Traffic, traffic_of  # not with `import hvdlite`: that takes 30 ms
 
     found: dict[str, Traffic] = {}
     for each in runtime.current().registries.renewables():
         for reducer in each.reducers if isinstance(each, Reducing) else ():
             name = reducer.lane.user or reducer.name
             found[name if name not in found else f"{name} {len(found)}"] = traffic_of(reducer)
+        if isinstance(each, Strategic):
+            found[f"{each.name} weights"] = Traffic(each.sent_per_step, 0.0, 0.0, "", None)
     return CommunicationStats(found)
 
 

@@ -13,6 +13,7 @@ from hvdlite.api.build import (
     rocm_built,
 )
 from hvdlite.api.communication import CommunicationStats, communication_stats
+from hvdlite.api.neighbors import in_neighbor_ranks, load_topology, out_neighbor_ranks, set_topology
 from hvdlite.api.process_sets import add_process_set, remove_process_set
 from hvdlite.api.timeline import start_timeline, stop_timeline
 from hvdlite.job.process_sets import ProcessSet, global_process_set
@@ -31,12 +32,27 @@ from hvdlite.job.runtime import (
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.strategies.diloco import DiLoCo
 from hvdlite.strategies.local_sgd import LocalSGD
+from hvdlite.strategies.neighbors import Neighbors
 from hvdlite.strategies.outer import OuterSGD
+from hvdlite.strategies.topology import (
+    ExponentialGraph,
+    ExponentialTwoGraph,
+    FullyConnectedGraph,
+    GetDynamicOnePeerSendRecvRanks,
+    MeshGrid2DGraph,
+    OnePeerExponential,
+    RingGraph,
+    StarGraph,
+    Topology,
+)
 
 __all__ = [
-    "Adasum", "Average", "CommunicationStats", "DiLoCo", "LocalSGD", "Max", "Min", "OuterSGD", "ProcessSet", "Product",
-    "Sum", "add_process_set", "ccl_built", "communication_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built",
-    "global_process_set", "gloo_built", "gloo_enabled", "init", "is_homogeneous", "is_initialized", "local_rank",
-    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "remove_process_set",
-    "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
+    "Adasum", "Average", "CommunicationStats", "DiLoCo", "ExponentialGraph", "ExponentialTwoGraph",
+    "FullyConnectedGraph", "GetDynamicOnePeerSendRecvRanks", "LocalSGD", "Max", "MeshGrid2DGraph", "Min", "Neighbors",
+    "OnePeerExponential", "OuterSGD", "ProcessSet", "Product", "RingGraph", "StarGraph", "Sum", "Topology",
+    "add_process_set", "ccl_built", "communication_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "global_process_set", "gloo_built", "gloo_enabled", "in_neighbor_ranks", "init", "is_homogeneous", "is_initialized",
+    "load_topology", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+    "out_neighbor_ranks", "rank", "remove_process_set", "rocm_built", "set_topology", "shutdown", "size",
+    "start_timeline", "stop_timeline",
 ]  # fmt: skip

@@ -61,6 +61,7 @@ class Runtime:
         watch: The stall watch; None if there is none.
         registries: The objects that take part in restart, `join()` and the job's end.
         live: Whether this is the present job, and this process may communicate.
+        neighbors: The topology that the user has set for `neighbor_allreduce`; None for the default.
     """
 
     def __init__(self, world: Communicator, place: topology.Topology, settings: Config, comm: Given = None) -> None:
@@ -77,6 +78,7 @@ class Runtime:
         self.watch = stall.watch(world, self.groups.lanes, settings.stall, exits.give_up)
         self.registries = Registries()
         self.live = False
+        self.neighbors: object = None
         if settings.timeline.from_start:
             self.trace(settings.timeline.path, settings.timeline.mark_cycles)
 
@@ -97,6 +99,10 @@ class Runtime:
     def end(self) -> None:
         """This process may no longer communicate in this job."""
         self.live = False
+
+    def set_neighbors(self, topology: object) -> None:
+        """Keep the user's topology."""
+        self.neighbors = topology
 
     @property
     def dynamic(self) -> bool:

@@ -1,9 +1,9 @@
 """Messages between two ranks of a process set, on a separate lane for each pair.
 
 So messages work like collectives: both ranks match them by name, in any order; they wait without using a core; they
-have handles; and they fail if the other rank has shut down. `hvd.send` and `hvd.recv` use these lanes. A rank makes its
-end of a lane at the first message, when the peer may not have called yet. So a rank that shuts down makes its ends of
-the lanes that peers wait in, and leaves them. It repeats that until all ranks shut down.
+have handles; and they fail if the other rank has shut down. `hvd.send`, `hvd.recv` and exchanges between neighbours use
+these lanes. A rank makes its end of a lane at the first message, when the peer may not have called yet. So a rank that
+shuts down makes its ends of the lanes that peers wait in, and leaves them. It repeats that until all ranks shut down.
 """
 
 from __future__ import annotations

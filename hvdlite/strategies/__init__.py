@@ -7,7 +7,7 @@ A strategy is one file here. It consists of a `Strategy`, the user's immutable s
 for one attached optimizer. Both know arrays only. An adapter calls the `Running` around each update of its optimizer:
 
     update_begins()     every update; cheap. Returns whether before_update must follow
-    before_update       may change gradients in place
+    before_update       may change weights in place
     (the optimizer changes the weights)
     update_ends()       every update; cheap. Returns whether after_update must follow
     after_update        may change weights in place
@@ -67,6 +67,11 @@ class Strategy:
         return Reach.NONE
 
     @property
+    def joins(self) -> bool:
+        """Whether other ranks can go on after a rank has called `join()`."""
+        return True
+
+    @property
     def wants_state(self) -> bool:
         """Whether `after_update` needs the optimizer's state."""
         return False
@@ -79,12 +84,17 @@ class Running:
     (NumPy) or on a GPU (CuPy). They may be other objects in each call. A parameter without a gradient has None.
     """
 
+    @property
+    def sent_bytes(self) -> float:
+        """The bytes of weights that this rank has sent to other hosts so far."""
+        return 0.0
+
     def update_begins(self) -> bool:
         """An update begins. Returns whether the caller must call `before_update`."""
         return False
 
     def before_update(self, weights: Sequence[Array], gradients: Sequence[Array | None]) -> None:
-        """See the weights before an update, and perhaps change weights and gradients in place."""
+        """See weights and gradients before an update, and perhaps change weights in place."""
 
     def update_ends(self) -> bool:
         """An update has ended, even if it moved nothing. Returns whether the caller must call `after_update`."""
@@ -108,6 +118,9 @@ class Running:
 
     def moved(self) -> None:
         """Weights were changed from outside, on all ranks to the same values: forget what depends on the old ones."""
+
+    def give_up(self) -> None:
+        """This rank is about to join: other ranks must not wait for its next update. Waits for nobody."""
 
     def start_over(self, step: int) -> None:
         """All ranks have joined, perhaps after different numbers of updates: go on as if all had done `step` of them.

@@ -10,6 +10,7 @@ from hvdlite.gradients.compression import NoneCompressor, lossy_of
 from hvdlite.gradients.exchange import Contents, Exchange
 from hvdlite.gradients.plan import Spec
 from hvdlite.gradients.settings import Arguments
+from hvdlite.gradients.traffic import traffic_of
 from hvdlite.gradients.use import Use
 from hvdlite.gradients.wire import dtype_on_wire
 from hvdlite.lanes.gpu_side import gpu_of
@@ -57,6 +58,12 @@ class CompressedAverages:
         contents = Contents(0, specs, settings, gpu, store, keys)
         lane = site.group.new_lane(name, self, site.title)
         self.exchange = Exchange(contents, lane, name, [Use.DENSE] * len(specs), owner=self)
+
+    @property
+    def sent_bytes(self) -> float:
+        """The bytes that this rank has sent to other hosts in the last round."""
+        traffic = traffic_of(self.exchange.working)
+        return traffic.exact + traffic.lossy
 
     def average_(self, arrays: Sequence[Array]) -> None:
         """Replace arrays by their averages over the ranks that have not joined. Waits for all ranks."""

@@ -22,7 +22,7 @@ from hvdlite.arrays import Array, accumulator, module
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu_streams import on_host
 from hvdlite.strategies import Reach, Running, Site, Strategy
-from hvdlite.strategies.averaging import Averages
+from hvdlite.strategies.averaging import Averages, price
 from hvdlite.strategies.local_sgd import require_count
 from hvdlite.strategies.outer import OuterOptimizer, OuterSGD
 
@@ -131,13 +131,18 @@ class OuterSteps(Running):
         step: The number of updates so far.
         fragments: All parameters in fragments; empty until the first local update.
         exchanges: What sends the outer gradients of each fragment, if compressed.
+        sent: The bytes of outer gradients that this rank has sent to other hosts.
     """
 
     def __init__(self, how: DiLoCo, site: Site) -> None:
         self.how, self.site = how, site
-        self.step = 0
+        self.step, self.sent = 0, 0.0
         self.fragments: list[Fragment] = []
         self.exchanges: dict[int, CompressedAverages] = {}
+
+    @property
+    def sent_bytes(self) -> float:
+        return self.sent
 
     def update_begins(self) -> bool:
         return not self.fragments and self.step >= self.how.warmup_steps
@@ -178,10 +183,13 @@ class OuterSteps(Running):
         fragment, name = self.fragments[number], f"{self.site.name} outer gradients {number}"
         outer = [common - weight for common, weight in zip(fragment.common, weights[fragment.part], strict=True)]
         if self.how.compression is not None:
-            self.exchange(number, name, outer).average_(outer)
+            exchange = self.exchange(number, name, outer)
+            exchange.average_(outer)
+            self.sent += exchange.sent_bytes
             self.move(fragment, outer, weights, mix=0.0)
             return
         averages = Averages(self.site.group, outer, name)
+        self.sent += price(self.site.group, outer)
         if self.how.overlap:
             fragment.leave(averages.start(), local + self.how.overlap)
         else:

@@ -19,7 +19,7 @@ import numpy as np
 
 from hvdlite.arrays import Array
 from hvdlite.strategies import Reach, Running, Site, Strategy
-from hvdlite.strategies.averaging import average_, average_known_
+from hvdlite.strategies.averaging import average_, average_known_, price
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,16 @@ class LocalUpdates(Running):
         how: The settings.
         site: The optimizer.
         step: The number of updates so far.
+        sent: The bytes of weights that this rank has sent to other hosts.
     """
 
     def __init__(self, how: LocalSGD, site: Site) -> None:
         self.how, self.site = how, site
-        self.step = 0
+        self.step, self.sent = 0, 0.0
+
+    @property
+    def sent_bytes(self) -> float:
+        return self.sent
 
     def update_ends(self) -> bool:
         self.step += 1
@@ -92,6 +97,7 @@ class LocalUpdates(Running):
 
     def after_update(self, weights: Sequence[Array], state: Mapping[str, Array]) -> bool:
         average_(self.site.group, weights, f"{self.site.name} weights")
+        self.sent += price(self.site.group, [*weights, *state.values()])
         if self.how.wants_state:
             average_known_(self.site.group, state, f"{self.site.name} state")
         return True

@@ -19,6 +19,7 @@ from hvdlite.torch.movement import (
     grouped_allgather,
     grouped_allgather_async,
 )
+from hvdlite.torch.neighbors import hierarchical_neighbor_allreduce, neighbor_allreduce
 from hvdlite.torch.reductions import (
     allreduce,
     allreduce_,
@@ -50,6 +51,7 @@ __all__ = [
     "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
     "gather", "gather_async", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce",
     "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter",
-    "grouped_reducescatter_async", "join", "poll", "recv", "recv_async", "reduce", "reduce_async", "reducescatter",
-    "reducescatter_async", "scatter", "scatter_async", "send", "send_async", "sparse_allreduce_async", "synchronize",
+    "grouped_reducescatter_async", "hierarchical_neighbor_allreduce", "join", "neighbor_allreduce", "poll", "recv",
+    "recv_async", "reduce", "reduce_async", "reducescatter", "reducescatter_async", "scatter", "scatter_async", "send",
+    "send_async", "sparse_allreduce_async", "synchronize",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""A transport of two ranks of a process set, for `hvd.send` and `hvd.recv` (`lanes.pair_lanes`).
+"""A transport of two ranks of a process set: for `hvd.send`, `hvd.recv`, and neighbours (`lanes.pair_lanes`).
 
 Each rank makes its own end, at any time. An end sends over a parent transport, which `Communicator.aside` has made. The
-transport has only send, receive, maximum and allgather_object. Rejected: an MPI communicator of two, because one rank
-would have to wait for the other to make it.
+transport has only send, receive, exchange, maximum and allgather_object. Rejected: an MPI communicator of two, because
+one rank would have to wait for the other to make it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PairMaximum:
 class PairTransport:
     """A Transport of this rank and rank `peer` of `parent`. The lower of the two is rank 0. It does not own `parent`.
 
-    It has `send`, `receive`, `maximum` and `allgather_object`, and no other operations.
+    It has `send`, `receive`, `exchange`, `maximum` and `allgather_object`, and no other operations.
     """
 
     size = 2
@@ -51,9 +51,8 @@ class PairTransport:
         self.library = parent.library
 
     def no_collective(self, *_: object, **__: object) -> NoReturn:
-        raise NotImplementedError("a pair of ranks has only send, receive, maximum and allgather_object")
+        raise NotImplementedError("a pair of ranks has only send, receive, exchange, maximum and allgather_object")
 
-    exchange = no_collective
     prepared_exchange = no_collective
     start_exchange = no_collective
     barrier = no_collective
@@ -66,6 +65,9 @@ class PairTransport:
 
     def receive(self, array: Array, source: int) -> None:
         self.parent.receive(array, self.peer)
+
+    def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
+        self.parent.start_exchange(send, self.peer, receive, self.peer).wait()
 
     def maximum(self, count: int) -> PairMaximum:
         return PairMaximum(self.parent, self.peer, count)

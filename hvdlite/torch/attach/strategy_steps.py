@@ -137,6 +137,11 @@ class StrategyAttachment:
         """Whether weights may differ between ranks."""
         return not self.equal
 
+    @property
+    def sent_per_step(self) -> float:
+        """The bytes of weights that this rank sends to other hosts, as a mean over all steps."""
+        return self.running.sent_bytes / max(self.number, 1)
+
     # Steps
 
     def begin(self) -> None:
@@ -221,7 +226,13 @@ class StrategyAttachment:
             self.running.settle(weights)
 
     def give_up(self) -> None:
-        """This rank is about to join. Between steps no operation is under way."""
+        """This rank is about to join. Raises RuntimeError if other ranks could not go on."""
+        if not self.asked.strategy.joins:
+            raise RuntimeError(
+                f"hvd.join() is not possible with strategy={self.asked.strategy!r}: other ranks would wait for this "
+                "one for ever. Give all ranks equally many batches"
+            )
+        self.running.give_up()
 
     def start_over(self) -> None:
         """All ranks have joined: the next step goes on from the largest number of steps.

@@ -60,6 +60,35 @@ def check_training_through_an_error_is_training_without_one() -> None:
         require_same_bits([optimizer.state[p]["momentum_buffer"] for p in model.parameters()])
 
 
+@at_sizes(2, 3)
+def check_a_strategy_goes_on_through_an_error() -> None:
+    """With its counters and outer state: the commit is right after an outer step, and the error is between two."""
+    found = []
+    for fails in (False, True):
+        torch.manual_seed(3)
+        model = torch.nn.Linear(4, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), strategy=hvd.DiLoCo(2, warmup_steps=1))
+        failed: list[int] = []
+
+        @hvd.elastic.run
+        def train(state: hvd.elastic.TorchState, fails: bool = fails, failed: list[int] = failed) -> None:
+            while state.number < 9:
+                if fails and state.number == 6 and not failed:
+                    failed.append(1)
+                    raise hvd.HorovodInternalError("as if something had failed")
+                step(state.model, state.optimizer, state.number)
+                state.number += 1
+                if state.number == 5:
+                    state.commit()
+
+        train(hvd.elastic.TorchState(model, optimizer, number=0))
+        assert bool(failed) == fails
+        found.append([p.detach() for p in model.parameters()])
+        require_same_bits(found[-1])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def check_gradients_of_a_step_that_is_taken_back_are_gone() -> None:
     """In loops that zero them behind the step, also where several backwards make one; so is what spoiled them."""
     for passes in (1, 2):

@@ -406,6 +406,54 @@ def check_average_parameters() -> None:
     require_error(TypeError, lambda: hvd.average_parameters(model[0].weight), "torch.nn.Module")
 
 
+def check_neighbors() -> None:
+    """D-PSGD and adapt-then-combine on a ring, a star and one-peer exponential graphs, against simulations."""
+    p = hvd.size()
+    for topology, rounds in ((hvd.RingGraph, [hvd.RingGraph(p)]), (hvd.StarGraph, [hvd.StarGraph(p)]),
+                             (hvd.OnePeerExponential(), hvd.OnePeerExponential().rounds(p))):  # fmt: skip
+        for mode in ("combine-then-adapt", "adapt-then-combine"):
+            model, simulation = train(hvd.Neighbors(topology, mode=mode), sgd, 7), Simulation(sgd)
+            for step in range(7):
+                matrix = torch.tensor(rounds[step % len(rounds)].matrix)
+                for rank, each in enumerate(simulation.models):
+                    each.zero_grad()
+                    loss_of(each, rank, step).backward()
+                if mode == "combine-then-adapt":
+                    mix(simulation, matrix)
+                for optimizer in simulation.optimizers:
+                    optimizer.step()
+                if mode == "adapt-then-combine":
+                    mix(simulation, matrix)
+            require_close(model, simulation.weights()[hvd.rank()], 1e-12)
+
+
+def mix(simulation: Simulation, matrix: torch.Tensor) -> None:
+    for ps in zip(*simulation.weights(), strict=True):
+        mixed = torch.tensordot(matrix, torch.stack(ps), 1)
+        for p, value in zip(ps, mixed, strict=True):
+            p.copy_(value)
+
+
+@at_sizes(2, 3)
+def check_neighbors_and_the_average() -> None:
+    """`average_parameters` waits for what is under way, and training goes on as without it."""
+    found = []
+    for averages in (False, True):
+        model = model_of()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), strategy=hvd.Neighbors(hvd.RingGraph))
+        for step in range(6):
+            optimizer.zero_grad()
+            loss_of(model, hvd.rank(), step).backward()
+            optimizer.step()
+            if averages:
+                with hvd.average_parameters(model):
+                    require_same_bits([p.detach() for p in model.parameters()])
+        found.append([p.detach() for p in model.parameters()])
+        if averages:
+            require_error(RuntimeError, hvd.join, "hvd.join() is not possible", "RingGraph")
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 @at_sizes(2, 3, 4)
 def check_rules() -> None:
     w = torch.nn.Parameter(torch.zeros(2))
