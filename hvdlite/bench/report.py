@@ -161,7 +161,7 @@ def times_table(sweep: Sweep) -> Table:
 
 def bandwidth_table(sweep: Sweep) -> Table:
     table = new_table(
-        "algbw and busbw in GB/s: size / time, and that times 2(p-1)/p (memcpy, link: algbw only)",
+        "algbw and busbw in GB/s: size / time, and that times 2(p-1)/p (memcpy, link, neighbor_allreduce: algbw only)",
         ["size", *sweep.titles.values()],
     )
     for row in sweep.rows:
@@ -173,7 +173,7 @@ def bandwidths(row: Row, key: str, size: int) -> str:
     if key not in row.seconds:
         return "-"
     algbw = significant(row.algbw(key), 2)
-    return algbw if key in ("memcpy", "link") else f"{algbw} {significant(row.busbw(key, size), 2)}"
+    return algbw if key in ("memcpy", "link", "neighbors") else f"{algbw} {significant(row.busbw(key, size), 2)}"
 
 
 RATIOS = {
@@ -365,18 +365,20 @@ def print_strategies(out: Console, rows: Sequence[StrategyRow]) -> None:
 
     answers = []
     for condition, (plain, its) in conditions(rows).items():
-        table = new_table(
-            f"{condition}; {len(plain.runs)} seed(s): s to loss: until synchronous training's loss after {TARGET:.0%} "
-            "of its time; accuracy: of the average model at the end, held out, points above synchronous; KB: what the "
-            "busiest host sends per update, with headers",
-            ["", "ms/update", "s to loss", "x faster", "accuracy", "", "KB"],
-        )
+        columns = ["", "ms/update", "s to loss", "x faster", "accuracy", "", "KB"]
+        table = new_table(f"{condition}; {len(plain.runs)} seed(s)", columns)
         for row in its:
             table.add_row(row.title, *strategy_cells(row, plain))
         out.print(table)
         there = [(seconds, row.title) for row in its if (seconds := row.time_to_target(plain)) is not None]
         answers.append(f"{condition}: {min(there)[1]}")
-    out.print("First at the loss: " + ". ".join(answers) + ".", highlight=False)
+    out.print(
+        f"s to loss: until synchronous training's loss after {TARGET:.0%} of its time (or how many seeds reach it); "
+        "x faster: synchronous / this; accuracy: of the average model at the end, held out, points above synchronous; "
+        "KB: what the busiest host sends per update, with headers",
+        highlight=False,
+    )
+    out.print(f"First at the loss: {'. '.join(answers)}.", highlight=False)
 
 
 def strategy_cells(row: StrategyRow, plain: StrategyRow) -> Iterator[str]:

@@ -83,6 +83,22 @@ def test_a_hundredth_of_the_gradients_reaches_95_percent(monkeypatch: pytest.Mon
     assert accuracy("examples/torch_compression.py") >= 95
 
 
+@pytest.mark.parametrize("arguments", [["--every", "8"], ["--every", "16", "--diloco"]])
+def test_average_weights_reach_93_percent(arguments: list[str]) -> None:
+    """DiLoCo makes only 24 outer steps."""
+    assert accuracy("examples/torch_local_sgd.py", *arguments) >= 93
+
+
+@pytest.mark.parametrize("topology", ["ring", pytest.param("one-peer", marks=pytest.mark.full)])
+def test_averages_among_neighbours_reach_95_percent(topology: str) -> None:
+    """Four ranks: on a ring of two or three, each rank would have all others as neighbours."""
+    launch = [*HVDLITERUN, "--no-prefix", "-np", "4", sys.executable]
+    done = run("examples/torch_decentralized.py", "--topology", topology, launch=launch)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"rank 0 was ([\d.]+)% away .*\n4 processes: held-out accuracy ([\d.]+)%", done.stdout)
+    assert found and 0 < float(found[1]) < 5 and float(found[2]) >= 95, done.stdout
+
+
 @pytest.mark.full
 def test_a_sharded_checkpoint_is_read_again(tmp_path: Path) -> None:
     """The second run begins with the first one's weights."""

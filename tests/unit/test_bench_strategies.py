@@ -1,0 +1,51 @@
+"""The strategies benchmark: its tables of names, the shares of updates, and the time to a loss."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from hvdlite.bench import __main__ as command_line
+from hvdlite.bench.strategies import STRATEGIES, WITHOUT_WAITING, Course, Row, Run, conditions
+
+
+def test_the_command_line_names_all_strategies() -> None:
+    assert tuple(STRATEGIES) == command_line.STRATEGIES and set(WITHOUT_WAITING) <= set(STRATEGIES)
+
+
+def test_a_slow_rank_is_a_rank_and_a_factor() -> None:
+    assert command_line.slow_rank("3:4.5") == (3, 4.5)
+    for wrong in ("3", "3:", "a:2"):
+        with pytest.raises(argparse.ArgumentTypeError, match="RANK:FACTOR"):
+            command_line.slow_rank(wrong)
+
+
+@pytest.mark.parametrize("slow", [None, (3, 4.0), (0, 2.0)])
+def test_fast_ranks_make_more_updates_only_if_nobody_waits(slow: tuple[int, float] | None) -> None:
+    course = Course("digits", list(STRATEGIES), 1, 240, 0.02, slow, "here")
+    assert [course.updates("local", rank, 4) for rank in range(4)] == [240] * 4
+    for key in WITHOUT_WAITING:
+        updates = [course.updates(key, rank, 4) for rank in range(4)]
+        assert sum(updates) == pytest.approx(960, abs=2)
+        if slow is not None:
+            rank, factor = slow
+            assert updates[rank] * factor == pytest.approx(updates[(rank + 1) % 4], rel=0.02)
+
+
+def run_of(losses: list[float], update: float = 1.0) -> Run:
+    return Run([float(second) for second in range(len(losses))], losses, 0.9, update, 0.0)
+
+
+def test_the_time_to_the_loss_of_synchronous_training() -> None:
+    """The target is the loss after 80 % of the time of the same seed; each seed must reach its own."""
+    plain = Row("here", "synchronous", [run_of([5, 4, 3, 2, 1, 0]), run_of([9, 8, 7, 6, 5, 4])])
+    assert [run.target for run in plain.runs] == pytest.approx([1, 5])
+    assert plain.time_to_target(plain) == pytest.approx(4)
+    quick = Row("here", "local", [run_of([5, 0]), run_of([9, 1])])
+    assert quick.times_to_target(plain) == pytest.approx([0.8, 0.5])
+    assert quick.time_to_target(plain) == pytest.approx(0.65)
+    partly = Row("here", "diloco", [run_of([5, 0]), run_of([9, 6])])
+    assert partly.time_to_target(plain) is None and partly.times_to_target(plain) == pytest.approx([0.8])
+    found = conditions([plain, quick, Row("there", "synchronous")])
+    assert found["here"] == (plain, [plain, quick]) and list(found) == ["here", "there"]
