@@ -34,6 +34,7 @@ from hvdlite.strategies.diloco import DiLoCo
 from hvdlite.strategies.local_sgd import LocalSGD
 from hvdlite.strategies.neighbors import Neighbors
 from hvdlite.strategies.outer import OuterSGD
+from hvdlite.strategies.staleness import BoundedStaleness, staleness
 from hvdlite.strategies.topology import (
     ExponentialGraph,
     ExponentialTwoGraph,
@@ -45,14 +46,15 @@ from hvdlite.strategies.topology import (
     StarGraph,
     Topology,
 )
+from hvdlite.strategies.work_queue import WorkQueue
 
 __all__ = [
-    "Adasum", "Average", "CommunicationStats", "DiLoCo", "ExponentialGraph", "ExponentialTwoGraph",
+    "Adasum", "Average", "BoundedStaleness", "CommunicationStats", "DiLoCo", "ExponentialGraph", "ExponentialTwoGraph",
     "FullyConnectedGraph", "GetDynamicOnePeerSendRecvRanks", "LocalSGD", "Max", "MeshGrid2DGraph", "Min", "Neighbors",
-    "OnePeerExponential", "OuterSGD", "ProcessSet", "Product", "RingGraph", "StarGraph", "Sum", "Topology",
+    "OnePeerExponential", "OuterSGD", "ProcessSet", "Product", "RingGraph", "StarGraph", "Sum", "Topology", "WorkQueue",
     "add_process_set", "ccl_built", "communication_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built",
     "global_process_set", "gloo_built", "gloo_enabled", "in_neighbor_ranks", "init", "is_homogeneous", "is_initialized",
     "load_topology", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
-    "out_neighbor_ranks", "rank", "remove_process_set", "rocm_built", "set_topology", "shutdown", "size",
+    "out_neighbor_ranks", "rank", "remove_process_set", "rocm_built", "set_topology", "shutdown", "size", "staleness",
     "start_timeline", "stop_timeline",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
     variables/model/00003/dense/kernel      a variable of the object that was saved as "model"
     arrays/NAME                             an extra that is an array
     unsent/NAME/1 dense/kernel/residual     what lossy compression has not sent: the sum over all hosts
+    strategy/NAME/momentum                  what the optimizer's strategy continues from, on rank 0
     extras                                  all other extras: a pickle without classes or functions
 
 An extra is a value without variables, such as an epoch.
@@ -37,6 +38,8 @@ OPTIMIZER = ".optimizer"
 """The name of a model's optimizer is the model's name and this ending."""
 UNSENT = ".unsent"
 """The name of what has not been sent is the optimizer's name and this ending."""
+STRATEGY = ".strategy"
+"""The name of a strategy's state is the optimizer's name and this ending."""
 
 
 class Model(Protocol):
@@ -118,6 +121,19 @@ def load(path: File, /, *, missing_ok: bool = False, rng: bool = False, **what: 
     return checkpoint.load(ArchiveFormat(), path, what, missing_ok, rng)
 
 
+class Stateful(Protocol):
+    """An optimizer's strategy."""
+
+    def settle(self) -> None:
+        """Finish what is under way. Collective."""
+
+    def state(self) -> dict[str, Array]:
+        """What a file must contain."""
+
+    def load(self, state: Mapping[str, Array], /) -> None:
+        """Continue from what a file contains; empty if it has nothing."""
+
+
 @dataclass(frozen=True)
 class WholeState:
     """The state of an object whose variables are a rank's parts. values: names and values, as the file has them."""
@@ -130,12 +146,14 @@ class ArchiveFormat:
 
     Attributes:
         unsent: On rank 0, what lossy compression has not sent, by the optimizer's name: the sum over all hosts.
+        strategies: The states of strategies, by the optimizer's name.
     """
 
     parts = None
 
     def __init__(self) -> None:
         self.unsent: dict[str, Saved] = {}
+        self.strategies: dict[str, dict[str, Array]] = {}
 
     def prepare(self, what: Mapping[str, object]) -> None:
         """Make the variables of optimizers that have not stepped yet."""
@@ -150,9 +168,12 @@ class ArchiveFormat:
                 value.build(mine[0].trainable_variables)
 
     def collect(self, what: Mapping[str, object]) -> None:
-        """Add up what lossy compression has not sent. Collective."""
+        """Add up what lossy compression has not sent, and let strategies finish what is under way. Collective."""
         for name, value in sorted(with_optimizers(what).items()):
             lists = lists_of(value)
+            if strategy := strategy_of(value):
+                strategy.settle()
+                self.strategies[name] = strategy.state()
             found = lists.unsent() if lists else None
             if found and runtime.rank() == 0:
                 self.unsent[name] = found
@@ -184,6 +205,8 @@ class ArchiveFormat:
                     raise not_plain(name, value)
         for name, saved in self.unsent.items():
             entries |= {f"unsent/{name}/{key}": array for key, array in as_arrays(saved).items()}
+        for name, state in self.strategies.items():
+            entries |= {f"strategy/{name}/{key}": array for key, array in state.items()}
         entries["extras"] = np.frombuffer(pickle.dumps(extras), np.uint8)
         np.savez(file, **entries)
 
@@ -201,8 +224,8 @@ class ArchiveFormat:
             kind, name, *_ = key.split("/", 2)
             if kind == "variables":
                 objects.setdefault(name, []).append(entries[key])
-            elif kind == "unsent":
-                its = cast("dict[str, Array]", found.setdefault(name + UNSENT, {}))
+            elif kind in ("unsent", "strategy"):
+                its = cast("dict[str, Array]", found.setdefault(name + (UNSENT if kind == "unsent" else STRATEGY), {}))
                 its[key.split("/", 2)[2]] = entries[key]
             else:
                 found[name] = entries[key]
@@ -219,6 +242,9 @@ class ArchiveFormat:
             unsent, lists = found.pop(name + UNSENT, None), lists_of(each)
             if lists:
                 lists.stores.load(of_arrays(cast("dict[str, np.ndarray]", unsent)) if unsent else EMPTY)
+            state, strategy = found.pop(name + STRATEGY, {}), strategy_of(each)
+            if strategy:
+                strategy.load(cast("dict[str, Array]", state))
         for name in what:
             found.pop(name + OPTIMIZER, None)
 
@@ -255,6 +281,13 @@ def lists_of(value: object) -> Gradients | None:
     inner = getattr(value, "inner_optimizer", value)
     found = getattr(getattr(inner, "_hvdlite", None), "gradients", None)
     return found if isinstance(found, Gradients) else None
+
+
+def strategy_of(value: object) -> Stateful | None:
+    """Return the strategy of an attached optimizer; None for another object."""
+    inner = getattr(value, "inner_optimizer", value)
+    found: Stateful | None = getattr(getattr(inner, "_hvdlite", None), "strategy", None)
+    return found
 
 
 def seeds(what: Mapping[str, object]) -> list[Variable]:

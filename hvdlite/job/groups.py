@@ -22,6 +22,7 @@ from hvdlite.lanes import swallowed
 from hvdlite.lanes.calls import calling
 from hvdlite.lanes.common_rounds import LONGEST_NAP, SHORTEST_NAP
 from hvdlite.lanes.lane import EAGER, Lane
+from hvdlite.lanes.mailbox import Mailbox, Reader
 from hvdlite.lanes.matching import said_by
 from hvdlite.lanes.observer import Observer
 from hvdlite.lanes.pair_lanes import Post
@@ -43,6 +44,7 @@ class Group:
         lanes: The eager lane, then those of optimizers, in the order of their creation, the same on all members.
         free: The numbers of lanes that may be used again.
         post: Messages between two members.
+        mailboxes: Letters without a roll call; each object that needs them has its own.
         unnamed: Numbers for calls without a name.
         serials: For each kind of object the numbers given so far.
         taken: Whether an object of this process calls in it. (Process sets always count as taken.)
@@ -74,6 +76,7 @@ class Group:
         self.lanes = [self.eager]
         self.free: set[int] = set()
         self.post = Post(transport, ranks, observers, family)
+        self.mailboxes: list[Mailbox] = []
         self.unnamed = count(1)
         self.serials = Counter[str]()
         self.taken = True
@@ -141,6 +144,29 @@ class Group:
             number: int = self.eager.run(Request(Signature("new lane", key, facts), work))
         weakref.finalize(user, self.free.add, number).atexit = False
         return self.lanes[number]
+
+    def new_mailbox(self, title: str, reader: Reader, facts: Facts = ()) -> Mailbox:
+        """A mailbox over all members for one object. Collective: a request on the eager lane makes it.
+
+        Args:
+            title: The object's name in messages, equal on all members.
+            reader: Gets each letter, in the mailbox's thread.
+            facts: What all members must agree on.
+        """
+
+        def work(at: Workplace) -> Mailbox:
+            return Mailbox(self.transport.duplicate(), self.eager, self.post, title, reader)
+
+        key = f"{title} ({self.serial('mailbox')})"
+        with calling(title):
+            mailbox = self.eager.run(Request(Signature("new mailbox", key, facts), work))
+        self.mailboxes.append(mailbox)
+        return mailbox
+
+    def close_mailbox(self, mailbox: Mailbox) -> None:
+        """Release a mailbox. Collective; waits for all members."""
+        mailbox.close()
+        self.mailboxes.remove(mailbox)
 
 
 class Groups:
@@ -359,9 +385,13 @@ def leave(groups: Sequence[Group]) -> None:
     """Leave all lanes of these groups. Collective over their members; waits for all.
 
     A rank may wait for this one in any lane, or in a message. So this rank leaves all lanes at once, and answers
-    messages until all ranks leave. Then the ranks tell each other which pairs have lanes, and these leave, too.
+    messages and letters until all ranks leave. Then the ranks tell each other which pairs have lanes, and these leave,
+    too.
     """
     lanes = [lane for group in groups for lane in group.lanes]
+    mailboxes = [mailbox for group in groups for mailbox in group.mailboxes]
+    for mailbox in mailboxes:
+        mailbox.start_leaving()
     for lane in lanes:
         if lane.closed is None:
             lane.start_leaving()
@@ -379,6 +409,8 @@ def leave(groups: Sequence[Group]) -> None:
         nap = min(2 * nap, LONGEST_NAP)
     for handle in leaving:
         handle.wait()  # raises if communication broke meanwhile, after which the ranks can agree on nothing
+    for mailbox in mailboxes:
+        mailbox.close()
     for group in groups:
         if group.eager.farewell.departure is not None:
             group.post.leave(group.transport.allgather_object(list(group.post.lanes)))

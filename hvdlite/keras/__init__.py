@@ -25,6 +25,7 @@ from hvdlite.keras.functions import (
 from hvdlite.keras.memory import memory_report
 from hvdlite.keras.models import load_model
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from hvdlite.keras.strategy.average import average_parameters
 from hvdlite.keras.sync_batch_norm import SyncBatchNormalization
 from hvdlite.ops import barrier
 from hvdlite.ops.objects import allgather_object, broadcast_object
@@ -35,6 +36,6 @@ __all__ = [
     *names.__all__, "Chain", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer",
     "SyncBatchNormalization", "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast",
     "broadcast_global_variables", "broadcast_object", "broadcast_variables", "callbacks", "elastic",
-    "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "load", "load_model",
+    "average_parameters", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "load", "load_model",
     "memory_report", "reducescatter", "save",
 ]  # fmt: skip

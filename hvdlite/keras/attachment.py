@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
+from weakref import finalize
 
 import keras
 from keras.optimizers import Optimizer
@@ -29,8 +31,12 @@ from hvdlite.keras import private_api
 from hvdlite.keras.backends import framework, noted
 from hvdlite.keras.sharded.kinds import kind_of
 from hvdlite.keras.sharded.shard import Shard, require_served
+from hvdlite.keras.strategy.steps import StrategySteps
+from hvdlite.keras.strategy.terms import require_same
 from hvdlite.sharding.kinds import Kind
 from hvdlite.sharding.slots import refuse_slots
+from hvdlite.strategies import Strategy
+from hvdlite.system.weak_references import weakly
 
 Apply: TypeAlias = Callable[[list[Gradient], Sequence[Variable] | None], object]
 """A function that applies gradients: (gradients, variables). Without variables, those of the optimizer."""
@@ -48,21 +54,37 @@ class KerasAttachment:
         local: The variables with gradients that stay this rank's own.
         reduced: Whether the update under way has reduced gradients.
         shard: The pieces of a sharded optimizer; None if this rank steps all variables.
+        strategy: Keeps the ranks' models together in another way than by reduced gradients; None: they are reduced.
     """
 
-    def __init__(self, optimizer: Optimizer, settings: Settings, sums: Accumulator, kind: Kind | None) -> None:
-        """Collective. kind: how the variables of a sharded optimizer can be divided."""
+    def __init__(
+        self, optimizer: Optimizer, settings: Settings, sums: Accumulator, kind: Kind | None, strategy: Strategy | None
+    ) -> None:
+        """Collective.
+
+        Args:
+            optimizer: The attribute of that name.
+            settings: The attribute of that name.
+            sums: The attribute of that name.
+            kind: How the variables of a sharded optimizer can be divided.
+            strategy: The user's strategy.
+        """
         self.optimizer = optimizer
         self.settings = settings
         self.sums = sums
         self.framework = framework()
         title = f"DistributedOptimizer({type(optimizer).__name__})"
-        self.gradients = Gradients(settings, self.framework, "optimizer", title, sums, optimizer)
+        common = replace(settings, replica_check="off", scale_local=False) if strategy else settings
+        self.gradients = Gradients(common, self.framework, "optimizer", title, sums, optimizer)
         self.local: list[Variable] = []
         self.reduced = False
         group = self.gradients.group
         shared = group is not None and group.size > 1
         self.shard = Shard(optimizer, self.gradients, self.local, kind) if kind and shared else None
+        self.strategy: StrategySteps | None = None
+        if strategy and shared:
+            self.strategy = StrategySteps(strategy, self.gradients, optimizer, self.local, settings.replica_check)
+            finalize(optimizer, weakly(self.strategy.end)).atexit = False
 
     @property
     def at_work(self) -> bool:
@@ -161,6 +183,11 @@ class KerasAttachment:
         def reduce_all(grads: list[Gradient]) -> None:
             refuse_distribution()
             self.framework.refuse_replicas()
+            if self.strategy:
+                self.require_built(optimizer, variables)
+                with self.updating():
+                    self.strategy.around(lambda grads: apply(grads, given), grads, variables)
+                return
             if self.shard:
                 self.shard.refuse_sparse(grads, self.settings)
             grads = self.with_scale(optimizer, grads)
@@ -200,10 +227,7 @@ class KerasAttachment:
         variables: list[Variable],
     ) -> None:
         """Accumulate gradients, and call `then` with the sums at the last pass. Each pass counts as an iteration."""
-        if not optimizer.built:  # a branch of a condition cannot make variables
-            with keras.name_scope(optimizer.name):
-                optimizer.build(variables)
-            optimizer.built = True
+        self.require_built(optimizer, variables)
         given = {i: dense(self.settings.sparse_as_dense, self.framework, grad, variables[i])
                  for i, grad in enumerate(grads) if grad is not None}  # fmt: skip
         last = self.framework.accumulate(self.sums, given)
@@ -219,6 +243,13 @@ class KerasAttachment:
             (step if last else skip)()
         else:
             keras.ops.cond(last, step, skip)
+
+    def require_built(self, optimizer: Optimizer, variables: list[Variable]) -> None:
+        """Build the optimizer, if it is not built: a branch of a condition cannot make variables."""
+        if not optimizer.built:
+            with keras.name_scope(optimizer.name):
+                optimizer.build(variables)
+            optimizer.built = True
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
@@ -272,16 +303,18 @@ def refuse_distribution() -> None:
         )
 
 
-def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
+def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator, strategy: Strategy | None = None) -> None:
     """Attach to an optimizer. Collective.
 
     Args:
         optimizer: The optimizer, or a LossScaleOptimizer around it. Its methods are replaced on the instance.
         settings: The user's settings.
         sums: Accumulates the gradients of several passes.
+        strategy: How the ranks' models are kept together; None: by reduced gradients.
 
     Raises:
         RuntimeError: The optimizer is attached already.
+        MismatchError: The ranks' strategies differ; on every rank.
         HvdliteError: This version of Keras, or of its backend, lacks a private name that hvdlite uses.
         NotImplementedError: `keras.distribution` is in use, or sharded=True cannot serve the optimizer.
         ValueError: sharded=True cannot serve the optimizer, or each rank has a part of its state.
@@ -295,9 +328,12 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator) -> None:
     kind = shardable(inner) if settings.sharded else None
     if settings.size > 1:
         refuse_distribution()
-    attachment = KerasAttachment(inner, settings, sums, kind)
+        require_same(strategy, settings)
+    attachment = KerasAttachment(inner, settings, sums, kind, strategy)
     if before is not None:
         before.gradients.replace()
+        if before.strategy:
+            before.strategy.replace()
     untouched = attachment.framework.untouched
     methods: dict[str, Callable[..., object]] = {"apply": attachment.apply}
     methods |= {name: attachment.guarded(name) for name in private_api.guards(inner)}

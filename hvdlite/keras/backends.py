@@ -20,6 +20,7 @@ MODULES = {
     "jax": "hvdlite.keras.backend_jax",
 }
 SHARDING = {"tensorflow": "hvdlite.keras.sharded.on_tensorflow", "torch": "hvdlite.keras.sharded.on_torch"}
+STRATEGIES = {"tensorflow": "hvdlite.keras.strategy.on_tensorflow", "torch": "hvdlite.keras.strategy.on_torch"}
 COLLECTIVES = {"tensorflow": "hvdlite.tensorflow", "torch": "hvdlite.torch", "jax": "hvdlite.numpy"}
 
 
@@ -66,6 +67,11 @@ def settle() -> None:
 def sharding() -> ModuleType:
     """Return the module with the backend's part of sharded optimizers."""
     return importlib.import_module(SHARDING[name()])
+
+
+def strategies() -> ModuleType:
+    """Return the module with the backend's part of strategies."""
+    return importlib.import_module(STRATEGIES[name()])
 
 
 def collectives() -> ModuleType:

@@ -12,11 +12,12 @@ import keras
 from keras import Model
 
 from hvdlite.gradients.tensors import Variable
-from hvdlite.gradients.variables import refuse_parts
+from hvdlite.gradients.variables import is_one_of, refuse_parts
 from hvdlite.keras.common_variables import CommonVariables
 from hvdlite.keras.consistency_callback import CALLER, ConsistencyCallback
 from hvdlite.keras.functions import give
 from hvdlite.keras.logs import Logs
+from hvdlite.keras.strategy.steps import at_work
 from hvdlite.keras.training_step import compile_now
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object
@@ -37,6 +38,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         variables: The model's variables that must be equal on all ranks.
         consistency: The checks.
         started: Whether the first batch of this fit() is over.
+        given: Whether the ranks got weights before that batch.
 
     Raises, in fit() and on every rank:
         HvdliteError: Numbers of epochs or steps differ; a rank ends an epoch before others (TerminateOnNaN); a rank
@@ -62,6 +64,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.variables = CommonVariables()
         self.consistency = ConsistencyCallback(self.variables)
         self.started = False
+        self.given = False
         if local_variables is not None:
             self.register_local_var(local_variables)
 
@@ -88,7 +91,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self.started = False
         self.consistency.begin()
-        if self.all_have_weights():
+        self.given = self.all_have_weights()
+        if self.given:
             self.broadcast(self.model.weights)
         self.consistency.reductions.note_weights()
 
@@ -99,7 +103,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.consistency.on_batch_end(batch, logs)
         if not self.started:
             state = [variable for optimizer in self.variables.optimizers() for variable in optimizer.variables]
-            self.broadcast([*self.model.weights, *(each for each in state if slot_of(each) is None)])
+            # With a strategy, ranks may have different weights after the first batch.
+            together = [each for steps in at_work() for each in steps.variables] if self.given else []
+            weights = [each for each in self.model.weights if not is_one_of(each, together)]
+            self.broadcast([*weights, *(each for each in state if slot_of(each) is None)])
             self.started = True
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from hvdlite.keras.average_callback import AverageParametersCallback
 from hvdlite.keras.best_model import BestModelCheckpoint
 from hvdlite.keras.broadcast_callback import BroadcastGlobalVariablesCallback
 from hvdlite.keras.metric_average import MetricAverageCallback
 from hvdlite.keras.schedules import LearningRateScheduleCallback, LearningRateWarmupCallback
 
 __all__ = [
+    "AverageParametersCallback",
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",

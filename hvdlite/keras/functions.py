@@ -18,6 +18,7 @@ from hvdlite.gradients.variables import common_name, have_layers_follow, variabl
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.keras.backends import collectives, to_given
+from hvdlite.keras.strategy.outside import moving
 from hvdlite.ops import Average, Op, resolve_op
 from hvdlite.ops.variables import broadcast_arrays
 from hvdlite.sharding.slots import refuse_slots
@@ -49,11 +50,12 @@ def give(variables: object, root_rank: int, process_set: ProcessSet = global_pro
     """Do what `broadcast_variables` does, and return the result of `have_layers_follow`."""
     chosen = variables_of(variables)
     refuse_slots("hvd.broadcast_variables", chosen)
-    values = [np.array(keras.ops.convert_to_numpy(variable), order="C") for variable in chosen]
-    broadcast_arrays(values, [common_name(variable) for variable in chosen], root_rank, process_set)
-    for variable, value in zip(chosen, values, strict=True):
-        if runtime.rank() != root_rank:
-            variable.assign(value)
+    with moving(chosen, process_set):
+        values = [np.array(keras.ops.convert_to_numpy(variable), order="C") for variable in chosen]
+        broadcast_arrays(values, [common_name(variable) for variable in chosen], root_rank, process_set)
+        for variable, value in zip(chosen, values, strict=True):
+            if runtime.rank() != root_rank:
+                variable.assign(value)
     return have_layers_follow(chosen)
 
 

@@ -17,8 +17,10 @@ from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.keras.attachment import attach, innermost
 from hvdlite.keras.loss_scaling import reduce_before_scaling
 from hvdlite.keras.sharded.saving import methods
+from hvdlite.keras.strategy.terms import require_served
 from hvdlite.lanes.calls import calling
 from hvdlite.ops import Adasum, Average, Op, Sum, op_of
+from hvdlite.strategies import Strategy
 
 OptimizerT = TypeVar("OptimizerT")
 
@@ -40,6 +42,7 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
     replica_check: str | None = None,
     sharded: bool = False,
+    strategy: Strategy | None = None,
 ) -> OptimizerT:
     """Make every apply() of an optimizer use the gradients of all ranks. Collective.
 
@@ -75,6 +78,10 @@ def DistributedOptimizer(
         sharded: Whether each rank keeps a part of the optimizer's state only, and steps that part. Weights stay the
             same bits, except for Ftrl's. All ranks must have the same weights before the first step. hvd.save,
             called on all ranks, writes the whole state; model.save() raises an error.
+        strategy: How the ranks' models are kept together, if not by averaging every gradient, such as
+            `hvd.LocalSGD(sync_every=8)`. Each rank then applies its own gradients, and the strategy changes weights
+            around updates, which may wait for other ranks. A step that a LossScaleOptimizer leaves out on some ranks
+            counts as an update on all. A pass of gradient_accumulation_steps without an update does not count.
 
     Returns:
         The same optimizer object.
@@ -86,7 +93,8 @@ def DistributedOptimizer(
         HvdliteError: This version of Keras, or of its backend, lacks a private name that hvdlite uses.
         MismatchError: Optimizers or models differ, with a diff; on every rank, before any gradient travels.
         NotImplementedError: `op` is Adasum, or `keras.distribution` is in use; or, with `sharded`, the backend is JAX
-            or the optimizer has use_ema, or gradient_accumulation_steps with clipping.
+            or the optimizer has use_ema, or gradient_accumulation_steps with clipping; or, with `strategy`, the backend
+            is JAX or another argument tells how gradients are reduced.
     """
     op = op_of(op)
     check_name(name)
@@ -111,8 +119,10 @@ def DistributedOptimizer(
         process_set=process_set, scale_local_gradients=scale_local_gradients, replica_check=replica_check,
         sharded=sharded,
     ))  # fmt: skip
+    if strategy is not None:
+        require_served(strategy, settings)
     with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
-        attach(optimizer, settings, sums)
+        attach(optimizer, settings, sums, strategy)
         reduce_before_scaling()
         if sharded:
             methods.change()

@@ -125,7 +125,7 @@ class Running:
     def start_over(self, step: int) -> None:
         """All ranks have joined, perhaps after different numbers of updates: go on as if all had done `step` of them.
 
-        Weights may differ between ranks now. The user broadcasts them before the next update.
+        Weights may differ between ranks now, unless the user has broadcast them. The caller settles next.
         """
 
     def state(self) -> dict[str, Array]:

@@ -89,13 +89,6 @@ def average_known_(group: Group, arrays: Mapping[str, Array], name: str) -> None
         Averages(group, given, name, have=[key in arrays for key in every]).wait()
 
 
-def price(group: Group, arrays: Iterable[Array]) -> float:
-    """Return the bytes that this rank sends to other hosts for an all-reduce of these arrays, as a mean over ranks."""
-    hosts = group.eager.place.hosts
-    drivers = min(map(len, hosts), default=1)
-    return 2 * (1 - 1 / max(len(hosts), 1)) / drivers * sum(array.nbytes for array in arrays)
-
-
 def present(group: Group, name: str) -> float:
     """Return the share of the ranks that have not joined. Waits for all ranks."""
     return grouped(group, [np.ones(1)], Average, name).run()[0].item()

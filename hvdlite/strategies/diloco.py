@@ -22,9 +22,10 @@ from hvdlite.arrays import Array, accumulator, module
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu_streams import on_host
 from hvdlite.strategies import Reach, Running, Site, Strategy
-from hvdlite.strategies.averaging import Averages, price
+from hvdlite.strategies.averaging import Averages
 from hvdlite.strategies.local_sgd import require_count
 from hvdlite.strategies.outer import OuterOptimizer, OuterSGD
+from hvdlite.strategies.traffic import of_allreduce
 
 if TYPE_CHECKING:
     from hvdlite.strategies.compressed import CompressedAverages
@@ -189,7 +190,7 @@ class OuterSteps(Running):
             self.move(fragment, outer, weights, mix=0.0)
             return
         averages = Averages(self.site.group, outer, name)
-        self.sent += price(self.site.group, outer)
+        self.sent += of_allreduce(self.site.group, outer)
         if self.how.overlap:
             fragment.leave(averages.start(), local + self.how.overlap)
         else:

@@ -19,7 +19,8 @@ import numpy as np
 
 from hvdlite.arrays import Array
 from hvdlite.strategies import Reach, Running, Site, Strategy
-from hvdlite.strategies.averaging import average_, average_known_, price
+from hvdlite.strategies.averaging import average_, average_known_
+from hvdlite.strategies.traffic import of_allreduce
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class LocalUpdates(Running):
 
     def after_update(self, weights: Sequence[Array], state: Mapping[str, Array]) -> bool:
         average_(self.site.group, weights, f"{self.site.name} weights")
-        self.sent += price(self.site.group, [*weights, *state.values()])
+        self.sent += of_allreduce(self.site.group, [*weights, *state.values()])
         if self.how.wants_state:
             average_known_(self.site.group, state, f"{self.site.name} state")
         return True

@@ -12,19 +12,19 @@ once to each out-neighbour.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hvdlite.arrays import Array
-from hvdlite.job.groups import Group
 from hvdlite.lanes.calls import calling
 from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
 from hvdlite.ops.neighbors import Combining, Part, overwrite
 from hvdlite.strategies import Running, Site, Strategy
 from hvdlite.strategies.topology import OnePeerExponential, Topology, require_doubly_stochastic
+from hvdlite.strategies.traffic import abroad
 
 COMBINE_FIRST, ADAPT_FIRST = "combine-then-adapt", "adapt-then-combine"
 
@@ -139,7 +139,7 @@ class Combiner(Running):
         with calling(f"the weights' exchange between neighbours of {self.site.title}"):
             name = f"{self.site.name} {self.serial}"
             found.start("neighbors", name, (("topology", digest),), waits)
-        self.sent += abroad(self.site.group, part.dests) * sum(each.nbytes for each in weights)
+        self.sent += len(abroad(self.site.group, part.dests)) * sum(each.nbytes for each in weights)
         return found
 
     def finish(self, combining: Combining, weights: Sequence[Array]) -> None:
@@ -161,12 +161,6 @@ class Combiner(Running):
     def load(self, state: Mapping[str, Array]) -> None:
         self.round = int(state["round"].item())
         self.under_way = None
-
-
-def abroad(group: Group, ranks: Iterable[int]) -> int:
-    """Return how many of a group's ranks are on other hosts than this one."""
-    home = next((host for host in group.eager.place.hosts if group.rank in host), range(group.size))
-    return sum(rank not in home for rank in ranks)
 
 
 class CombineFirst(Combiner):

@@ -231,6 +231,13 @@ class Communicator(Transport, Protocol):
         """Whether a message from rank `peer` waits to be received."""
         ...
 
+    def probe(self, tag: int) -> tuple[int, int] | None:
+        """The sender and the length in bytes of a message with this tag that waits to be received; None if none does.
+
+        If one thread alone receives such messages, its next `await_message` from that sender gets this message.
+        """
+        ...
+
     def ranks_of(self, comm: MPI.Comm) -> list[int]:
         """The ranks that the members of an mpi4py communicator have here.
 

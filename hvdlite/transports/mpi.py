@@ -162,6 +162,12 @@ class MpiTransport:
     def called_by(self, peer: int) -> bool:
         return bool(self.comm.Iprobe(peer, self.tag))
 
+    def probe(self, tag: int) -> tuple[int, int] | None:
+        status = MPI.Status()
+        if not self.comm.Iprobe(MPI.ANY_SOURCE, self.tag_of(tag), status):
+            return None
+        return status.Get_source(), status.Get_count(MPI.BYTE)
+
     def ranks_of(self, comm: MPI.Comm) -> list[int]:
         """The ranks here of another communicator's members; an empty list for a null communicator.
 

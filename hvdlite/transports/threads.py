@@ -51,6 +51,14 @@ class Board:
                     return source, data
         return None
 
+    def look(self, here: int, wanted_tag: int) -> tuple[int, int] | None:
+        """The sender and the length in bytes of the first message to this rank with this tag, or None."""
+        with self.lock:
+            for source, dest, tag, data in self.letters:
+                if (dest, tag) == (here, wanted_tag):
+                    return source, data.nbytes
+        return None
+
     def other(self, key: object, size: int) -> Board:
         """Another board of some of the ranks, `size` in number. The first of them that asks makes it."""
         with self.lock:
@@ -181,10 +189,15 @@ class ThreadTransport:
         return ThreadMessage(self, None, None, 0)
 
     def await_message(self, array: Array, source: int | None, tag: int) -> ThreadMessage:
-        return ThreadMessage(self, array, source, tag)
+        message = ThreadMessage(self, array, source, tag)
+        message.test()  # a message that waits is this one's from now on, as over MPI
+        return message
 
     def called_by(self, peer: int) -> bool:
         return not self.board.mail[peer, self.rank].empty()
+
+    def probe(self, tag: int) -> tuple[int, int] | None:
+        return self.board.look(self.rank, tag)
 
     def ranks_of(self, comm: object) -> list[int]:
         raise ValueError("threads have no MPI communicators")

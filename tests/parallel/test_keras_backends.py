@@ -17,6 +17,7 @@ BACKENDS = {
     "backends_columns": ("tensorflow", "torch"),
     "backends_compression": ("tensorflow", "torch", "jax"),
     "backends_sharded": ("tensorflow", "torch"),
+    "backends_strategies": ("tensorflow", "torch"),
     "backends_sharded_four": ("torch",),
 }
 """The backends of each module. `ranks/tensorflow_*` has the other checks on TensorFlow."""

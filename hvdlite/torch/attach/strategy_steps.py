@@ -247,6 +247,7 @@ class StrategyAttachment:
         self.joined, self.equal = False, True
         self.number = largest(self.group, self.number, f"{self.name} steps")
         self.running.start_over(self.number)
+        self.settle()
         self.alike.look()
 
     def renew(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ import numpy as np
 import hvdlite
 import hvdlite.keras as hvd
 from hvdlite.keras import private_api
+from hvdlite.strategies import Strategy
 from tests.parallel.common import require_error
 from tests.parallel.keras_common import BATCH, OPTIMIZERS, both, data, model, share, weights
 
@@ -144,6 +146,12 @@ def scaled_steps() -> list[np.ndarray]:
     x[BATCH] = np.inf  # in the second step
     trained.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
     return [np.array(keras.ops.convert_to_numpy(each)) for each in (*trained.weights, *optimizer.variables)]
+
+
+def check_a_strategy_is_refused_on_jax() -> None:
+    if on("jax"):
+        make = partial(hvd.DistributedOptimizer, keras.optimizers.SGD(), strategy=Strategy())
+        require_error(NotImplementedError, make, "hvd.Strategy", "not on JAX", "KERAS_BACKEND")
 
 
 def check_a_scaler_that_is_not_distributed_is_as_before() -> None:

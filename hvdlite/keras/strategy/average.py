@@ -1,0 +1,109 @@
+"""`average_parameters`: the average of all ranks' models, before evaluation and saving."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+import keras
+import numpy as np
+
+from hvdlite.arrays import Array, is_float
+from hvdlite.gradients.registry import registry
+from hvdlite.gradients.tensors import Variable
+from hvdlite.gradients.variables import have_layers_follow, is_one_of, refuse_parts
+from hvdlite.job import runtime
+from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.keras import private_api
+from hvdlite.keras.strategy.outside import keeping
+from hvdlite.keras.strategy.steps import StrategySteps
+from hvdlite.lanes.calls import calling
+from hvdlite.ops import Max, grouped_allreduce_
+from hvdlite.strategies.averaging import average_
+
+
+class AveragedParameters:
+    """A context at whose end a model gets this rank's own weights back.
+
+    Attributes:
+        own: The variables, and the values that they had.
+        concerned: The strategies that keep some of the variables together.
+    """
+
+    def __init__(self, own: Sequence[tuple[Variable, Array]], concerned: Sequence[StrategySteps]) -> None:
+        self.own = own
+        self.concerned = concerned
+
+    def __enter__(self) -> AveragedParameters:
+        """Return this object; the weights are averages already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Restore this rank's weights."""
+        self.restore()
+
+    def restore(self) -> None:
+        """Give the model this rank's own weights back. Waits for nobody."""
+        for variable, value in self.own:
+            variable.assign(value)
+        have_layers_follow([variable for variable, _ in self.own])
+        for each in self.concerned:
+            each.note_restored()
+
+
+def average_parameters(model: keras.Model, process_set: ProcessSet = global_process_set) -> AveragedParameters:
+    """Give a model the average of all ranks' weights, in place. Collective; waits for all ranks of the process set.
+
+    With a strategy, ranks have different weights between synchronizations. Average them before evaluation and saving:
+
+        with hvd.average_parameters(model):  # at its end each rank has its own weights again
+            model.evaluate(data)
+
+    Without `with`, training goes on from the average. What strategies have under way is finished first. Statistics of
+    BatchNormalization are averaged, too. Whole numbers become the largest of all ranks, and the states of random number
+    generators stay. So do variables of `register_local_var`.
+
+    Args:
+        model: A Keras model or layer, built, the same on every rank.
+        process_set: The ranks.
+
+    Returns:
+        A context manager, which restores this rank's weights when it is left.
+
+    Raises:
+        ValueError: The model has not been built, or its strategy keeps other ranks together than the process set's.
+        MismatchError: The ranks' models differ; on every rank.
+        NotImplementedError: The model is an `hvd.Chain`.
+    """
+    refuse_parts(model)
+    if not model.built:
+        raise ValueError(f"{model.name} has no weights yet: build it (or call it once) before averaging them")
+    group = runtime.group_of(process_set)
+    own = list(registry.own)
+    chosen = [each for each in private_api.up_to_date(model).weights if not is_one_of(each, own)]
+    concerned = keeping(chosen)
+    for each in concerned:
+        if each.group is not group:
+            raise ValueError(
+                f"hvd.average_parameters: {each.title} keeps the ranks {list(each.group.ranks)} together: give "
+                "average_parameters its process_set"
+            )
+    if group.size == 1:
+        return AveragedParameters([], [])
+    with calling("hvd.average_parameters"):
+        runtime.current().registries.settle(group)
+        before = [np.array(keras.ops.convert_to_numpy(each), order="C") for each in chosen]
+        after = [value.copy() for value in before]
+        average_(group, [value for value in after if is_float(value.dtype)], "average_parameters")
+        if whole := [value for value in after if value.dtype.kind in "iu"]:
+            grouped_allreduce_(whole, Max, "average_parameters counts", process_set=process_set)
+        changed = [n for n, (a, b) in enumerate(zip(before, after, strict=True)) if a.tobytes() != b.tobytes()]
+    for number in changed:
+        chosen[number].assign(after[number])
+    have_layers_follow([chosen[number] for number in changed])
+    concerned = [each for each in concerned if not each.outside]
+    for each in concerned:
+        each.note_moved()
+    return AveragedParameters([(chosen[number], before[number]) for number in changed], concerned)
