@@ -22,9 +22,7 @@ EPOCHS, BATCH, TESTED = 20, 32, 297
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=8, help="steps between two averages")
-    parser.add_argument(
-        "--diloco", action="store_true", help="apply the average change with an outer optimizer"
-    )
+    parser.add_argument("--diloco", action="store_true", help="apply the average change with an outer optimizer")
     options = parser.parse_args()
 
     hvd.init()

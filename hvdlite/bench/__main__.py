@@ -48,7 +48,7 @@ COMPRESSORS = (
     "auto",
 )  # here as well as in compression.py, which imports torch
 PROBLEMS = ("digits", "text")  # here as well as in problems.py
-STRATEGIES = ("synchronous", "local", "diloco", "ring", "one_peer")  # here as well as in strategies.py
+STRATEGIES = ("synchronous", "local", "diloco", "ring", "one_peer", "age")  # here as well as in strategies.py
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
