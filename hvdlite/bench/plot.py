@@ -152,11 +152,8 @@ def plot_strategies(path: str, rows: Sequence[StrategyRow], caption: str) -> Non
     figure, axes = canvas(len(found))
     for axis, (condition, (plain, its)) in zip(axes, found.items(), strict=True):
         for row in its:
-            seconds = [fmean(each) for each in zip(*(run.seconds for run in row.runs), strict=True)]
-            losses = [fmean(each) for each in zip(*(run.losses for run in row.runs), strict=True)]
-            axis.plot(seconds, losses, "k--" if row is plain else "-", label=row.title)
-        target = fmean(run.target for run in plain.runs)
-        axis.axhline(target, color="gray", lw=0.8, ls=":", label=f"synchronous after {TARGET:.0%} of its time")
+            axis.plot(row.seconds, row.losses, "k--" if row is plain else "-", label=row.title)
+        axis.axhline(plain.target, color="gray", lw=0.8, ls=":", label=f"synchronous after {TARGET:.0%} of its time")
         axis.set(xlabel="seconds", ylabel="held-out loss of the average model", yscale="log", title=condition)
         axis.grid(alpha=0.3)
         axis.legend()

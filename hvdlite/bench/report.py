@@ -370,10 +370,10 @@ def print_strategies(out: Console, rows: Sequence[StrategyRow]) -> None:
         for row in its:
             table.add_row(row.title, *strategy_cells(row, plain))
         out.print(table)
-        there = [(seconds, row.title) for row in its if (seconds := row.time_to_target(plain)) is not None]
+        there = [(seconds, row.title) for row in its if (seconds := row.time_to(plain.target)) is not None]
         answers.append(f"{condition}: {min(there)[1]}")
     out.print(
-        f"s to loss: until synchronous training's loss after {TARGET:.0%} of its time (or how many seeds reach it); "
+        f"s to loss: until synchronous training's loss after {TARGET:.0%} of its time (means of the seeds); "
         "x faster: synchronous / this; accuracy: of the average model at the end, held out, points above synchronous; "
         "KB: what the busiest host sends per update, with headers",
         highlight=False,
@@ -383,9 +383,9 @@ def print_strategies(out: Console, rows: Sequence[StrategyRow]) -> None:
 
 def strategy_cells(row: StrategyRow, plain: StrategyRow) -> Iterator[str]:
     """The cells of one strategy. plain: synchronous training."""
-    base, seconds = plain.time_to_target(plain), row.time_to_target(plain)
+    base, seconds = plain.time_to(plain.target), row.time_to(plain.target)
     yield significant(row.update * 1e3)
-    yield significant(seconds) if seconds else f"{len(row.times_to_target(plain))} of {len(row.runs)}"
+    yield significant(seconds) if seconds else "never"
     yield f"{base / seconds:.1f}" if base and seconds else "-"
     yield f"{row.accuracy:.1%}"
     yield f"{100 * (row.accuracy - plain.accuracy):+.1f}"

@@ -5,7 +5,7 @@ momentum. The learning rate rises for a tenth of the updates, and then falls to 
 seconds per update: a sleep before forward, so that few cores can have many ranks. A slow rank sleeps longer.
 
     s to loss      until the held-out loss of the ranks' average model is the target: the loss of synchronous training
-                   with the same seed after 80 % of its time. Measured in the run itself
+                   after 80 % of its time. Measured in the runs themselves; losses are means of the seeds
     ms/update      time of the run * ranks / updates of all ranks
     accuracy       of `average_parameters` at the end of the run, held out
     KB             per update, what the busiest host's interfaces sent, with headers and acknowledgements
@@ -52,6 +52,7 @@ STRATEGIES: dict[str, tuple[str, Strategy | None]] = {
 WITHOUT_WAITING = ("age",)
 """The strategies in which a rank that stays slow does not slow the others."""
 COPIES = 40  # of the weights in a run
+NEAR = 2  # losses on each side: single ones scatter
 TARGET = 0.8  # of synchronous training's time
 
 
@@ -72,15 +73,6 @@ class Run:
     accuracy: float
     update: float
     wire: float
-
-    @property
-    def target(self) -> float:
-        """The loss after TARGET of the time."""
-        return float(np.interp(TARGET * self.seconds[-1], self.seconds, self.losses))
-
-    def reaches(self, target: float) -> float | None:
-        """The first time at which the loss is the target, by linear interpolation; None if it never is."""
-        return crossing(self.seconds, self.losses, target)
 
 
 @dataclass(frozen=True)
@@ -117,15 +109,25 @@ class Row:
         """Median bytes per update."""
         return median(run.wire for run in self.runs)
 
-    def times_to_target(self, plain: Row) -> list[float]:
-        """For each seed that reaches the loss of synchronous training with the same seed, the seconds until there."""
-        found = (mine.reaches(theirs.target) for mine, theirs in zip(self.runs, plain.runs, strict=True))
-        return [seconds for seconds in found if seconds is not None]
+    @property
+    def seconds(self) -> list[float]:
+        """The times of `losses`; each is the mean of the seeds."""
+        return [fmean(each) for each in zip(*(run.seconds for run in self.runs), strict=True)]
 
-    def time_to_target(self, plain: Row) -> float | None:
-        """The median of the seeds; None if a seed does not reach its target."""
-        times = self.times_to_target(plain)
-        return median(times) if len(times) == len(self.runs) else None
+    @property
+    def losses(self) -> list[float]:
+        """The mean losses of the seeds; each is the median of itself and its nearest NEAR on both sides."""
+        means = [fmean(each) for each in zip(*(run.losses for run in self.runs), strict=True)]
+        return [median(means[max(0, place - NEAR) : place + NEAR + 1]) for place in range(len(means))]
+
+    @property
+    def target(self) -> float:
+        """The loss after TARGET of the time."""
+        return float(np.interp(TARGET * self.seconds[-1], self.seconds, self.losses))
+
+    def time_to(self, target: float) -> float | None:
+        """The first time at which the loss is the target, by linear interpolation; None if it never is."""
+        return crossing(self.seconds, self.losses, target)
 
 
 Rows: TypeAlias = dict[tuple[str, str], Row]

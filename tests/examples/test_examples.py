@@ -99,6 +99,19 @@ def test_averages_among_neighbours_reach_95_percent(topology: str) -> None:
     assert found and 0 < float(found[1]) < 5 and float(found[2]) >= 95, done.stdout
 
 
+def test_a_parameter_server_reaches_93_percent_and_a_slow_rank_does_less() -> None:
+    """1500 images in batches of 32, 30 times. No update is staler than the bound allows: `age` of each of two ranks."""
+    done = run("examples/parameter_server.py", "--slow", "0.03", "--age", "2")
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(
+        r"batches by rank: \[(\d+), (\d+)\]; stalest update: (\d+)\n2 processes: held-out accuracy ([\d.]+)%\n",
+        done.stdout,
+    )
+    assert found, done.stdout
+    slow, other, stalest = map(int, found.groups()[:3])
+    assert slow + other == 30 * 47 and slow < other and stalest <= 2 and float(found[4]) >= 93, done.stdout
+
+
 @pytest.mark.full
 def test_a_sharded_checkpoint_is_read_again(tmp_path: Path) -> None:
     """The second run begins with the first one's weights."""
