@@ -100,16 +100,16 @@ def test_averages_among_neighbours_reach_95_percent(topology: str) -> None:
 
 
 def test_a_parameter_server_reaches_93_percent_and_a_slow_rank_does_less() -> None:
-    """1500 images in batches of 32, 30 times. No update is staler than the bound allows: `age` of each of two ranks."""
-    done = run("examples/parameter_server.py", "--slow", "0.03", "--age", "2")
+    """1500 images in batches of 32, 30 times."""
+    done = run("examples/parameter_server.py", "--slow", "0.03")
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(
-        r"batches by rank: \[(\d+), (\d+)\]; stalest update: (\d+)\n2 processes: held-out accuracy ([\d.]+)%\n",
+        r"batches by rank: \[(\d+), (\d+)\]; stalest update: \d+\n2 processes: held-out accuracy ([\d.]+)%\n",
         done.stdout,
     )
     assert found, done.stdout
-    slow, other, stalest = map(int, found.groups()[:3])
-    assert slow + other == 30 * 47 and slow < other and stalest <= 2 and float(found[4]) >= 93, done.stdout
+    slow, other = int(found[1]), int(found[2])
+    assert slow + other == 30 * 47 and 2 * slow < other and float(found[3]) >= 93, done.stdout
 
 
 @pytest.mark.full
