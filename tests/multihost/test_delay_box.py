@@ -42,7 +42,7 @@ print(min(times), sorted(times)[10], time.perf_counter() - began)
 """
 
 
-@pytest.mark.parametrize("rate", ["100mbit", None])
+@pytest.mark.parametrize("rate", ["10mbit", None])
 def test_packets_are_delayed(tmp_path: Path, rate: str | None) -> None:
     with hosts(3, shared=[tmp_path]) as there:
         with delay_box(there, 0.02, rate):
@@ -51,9 +51,8 @@ def test_packets_are_delayed(tmp_path: Path, rate: str | None) -> None:
                 assert other.stdout is not None and other.stdout.readline() == "up\n"
                 least, middle, long = map(float, there[0].run(sys.executable, "-c", ASKS).split())
         assert least >= 0.04 and middle < 0.06, (least, middle)
-        seconds = 8 * NBYTES / 100e6
-        assert long >= seconds + 0.03 if rate else long > 0.04, long
-        assert long < seconds + 0.6, long
+        limited = 8 * NBYTES / 10e6  # seconds
+        assert 0.95 * limited < long < 1.5 * limited if rate else 0.04 < long < 0.75 * limited, long
         for machine in there.machines:
             with pytest.raises(OSError, match="no eth0"):
                 machine.traffic()
