@@ -203,8 +203,10 @@ def compare(comm: MPI.Comm, course: Course, progress: Progress) -> Rows:
         The results, equal on all ranks, with those of `course.earlier`.
 
     Raises:
-        HvdliteError: The data of the problem is missing.
+        HvdliteError: The data of the problem is missing, or there is no such slow rank.
     """
+    if course.slow and course.slow[0] not in range(comm.Get_size()):
+        raise HvdliteError(f"--slow {course.slow[0]}:{course.slow[1]:g}: there are ranks 0 to {comm.Get_size() - 1}")
     torch.set_num_threads(1)
     problem = PROBLEMS[course.problem]()
     keys = list(dict.fromkeys((SYNCHRONOUS, *course.strategies)))

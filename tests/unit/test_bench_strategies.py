@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 
 import pytest
+from mpi4py import MPI
 
 from hvdlite.bench import __main__ as command_line
-from hvdlite.bench.strategies import STRATEGIES, WITHOUT_WAITING, Course, Row, Run, conditions
+from hvdlite.bench.strategies import STRATEGIES, WITHOUT_WAITING, Course, Row, Run, compare, conditions
+from hvdlite.errors import HvdliteError
 
 
 def test_the_command_line_names_all_strategies() -> None:
@@ -19,6 +21,12 @@ def test_a_slow_rank_is_a_rank_and_a_factor() -> None:
     for wrong in ("3", "3:", "a:2"):
         with pytest.raises(argparse.ArgumentTypeError, match="RANK:FACTOR"):
             command_line.slow_rank(wrong)
+
+
+def test_a_slow_rank_must_exist() -> None:
+    course = Course("digits", [], 1, 1, 0.0, (1, 4.0), "here")
+    with pytest.raises(HvdliteError, match="--slow 1:4: there are ranks 0 to 0"):
+        compare(MPI.COMM_SELF, course, lambda done, total, text: None)
 
 
 @pytest.mark.parametrize("slow", [None, (3, 4.0), (0, 2.0)])
