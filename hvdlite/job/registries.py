@@ -71,10 +71,13 @@ class Together(Protocol):
 
     Attributes:
         group: The ranks.
+        name: Its name, the same on all ranks.
     """
 
     @property
     def group(self) -> Group: ...
+    @property
+    def name(self) -> str: ...
     def settle(self) -> None:
         """Finish what is under way, so that all ranks may read and change weights. Collective; waits for all ranks."""
         ...
@@ -136,12 +139,9 @@ class Registries:
         """The objects that `join()` informs."""
         return iter(self._joining)
 
-    def settle(self, group: Group) -> None:
-        """Have all strategies of these ranks finish what is under way. Collective; waits for all of the ranks."""
-        together: Together
-        for together in self._together:
-            if together.group is group:
-                together.settle()
+    def together(self, group: Group) -> list[Together]:
+        """The optimizers with a strategy for these ranks. One that nobody uses may be gone on some ranks."""
+        return [each for each in self._together if each.group is group]
 
     def prepare_last_looks(self) -> None:
         """The job ends well on this rank: let the ranks compare their values once more. Does not wait."""

@@ -25,7 +25,7 @@ from hvdlite.keras.functions import (
 from hvdlite.keras.memory import memory_report
 from hvdlite.keras.models import load_model
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from hvdlite.keras.strategy.average import average_parameters
+from hvdlite.keras.strategy.average import average_parameters, serve_parameters
 from hvdlite.keras.sync_batch_norm import SyncBatchNormalization
 from hvdlite.ops import barrier
 from hvdlite.ops.objects import allgather_object, broadcast_object
@@ -37,5 +37,5 @@ __all__ = [
     "SyncBatchNormalization", "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast",
     "broadcast_global_variables", "broadcast_object", "broadcast_variables", "callbacks", "elastic",
     "average_parameters", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "load", "load_model",
-    "memory_report", "reducescatter", "save",
+    "memory_report", "reducescatter", "save", "serve_parameters",
 ]  # fmt: skip

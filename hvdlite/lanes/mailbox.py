@@ -314,8 +314,9 @@ class Mailbox:
         """Tell all ranks that this one asks nothing more. Returns at once, and this rank goes on answering."""
         if self.state is State.OPEN and not self.lane.closed:
             self.state = State.LEAVING
-            for dest in range(self.transport.size):
-                self.post(dest, Letter(LEAVE))
+            me = self.transport.rank
+            for dest in (*(rank for rank in range(self.transport.size) if rank != me), me):
+                self.post(dest, Letter(LEAVE))  # this rank's own comes last: when it is read, the thread may end
 
     def close(self) -> None:
         """Leave, and release thread and communicator. Collective; waits for all ranks."""

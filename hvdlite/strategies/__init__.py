@@ -67,6 +67,11 @@ class Strategy:
         return Reach.NONE
 
     @property
+    def reaches(self) -> frozenset[Reach]:
+        """What `reach` may return."""
+        return frozenset([Reach.NONE])
+
+    @property
     def joins(self) -> bool:
         """Whether other ranks can go on after a rank has called `join()`."""
         return True
@@ -75,6 +80,15 @@ class Strategy:
     def wants_state(self) -> bool:
         """Whether `after_update` needs the optimizer's state."""
         return False
+
+
+def require_joins(strategy: Strategy) -> None:
+    """Raise RuntimeError if other ranks could not go on after a rank has called `join()`."""
+    if not strategy.joins:
+        raise RuntimeError(
+            f"hvd.join() is not possible with strategy={strategy!r}: other ranks would wait for this one for ever. "
+            "Give all ranks equally many batches"
+        )
 
 
 class Running:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from hvdlite.arrays import Array, module
+from hvdlite.job import runtime
 from hvdlite.job.groups import Group
 from hvdlite.lanes.request import Handle
 from hvdlite.lanes.workplace import Workplace
@@ -57,16 +58,20 @@ class Averages:
                 np.divide(array, array.dtype.type(count), out=array)  # type: ignore[call-overload]  # or CuPy's
 
 
-def average_(group: Group, arrays: Sequence[Array], name: str) -> None:
+def average_(group: Group, arrays: Sequence[Array], name: str, counts: bool = True) -> None:
     """Replace arrays by their averages over the ranks that have not joined, in place. Waits for all ranks.
 
     Args:
         group: The ranks.
         arrays: As for `Averages`, or none.
         name: Names the operation.
+        counts: Whether this rank's values count. If not, they are overwritten only.
     """
+    if not counts:
+        for array in arrays:
+            array[...] = 0
     if arrays:
-        Averages(group, arrays, name).wait()
+        Averages(group, arrays, name, have=[counts] * len(arrays)).wait()
 
 
 def average_known_(group: Group, arrays: Mapping[str, Array], name: str) -> None:
@@ -87,6 +92,16 @@ def average_known_(group: Group, arrays: Mapping[str, Array], name: str) -> None
         xp = module(next(iter(arrays.values()), np.empty(0)))
         given = [arrays[key] if key in arrays else xp.zeros(*form) for key, form in every.items()]
         Averages(group, given, name, have=[key in arrays for key in every]).wait()
+
+
+def settle(group: Group) -> None:
+    """Have the strategies of all optimizers that all ranks have finish what is under way. Waits for all ranks."""
+    mine = {each.name: each for each in runtime.current().registries.together(group)}
+    names: list[list[str]] = Operation(
+        group, "names", "settle", (), lambda at: at.transport.allgather_object(list(mine))
+    ).run()
+    for name in sorted(set(mine).intersection(*names)):
+        mine[name].settle()
 
 
 def present(group: Group, name: str) -> float:

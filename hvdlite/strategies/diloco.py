@@ -81,6 +81,10 @@ class DiLoCo(Strategy):
     def reach(self, step: int) -> Reach:
         return Reach.EVERYONE if step <= self.warmup_steps else Reach.NONE
 
+    @property
+    def reaches(self) -> frozenset[Reach]:
+        return frozenset([self.reach(1), Reach.NONE])
+
     def fragment_due(self, step: int) -> int | None:
         """Return the fragment to send after an update.
 

@@ -63,6 +63,10 @@ class LocalSGD(Strategy):
         return Reach.HOST if self.hierarchical else Reach.NONE
 
     @property
+    def reaches(self) -> frozenset[Reach]:
+        return frozenset([self.reach(1), self.reach(self.warmup_steps + 1)])
+
+    @property
     def wants_state(self) -> bool:
         return self.state == "average"
 

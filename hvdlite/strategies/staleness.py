@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
@@ -364,20 +364,20 @@ class Server(Member):
         """Raise HvdliteError: servers do not train."""
         raise HvdliteError(
             f"rank {self.site.group.rank} is one of the last {len(self.owners)} ranks, which own the parameters "
-            "(BoundedStaleness(servers=...)) and do not train: call hvd.serve_parameters(optimizer) there"
+            "(BoundedStaleness(servers=...)) and do not train: call hvd.serve_parameters(optimizer, model) there"
         )
 
-    def serve(self, weights: Sequence[Array]) -> None:
-        """Answer workers, and take part in each `settle`, until all workers have left (`hvd.shutdown()`).
+    def serve(self, settle: Callable[[], object]) -> None:
+        """Answer workers until all of them have left (`hvd.shutdown()`).
 
         Args:
-            weights: The weights, which `settle` changes in place.
+            settle: Called when workers settle, to take part.
         """
         while True:
             self.mailbox.wait(lambda: self.deserted or self.wanted > self.settled, self.site.title, self.nobody)
             if self.wanted <= self.settled:
                 return
-            self.settle(weights)
+            settle()
 
     @property
     def deserted(self) -> bool:
@@ -387,6 +387,13 @@ class Server(Member):
     def nobody(self) -> int:
         """The rank that a server waits for: none but itself, so the stall watch sees no wait."""
         return self.site.group.rank
+
+
+def server(running: Running | None) -> Server:
+    """Return the server at work on this rank. Raises ValueError if this rank trains."""
+    if not isinstance(running, Server):
+        raise ValueError("hvd.serve_parameters is for the ranks that hvd.BoundedStaleness(servers=...) makes servers")
+    return running
 
 
 def staleness() -> dict[int, int]:

@@ -19,6 +19,7 @@ from hvdlite.gradients.tensors import Gradient, Variable
 from hvdlite.gradients.variables import add_to
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.ops import Average, Op
+from hvdlite.strategies import Strategy
 from hvdlite.tensorflow.aggregation import LocalGradientAggregationHelper
 from hvdlite.tensorflow_graph import framework, private_api
 from hvdlite.tensorflow_graph.compression import Compression
@@ -45,6 +46,7 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
     replica_check: str | None = None,
     sharded: bool = False,
+    strategy: Strategy | None = None,
 ) -> OptimizerT:
     """Make the optimizer apply gradients reduced over all ranks. Collective.
 
@@ -70,6 +72,7 @@ def DistributedOptimizer(
         replica_check: The reaction to ranks that train with different weights: "error", "warn" or "off". None: the
             setting HVDLITE_REPLICA_CHECK, else "error".
         sharded: For Keras optimizers, whether each rank keeps a part of the state only; see `hvdlite.keras`.
+        strategy: For Keras optimizers, how the ranks' models are kept together; see `hvdlite.keras`.
 
     Returns:
         The same optimizer object.
@@ -92,15 +95,15 @@ def DistributedOptimizer(
             backward_passes_per_step=backward_passes_per_step,
             average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
             process_set=process_set, scale_local_gradients=scale_local_gradients,
-            replica_check=replica_check, sharded=sharded,
+            replica_check=replica_check, sharded=sharded, strategy=strategy,
         )  # fmt: skip
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise TypeError(
             "DistributedOptimizer takes an optimizer of Keras or of tf.compat.v1.train first, not a "
             f"{type(optimizer).__name__}: DistributedOptimizer(optimizer)"
         )
-    if sharded:
-        raise NotImplementedError("sharded=True serves Keras optimizers, not those of tf.compat.v1.train")
+    if sharded or strategy is not None:
+        raise NotImplementedError("sharded= and strategy= serve Keras optimizers, not those of tf.compat.v1.train")
     settings = settings_of(Arguments(
         compression=compression, sparse_as_dense=sparse_as_dense, op=op,
         gradient_predivide_factor=gradient_predivide_factor, num_groups=num_groups, groups=groups,

@@ -6,7 +6,7 @@ from hvdlite.job.runtime import is_child, is_initialized, local_rank, when_start
 from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.torch import elastic, mpi_ops
 from hvdlite.torch.attach.part import clip_grad_norm_
-from hvdlite.torch.averaging import average_parameters
+from hvdlite.torch.averaging import average_parameters, serve_parameters
 from hvdlite.torch.checkpoints import load, save
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.cuda import choose_gpu
@@ -26,5 +26,5 @@ __all__ = [
     *mpi_ops.__all__, "Compression", "DistributedOptimizer", "HorovodInternalError", "SyncBatchNorm",
     "ZeroRedundancyOptimizer", "allgather_object", "average_parameters", "broadcast_object",
     "broadcast_optimizer_state", "broadcast_parameters", "broadcast_variables", "clip_grad_norm_", "elastic", "load",
-    "memory_report", "save", "uneven_inputs",
+    "memory_report", "save", "serve_parameters", "uneven_inputs",
 ]  # fmt: skip

@@ -11,8 +11,10 @@ from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops import Max, grouped_allreduce_
-from hvdlite.strategies.averaging import average_
+from hvdlite.strategies.averaging import average_, settle
+from hvdlite.strategies.staleness import server
 from hvdlite.torch import cuda
+from hvdlite.torch.attach.strategy_steps import strategy_of
 from hvdlite.torch.tensors import in_place
 
 
@@ -62,15 +64,20 @@ def average_parameters(model: torch.nn.Module, process_set: ProcessSet = global_
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"hvd.average_parameters takes a torch.nn.Module, not a {type(model).__name__}")
+    return averaged(model, process_set)
+
+
+def averaged(model: torch.nn.Module, process_set: ProcessSet, counts: bool = True) -> AveragedParameters:
+    """As `average_parameters`. counts: whether this rank's values count."""
     group = runtime.group_of(process_set)
     with calling("hvd.average_parameters"):
-        runtime.current().registries.settle(group)
+        settle(group)
         values = values_of(model)
         own = [value.detach().clone() for value in values]
         gpu = cuda.gpu_of(values)
         with cuda.on_torchs_stream(gpu) if gpu else contextlib.nullcontext():
             floats = [in_place(value) for value in values if value.is_floating_point() or value.is_complex()]
-            average_(group, [array for array, _ in floats], "average_parameters")
+            average_(group, [array for array, _ in floats], "average_parameters", counts)
             whole = [in_place(value) for value in values if not value.is_floating_point() and not value.is_complex()]
             if whole:
                 grouped_allreduce_(
@@ -79,6 +86,25 @@ def average_parameters(model: torch.nn.Module, process_set: ProcessSet = global_
         for _, put_back in [*floats, *whole]:
             put_back(None)
     return AveragedParameters(values, own)
+
+
+def serve_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """Be a parameter server: keep a part of the parameters for the ranks that train, until all of them shut down.
+
+    The last ranks call this instead of a training loop, if the optimizer has `BoundedStaleness(servers=...)`. They take
+    part in the workers' `average_parameters(model)`. Workers must not call other collectives of all ranks meanwhile.
+
+    Args:
+        optimizer: The attached optimizer.
+        model: The model, as on the workers. It is overwritten by each average.
+
+    Raises:
+        ValueError: This rank is no server.
+        HvdliteError: Communication has broken.
+    """
+    attached = strategy_of(optimizer)
+    running = server(attached.running if attached else None)
+    running.serve(lambda: averaged(model, running.site.process_set, counts=False))
 
 
 def values_of(model: torch.nn.Module) -> list[torch.Tensor]:

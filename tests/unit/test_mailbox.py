@@ -100,6 +100,25 @@ def test_a_rank_that_ends_early_goes_on_answering(size: int, by_itself: bool) ->
     assert not mailbox_threads()
 
 
+def test_the_thread_ends_only_when_all_letters_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 ends last, and is slow to send: its thread reads all ranks' LEAVE meanwhile."""
+
+    def slow(self: Mailbox, dest: int, letter: Letter) -> None:
+        if self.transport.rank == 1:
+            time.sleep(0.05)
+        send(self, dest, letter)
+
+    def rank_main(group: Group) -> None:
+        mailbox = group.new_mailbox("letters", Book())
+        if group.rank == 1:
+            time.sleep(0.1)
+        group.close_mailbox(mailbox)
+
+    send = Mailbox.send
+    monkeypatch.setattr(Mailbox, "send", slow)
+    on_groups(3, rank_main)
+
+
 @pytest.mark.parametrize("kind", [ZeroDivisionError, HvdliteError])
 def test_an_error_in_the_thread_reaches_all_ranks(kind: type[Exception]) -> None:
     """Rank 1's reader raises an error. All ranks get it: those that wait for an answer, and those in a lane."""

@@ -527,7 +527,7 @@ def test_servers(size: int, servers: int, strategy: dict[str, Any]) -> None:
         if isinstance(model.running, Server):
             with pytest.raises(HvdliteError, match="serve_parameters"):
                 model.running.update_begins()
-            model.running.serve(model.weights)
+            model.running.serve(lambda: model.running.settle(model.weights))
             assert (model.seen == 20).all()  # those of the last settle
             return
         for turn in (1, 2):

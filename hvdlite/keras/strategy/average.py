@@ -7,6 +7,7 @@ from types import TracebackType
 
 import keras
 import numpy as np
+from keras.optimizers import Optimizer
 
 from hvdlite.arrays import Array, is_float
 from hvdlite.gradients.registry import registry
@@ -15,11 +16,13 @@ from hvdlite.gradients.variables import have_layers_follow, is_one_of, refuse_pa
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.keras import private_api
+from hvdlite.keras.attachment import innermost
 from hvdlite.keras.strategy.outside import keeping
-from hvdlite.keras.strategy.steps import StrategySteps
+from hvdlite.keras.strategy.steps import at_work
 from hvdlite.lanes.calls import calling
 from hvdlite.ops import Max, grouped_allreduce_
-from hvdlite.strategies.averaging import average_
+from hvdlite.strategies.averaging import average_, settle
+from hvdlite.strategies.staleness import server
 
 
 class AveragedParameters:
@@ -27,12 +30,10 @@ class AveragedParameters:
 
     Attributes:
         own: The variables, and the values that they had.
-        concerned: The strategies that keep some of the variables together.
     """
 
-    def __init__(self, own: Sequence[tuple[Variable, Array]], concerned: Sequence[StrategySteps]) -> None:
+    def __init__(self, own: Sequence[tuple[Variable, Array]]) -> None:
         self.own = own
-        self.concerned = concerned
 
     def __enter__(self) -> AveragedParameters:
         """Return this object; the weights are averages already."""
@@ -49,8 +50,6 @@ class AveragedParameters:
         for variable, value in self.own:
             variable.assign(value)
         have_layers_follow([variable for variable, _ in self.own])
-        for each in self.concerned:
-            each.note_restored()
 
 
 def average_parameters(model: keras.Model, process_set: ProcessSet = global_process_set) -> AveragedParameters:
@@ -77,33 +76,55 @@ def average_parameters(model: keras.Model, process_set: ProcessSet = global_proc
         MismatchError: The ranks' models differ; on every rank.
         NotImplementedError: The model is an `hvd.Chain`.
     """
+    return averaged(model, process_set)
+
+
+def averaged(model: keras.Model, process_set: ProcessSet, counts: bool = True) -> AveragedParameters:
+    """As `average_parameters`. counts: whether this rank's values count."""
     refuse_parts(model)
     if not model.built:
         raise ValueError(f"{model.name} has no weights yet: build it (or call it once) before averaging them")
     group = runtime.group_of(process_set)
     own = list(registry.own)
     chosen = [each for each in private_api.up_to_date(model).weights if not is_one_of(each, own)]
-    concerned = keeping(chosen)
-    for each in concerned:
+    for each in keeping(chosen):
         if each.group is not group:
             raise ValueError(
                 f"hvd.average_parameters: {each.title} keeps the ranks {list(each.group.ranks)} together: give "
                 "average_parameters its process_set"
             )
     if group.size == 1:
-        return AveragedParameters([], [])
+        return AveragedParameters([])
     with calling("hvd.average_parameters"):
-        runtime.current().registries.settle(group)
+        settle(group)
         before = [np.array(keras.ops.convert_to_numpy(each), order="C") for each in chosen]
         after = [value.copy() for value in before]
-        average_(group, [value for value in after if is_float(value.dtype)], "average_parameters")
+        average_(group, [value for value in after if is_float(value.dtype)], "average_parameters", counts)
         if whole := [value for value in after if value.dtype.kind in "iu"]:
             grouped_allreduce_(whole, Max, "average_parameters counts", process_set=process_set)
         changed = [n for n, (a, b) in enumerate(zip(before, after, strict=True)) if a.tobytes() != b.tobytes()]
     for number in changed:
         chosen[number].assign(after[number])
     have_layers_follow([chosen[number] for number in changed])
-    concerned = [each for each in concerned if not each.outside]
-    for each in concerned:
-        each.note_moved()
-    return AveragedParameters([(chosen[number], before[number]) for number in changed], concerned)
+    return AveragedParameters([(chosen[number], before[number]) for number in changed])
+
+
+def serve_parameters(optimizer: Optimizer, model: keras.Model) -> None:
+    """Be a parameter server: keep a part of the parameters for the ranks that train, until all of them shut down.
+
+    The last ranks call this instead of fit(), if the optimizer has `BoundedStaleness(servers=...)`. They take part in
+    the workers' `average_parameters(model)`. Workers must not call other collectives of all ranks meanwhile.
+
+    Args:
+        optimizer: The attached optimizer, built: `optimizer.build(model.trainable_variables)`.
+        model: The model, as on the workers. It is overwritten by each average.
+
+    Raises:
+        ValueError: This rank is no server, or the optimizer has not been built.
+        HvdliteError: Communication has broken.
+    """
+    if not optimizer.built:
+        raise ValueError("serve_parameters: call optimizer.build(model.trainable_variables) first")
+    steps = next((each for each in at_work() if each.optimizer is innermost(optimizer)), None)
+    running = server(steps.started() if steps else None)
+    running.serve(lambda: averaged(model, running.site.process_set, counts=False))

@@ -10,14 +10,10 @@ from keras.optimizers import Optimizer
 
 from hvdlite.gradients.lists import Gradients
 from hvdlite.gradients.tensors import Gradient, Variable
-from hvdlite.job import runtime
-from hvdlite.job.groups import Group
-from hvdlite.job.process_sets import ProcessSet, global_process_set
+from hvdlite.job.process_sets import global_process_set
 from hvdlite.keras.backends import strategies
 from hvdlite.strategies import Reach, Strategy
-
-LOOK_AHEAD = 1024
-"""The updates that are looked through for the reaches of a strategy."""
+from hvdlite.strategies.hosts import host_set
 
 
 class ReachedGradients:
@@ -36,18 +32,17 @@ class ReachedGradients:
             NotImplementedError: Hosts average, and the optimizer is one of a process set.
         """
         self.strategy = strategy
-        asked = {strategy.reach(update) for update in range(1, LOOK_AHEAD + 1)}
+        asked = strategy.reaches
         self.reaches = [reach for reach in Reach if reach in asked]
         self.lists: dict[Reach, Gradients] = {}
         if Reach.EVERYONE in asked:
             self.lists[Reach.EVERYONE] = gradients
-        group = gradients.group
-        if Reach.HOST in asked and group is not None:
-            self.average_in_hosts(gradients, group, optimizer)
+        if Reach.HOST in asked:
+            self.average_in_hosts(gradients, optimizer)
 
-    def average_in_hosts(self, gradients: Gradients, group: Group, optimizer: Optimizer) -> None:
+    def average_in_hosts(self, gradients: Gradients, optimizer: Optimizer) -> None:
         """Prepare averages within hosts. Collective."""
-        members = host_set(group)
+        members = host_set(gradients.settings.process_set)
         if members is global_process_set:
             self.lists[Reach.HOST] = gradients
         elif members is not None:
@@ -93,27 +88,3 @@ class ReachedGradients:
 
         found: list[Gradient] = strategies().choose(which, [partial(branch, reach) for reach in self.reaches])
         return found
-
-
-def host_set(group: Group) -> ProcessSet | None:
-    """Return the process set of this rank's host; None if no other rank is on it. Collective over all ranks.
-
-    Raises:
-        NotImplementedError: The group has not all ranks.
-    """
-    live = runtime.current()
-    if group is not live.everyone:
-        raise NotImplementedError("a strategy that averages within hosts works for all ranks, not for a process_set")
-    if live.topology.one_host:
-        return global_process_set
-    mine = None
-    for ranks in live.topology.hosts:
-        if len(ranks) == 1:
-            continue
-        theirs = ProcessSet(ranks)
-        if ranks in live.groups.ranks.values():
-            live.groups.find_again([theirs])
-        else:
-            live.groups.add(theirs)
-        mine = theirs if live.topology.rank in ranks else mine
-    return mine

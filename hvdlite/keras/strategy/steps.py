@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -22,7 +23,7 @@ from hvdlite.keras.strategy.reach import ReachedGradients
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.common import Operation
 from hvdlite.ops.objects import broadcast_object
-from hvdlite.strategies import Running, Site, Strategy
+from hvdlite.strategies import Running, Site, Strategy, require_joins
 from hvdlite.strategies.averaging import largest
 from hvdlite.system.weak_references import weakly
 
@@ -30,6 +31,51 @@ PASSES = "keras.passes"
 """The name of the number of passes in what a checkpoint contains."""
 OWN = ("gradient_accumulator", "iteration", "learning_rate")
 """The ends of names of the optimizer's variables that no strategy changes."""
+
+
+@dataclass
+class News:
+    """What has happened since the last update, and what the next one must do.
+
+    Attributes:
+        moved: Whether weights have been changed from outside.
+        joined: Whether all ranks have joined.
+        unsettled: Whether the strategy must settle, since ranks have joined.
+        looks: Whether the strategy wants to see the weights before the update.
+    """
+
+    moved: bool = False
+    joined: bool = False
+    unsettled: bool = False
+    looks: bool = False
+
+    def note_moved(self, moved: bool = True) -> None:
+        """Note whether weights have been changed from outside."""
+        self.moved = moved
+
+    def note_joined(self) -> None:
+        """All ranks have joined."""
+        self.joined = True
+
+    def note_looks(self, looks: bool) -> None:
+        """Note whether the strategy wants to see the weights."""
+        self.looks = looks
+
+    def take_moved(self) -> bool:
+        """Return `moved`, and reset it."""
+        moved, self.moved = self.moved, False
+        return moved
+
+    def take_joined(self) -> bool:
+        """Return `joined`, and reset it. If ranks have joined, the strategy is unsettled."""
+        joined, self.joined = self.joined, False
+        self.unsettled = self.unsettled or joined
+        return joined
+
+    def take_unsettled(self) -> bool:
+        """Return `unsettled`, and reset it."""
+        unsettled, self.unsettled = self.unsettled, False
+        return unsettled
 
 
 class StrategySteps:
@@ -43,8 +89,7 @@ class StrategySteps:
         variables: The variables that the strategy keeps together; empty before the first update.
         running: The strategy at work; None before the first update, and after a restart.
         passes: The calls of apply() with gradients.
-        outside: Whether weights have been changed from outside since the last update.
-        joined: Whether all ranks have joined since the last update.
+        news: What has happened since the last update.
         loaded: What a checkpoint contained, until the strategy starts.
         check: Compares weights that should be equal.
         reached: Averages gradients in the updates in which the strategy asks for it.
@@ -69,8 +114,7 @@ class StrategySteps:
         self.variables: list[Variable] = []
         self.running: Running | None = None
         self.passes = 0
-        self.outside = False
-        self.joined = False
+        self.news = News()
         self.loaded: Mapping[str, Array] = {}
         self.check = SyncCheck(mode)
         self.reached = ReachedGradients(strategy, gradients, optimizer)
@@ -114,7 +158,8 @@ class StrategySteps:
         members = self.gradients.settings.process_set
         state = broadcast_object(self.state(), self.group.ranks[0], f"{self.name} state", members)
         self.end()
-        self.loaded, self.outside = state, True
+        self.loaded = state
+        self.news.note_moved()
 
     def end(self) -> None:
         """Stop the strategy: the optimizer is gone, or attached again."""
@@ -129,14 +174,17 @@ class StrategySteps:
         self.end()
 
     def give_up(self) -> None:
-        """Do nothing: no round of a strategy stays unfinished."""
+        """This rank is about to join. Raises RuntimeError if other ranks could not go on."""
+        require_joins(self.strategy)
+        if self.running is not None:
+            self.running.give_up()
 
     def start_over(self) -> None:
         """All ranks have joined: the next update goes on from the largest number of passes.
 
         Only then do all ranks use this optimizer again. One that nobody uses may be gone on some ranks.
         """
-        self.joined = True
+        self.news.note_joined()
         self.check.expect()
 
     @property
@@ -219,12 +267,10 @@ class StrategySteps:
     def present(self) -> Running:
         """The strategy at work, which knows of changes from outside. Collective after `join()`."""
         running = self.started()
-        if self.joined:
-            self.joined = False
+        if self.news.take_joined():
             self.passes = largest(self.group, self.passes, f"{self.name} passes")
             running.start_over(self.update() - 1)
-        if self.outside:
-            self.outside = False
+        if self.news.take_moved():
             running.moved()
         return running
 
@@ -235,7 +281,10 @@ class StrategySteps:
     def begins(self) -> bool:
         """An update begins. Returns whether `before` must follow."""
         running = self.present()
-        return self.moves(self.passes + 1) and running.update_begins()
+        if not self.moves(self.passes + 1):
+            return False
+        self.news.note_looks(running.update_begins())
+        return self.news.looks or self.news.unsettled
 
     def ends(self) -> bool:
         """An update has ended. Returns whether `after` must follow."""
@@ -254,9 +303,12 @@ class StrategySteps:
             places: For each gradient the number of its variable.
             arrays: The weights, then the gradients.
         """
-        count = len(self.variables)
-        gradients = dict(zip(places, arrays[count:], strict=True))
-        self.started().before_update(arrays[:count], [gradients.get(place) for place in range(count)])
+        running, count = self.started(), len(self.variables)
+        if self.news.take_unsettled():
+            running.settle(arrays[:count])
+        if self.news.looks:
+            gradients = dict(zip(places, arrays[count:], strict=True))
+            running.before_update(arrays[:count], [gradients.get(place) for place in range(count)])
 
     def after(self, arrays: Sequence[Array]) -> None:
         """Have the strategy work after an update. arrays: the weights, then the optimizer's state."""
@@ -284,12 +336,8 @@ class StrategySteps:
 
     def note_moved(self) -> None:
         """Weights have been changed from outside, on all ranks to the same values."""
-        self.outside = True
+        self.news.note_moved()
         self.check.forget()
-
-    def note_restored(self) -> None:
-        """The weights before the last change from outside are back."""
-        self.outside = False
 
     def settle(self) -> None:
         """Finish what is under way, outside of graphs. Collective; waits for all ranks."""
@@ -305,7 +353,8 @@ class StrategySteps:
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Continue from what a checkpoint contained; without state, from the weights alone."""
-        self.loaded, self.outside = state, not state
+        self.loaded = state
+        self.news.note_moved(not state)
         self.check.forget()
         if self.running is not None:
             self.restore()

@@ -21,11 +21,11 @@ from hvdlite.arrays import Array
 from hvdlite.gradients.replica_check import Alike
 from hvdlite.job import runtime
 from hvdlite.job.groups import Group
-from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling, numbered
 from hvdlite.lanes.signature import Facts
-from hvdlite.strategies import Reach, Site, Strategy
+from hvdlite.strategies import Reach, Site, Strategy, require_joins
 from hvdlite.strategies.averaging import largest
+from hvdlite.strategies.hosts import host_set
 from hvdlite.torch import cuda
 from hvdlite.torch.attach.attachment import Attachment, attach
 from hvdlite.torch.attach.own_steps import METHODS, OwnSteps
@@ -183,12 +183,12 @@ class StrategyAttachment:
         if self.gradients.by is not None:
             self.gradients.by.let_go()
             self.gradients.by.detach()
-        self.gradients = Averaging()
-        if reach is Reach.NONE:
+        everyone = self.asked.settings.process_set
+        ranks = everyone if reach is Reach.EVERYONE else host_set(everyone) if reach is Reach.HOST else None
+        if ranks is None:
+            self.gradients = Averaging(reach)
             self.optimizer.__dict__.update(METHODS)
         else:
-            everyone = self.asked.settings.process_set
-            ranks = everyone if reach is Reach.EVERYONE else host_set(everyone)
             attach(self.optimizer, replace(self.asked.settings, process_set=ranks), self.asked.passes)
             self.gradients = Averaging(reach, self.optimizer.__dict__["_hvdlite"])
         self.optimizer.__dict__["_hvdlite"] = self
@@ -227,11 +227,7 @@ class StrategyAttachment:
 
     def give_up(self) -> None:
         """This rank is about to join. Raises RuntimeError if other ranks could not go on."""
-        if not self.asked.strategy.joins:
-            raise RuntimeError(
-                f"hvd.join() is not possible with strategy={self.asked.strategy!r}: other ranks would wait for this "
-                "one for ever. Give all ranks equally many batches"
-            )
+        require_joins(self.asked.strategy)
         self.running.give_up()
 
     def start_over(self) -> None:
@@ -287,26 +283,6 @@ def facts_of(strategy: Strategy, names: Sequence[str], parameters: Sequence[torc
     """Return what all ranks must agree on."""
     shapes = tuple(f"{name} {tuple(p.shape)}" for name, p in zip(names, parameters, strict=True))
     return (("strategy", repr(strategy)), ("parameters", shapes))
-
-
-def host_set(process_set: ProcessSet) -> ProcessSet:
-    """Return the process set of this host's ranks. Collective over the job if it is new.
-
-    Raises:
-        NotImplementedError: `process_set` is not the global one.
-    """
-    if process_set is not global_process_set:
-        raise NotImplementedError("hierarchical=True is for all ranks of the job: leave process_set= out")
-    live = runtime.current()
-    mine = global_process_set
-    for ranks in live.topology.hosts:
-        theirs = ProcessSet(ranks)
-        if tuple(theirs.ranks or ()) in live.groups.ranks.values():
-            live.groups.find_again([theirs])
-        else:
-            live.groups.add(theirs)
-        mine = theirs if live.topology.rank in ranks else mine
-    return mine
 
 
 # State in checkpoints

@@ -124,7 +124,7 @@ def check_servers() -> None:
     weights: list[np.ndarray] = [np.zeros(5), np.zeros(3, np.float32)]
     running = start(BoundedStaleness(clock=1, servers=1), weights)
     if isinstance(running, Server):
-        running.serve(weights)
+        running.serve(lambda: running.settle(weights))
     else:
         for _ in range(10):
             step(running, weights, 1.0)

@@ -13,7 +13,7 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.strategies import Strategy
-from tests.parallel.common import at_sizes, last, require_error, require_mismatch, require_same_bits
+from tests.parallel.common import at_sizes, last, require_error, require_mismatch, require_same_bits, restart
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -150,11 +150,7 @@ def check_every_step_is_synchronous_training() -> None:
     """With SGD; float64 to 1e-12, float32 to 1e-6. DiLoCo with plain outer SGD at learning rate 1 averages, too."""
     for strategy in (hvd.LocalSGD(sync_every=1), hvd.DiLoCo(1, hvd.OuterSGD(lr=1.0, momentum=0.0))):
         for dtype, within in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
-
-            def make(parameters: Any) -> torch.optim.Optimizer:
-                return torch.optim.SGD(parameters, lr=0.1)
-
-            model, simulation = train(strategy, make, 10, dtype), Simulation(make, dtype)
+            model, simulation = train(strategy, plain_sgd, 10, dtype), Simulation(plain_sgd, dtype)
             for step in range(10):
                 simulation.synchronous(step)
             require_close(model, simulation.weights()[0], within)
@@ -452,6 +448,72 @@ def check_neighbors_and_the_average() -> None:
         if averages:
             require_error(RuntimeError, hvd.join, "hvd.join() is not possible", "RingGraph")
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def check_zero_staleness_is_synchronous_training() -> None:
+    """float64 to 1e-12, float32 to 1e-6; the same bits on all ranks."""
+    for dtype, within in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+        model, simulation = train(hvd.BoundedStaleness(0), plain_sgd, 10, dtype), Simulation(plain_sgd, dtype)
+        for step in range(10):
+            simulation.synchronous(step)
+        require_close(model, simulation.weights()[0], within)
+        require_same_bits([p.detach() for p in model.parameters()])
+
+
+@at_sizes(2, 3)
+def check_staleness() -> None:
+    """Constant gradients: after the average all updates have been added, whatever their order; then join."""
+    for strategy in (hvd.BoundedStaleness(clock=2), hvd.BoundedStaleness(age=1), hvd.BoundedStaleness(None)):
+        w = torch.nn.Module()
+        w.w = torch.nn.Parameter(torch.zeros(5))
+        before = sum(hvd.staleness().values())
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(w.parameters(), lr=1.0), strategy=strategy)
+        for _ in range(20):
+            optimizer.zero_grad()
+            (w.w.sum() * (hvd.rank() + 1)).backward()
+            optimizer.step()
+        with hvd.average_parameters(w):
+            total = 20 * sum(range(1, hvd.size() + 1)) / hvd.size()
+            assert torch.allclose(w.w, torch.tensor(-total)), w.w
+            require_same_bits(w.w)
+        assert sum(hvd.staleness().values()) - before == 20
+        for _ in range(2 * hvd.rank()):
+            optimizer.step()  # the same gradients
+        hvd.join()
+        optimizer.step()
+        hvd.average_parameters(w)
+        total += sum((1 + 2 * rank) * (rank + 1) for rank in range(hvd.size())) / hvd.size()
+        assert torch.allclose(w.w, torch.tensor(-total)), w.w
+
+
+@at_sizes(3)
+def check_a_parameter_server() -> None:
+    """The last rank serves. The average leaves out its statistics, and gives it the workers'."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(plain, strategy=hvd.BoundedStaleness(clock=1, servers=1))
+    statistics: Any = model[1].running_mean
+    if last():
+        require_error(hvd.HorovodInternalError, optimizer.step, "do not train", "serve_parameters")
+        statistics.fill_(100)
+        hvd.serve_parameters(optimizer, model)
+    else:
+        require_error(ValueError, lambda: hvd.serve_parameters(optimizer, model), "servers")
+        for step in range(5):
+            optimizer.zero_grad()
+            model(batch(hvd.rank(), step, torch.float32)[:, :2]).square().mean().backward()
+            optimizer.step()
+        hvd.average_parameters(model)
+    mine = [each.detach().tolist() for each in model.state_dict().values()]
+    assert (statistics.abs() < 1).all()
+    restart()
+    everyone = hvd.allgather_object(mine)
+    assert everyone[0] == everyone[1] == everyone[2]
+
+
+def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
 
 
 @at_sizes(2, 3, 4)
