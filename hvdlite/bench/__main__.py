@@ -1,4 +1,6 @@
-"""The command line: `python -m hvdlite.bench allreduce | ops | step | fsdp | memory | overlap | compression | model`.
+"""The command line: `python -m hvdlite.bench BENCHMARK`.
+
+allreduce, ops, step, fsdp, memory, overlap, compression, strategies, and model.
 
 `model` runs in one process. All other benchmarks run under hvdliterun, with at least two ranks.
 """
@@ -46,6 +48,7 @@ COMPRESSORS = (
     "auto",
 )  # here as well as in compression.py, which imports torch
 PROBLEMS = ("digits", "text")  # here as well as in problems.py
+STRATEGIES = ("synchronous", "local", "diloco", "ring", "one_peer", "age")  # here as well as in strategies.py
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 EXAMPLES = """examples:
   hvdliterun -np 2 python -m hvdlite.bench allreduce
@@ -60,6 +63,7 @@ EXAMPLES = """examples:
   hvdliterun -H host1:4,host2:4 python -m hvdlite.bench overlap
   hvdliterun -H host1:1,host2:1 python -m hvdlite.bench compression --link "1 Gbit/s" --json fast.json
   hvdliterun -H host1:1,host2:1 python -m hvdlite.bench compression --link "100 Mbit/s" --earlier fast.json
+  hvdliterun -H host1:1,host2:1 python -m hvdlite.bench strategies --slow 1:4 --plot strategies.png
   python -m hvdlite.bench model --plot model.png
 """
 
@@ -79,6 +83,15 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
     return int(text)
+
+
+def slow_rank(text: str) -> tuple[int, float]:
+    """Parse 'RANK:FACTOR'. Raises ArgumentTypeError for another text."""
+    rank, _, factor = text.partition(":")
+    try:
+        return int(rank), float(factor)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no slow rank: say RANK:FACTOR, such as 3:4") from None
 
 
 def names(*known: str) -> Callable[[str], list[str]]:
@@ -111,6 +124,9 @@ def parser() -> argparse.ArgumentParser:
     lossy = commands.add_parser(
         "compression", help="what lossy compression of gradients costs in accuracy, and saves in time; several hosts"
     )
+    together = commands.add_parser(
+        "strategies", help="how soon each strategy reaches a loss on this network, and with a slow rank; several hosts"
+    )
     prices = commands.add_parser("ops", help="every collective at 4 B, 4 KiB and 1 MiB, beside the bare mpi4py call")
     model = commands.add_parser("model", help="predicted times on large clusters (nothing is measured)")
     add_allreduce(reduce)
@@ -119,12 +135,13 @@ def parser() -> argparse.ArgumentParser:
     add_memory(memory)
     add_overlap(overlap)
     add_compression(lossy)
+    add_strategies(together)
     prices.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time per call and size (default 1)")
     for command in (reduce, step, fsdp, memory, prices):
         command.add_argument("--no-pin", dest="pin", action="store_false", help="let ranks move between cores")
-    for command in (reduce, step, fsdp, memory, prices, overlap, lossy):
+    for command in (reduce, step, fsdp, memory, prices, overlap, lossy, together):
         command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
-    for command in (reduce, step, fsdp, model, lossy):
+    for command in (reduce, step, fsdp, model, lossy, together):
         command.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
     return top
 
@@ -184,6 +201,19 @@ def add_compression(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=positive, default=5, metavar="N", help="trainings of each compressor (default 5)")
     add("--steps", type=positive, metavar="N", help="steps of a training (default: 200 of digits, 1500 of text)")
     add("--timed", type=positive, default=9, metavar="N", help="timed steps of each compressor (default 9)")
+
+
+def add_strategies(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--link", default="this network", metavar="NAME", help='the network\'s name, such as "5 ms, 100 Mbit/s"')
+    add("--slow", type=slow_rank, metavar="RANK:FACTOR", help="this rank computes FACTOR times as long")
+    add("--earlier", metavar="PATH", help="what --json wrote under other conditions, for the same tables and plot")
+    add("--strategies", type=names(*STRATEGIES), default=list(STRATEGIES), metavar="A,B,...",
+        help=f"any of {', '.join(STRATEGIES)}, beside synchronous (default: all)")  # fmt: skip
+    add("--problem", choices=PROBLEMS, default="digits", help="the model and its data (default digits)")
+    add("--seeds", type=positive, default=5, metavar="N", help="trainings of each strategy (default 5)")
+    add("--steps", type=positive, default=240, metavar="N", help="updates of each rank (default 240)")
+    add("--compute", type=float, default=20.0, metavar="MS", help="sleep per update, as computation (default 20)")
 
 
 @contextmanager
@@ -301,6 +331,20 @@ def run_compression(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> O
     )  # fmt: skip
 
 
+def run_strategies(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
+    from hvdlite.bench import strategies
+
+    earlier = strategies.load(args.earlier) if args.earlier else {}
+    course = strategies.Course(
+        args.problem, args.strategies, args.seeds, args.steps, args.compute / 1e3, args.slow, args.link, earlier
+    )
+    rows = [*strategies.compare(comm, course, print_progress).values()]
+    return Outcome(
+        "strategies", lambda out: report.print_strategies(out, rows), {"rows": [asdict(row) for row in rows]},
+        lambda path, caption: plot.plot_strategies(path, rows, caption),
+    )  # fmt: skip
+
+
 def run_ops(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     with progress(out) as show:
         found = collectives.measure(comm, args.seconds, args.pin, show)
@@ -354,7 +398,7 @@ def main() -> int:
     comm = MPI.COMM_WORLD.Dup()
     runs = {
         "allreduce": run_allreduce, "step": run_step, "fsdp": run_fsdp, "memory": run_memory, "overlap": run_overlap,
-        "ops": run_ops, "compression": run_compression,
+        "ops": run_ops, "compression": run_compression, "strategies": run_strategies,
     }  # fmt: skip
     out = report.console()
     finish(args, comm, out, runs[args.command](args, comm, out))

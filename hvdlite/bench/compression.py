@@ -83,13 +83,7 @@ class Curve:
 
     def reaches(self, target: float) -> float | None:
         """The first step at which the loss is the target, by linear interpolation; None if it never is."""
-        points = zip(self.steps, self.losses, strict=True)
-        for (before, high), (after, low) in pairwise(points):
-            if high <= target:
-                return float(before)
-            if low <= target:
-                return before + (after - before) * (high - target) / (high - low)
-        return None
+        return crossing(self.steps, self.losses, target)
 
 
 @dataclass(frozen=True)
@@ -215,6 +209,16 @@ def compare(comm: MPI.Comm, course: Course, progress: Progress) -> Rows:
             rows[name, key].speeds[course.link] = speed
         done += 1
     return rows
+
+
+def crossing(places: Sequence[float], losses: Sequence[float], target: float) -> float | None:
+    """The first place at which a loss is the target, by linear interpolation; None if it never is."""
+    for (before, high), (after, low) in pairwise(zip(places, losses, strict=True)):
+        if high <= target:
+            return float(before)
+        if low <= target:
+            return before + (after - before) * (high - target) / (high - low)
+    return None
 
 
 def trained(problem: Problem, key: str, seed: int, comm: MPI.Comm, steps: int) -> Curve:

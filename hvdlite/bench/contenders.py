@@ -2,7 +2,8 @@
 
 A contender makes a trial for a number of elements: an array, and a call that reduces the array in place. hvdlite's
 contenders go through a lane with its roll call, like users' calls. On several hosts the two-shot is the inner part of
-the hierarchical algorithm, and a plain TCP stream shows the speed of the link.
+the hierarchical algorithm, and a plain TCP stream shows the speed of the link. One exchange among neighbours on a ring
+is no all-reduce: it is the communication of one step of D-PSGD.
 """
 
 from __future__ import annotations
@@ -49,15 +50,16 @@ TITLES = {
     "gloo": "gloo",
     "memcpy": "memcpy",
     "link": "link",
+    "neighbors": "neighbor_\nallreduce\n(ring)",
     "ipc": "two-shot\n(IPC)",
     "ring_whole": "ring\n(whole)",
     "staged": "ring\n(staged)",
     "mpi_host": "MPI_\nAllreduce\n(host)",
     "copy": "copy\n(floor)",
 }
-KEYS = ("arena", "tensor", "ring", "halving_doubling", "auto", "mpi", "mpi_huge", "gloo", "memcpy", "link")
+KEYS = ("arena", "tensor", "ring", "halving_doubling", "auto", "mpi", "mpi_huge", "gloo", "memcpy", "link", "neighbors")
 """The contenders in host memory."""
-ON_ONE_HOST, ON_SEVERAL = ("tensor", "mpi_huge", "memcpy"), ("link",)
+ON_ONE_HOST, ON_SEVERAL = ("tensor", "mpi_huge", "memcpy"), ("link", "neighbors")
 ITEM = np.dtype(np.float32)
 
 
@@ -120,6 +122,7 @@ def contenders(keys: list[str], most_bytes: int, comm: MPI.Comm) -> list[Contend
         "gloo": lambda: gloo(buffer),
         "memcpy": lambda: copying(buffer, other),
         "link": lambda: streaming(Link(comm)),
+        "neighbors": lambda: on_a_ring(buffer),
     }
     elsewhere = ON_SEVERAL if runtime.current().topology.one_host else ON_ONE_HOST
     able = [key for key in keys if key not in elsewhere and (key != "gloo" or importlib.util.find_spec("torch"))]
@@ -260,3 +263,14 @@ def copying(buffer: Array, other: Array) -> Prepare:
 def streaming(link: Link) -> Prepare:
     """Plain TCP streams from each host to the next, of the least bytes that an all-reduce can send."""
     return lambda count: Trial(None, lambda: link.stream(least_bytes(count * ITEM.itemsize, link.hosts)))
+
+
+def on_a_ring(buffer: Array) -> Prepare:
+    """An average of each rank's array and those of its two neighbours. Collective."""
+    hvd.set_topology(hvd.RingGraph(hvd.size()), is_weighted=True)
+
+    def prepare(count: int) -> Trial:
+        array = buffer[:count]
+        return Trial(None, lambda: hvd.neighbor_allreduce(array))
+
+    return prepare

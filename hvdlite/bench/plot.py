@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # `step` imports torch, which may be missing
 
     from hvdlite.bench.compression import Row
     from hvdlite.bench.step import Result
+    from hvdlite.bench.strategies import Row as StrategyRow
 
 OURS = ("arena", "tensor", "ring", "halving_doubling", "auto")
 
@@ -135,3 +136,25 @@ def faster(row: Row, plain: Row, link: str) -> float:
     base = plain.seconds_to_target(plain, link)
     mine = row.seconds_to_target(plain, link) if link in row.speeds else None
     return base / mine if base and mine else 0.0
+
+
+def plot_strategies(path: str, rows: Sequence[StrategyRow], caption: str) -> None:
+    """Plot the held-out loss against time: a panel for each condition, and a line for each strategy.
+
+    Args:
+        path: The PNG file to write.
+        rows: The results of `strategies`.
+        caption: Text about the machine.
+    """
+    from hvdlite.bench.strategies import TARGET, conditions
+
+    found = conditions(rows)
+    figure, axes = canvas(len(found))
+    for axis, (condition, (plain, its)) in zip(axes, found.items(), strict=True):
+        for row in its:
+            axis.plot(row.seconds, row.losses, "k--" if row is plain else "-", label=row.title)
+        axis.axhline(plain.target, color="gray", lw=0.8, ls=":", label=f"synchronous after {TARGET:.0%} of its time")
+        axis.set(xlabel="seconds", ylabel="held-out loss of the average model", yscale="log", title=condition)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    save(figure, path, "Strategies: which to use when", caption)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hvdlite.bench.memory import Result as MemoryResult
     from hvdlite.bench.overlap import Result as OverlapResult
     from hvdlite.bench.step import Result
+    from hvdlite.bench.strategies import Row as StrategyRow
 
 WIDTH = 120
 Json: TypeAlias = dict[str, object]
@@ -160,7 +161,7 @@ def times_table(sweep: Sweep) -> Table:
 
 def bandwidth_table(sweep: Sweep) -> Table:
     table = new_table(
-        "algbw and busbw in GB/s: size / time, and that times 2(p-1)/p (memcpy, link: algbw only)",
+        "algbw and busbw in GB/s: size / time, and that times 2(p-1)/p (memcpy, link, neighbor_allreduce: algbw only)",
         ["size", *sweep.titles.values()],
     )
     for row in sweep.rows:
@@ -172,7 +173,7 @@ def bandwidths(row: Row, key: str, size: int) -> str:
     if key not in row.seconds:
         return "-"
     algbw = significant(row.algbw(key), 2)
-    return algbw if key in ("memcpy", "link") else f"{algbw} {significant(row.busbw(key, size), 2)}"
+    return algbw if key in ("memcpy", "link", "neighbors") else f"{algbw} {significant(row.busbw(key, size), 2)}"
 
 
 RATIOS = {
@@ -356,6 +357,39 @@ def compression_cells(row: CompressionRow, plain: CompressionRow, links: Sequenc
         yield significant(at[link].seconds * 1e3) if link in at else "-"
         yield significant(seconds) if seconds else "-"
         yield f"{base / seconds:.1f}" if base and seconds else "-"
+
+
+def print_strategies(out: Console, rows: Sequence[StrategyRow]) -> None:
+    """Print a table for each condition, and the strategy that is the first to reach the target under each of them."""
+    from hvdlite.bench.strategies import TARGET, conditions
+
+    answers = []
+    for condition, (plain, its) in conditions(rows).items():
+        columns = ["", "ms/update", "s to loss", "x faster", "accuracy", "", "KB"]
+        table = new_table(f"{condition}; {len(plain.runs)} seed(s)", columns)
+        for row in its:
+            table.add_row(row.title, *strategy_cells(row, plain))
+        out.print(table)
+        there = [(seconds, row.title) for row in its if (seconds := row.time_to(plain.target)) is not None]
+        answers.append(f"{condition}: {min(there)[1]}")
+    out.print(
+        f"s to loss: until synchronous training's loss after {TARGET:.0%} of its time (means of the seeds); "
+        "x faster: synchronous / this; accuracy: of the average model at the end, held out, points above synchronous; "
+        "KB: what the busiest host sends per update, with headers",
+        highlight=False,
+    )
+    out.print(f"First at the loss: {'. '.join(answers)}.", highlight=False)
+
+
+def strategy_cells(row: StrategyRow, plain: StrategyRow) -> Iterator[str]:
+    """The cells of one strategy. plain: synchronous training."""
+    base, seconds = plain.time_to(plain.target), row.time_to(plain.target)
+    yield significant(row.update * 1e3)
+    yield significant(seconds) if seconds else "never"
+    yield f"{base / seconds:.1f}" if base and seconds else "-"
+    yield f"{row.accuracy:.1%}"
+    yield f"{100 * (row.accuracy - plain.accuracy):+.1f}"
+    yield significant(row.wire / 1e3) if row.wire else "-"
 
 
 def print_keras_steps(out: Console, results: Sequence[KerasResult]) -> None:

@@ -83,6 +83,35 @@ def test_a_hundredth_of_the_gradients_reaches_95_percent(monkeypatch: pytest.Mon
     assert accuracy("examples/torch_compression.py") >= 95
 
 
+@pytest.mark.parametrize("arguments", [["--every", "8"], ["--every", "16", "--diloco"]])
+def test_average_weights_reach_93_percent(arguments: list[str]) -> None:
+    """DiLoCo makes only 24 outer steps."""
+    assert accuracy("examples/torch_local_sgd.py", *arguments) >= 93
+
+
+@pytest.mark.parametrize("topology", ["ring", pytest.param("one-peer", marks=pytest.mark.full)])
+def test_averages_among_neighbours_reach_95_percent(topology: str) -> None:
+    """Four ranks: on a ring of two or three, each rank would have all others as neighbours."""
+    launch = [*HVDLITERUN, "--no-prefix", "-np", "4", sys.executable]
+    done = run("examples/torch_decentralized.py", "--topology", topology, launch=launch)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"rank 0 was ([\d.]+)% away .*\n4 processes: held-out accuracy ([\d.]+)%", done.stdout)
+    assert found and 0 < float(found[1]) < 5 and float(found[2]) >= 95, done.stdout
+
+
+def test_a_parameter_server_reaches_93_percent_and_a_slow_rank_does_less() -> None:
+    """1500 images in batches of 32, 30 times."""
+    done = run("examples/parameter_server.py", "--slow", "0.03")
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(
+        r"batches by rank: \[(\d+), (\d+)\]; stalest update: \d+\n2 processes: held-out accuracy ([\d.]+)%\n",
+        done.stdout,
+    )
+    assert found, done.stdout
+    slow, other = int(found[1]), int(found[2])
+    assert slow + other == 30 * 47 and 2 * slow < other and float(found[3]) >= 93, done.stdout
+
+
 @pytest.mark.full
 def test_a_sharded_checkpoint_is_read_again(tmp_path: Path) -> None:
     """The second run begins with the first one's weights."""

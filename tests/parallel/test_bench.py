@@ -80,3 +80,26 @@ def test_compression(tmp_path: Path) -> None:
         assert row["speeds"]["fast"] == before["speeds"]["fast"] and row["speeds"]["slow"]["seconds"] > 0
     assert 0 < rows[1]["speeds"]["slow"]["gradients"] < 4 * 71_000 / 10  # Top-K 1 % of 71 thousand float32
     assert plot.exists() and "slow" in result.output and max(map(len, result.output.splitlines())) <= 120
+
+
+def test_strategies(tmp_path: Path) -> None:
+    """A second run adds the first one's condition to its results. A slow rank takes the time that was asked for."""
+    path, plot = tmp_path / "found.json", tmp_path / "found.png"
+    command = ["-m", "hvdlite.bench", "strategies", "--steps", "8", "--seeds", "2"]
+    result = jobs.run(2, [*command, "--link", "first", "--compute", "0", "--json", str(path)])
+    assert result.code == 0, result.output
+    first = json.loads(path.read_text())["rows"]
+    again = ["--earlier", str(path), "--strategies", "local", "--compute", "10", "--slow", "1:4"]
+    result = jobs.run(2, [*command, *again, "--json", str(path), "--plot", str(plot)])
+    assert result.code == 0, result.output
+    rows = json.loads(path.read_text())["rows"]
+    assert rows[: len(first)] == first and {row["condition"] for row in first} == {"first"}
+    condition = "this network; rank 1 4 times slower"
+    assert [(row["condition"], row["strategy"]) for row in rows[len(first) :]] == [
+        (condition, "synchronous"),
+        (condition, "local"),
+    ]
+    runs = [run for row in rows[len(first) :] for run in row["runs"]]
+    assert all(0.04 <= run["update"] < 0.4 and run["losses"][0] > run["losses"][-1] for run in runs), runs
+    assert all(run["losses"][0] == pytest.approx(runs[0]["losses"][0]) for run in runs[::2])  # equal first weights
+    assert plot.exists() and condition in result.output and max(map(len, result.output.splitlines())) <= 120
