@@ -35,7 +35,7 @@ from hvdlite.transports import Communicator, Message
 
 LEAVE, FAILED, FIRST_KIND = 0, 1, 2
 """The kinds of letters that every mailbox has, and the first kind that its user may choose."""
-SHORTEST_NAP, LONGEST_NAP = 0.0002, 0.001
+SHORTEST_NAP, LONGEST_NAP = 0.0002, 0.0003
 SHOWN_AFTER = 1.0  # seconds until the stall watch sees a wait
 TICK = 0.1  # seconds between two looks of a waiting thread at the lanes
 LAST_WORDS = 1.0  # seconds in which FAILED may leave
