@@ -127,6 +127,9 @@ class Running:
         """
         return False
 
+    def prepare(self) -> None:
+        """This rank is about to settle: others must not wait for its next update. Waits for nobody."""
+
     def settle(self, weights: Sequence[Array]) -> None:
         """Finish what is under way, so that all ranks may read and change weights. Collective; waits for all ranks."""
 

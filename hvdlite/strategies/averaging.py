@@ -97,6 +97,8 @@ def average_known_(group: Group, arrays: Mapping[str, Array], name: str) -> None
 def settle(group: Group) -> None:
     """Have the strategies of all optimizers that all ranks have finish what is under way. Waits for all ranks."""
     mine = {each.name: each for each in runtime.current().registries.together(group)}
+    for each in mine.values():
+        each.prepare()
     names: list[list[str]] = Operation(
         group, "names", "settle", (), lambda at: at.transport.allgather_object(list(mine))
     ).run()

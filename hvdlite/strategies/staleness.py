@@ -203,7 +203,7 @@ class Worker(Member):
 
     Attributes:
         clock: The number of updates in this era.
-        paused: Whether the owners know that this rank waits outside of its updates.
+        paused: Whether the owners know in this era that this rank waits outside of its updates.
         given: The weights as the last answers, or `settle`, left them; empty before.
         told: The largest era of the last answers.
         before: The weights before the update under way; empty between updates.
@@ -322,11 +322,15 @@ class Worker(Member):
         for owner in self.owners:
             self.mailbox.post(owner, Letter(PARK, era=self.era, note=settled))
 
+    def prepare(self) -> None:
+        """Announce `settle` to all owners, and let the others go on."""
+        self.post_park(self.settled + 1)
+
     def settle(self, weights: Sequence[Array]) -> None:
         """As `Member.settle`."""
-        self.post_park(self.settled + 1)
+        self.prepare()
         super().settle(weights)
-        self.clock, self.given = 0, self.layout_of(weights).flatten(weights)
+        self.clock, self.paused, self.given = 0, False, self.layout_of(weights).flatten(weights)
 
     def gather(self, at: Workplace) -> Array | None:
         """As `Member.gather`."""
@@ -338,7 +342,7 @@ class Worker(Member):
     def moved(self) -> None:
         """As `Member.moved`. `before_update` calls it, too, if it finds other weights than expected."""
         super().moved()
-        self.clock, self.given = 0, NOTHING
+        self.clock, self.paused, self.given = 0, False, NOTHING
 
     def abandon(self) -> None:
         """As `Member.abandon`."""
@@ -358,7 +362,7 @@ class Worker(Member):
     def start_over(self, step: int) -> None:
         """As `Member.start_over`."""
         super().start_over(step)
-        self.clock = 0
+        self.clock, self.paused = 0, False
 
 
 class Server(Member):

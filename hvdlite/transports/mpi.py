@@ -154,7 +154,7 @@ class MpiTransport:
 
     def tag_of(self, tag: int) -> int:
         """MPI's tag of a message. Raises ValueError if the MPI has no such tag."""
-        most = int(self.comm.Get_attr(MPI.TAG_UB) or 0) - FIRST_TAG
+        most = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - FIRST_TAG  # not all MPIs give it to others
         if not 0 <= tag <= most:
             raise ValueError(f"tag={tag} is not possible: {self.library} has the tags 0-{most}")
         return FIRST_TAG + tag

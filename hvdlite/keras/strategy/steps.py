@@ -347,6 +347,11 @@ class StrategySteps:
         self.news.note_moved()
         self.check.forget()
 
+    def prepare(self) -> None:
+        """This rank is about to settle: others must not wait for its next update."""
+        if self.running is not None:
+            self.running.prepare()
+
     def settle(self) -> None:
         """Finish what is under way, outside of graphs. Collective; waits for all ranks."""
         running = self.running

@@ -255,6 +255,11 @@ class StrategyAttachment:
 
     # Its life
 
+    def prepare(self) -> None:
+        """This rank is about to settle: other ranks must not wait for its next step, or for one that has raised."""
+        self.finish()
+        self.running.prepare()
+
     def settle(self) -> None:
         """Finish what the strategy has under way. Collective; waits for all ranks."""
         self.finish()

@@ -505,8 +505,8 @@ def check_collectives_between_stale_updates() -> None:
 @at_sizes(2)
 def check_mailboxes_end_with_their_optimizers() -> None:
     """Also if they go at different times."""
-    w = torch.nn.Parameter(torch.zeros(5))
     for _ in range(3):
+        w = torch.nn.Parameter(torch.zeros(5))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), strategy=hvd.BoundedStaleness(clock=1))
         for _ in range(2):
             w.sum().backward()
