@@ -25,7 +25,7 @@ import hvdlite.keras as hvd
 from hvdlite.keras.attachment import attachment_of
 from hvdlite.ops import Average, grouped_allreduce_
 from hvdlite.strategies import Reach, Running, Site, Strategy
-from tests.parallel.common import last, require_error, require_mismatch
+from tests.parallel.common import last, require_error, require_mismatch, restart
 
 with contextlib.suppress(ImportError):
     import tensorflow as tf
@@ -748,3 +748,52 @@ def check_mailboxes_end_with_their_optimizers() -> None:
     while any(thread.name == "hvdlite-mailbox" for thread in threading.enumerate()):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def check_a_parameter_server() -> None:
+    """The last rank serves. The average leaves out its statistics, and gives it the workers'."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(2), keras.layers.BatchNormalization()]
+    trained = keras.Sequential([keras.layers.Input((WIDTH,)), *layers])
+    optimizer = hvd.DistributedOptimizer(SGD(0.1), strategy=hvd.BoundedStaleness(clock=1, servers=1))
+    trained.compile(optimizer, "mse")
+    x, y = data(5)
+    train = partial(trained.fit, x, y, batch_size=BATCH, verbose=0)
+    if last():
+        require_error(ValueError, lambda: hvd.serve_parameters(optimizer, trained), "optimizer.build")
+        optimizer.build(trained.trainable_variables)
+        layers[1].moving_mean.assign(np.full(2, 100, "float32"))
+        hvd.serve_parameters(optimizer, trained)
+    else:
+        train()
+        require_error(ValueError, lambda: hvd.serve_parameters(optimizer, trained), "servers")
+        hvd.average_parameters(trained)
+        assert abs(array(layers[1].moving_mean)).max() > 0
+    mine = [array(each) for each in trained.weights]
+    assert all(abs(each).max() < 10 for each in mine), mine
+    restart(COMPRESS_WITHIN_HOST="1")
+    assert equal(mine)
+
+
+def check_a_restart_with_bounded_staleness() -> None:
+    """After an error all ranks go on from the last commit: that of rank 0, to which an average adds all updates."""
+    trained = one_weight()
+    optimizer = hvd.DistributedOptimizer(SGD(0.1), strategy=hvd.BoundedStaleness(clock=1))
+    trained.compile(optimizer, lambda y, found: (1.0 + hvd.rank()) * keras.ops.mean(found))
+    state, failed = hvd.elastic.KerasState(trained, epoch=0), []
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.epoch < 3:
+            trained.fit(np.ones((4, 1)), np.ones((4, 1)), batch_size=1, verbose=0)
+            if state.epoch == 1 and not failed:
+                failed.append(True)
+                raise hvdlite.errors.HvdliteError("a failure")
+            state.epoch += 1
+            hvd.average_parameters(trained)
+            state.commit()
+
+    train(state)
+    with hvd.average_parameters(trained):
+        assert equal(weights(trained))
+        np.testing.assert_allclose(weights(trained)[0], 1 - 0.1 * 12 * (hvd.size() + 1) / 2, rtol=1e-5)
