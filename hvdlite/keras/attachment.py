@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
-from weakref import finalize
 
 import keras
 from keras.optimizers import Optimizer
@@ -36,7 +35,6 @@ from hvdlite.keras.strategy.terms import require_same
 from hvdlite.sharding.kinds import Kind
 from hvdlite.sharding.slots import refuse_slots
 from hvdlite.strategies import Strategy
-from hvdlite.system.weak_references import weakly
 
 Apply: TypeAlias = Callable[[list[Gradient], Sequence[Variable] | None], object]
 """A function that applies gradients: (gradients, variables). Without variables, those of the optimizer."""
@@ -84,7 +82,6 @@ class KerasAttachment:
         self.strategy: StrategySteps | None = None
         if strategy and shared:
             self.strategy = StrategySteps(strategy, self.gradients, optimizer, self.local, settings.replica_check)
-            finalize(optimizer, weakly(self.strategy.abandon)).atexit = False
 
     @property
     def at_work(self) -> bool:

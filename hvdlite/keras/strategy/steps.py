@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from weakref import finalize
 
 import numpy as np
 from keras.optimizers import Optimizer
@@ -93,7 +94,11 @@ class StrategySteps:
         loaded: What a checkpoint contained, until the strategy starts.
         check: Compares weights that should be equal.
         reached: Averages gradients in the updates in which the strategy asks for it.
+        farewell: Abandons the strategy at work when the optimizer is gone. This object goes with the optimizer, so it
+            cannot.
     """
+
+    farewell: finalize[[], StrategySteps]
 
     def __init__(
         self, strategy: Strategy, gradients: Gradients, optimizer: Optimizer, local: list[Variable], mode: str
@@ -161,16 +166,11 @@ class StrategySteps:
         self.loaded = state
         self.news.note_moved()
 
-    def abandon(self) -> None:
-        """The optimizer is gone on this rank, perhaps not on others. Waits for nobody."""
-        running, self.running = self.running, None
-        if running is not None:
-            running.abandon()
-
     def end(self) -> None:
         """Stop the strategy: the optimizer is attached again. Collective; waits for all ranks."""
         running, self.running = self.running, None
         if running is not None:
+            self.farewell.detach()
             running.close()
 
     def replace(self) -> None:
@@ -215,6 +215,8 @@ class StrategySteps:
             with calling(self.title):
                 Operation(self.group, "strategy", self.name, facts, lambda at: None).run()
                 self.running = self.strategy.start(site)
+            self.farewell = finalize(self, self.running.abandon)
+            self.farewell.atexit = False
             with private_api.outside_of_graphs():
                 # After a restart a graph begins here when the first update has moved weights already.
                 first = None if self.loaded else self.read()

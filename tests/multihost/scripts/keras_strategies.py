@@ -26,6 +26,10 @@ class WithinHosts(Strategy):
     def reach(self, step: int) -> Reach:
         return Reach.HOST if step % 2 else Reach.NONE
 
+    @property
+    def reaches(self) -> frozenset[Reach]:
+        return frozenset([Reach.HOST, Reach.NONE])
+
 
 variable = keras.Variable(np.zeros(2, "float32"))
 optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), strategy=WithinHosts())
