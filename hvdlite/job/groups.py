@@ -45,7 +45,6 @@ class Group:
         free: The numbers of lanes that may be used again.
         post: Messages between two members.
         mailboxes: Letters without a roll call; each object that needs them has its own.
-        before_waiting: Called before a collective of the user, in which this rank may wait for others.
         unnamed: Numbers for calls without a name.
         serials: For each kind of object the numbers given so far.
         taken: Whether an object of this process calls in it. (Process sets always count as taken.)
@@ -78,7 +77,6 @@ class Group:
         self.free: set[int] = set()
         self.post = Post(transport, ranks, observers, family)
         self.mailboxes: list[Mailbox] = []
-        self.before_waiting: list[Callable[[], object]] = []
         self.unnamed = count(1)
         self.serials = Counter[str]()
         self.taken = True

@@ -122,6 +122,10 @@ class Reader(Protocol):
         """Read a letter, in the mailbox's thread. Waits for nobody. An error that this raises breaks the job."""
         ...
 
+    def before_waiting(self) -> None:
+        """A thread of this rank is about to wait in a collective of the group. Waits for nobody."""
+        ...
+
 
 class State(Enum):
     """What a mailbox does."""

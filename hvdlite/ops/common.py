@@ -196,14 +196,14 @@ class Operation(Generic[T]):
         """
         if self.name is None:  # raises before a number is taken
             self.group.eager.require_no_lender(calls.current() or self.kind)
-        for pause in [*self.group.before_waiting]:
-            pause()
+        for mailbox in [*self.group.mailboxes]:
+            mailbox.reader.before_waiting()
         return self.group.eager.run(self.request())
 
     def start(self) -> Handle[T]:
         """Hand the operation to the lane's thread and return at once."""
-        for pause in [*self.group.before_waiting]:
-            pause()
+        for mailbox in [*self.group.mailboxes]:
+            mailbox.reader.before_waiting()
         return self.group.eager.submit(self.request())
 
     def request(self) -> Request[T]:

@@ -16,7 +16,6 @@ before the next update, while gradients are computed: these gradients would belo
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -189,6 +188,9 @@ class Member(Running):
         """All ranks have joined: count from 0 again. The caller settles next."""
         self.era += 1
 
+    def before_waiting(self) -> None:
+        """A thread of this rank is about to wait in a collective."""
+
     def abandon(self) -> None:
         """The optimizer is gone here: tell all ranks. The mailbox's thread ends when it is gone on all of them."""
         self.mailbox.start_leaving()
@@ -223,8 +225,6 @@ class Worker(Member):
         self.answers: dict[int, Letter] = {}
         self.counts = Counter[int]()
         super().__init__(strategy, site)
-        if self.terms.age:  # an update that this rank owes would hold others back, who may be on their way
-            site.group.before_waiting.append(self.pause)
 
     @property
     def sent_bytes(self) -> float:
@@ -311,6 +311,14 @@ class Worker(Member):
         missing = [owner for owner in self.owners if owner not in self.answers]
         return slowest if slowest is not None else missing[0] if missing else self.site.group.rank
 
+    def before_waiting(self) -> None:
+        """A thread of this rank is about to wait in a collective: it must not hold back ranks that are on their way.
+
+        With `clock` it holds back none, since all ranks come to a collective after equally many updates.
+        """
+        if self.terms.age:
+            self.pause()
+
     def pause(self) -> None:
         """Let the others go on without this rank until its next update. Waits for nobody."""
         if not self.paused:
@@ -346,18 +354,8 @@ class Worker(Member):
 
     def abandon(self) -> None:
         """As `Member.abandon`."""
-        self.stop_pausing()
+        self.paused = True  # LEAVE says it, too
         super().abandon()
-
-    def close(self) -> None:
-        """As `Member.close`."""
-        self.stop_pausing()
-        super().close()
-
-    def stop_pausing(self) -> None:
-        """This rank makes no more updates."""
-        with contextlib.suppress(ValueError):
-            self.site.group.before_waiting.remove(self.pause)
 
     def start_over(self, step: int) -> None:
         """As `Member.start_over`."""

@@ -101,6 +101,9 @@ class WorkQueue:
             if isinstance(mailbox.reader, Worker):
                 mailbox.reader.pause()
 
+    def before_waiting(self) -> None:
+        """Do nothing: nobody waits for this rank here."""
+
     def receive(self, mailbox: Mailbox, letter: Letter) -> None:
         """Deal a batch, or take one. The mailbox's thread calls it.
 

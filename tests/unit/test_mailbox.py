@@ -33,6 +33,9 @@ class Book:
         if letter.kind == QUESTION:
             mailbox.post(letter.source, letter._replace(kind=REPLY, clock=letter.clock + 1))
 
+    def before_waiting(self) -> None:
+        """Nobody waits for this rank."""
+
     def of(self, kind: int) -> list[Letter]:
         return [letter for letter in self.letters if letter.kind == kind]
 
