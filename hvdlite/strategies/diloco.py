@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdlite.arrays import Array, accumulator, module
+from hvdlite.arrays import Array, accumulator, is_host, module
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu_streams import on_host
 from hvdlite.strategies import Reach, Running, Site, Strategy
@@ -121,6 +121,13 @@ class Fragment:
     under_way: Averages | None = None
     due: int = 0
 
+    def follow(self, weights: Sequence[Array]) -> None:
+        """Move everything to the device of the weights, if a checkpoint was loaded onto the host."""
+        like = weights[self.part]
+        if self.common and is_host(self.common[0]) and not is_host(like[0]):
+            self.common = [module(like[0]).asarray(each) for each in self.common]
+            self.memories = [[module(like[0]).asarray(each) for each in its] for its in self.memories]
+
     def leave(self, averages: Averages, due: int) -> None:
         """Outer gradients begin to travel."""
         self.under_way, self.due = averages, due
@@ -160,6 +167,10 @@ class OuterSteps(Running):
         common = [weight.astype(accumulator(weight.dtype)) for weight in weights]
         memories = [[zeros_like(each) for _ in range(self.how.outer_optimizer.memories)] for each in common]
         self.fragments = fragments_of(common, memories, self.how.fragments)
+        if self.how.compression is not None:  # now, since all ranks are here: later some may have joined
+            for number, fragment in enumerate(self.fragments):
+                if fragment.common:
+                    self.exchange(number, fragment.common)
 
     def update_ends(self) -> bool:
         self.step += 1
@@ -170,6 +181,8 @@ class OuterSteps(Running):
     def after_update(self, weights: Sequence[Array], state: Mapping[str, Array]) -> bool:
         local = self.step - self.how.warmup_steps
         self.require_same_parameters(weights)
+        for fragment in self.fragments:
+            fragment.follow(weights)
         for fragment in self.fragments:
             if fragment.under_way and fragment.due == local:
                 self.arrive(fragment, weights)
@@ -189,15 +202,15 @@ class OuterSteps(Running):
 
     def send(self, number: int, weights: Sequence[Array], local: int) -> None:
         """Average a fragment's outer gradients: now, or while the next updates run."""
-        fragment, name = self.fragments[number], f"{self.site.name} outer gradients {number}"
+        fragment = self.fragments[number]
         outer = [common - weight for common, weight in zip(fragment.common, weights[fragment.part], strict=True)]
         if self.how.compression is not None:
-            exchange = self.exchange(number, name, outer)
+            exchange = self.exchange(number, outer)
             exchange.average_(outer)
             self.sent += exchange.sent_bytes
             self.move(fragment, outer, weights, mix=0.0)
             return
-        averages = Averages(self.site.group, outer, name)
+        averages = Averages(self.site.group, outer, self.name(number))
         self.sent += of_allreduce(self.site.group, outer)
         if self.how.overlap:
             fragment.leave(averages.start(), local + self.how.overlap)
@@ -205,7 +218,11 @@ class OuterSteps(Running):
             averages.wait()
             self.move(fragment, outer, weights, mix=0.0)
 
-    def exchange(self, number: int, name: str, outer: Sequence[Array]) -> CompressedAverages:
+    def name(self, number: int) -> str:
+        """The name of a fragment's averages."""
+        return f"{self.site.name} outer gradients {number}"
+
+    def exchange(self, number: int, outer: Sequence[Array]) -> CompressedAverages:
         """Return what sends a fragment's outer gradients compressed. Collective at its first call."""
         from hvdlite.strategies.compressed import CompressedAverages  # importing hvdlite alone does not load gradients
 
@@ -213,7 +230,9 @@ class OuterSteps(Running):
             known, count = self.site.names, sum(len(fragment.common) for fragment in self.fragments)
             added = [f"parameter.{index}" for index in range(len(known), count)]  # since the optimizer was attached
             names = [*known, *added][self.fragments[number].part]
-            self.exchanges[number] = CompressedAverages(self.site, name, names, outer, self.how.compression)
+            self.exchanges[number] = CompressedAverages(
+                self.site, self.name(number), names, outer, self.how.compression
+            )
         return self.exchanges[number]
 
     def arrive(self, fragment: Fragment, weights: Sequence[Array]) -> None:

@@ -11,6 +11,7 @@ All weights of the optimizer take part, also those that are frozen now, so that 
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -176,12 +177,40 @@ class StrategyAttachment:
             by = self.gradients.by
             changed = steps.before(by, self.optimizer, args, kwargs) if by else None
             if self.number == 0 and self.alike.schedule.first:
+                self.refuse_shared()
                 self.alike.look()
             if self.running.update_begins():
                 with self.weights() as weights:
                     self.running.before_update(weights, [gradient_of(p) for p in flat(self.optimizer.param_groups)])
         self.phase = Phase.STEPPING
         return changed
+
+    def refuse_shared(self) -> None:
+        """Raise ValueError if another attached optimizer has some of the parameters: both would be wrong."""
+        mine = self.members()
+
+        def shared() -> bool:
+            by = self.gradients.by
+            ordinary = (each for each in self.runtime.registries.attachments if each is not by)
+            return bool(by and by.is_shared) or any(mine & each.members() for each in (*ordinary, *self.others()))
+
+        if shared():
+            gc.collect()  # optimizers that nobody has any more
+            if shared():
+                raise ValueError(
+                    f"{self.site.title}: another optimizer of hvd.DistributedOptimizer has some of these parameters. "
+                    "With strategy=, give each parameter to one optimizer"
+                )
+
+    def others(self) -> Iterator[StrategyAttachment]:
+        """Return the other optimizers with strategies."""
+        found = self.runtime.registries.together(self.group)
+        return (each for each in found if isinstance(each, StrategyAttachment) and each is not self)
+
+    def members(self) -> set[int]:
+        """Return the optimizer's parameters, by id(). Empty once the optimizer is gone."""
+        optimizer = self.reference()
+        return {id(p) for p in flat(optimizer.param_groups)} if optimizer and self.alive else set()
 
     def end(self, args: Arguments, kwargs: Options) -> None:
         """A step() has ended without an error. Waits for all ranks, if the strategy moves weights now."""

@@ -192,3 +192,18 @@ def check_a_wrong_compression() -> None:
     for wrong in ("fp16", 3, torch.float16):
         plain, strategy = sgd(model_of().parameters()), hvd.DiLoCo(500, compression=wrong)
         require_error(ValueError, lambda p=plain, s=strategy: hvd.DistributedOptimizer(p, strategy=s), "compression")  # type: ignore[misc]
+
+
+def check_shared_parameters() -> None:
+    """Of two optimizers, one of which has a strategy; an optimizer that is gone does not count."""
+    for strategy in list[Strategy | None]([None, hvd.LocalSGD(2)]):
+        model = model_of()
+        first = hvd.DistributedOptimizer(sgd(model.parameters()), strategy=strategy)
+        second = hvd.DistributedOptimizer(sgd(model.parameters()), strategy=hvd.LocalSGD(2, warmup_steps=1))
+        if hvd.size() > 1:
+            require_error(ValueError, second.step, "another optimizer", "give each parameter to one")
+        scheduler = torch.optim.lr_scheduler.ConstantLR(first)
+        del first, second, scheduler
+        third = hvd.DistributedOptimizer(sgd(model.parameters()), strategy=hvd.LocalSGD(2))
+        train(model, third, range(2))
+        require_same_bits(values_of(model))
