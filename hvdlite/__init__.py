@@ -11,6 +11,7 @@ The functions here serve every framework. Each finds the framework from its firs
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -74,6 +75,28 @@ def broadcast_variables(variables: object, root_rank: int = 0, process_set: Proc
     frameworks.adapter(variables).broadcast_variables(variables, root_rank, process_set=process_set)
 
 
+def average_parameters(
+    model: object, process_set: ProcessSet = global_process_set
+) -> contextlib.AbstractContextManager[object]:
+    """Overwrite a model's weights with their averages over all ranks. Collective; waits for all ranks.
+
+    Strategies let the ranks' models differ: average them before evaluation and saving. `hvdlite.torch` and
+    `hvdlite.keras` describe the function in full.
+
+    Args:
+        model: A model of PyTorch or Keras, the same on every rank.
+        process_set: The ranks that take part.
+
+    Returns:
+        A context manager. Its end gives the model this rank's own weights back.
+
+    Raises:
+        TypeError: The model's framework is unknown, or has no such function.
+    """
+    function = frameworks.function_of(model, "average_parameters")
+    return function(model, process_set)  # type: ignore[no-any-return]
+
+
 def save(path: str | os.PathLike[str], /, *, rng: bool = False, consolidate: bool = False, **what: object) -> None:
     """Save a checkpoint: `hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch + 1)`.
 
@@ -121,8 +144,8 @@ def load(
 
 __all__ = [
     *_collectives, *names.__all__, "DistributedOptimizer", "HorovodInternalError", "HvdliteError", "MismatchError",
-    "NotInitializedError", "Op", "ShutdownError", "StallError", "allgather_object", "barrier", "broadcast_object",
-    "broadcast_variables", "elastic", "join", "load", "run", "save",
+    "NotInitializedError", "Op", "ShutdownError", "StallError", "allgather_object", "average_parameters", "barrier",
+    "broadcast_object", "broadcast_variables", "elastic", "join", "load", "run", "save",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import hvdlite
 import hvdlite.torch as hvd
 from hvdlite.strategies import Strategy
 from tests.parallel.common import at_sizes, last, require_error, require_mismatch, require_same_bits, restart
@@ -402,7 +403,7 @@ def check_average_parameters() -> None:
         assert torch.allclose(model[0].weight, torch.tensor(mean)) and model[1].num_batches_tracked == hvd.size() - 1
         assert torch.allclose(model[1].running_mean, torch.tensor(mean))
     assert (model[0].weight == hvd.rank()).all() and model[1].num_batches_tracked == hvd.rank()
-    hvd.average_parameters(model)
+    hvdlite.average_parameters(model)
     require_same_bits(list(model.state_dict().values()))
     require_error(TypeError, lambda: hvd.average_parameters(model[0].weight), "torch.nn.Module")
 
