@@ -207,3 +207,37 @@ def check_shared_parameters() -> None:
         third = hvd.DistributedOptimizer(sgd(model.parameters()), strategy=hvd.LocalSGD(2))
         train(model, third, range(2))
         require_same_bits(values_of(model))
+
+
+@at_sizes(2, 3)
+def check_ema_schedulers_and_accumulation() -> None:
+    """Two backwards per step, a scheduler, and an average over time whose average over ranks is evaluated."""
+    model, simulated = model_of(), [model_of() for _ in range(hvd.size())]
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), strategy=hvd.LocalSGD(2))
+    optimizers = [sgd(each.parameters()) for each in simulated]
+    schedulers = [torch.optim.lr_scheduler.StepLR(each, 2, 0.5) for each in (optimizer, *optimizers)]
+    emas = [torch.optim.swa_utils.AveragedModel(each, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.8))
+            for each in (model, *simulated)]  # fmt: skip
+    for step in range(5):
+        for rank, (each, its) in enumerate(((model, optimizer), *zip(simulated, optimizers, strict=True)), start=-1):
+            its.zero_grad()
+            for half in range(2):
+                loss_of(each, hvd.rank() if rank < 0 else rank, 10 * step + half).backward()
+            its.step()
+        if step % 2:
+            for ps in zip(*(each.parameters() for each in simulated), strict=True):
+                mean = torch.stack([p.data for p in ps]).mean(0)
+                for p in ps:
+                    p.data.copy_(mean)
+        for scheduler in schedulers:
+            scheduler.step()
+        for ema, each in zip(emas, (model, *simulated), strict=True):
+            ema.update_parameters(each)
+    require_close(model, [p.detach() for p in simulated[hvd.rank()].parameters()], 1e-12)
+    with hvd.average_parameters(emas[0]):
+        means = [
+            torch.stack([p.detach() for p in ps]).mean(0)
+            for ps in zip(*(e.parameters() for e in emas[1:]), strict=True)
+        ]
+        require_close(emas[0], means, 1e-12)
+        require_same_bits(values_of(emas[0]))
