@@ -48,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                spent[str(dict(report.user_properties)["job"])] += report.duration
+                spent[str(dict(report.user_properties).get("job", "a worker that has crashed"))] += report.duration
     terminalreporter.section("where the time went")
     for name, seconds in sorted(spent.items(), key=lambda pair: -pair[1]):
         if seconds >= FEWEST_SECONDS:

@@ -177,6 +177,11 @@ class Course:
         """How many times as long as the others a rank computes."""
         return self.slow[1] if self.slow and rank == self.slow[0] else 1.0
 
+    def require_slow_rank(self, size: int) -> None:
+        """Raise HvdliteError unless the slow rank is one of `size` ranks."""
+        if self.slow and self.slow[0] not in range(size):
+            raise HvdliteError(f"--slow {self.slow[0]}:{self.slow[1]:g}: there are ranks 0 to {size - 1}")
+
     def updates(self, key: str, rank: int, size: int) -> int:
         """The updates of a rank.
 
@@ -205,8 +210,7 @@ def compare(comm: MPI.Comm, course: Course, progress: Progress) -> Rows:
     Raises:
         HvdliteError: The data of the problem is missing, or there is no such slow rank.
     """
-    if course.slow and course.slow[0] not in range(comm.Get_size()):
-        raise HvdliteError(f"--slow {course.slow[0]}:{course.slow[1]:g}: there are ranks 0 to {comm.Get_size() - 1}")
+    course.require_slow_rank(comm.Get_size())
     torch.set_num_threads(1)
     problem = PROBLEMS[course.problem]()
     keys = list(dict.fromkeys((SYNCHRONOUS, *course.strategies)))

@@ -134,6 +134,7 @@ def test_staging_fetches_ahead() -> None:
         side = gpu_side.side_of(lane.host, gpu_side.gpu_of(cupy.empty(1)))
         with side.working():
             cupy.LOG.clear()
+            lane.transport.barrier()  # both ranks have one log
             if lane.transport.rank == 0:
                 side.transport.send(cupy.zeros(1000, np.float32), 1)
             lane.transport.barrier()
