@@ -16,7 +16,7 @@ four ranks with --full only."""
 
 LONG = (
     "tensorflow_", "torch_attach", "torch_backwards", "torch_compression", "torch_several", "torch_sharded_",
-    "torch_training",
+    "torch_strategies", "torch_training",
 )  # fmt: skip
 """Beginnings of the names of modules that take long. They run on other than two ranks with --full only."""
 LONGEST = ("torch_sharded_long",)
