@@ -26,11 +26,8 @@ import numpy as np
 from hvdlite.arrays import Array, as_bytes
 from hvdlite.errors import HvdliteError, ShutdownError
 from hvdlite.gpu_streams import adopt_gpu
-from hvdlite.lanes.calls import calling
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.pair_lanes import Post
-from hvdlite.lanes.request import Request
-from hvdlite.lanes.signature import Signature
 from hvdlite.transports import Communicator, Message
 
 LEAVE, FAILED, FIRST_KIND = 0, 1, 2
@@ -226,17 +223,10 @@ class Mailbox:
 
     def show(self, title: str, whom: int, stack: contextlib.ExitStack) -> bool:
         """Let the stall watch see a wait for rank `whom`, until `stack` ends. Returns whether it does."""
-        if whom == self.transport.rank:
-            return False
-        lane = self.post_office.lane(whom)
-        with calling(title):
-            request = Request[None](Signature("message", f"{title} of rank {self.transport.rank}"), lambda at: None)
-        with lane.queue.changed.lock:
-            if lane.closed or request.key in lane.queue.pending:
-                return False
-            lane.queue.admit(request)
-        stack.callback(lane.settle, request)
-        return True
+        end = None if whom == self.transport.rank else self.post_office.show_wait(whom, title)
+        if end is not None:
+            stack.callback(end)
+        return end is not None
 
     @property
     def broken(self) -> bool:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from hvdlite.algorithms import Place
-from hvdlite.lanes.calls import UNNAMED
+from hvdlite.lanes.calls import UNNAMED, calling
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.observer import Observer
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
 from hvdlite.transports import Communicator
 from hvdlite.transports.pair import PairTransport
 
@@ -56,6 +58,25 @@ class Post:
                 name = f"messages of ranks {list(self.members)}"  # observers know the set by this name
                 self.lanes[peer] = Lane(pair, Place(2, False), members, name, self.observers, self.family)
             return self.lanes[peer]
+
+    def show_wait(self, peer: int, title: str) -> Callable[[], object] | None:
+        """Let the stall watch see that this rank waits for a peer, in the lane of the two.
+
+        Args:
+            peer: The peer's rank in the set.
+            title: What this rank waits for.
+
+        Returns:
+            A function that ends it; None if the lane is closed, or shows such a wait already.
+        """
+        lane = self.lane(peer)
+        with calling(title):
+            request = Request[None](Signature("message", f"{title} of rank {self.transport.rank}"), lambda at: None)
+        with lane.queue.changed.lock:
+            if lane.closed or request.key in lane.queue.pending:
+                return None
+            lane.queue.admit(request)
+        return lambda: lane.settle(request)
 
     def count_sent(self, peer: int) -> None:
         """Note a message with a tag to this peer."""

@@ -82,6 +82,13 @@ class Strategy:
         return False
 
 
+def require_strategy(given: object) -> None:
+    """Raise TypeError unless the user's `strategy=` is a strategy."""
+    if not isinstance(given, Strategy):
+        kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        raise TypeError(f"strategy= takes a strategy, such as hvd.LocalSGD(sync_every=8), not {kind}")
+
+
 def require_joins(strategy: Strategy) -> None:
     """Raise RuntimeError if other ranks could not go on after a rank has called `join()`."""
     if not strategy.joins:

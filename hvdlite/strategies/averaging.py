@@ -74,6 +74,19 @@ def average_(group: Group, arrays: Sequence[Array], name: str, counts: bool = Tr
         Averages(group, arrays, name, have=[counts] * len(arrays)).wait()
 
 
+def average_model_(group: Group, arrays: Sequence[Array], counts: bool) -> None:
+    """Replace a model's values by their averages over all ranks, and integers by the largest. Waits for all ranks.
+
+    Args:
+        group: The ranks.
+        arrays: Numbers, no booleans; otherwise as for `average_`.
+        counts: Whether this rank's values count in averages.
+    """
+    average_(group, [array for array in arrays if array.dtype.kind not in "iu"], "average_parameters", counts)
+    if whole := [array for array in arrays if array.dtype.kind in "iu"]:
+        grouped(group, whole, Max, "average_parameters counts").run()
+
+
 def average_known_(group: Group, arrays: Mapping[str, Array], name: str) -> None:
     """Replace arrays by their averages over the ranks that have them, in place. Waits for all ranks.
 

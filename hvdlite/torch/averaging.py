@@ -10,8 +10,7 @@ import torch
 from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
-from hvdlite.ops import Max, grouped_allreduce_
-from hvdlite.strategies.averaging import average_, settle
+from hvdlite.strategies.averaging import average_model_, settle
 from hvdlite.strategies.staleness import server
 from hvdlite.torch import cuda
 from hvdlite.torch.attach.strategy_steps import strategy_of
@@ -76,14 +75,9 @@ def averaged(model: torch.nn.Module, process_set: ProcessSet, counts: bool = Tru
         own = [value.detach().clone() for value in values]
         gpu = cuda.gpu_of(values)
         with cuda.on_torchs_stream(gpu) if gpu else contextlib.nullcontext():
-            floats = [in_place(value) for value in values if value.is_floating_point() or value.is_complex()]
-            average_(group, [array for array, _ in floats], "average_parameters", counts)
-            whole = [in_place(value) for value in values if not value.is_floating_point() and not value.is_complex()]
-            if whole:
-                grouped_allreduce_(
-                    [array for array, _ in whole], Max, "average_parameters counts", 1.0, 1.0, process_set
-                )
-        for _, put_back in [*floats, *whole]:
+            pairs = [in_place(value) for value in values]
+            average_model_(group, [array for array, _ in pairs], counts)
+        for _, put_back in pairs:
             put_back(None)
     return AveragedParameters(values, own)
 

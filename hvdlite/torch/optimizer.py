@@ -18,7 +18,7 @@ from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
-from hvdlite.strategies import Strategy
+from hvdlite.strategies import Strategy, require_strategy
 from hvdlite.torch.attach.adasum_steps import DeltaAttachment, attach_delta
 from hvdlite.torch.attach.attachment import Attachment, attach
 from hvdlite.torch.attach.parameters import flat
@@ -106,7 +106,7 @@ def DistributedOptimizer(
         if sharded:
             raise ValueError("op=Adasum with sharded=True is not possible: each rank has steps of its own")
     if strategy is not None:
-        require_strategy(strategy, op, sharded)
+        require_served(strategy, op, sharded)
     parameters = flat(optimizer.param_groups)
     names = names_of(parameters, named_parameters)
     asked = Arguments(
@@ -143,15 +143,14 @@ def DistributedOptimizer(
     return optimizer
 
 
-def require_strategy(strategy: object, op: Op, sharded: object) -> None:
+def require_served(strategy: object, op: Op, sharded: object) -> None:
     """Refuse arguments that no strategy can serve.
 
     Raises:
         TypeError: `strategy` is no strategy.
         ValueError: Another argument does not go with a strategy.
     """
-    if not isinstance(strategy, Strategy):
-        raise TypeError(f"strategy={strategy!r} must be a strategy such as hvd.LocalSGD(sync_every=8)")
+    require_strategy(strategy)
     if op is not Average:
         raise ValueError(f"strategy= averages weights, and op=hvd.{op.name} is about gradients: leave op out")
     if sharded:

@@ -120,6 +120,7 @@ def test_the_thread_ends_only_when_all_letters_are_sent(monkeypatch: pytest.Monk
     send = Mailbox.send
     monkeypatch.setattr(Mailbox, "send", slow)
     on_groups(3, rank_main)
+    assert not mailbox_threads()
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, HvdliteError])

@@ -20,8 +20,7 @@ from hvdlite.keras.attachment import innermost
 from hvdlite.keras.strategy.outside import keeping
 from hvdlite.keras.strategy.steps import at_work
 from hvdlite.lanes.calls import calling
-from hvdlite.ops import Max, grouped_allreduce_
-from hvdlite.strategies.averaging import average_, settle
+from hvdlite.strategies.averaging import average_model_, settle
 from hvdlite.strategies.staleness import server
 
 
@@ -99,9 +98,8 @@ def averaged(model: keras.Model, process_set: ProcessSet, counts: bool = True) -
         settle(group)
         before = [np.array(keras.ops.convert_to_numpy(each), order="C") for each in chosen]
         after = [value.copy() for value in before]
-        average_(group, [value for value in after if is_float(value.dtype)], "average_parameters", counts)
-        if whole := [value for value in after if value.dtype.kind in "iu"]:
-            grouped_allreduce_(whole, Max, "average_parameters counts", process_set=process_set)
+        numbers = [value for value in after if is_float(value.dtype) or value.dtype.kind in "iu"]
+        average_model_(group, numbers, counts)
         changed = [n for n, (a, b) in enumerate(zip(before, after, strict=True)) if a.tobytes() != b.tobytes()]
     for number in changed:
         chosen[number].assign(after[number])

@@ -10,7 +10,7 @@ from hvdlite.gradients.terms import Terms
 from hvdlite.job import runtime
 from hvdlite.ops import Average
 from hvdlite.ops.common import Operation
-from hvdlite.strategies import Strategy
+from hvdlite.strategies import Strategy, require_strategy
 
 
 def require_served(strategy: object, settings: Settings) -> None:
@@ -20,9 +20,7 @@ def require_served(strategy: object, settings: Settings) -> None:
         TypeError: `strategy` is no strategy.
         NotImplementedError: The backend is JAX, or a setting tells how gradients are reduced.
     """
-    if not isinstance(strategy, Strategy):
-        kind = f"the class {strategy.__name__}" if isinstance(strategy, type) else type(strategy).__name__
-        raise TypeError(f"strategy= takes a strategy, such as hvd.LocalSGD(sync_every=8), not {kind}")
+    require_strategy(strategy)
     name = f"strategy=hvd.{type(strategy).__name__}(...)"
     if keras.backend.backend() == "jax":
         raise NotImplementedError(

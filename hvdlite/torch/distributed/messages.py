@@ -18,10 +18,7 @@ import torch.distributed as dist
 from hvdlite.errors import HvdliteError
 from hvdlite.job.groups import Group
 from hvdlite.lanes import roll_call
-from hvdlite.lanes.calls import calling
 from hvdlite.lanes.lane import Lane
-from hvdlite.lanes.request import Request
-from hvdlite.lanes.signature import Signature
 from hvdlite.torch.distributed.buffers import Buffer
 from hvdlite.torch.distributed.work import NONE, threads
 from hvdlite.transports import Message
@@ -202,7 +199,7 @@ class Waiting:
         self._group, self._peer, self._title, self._seconds = group, peer, title, seconds
         self._begun = time.monotonic()
         self._lane: Lane | None = None
-        self._request: Request[None] | None = None
+        self._end: Callable[[], object] | None = None
 
     def check(self) -> None:
         """Raise HvdliteError if the time is over, or communication has broken."""
@@ -217,16 +214,11 @@ class Waiting:
             raise HvdliteError(f"{self._title}: this rank has waited {self._seconds:g} s for {whom}")
 
     def _show(self) -> None:
-        lane = self._group.post.lane(self._peer or 0)
-        with calling(self._title):
-            request = Request[None](Signature("message", f"{self._title} of rank {self._group.rank}"), lambda at: None)
-        with lane.queue.changed.lock:
-            if lane.closed is None and request.key not in lane.queue.pending:
-                lane.queue.admit(request)
-                self._request = request
-        self._lane = lane
+        peer = self._peer or 0
+        self._lane = self._group.post.lane(peer)
+        self._end = self._group.post.show_wait(peer, self._title)
 
     def end(self) -> None:
         """The wait is over."""
-        if self._lane is not None and self._request is not None:
-            self._lane.settle(self._request)
+        if self._end is not None:
+            self._end()
