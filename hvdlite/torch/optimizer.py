@@ -24,7 +24,7 @@ from hvdlite.torch.attach.attachment import Attachment, attach
 from hvdlite.torch.attach.parameters import flat
 from hvdlite.torch.attach.scaling import refuse_unknown_scaler
 from hvdlite.torch.attach.settings import TorchSettings, parameter_key
-from hvdlite.torch.attach.strategy_steps import Asked, StrategyAttachment, attach_strategy
+from hvdlite.torch.attach.strategy_steps import Asked, StrategyAttachment
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.private_api import takes_hooks
 from hvdlite.torch.sharded.division import divided
@@ -130,7 +130,7 @@ def DistributedOptimizer(
         if division and division.way.gradients:
             settings = replace(settings, borders=division.borders)
         if strategy is not None and settings.size > 1:
-            attach_strategy(optimizer, Asked(strategy, settings, passes))
+            StrategyAttachment(optimizer, Asked(strategy, settings, passes))
         elif adasum:
             attach_delta(optimizer, settings)
         else:

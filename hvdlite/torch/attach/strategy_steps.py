@@ -102,7 +102,16 @@ class StrategyAttachment:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, asked: Asked, renewed: bool = False) -> None:
-        """Collective; waits for all ranks. Raises MismatchError if strategies or parameters differ."""
+        """Attach to an optimizer, which gains the methods that users call. Collective; waits for all ranks.
+
+        Args:
+            optimizer: The optimizer.
+            asked: What the user asked for.
+            renewed: Whether `elastic.run` attaches the optimizer again.
+
+        Raises:
+            MismatchError: Strategies or parameters differ.
+        """
         self.reference, self.asked, self.renewed = weakref.ref(optimizer), asked, renewed
         self.runtime = runtime.current()
         group = self.runtime.groups.of(asked.settings.process_set)
@@ -323,7 +332,7 @@ class StrategyAttachment:
         """Attach the same optimizer again, in the same way, under the present runtime. Collective."""
         state, number = self.running.state(), self.number
         self.detach()
-        attach_strategy(self.optimizer, self.asked, renewed=True).go_on(number, state)
+        StrategyAttachment(self.optimizer, self.asked, renewed=True).go_on(number, state)
 
     def go_on(self, number: int, state: Mapping[str, Array]) -> None:
         """Go on after so many steps, with what `Running.state` returned. Waits for nobody.
@@ -404,14 +413,3 @@ def strategy_of(optimizer: object) -> StrategyAttachment | None:
     """Return the attachment of an optimizer with a strategy; None for another."""
     found = getattr(optimizer, "_hvdlite", None)
     return found if isinstance(found, StrategyAttachment) else None
-
-
-def attach_strategy(optimizer: torch.optim.Optimizer, asked: Asked, renewed: bool = False) -> StrategyAttachment:
-    """Attach to an optimizer, and add the methods that users call. Collective.
-
-    Args:
-        optimizer: The optimizer.
-        asked: What the user asked for.
-        renewed: Whether `elastic.run` attaches the optimizer again.
-    """
-    return StrategyAttachment(optimizer, asked, renewed)
