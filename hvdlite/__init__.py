@@ -21,6 +21,7 @@ from hvdlite.api.collectives import *  # noqa: F403
 from hvdlite.api.collectives import __all__ as _collectives
 from hvdlite.api.names import *  # noqa: F403
 from hvdlite.api.run import run
+from hvdlite.api.summary import prepare as prepare_summary
 from hvdlite.errors import (
     HorovodInternalError,
     HvdliteError,
@@ -35,7 +36,7 @@ from hvdlite.ops import Op, barrier
 from hvdlite.ops.join import join
 from hvdlite.ops.objects import allgather_object, broadcast_object
 
-when_started.append(frameworks.prepare_torch)
+when_started.extend((frameworks.prepare_torch, prepare_summary))
 
 __version__ = "0.1.0"
 T = TypeVar("T")

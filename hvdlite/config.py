@@ -84,6 +84,8 @@ class Config:
     compress_within_host: bool = False
     """Whether lossy compressors treat each rank as a host, for experiments. `HVDLITE_COMPRESS_WITHIN_HOST`.
     """
+    summary: str = "0"
+    """`1` or `color`: a summary is printed when the job ends. `HVDLITE_SUMMARY`, which `hvdliterun --summary` sets."""
 
     @property
     def algorithm_on_gpu(self) -> str:
@@ -124,6 +126,7 @@ class Config:
             cuda_aware=read(env, "HVDLITE_CUDA_AWARE", truth),
             replica_check=read_either(env, "REPLICA_CHECK", one_of(*REPLICA_CHECKS)) or cls.replica_check,
             compress_within_host=read(env, "HVDLITE_COMPRESS_WITHIN_HOST", truth) or False,
+            summary=read(env, "HVDLITE_SUMMARY", one_of("0", "1", "color")) or cls.summary,
         )
 
 
@@ -143,8 +146,8 @@ def stall_limits(env: Mapping[str, str]) -> StallLimits:
 NAMES = (
     "ALGORITHM", "AS_MPI", "BUCKET_MB", "COMPRESS_WITHIN_HOST", "CUDA_AWARE", "DYNAMIC_PROCESS_SETS",
     "FUSION_THRESHOLD", "GPU_OPERATIONS", "LOG_HIDE_TIME", "LOG_LEVEL", "MPIEXEC", "OVERLAP", "REPLICA_CHECK",
-    "SHARED_MEMORY", "STALL_CHECK_DISABLE", "STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS", "TIMELINE",
-    "TIMELINE_MARK_CYCLES",
+    "SHARED_MEMORY", "STALL_CHECK_DISABLE", "STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS", "SUMMARY",
+    "TIMELINE", "TIMELINE_MARK_CYCLES",
 )  # fmt: skip
 """The names of all settings, without the prefix HVDLITE_."""
 

@@ -105,6 +105,13 @@ def prepare_torch(local_rank: int) -> None:
         importlib.import_module(ADAPTERS["torch"])
 
 
+def peak_gpu_bytes() -> int:
+    """Return the largest amount of GPU memory that PyTorch has used in this process; 0 without PyTorch or a GPU."""
+    if "hvdlite.torch" not in sys.modules:
+        return 0
+    return int(importlib.import_module("hvdlite.torch.memory").peak_gpu_bytes())
+
+
 def materialized(obj: object) -> object:
     """Return an iterator (model.parameters()) as a list, and any other object as it is."""
     return list(obj) if isinstance(obj, Iterator) else obj

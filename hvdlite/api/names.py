@@ -15,6 +15,7 @@ from hvdlite.api.build import (
 from hvdlite.api.communication import CommunicationStats, communication_stats
 from hvdlite.api.neighbors import in_neighbor_ranks, load_topology, out_neighbor_ranks, set_topology
 from hvdlite.api.process_sets import add_process_set, remove_process_set
+from hvdlite.api.summary import Summary, count_step, metrics, summary
 from hvdlite.api.timeline import start_timeline, stop_timeline
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.job.runtime import (
@@ -51,10 +52,10 @@ from hvdlite.strategies.work_queue import WorkQueue
 __all__ = [
     "Adasum", "Average", "BoundedStaleness", "CommunicationStats", "DiLoCo", "ExponentialGraph", "ExponentialTwoGraph",
     "FullyConnectedGraph", "GetDynamicOnePeerSendRecvRanks", "LocalSGD", "Max", "MeshGrid2DGraph", "Min", "Neighbors",
-    "OnePeerExponential", "OuterSGD", "ProcessSet", "Product", "RingGraph", "StarGraph", "Sum", "Topology", "WorkQueue",
-    "add_process_set", "ccl_built", "communication_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built",
-    "global_process_set", "gloo_built", "gloo_enabled", "in_neighbor_ranks", "init", "is_homogeneous", "is_initialized",
-    "load_topology", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
-    "out_neighbor_ranks", "rank", "remove_process_set", "rocm_built", "set_topology", "shutdown", "size", "staleness",
-    "start_timeline", "stop_timeline",
+    "OnePeerExponential", "OuterSGD", "ProcessSet", "Product", "RingGraph", "StarGraph", "Sum", "Summary", "Topology",
+    "WorkQueue", "add_process_set", "ccl_built", "communication_stats", "count_step", "cross_rank", "cross_size",
+    "cuda_built", "ddl_built", "global_process_set", "gloo_built", "gloo_enabled", "in_neighbor_ranks", "init",
+    "is_homogeneous", "is_initialized", "load_topology", "local_rank", "local_size", "metrics", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "out_neighbor_ranks", "rank", "remove_process_set",
+    "rocm_built", "set_topology", "shutdown", "size", "staleness", "start_timeline", "stop_timeline", "summary",
 ]  # fmt: skip

@@ -303,6 +303,7 @@ class Exchange:
         self.used = reducer.finish_round(load, self.rounds.tag)
         self.held.clear()  # the lane has waited for the copies into every bucket
         self.rounds.end()
+        runtime.end_step(self.owner)
         registry.round_ends()
         return self.watched.round_ends()
 

@@ -27,6 +27,7 @@ FILES = {
     "present": ("rank", "agent, keeper", "from hvd.init() to hvd.shutdown(): the process id"),
     "stopped": ("rank", "keeper", "from the end of hvd.shutdown() on, if another rank has caused that"),
     "swallowed": ("rank", "agent", "the job: the error with which the script went on after another rank had left"),
+    "summary": ("rank", "agent", "the job: the summary that hvdliterun prints at its end; rank 0 alone writes it"),
     "result": ("rank", "agent", "the job: what the function of hvdlite.run has returned, pickled"),
 }
 DECISION = 1.0  # seconds for hvdliterun to say which rank was the first to fail on several hosts

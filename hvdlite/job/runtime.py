@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -28,6 +29,7 @@ from hvdlite.job.facts import local_size as local_size
 from hvdlite.job.facts import rank as rank
 from hvdlite.job.facts import size as size
 from hvdlite.job.groups import Group, Groups
+from hvdlite.job.observers import Observers
 from hvdlite.job.process_sets import (
     Given,
     ProcessSet,
@@ -40,7 +42,6 @@ from hvdlite.job.process_sets import (
 from hvdlite.job.registries import Registries
 from hvdlite.lanes import swallowed
 from hvdlite.lanes.matching import said_by
-from hvdlite.lanes.observer import Observer
 from hvdlite.system.user_warnings import warn
 from hvdlite.transports import Communicator
 from hvdlite.transports.threads import ThreadTransport
@@ -55,27 +56,27 @@ class Runtime:
         config: The job's settings.
         comm: The argument of `init`.
         may_share: Whether ranks of one host may share memory.
-        observers: The observers of all lanes.
+        observers: The observers of all lanes, and the stall watch.
         groups: The process sets, with their lanes.
         everyone: The group of all ranks.
-        watch: The stall watch; None if there is none.
         registries: The objects that take part in restart, `join()` and the job's end.
         live: Whether this is the present job, and this process may communicate.
         neighbors: The topology that the user has set for `neighbor_allreduce`; None for the default.
     """
 
-    def __init__(self, world: Communicator, place: topology.Topology, settings: Config, comm: Given = None) -> None:
+    def __init__(
+        self, world: Communicator, place: topology.Topology, settings: Config, comm: Given, began: float
+    ) -> None:
+        """Collective. began: when `init` began, by `time.monotonic`."""
         self.world = world
         self.topology = place
         self.config = settings
         self.comm = comm
         self.may_share = agree_on(world, settings)
-        self.observers: list[Observer] = []
-        self.groups = Groups(world, place, self.place_of, self.observers)
+        self.observers = Observers(began)
+        self.groups = Groups(world, place, self.place_of, self.observers.listening)
         self.everyone = self.groups.everyone
-        from hvdlite.observers import stall  # importing hvdlite alone needs no observer, which take 8 ms
-
-        self.watch = stall.watch(world, self.groups.lanes, settings.stall, exits.give_up)
+        self.observers.start_watch(world, self.groups.lanes, settings)
         self.registries = Registries()
         self.live = False
         self.neighbors: object = None
@@ -95,6 +96,7 @@ class Runtime:
     def begin(self) -> None:
         """This is the present job now."""
         self.live = True
+        self.observers.steps.start()
 
     def end(self) -> None:
         """This process may no longer communicate in this job."""
@@ -111,10 +113,8 @@ class Runtime:
 
     def trace(self, path: str | None, mark_cycles: bool = False) -> None:
         """Begin a timeline in this file, or end the present one (None). Only rank 0 has a timeline."""
-        if self.topology.rank == 0 and (path or self.observers):
-            from hvdlite.observers import timeline
-
-            timeline.switch(self.observers, path, mark_cycles, self.topology.size)
+        if self.topology.rank == 0:
+            self.observers.trace(path, mark_cycles, self.topology.size)
 
     @contextmanager
     def configured(self, settings: Config) -> Iterator[None]:
@@ -140,8 +140,7 @@ class Runtime:
         if look:
             self.registries.prepare_last_looks()
         self.groups.close()
-        if self.watch:
-            self.watch.stop()
+        self.observers.stop_watch()
         self.trace(None)
         self.world.close()
 
@@ -154,10 +153,10 @@ def agree_on(world: Communicator, settings: Config) -> bool:
     """
     said = world.allgather_object(
         (settings.algorithm, settings.bucket_bytes, settings.gpu_operations, settings.overlap, settings.replica_check,
-         settings.compress_within_host, settings.shared_memory)
+         settings.compress_within_host, settings.summary, settings.shared_memory)
     )  # fmt: skip
     names = ("HVDLITE_ALGORITHM", "HVDLITE_BUCKET_MB (bytes)", "HVDLITE_GPU_OPERATIONS", "HVDLITE_OVERLAP",
-             "HVDLITE_REPLICA_CHECK", "HVDLITE_COMPRESS_WITHIN_HOST")  # fmt: skip
+             "HVDLITE_REPLICA_CHECK", "HVDLITE_COMPRESS_WITHIN_HOST", "HVDLITE_SUMMARY")  # fmt: skip
     for name, values in zip(names, zip(*said, strict=True), strict=False):
         if len(set(values)) > 1:
             raise HvdliteError(
@@ -224,6 +223,7 @@ def init(comm: Given = None, process_sets: Iterable[ProcessSet] | str | None = N
         ForkedError: This process is a forked child of a rank.
     """
     global _current, _dynamic
+    began = time.monotonic()
     if _forked:
         raise ForkedError()
     sets = sets_of(process_sets)
@@ -240,7 +240,7 @@ def init(comm: Given = None, process_sets: Iterable[ProcessSet] | str | None = N
     world, place = connect(comm, settings.stall.check, stop)
     logs.configure(settings.log, place.rank)
     try:
-        live = Runtime(world, place, settings, comm)
+        live = Runtime(world, place, settings, comm, began)
     except HvdliteError:  # on all ranks
         world.close()
         exits.uninstall()
@@ -337,6 +337,17 @@ def note_ending_job() -> None:
     """Note it if hvdliterun ends the job."""
     if folder.job_is_ending():
         exits.begin_ending()
+
+
+def end_step(who: object) -> None:
+    """A training step ends on this rank, if there is a job.
+
+    Args:
+        who: What ends it, such as an optimizer. A step that several objects end counts once.
+    """
+    live = _current
+    if live is not None:
+        live.observers.steps.end(id(who))
 
 
 def group_of(process_set: ProcessSet | None) -> Group:

@@ -24,6 +24,7 @@ class Farewell:
 
     Attributes:
         error: The error of calls after all ranks have left.
+        gathers: A function that returns this rank's value, and one that gets all ranks'; None if nothing is gathered.
         brought: By name, values of this rank, and a function that gets all ranks' values if these differ.
         departure: The handle of the request to leave; None before this rank has called it.
         released: Whether the communicator has been released.
@@ -31,6 +32,7 @@ class Farewell:
 
     def __init__(self) -> None:
         self.error: HvdliteError = ShutdownError(LAST_WORDS)
+        self.gathers: tuple[Callable[[], object], Callable[[Sequence[object]], None]] | None = None
         self.brought: dict[str, tuple[Mapping[Any, Any], Callable[[Sequence[Any]], None]]] = {}
         self.departure: Handle[None] | None = None
         self.released = False
@@ -47,6 +49,13 @@ class Farewell:
         """Raise this error in calls after all have left."""
         self.error = error
 
+    def gather(self, value: Callable[[], object], receive: Callable[[Sequence[object]], None]) -> None:
+        """Gather a picklable value of each rank when all ranks leave. Every rank must ask for it.
+
+        value: returns this rank's. receive: gets all ranks' values.
+        """
+        self.gathers = value, receive
+
     def bring(self, name: str, values: Mapping[K, V], report: Callable[[Sequence[Mapping[K, V]]], None]) -> None:
         """Compare these values when all ranks leave. report: gets all ranks' values, if they differ."""
         self.brought[name] = values, report
@@ -56,10 +65,13 @@ class Farewell:
         return digest(str([(name, sorted(values.items())) for name, (values, _) in sorted(self.brought.items())]))
 
     def part(self, at: Workplace) -> None:
-        """The work of the request to leave: report the values that differ. Collective.
+        """The work of the request to leave: gather values, and report those that differ. Collective.
 
         A name that some rank does not bring is left out: that rank has deleted its optimizer, or ends with an error.
         """
+        if self.gathers:
+            value, receive = self.gathers
+            receive(at.transport.allgather_object(value()))
         if at.transport.size == 1 or at.equal_counts:
             return
         everyone = at.transport.allgather_object({name: values for name, (values, _) in self.brought.items()})

@@ -214,6 +214,7 @@ class Lane:
         until: When to leave it to that thread because other ranks have none, as a time of `time.monotonic()`.
         """
         common, answered = True, True
+        self.queue.changed.wait_begins()
         try:
             common = self.attempt(request, until)
         except Unanswered:
@@ -222,6 +223,7 @@ class Lane:
             self.interrupted(request, error) if self.transport.size > 1 else self.settle(request, error=error)
             raise
         finally:
+            self.queue.changed.wait_ends()
             with self.queue.changed.lock:
                 if not (common and answered):
                     self.queue.requests.appendleft(request)

@@ -208,8 +208,10 @@ class Mailbox:
         Raises:
             HvdliteError: Communication has broken.
         """
-        began = time.monotonic()
+        began, watched = time.monotonic(), self.lane.queue.changed
         with contextlib.ExitStack() as stack:
+            watched.wait_begins()
+            stack.callback(watched.wait_ends)
             shown = False
             while not self.woken(done):
                 self.check()

@@ -35,7 +35,7 @@ class Queue:
 
     def __init__(self, seat: Seat, observers: Sequence[Observer]) -> None:
         self.seat, self.observers = seat, observers
-        self.changed = Changed()
+        self.changed = Changed(observers)
         self.requests: deque[Request[Any]] = deque()
         self.pending: dict[str, Request[Any]] = {}
         self.callers: dict[int, threading.Thread | None] = {}
@@ -87,7 +87,7 @@ class Queue:
 
     def orphan(self) -> None:
         """Make new locks in a forked child, and drop the observers."""
-        self.changed.renew()
+        self.changed.orphan()
         self.observers = ()
 
     def count_anew(self) -> None:

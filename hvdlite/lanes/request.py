@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from hvdlite.gpu_streams import NOTHING_PENDING, Mark
 from hvdlite.lanes import calls, swallowed
@@ -22,18 +22,47 @@ StandIn: TypeAlias = Callable[[Workplace], None]
 """A picklable function that a joined rank runs instead of an operation's work."""
 
 
+class WaitObserver(Protocol):
+    """Records the waits of the user's threads inside hvdlite. Several threads may wait at once."""
+
+    def wait_begins(self) -> None:
+        """A thread of the user begins to wait for a result, or runs a request itself."""
+        ...
+
+    def wait_ends(self) -> None:
+        """That thread goes on."""
+        ...
+
+
 class Changed(threading.Condition):
     """A lane's lock and condition, notified when a request is done.
 
     Attributes:
+        observers: Notified of waits. The list may change while the lane lives.
         lock: The lock itself, which is quicker to take than the condition.
         called: A second condition of the same lock, notified when the lane's thread has something to do. If there were
             only one condition, each result would wake that thread, and synchronous calls would take twice as long.
         waiting: Pairs of a waiting thread and the handle that it waits for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observers: Sequence[WaitObserver] = ()) -> None:
+        self.observers = observers
         self.renew()
+
+    def orphan(self) -> None:
+        """Make a new lock in a forked child, and drop the observers."""
+        self.observers = ()
+        self.renew()
+
+    def wait_begins(self) -> None:
+        """A thread of the user begins to wait for the lane."""
+        for observer in self.observers:
+            observer.wait_begins()
+
+    def wait_ends(self) -> None:
+        """That thread goes on."""
+        for observer in self.observers:
+            observer.wait_ends()
 
     def renew(self) -> None:
         """Make a new lock. A forked child needs one, because the threads that held the old one do not exist there."""
@@ -80,11 +109,13 @@ class Handle(Generic[T]):
             with self.changed:
                 mine = threading.get_ident(), self
                 self.changed.waiting.append(mine)
+                self.changed.wait_begins()
                 try:
                     if not self.changed.wait_for(lambda: self.done, seconds):
                         raise TimeoutError
                 finally:
                     self.changed.waiting.remove(mine)
+                    self.changed.wait_ends()
         if self.error is not None:
             swallowed.raised(self.error)
             raise self.error

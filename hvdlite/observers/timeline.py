@@ -86,6 +86,12 @@ class Timeline:
 
     # Called by lanes: see lanes.observer
 
+    def wait_begins(self) -> None:
+        """The timeline does not show waits of the user's threads."""
+
+    def wait_ends(self) -> None:
+        """The timeline does not show waits of the user's threads."""
+
     def queued(self, seat: Seat, request: Request[T]) -> None:
         """This rank has called the request."""
         tensor, now = self.tensor_name(seat, request), time.monotonic()

@@ -21,6 +21,8 @@ JOB_FOLDER = os.environ.get("HVDLITE_JOB_DIR")
 """The job's folder on this host, which hvdliterun has made; None without hvdliterun."""
 JOB_RANK = os.environ.get("HVDLITE_JOB_RANK")
 """This process' rank in MPI.COMM_WORLD, according to hvdliterun; None without hvdliterun."""
+STARTED = os.environ.get("HVDLITE_LAUNCHED", "")
+"""When hvdliterun began, in seconds since the epoch."""
 SEVERAL_HOSTS = "HVDLITE_JOB_HOSTS" in AT_IMPORT
 """Whether hvdliterun has started ranks on more than one host."""
 UNDER_HYDRA_OR_PMI = not AT_IMPORT.isdisjoint(("HYDI_CONTROL_FD", "PMI_FD"))
@@ -39,6 +41,14 @@ ANNOUNCED_SIZE = {
 }
 # If one of these variables is set, a launcher has started this process.
 LAUNCHED = ("PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT", "PALS_RANKID", "OMPI_COMM_WORLD_RANK", "ALPS_APP_PE")
+
+
+def launched_at() -> float:
+    """When hvdliterun began, in seconds since the epoch; 0.0 without hvdliterun."""
+    try:
+        return float(STARTED)
+    except ValueError:
+        return 0.0
 
 
 @dataclass(frozen=True)

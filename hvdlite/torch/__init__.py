@@ -16,8 +16,10 @@ from hvdlite.torch.memory import memory_report
 from hvdlite.torch.mpi_ops import *  # noqa: F403
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sharded.zero import ZeroRedundancyOptimizer
+from hvdlite.torch.step_count import count_steps
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
+count_steps()
 when_started.append(choose_gpu)
 if is_initialized() and not is_child():  # a child of a rank leaves GPUs alone
     choose_gpu(local_rank())

@@ -30,6 +30,12 @@ def memory_report() -> list[dict[str, float]]:
     return report(nbytes(parameters), nbytes(p.grad for p in parameters), nbytes(state))
 
 
+def peak_gpu_bytes() -> int:
+    """Return the largest amount of memory that torch has used on this process' GPU; 0 if it uses none."""
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.max_memory_allocated() if started else 0
+
+
 def nbytes(values: Iterable[object]) -> float:
     """Return the bytes of all tensors among these values."""
     return float(sum(value.nbytes for value in values if isinstance(value, torch.Tensor)))

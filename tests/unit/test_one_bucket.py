@@ -87,6 +87,10 @@ def test_rounds_are_the_same_whatever_else_the_lane_does() -> None:
 
         def done(self, seat: Seat, request: Request) -> None: ...
 
+        def wait_begins(self) -> None: ...
+
+        def wait_ends(self) -> None: ...
+
     def observed(reducer: Reducer) -> None:
         reducer.lane.queue.observers = [Observer()]
 

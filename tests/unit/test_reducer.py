@@ -96,6 +96,10 @@ def test_the_last_bucket_is_reduced_by_the_thread_that_waits_for_it() -> None:
 
         def done(self, seat: Seat, request: Request) -> None: ...
 
+        def wait_begins(self) -> None: ...
+
+        def wait_ends(self) -> None: ...
+
     def rank_main(reducer: Reducer) -> None:
         reducer.lane.queue.observers = (threads := Threads(),)
         mark_all(reducer, 1.0, FIRST)

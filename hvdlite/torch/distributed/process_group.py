@@ -411,7 +411,7 @@ class MpiProcessGroup(dist.ProcessGroup):
                 handle = lane.submit(request)
 
         def late(seconds: float) -> str:
-            watch = runtime.current().watch
+            watch = runtime.current().observers.watch
             why = watch.explain(lane, request) if watch else ""
             why = why or f"{title} among the ranks {list(self._group.ranks)}"
             return f"the timeout of {seconds:g} s is over: {why}"

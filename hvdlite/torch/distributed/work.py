@@ -11,6 +11,7 @@ overlap with the backward pass.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from torch._C._distributed_c10d import WorkResult  # type: ignore[attr-defined]
 
 from hvdlite.errors import HvdliteError
 from hvdlite.lanes.request import Handle
-from hvdlite.torch.private_api import python_in_backward
+from hvdlite.torch.private_api import current_run, python_in_backward, queue_callback
 
 NONE = timedelta(0)
 """The timeout that c10d passes for none."""
@@ -145,11 +146,21 @@ class Work(dist.Work):
         found = first.then(look)
         if python_in_backward():
             self.wait()
+        elif current_run() >= 0:
+            queue_callback(self.wait_quietly)
         if self._handle.done:
             complete()
         else:
             self._handle.then(lambda: threads.run(complete))
         return found
+
+    def wait_quietly(self) -> None:
+        """Wait until the operation is done. An error is raised by the future alone.
+
+        DistributedDataParallel waits in C++ when backward ends. This wait comes before, so that observers see it.
+        """
+        with contextlib.suppress(HvdliteError, TimeoutError):
+            self._handle.wait(self._seconds)
 
     def get_future_result(self) -> torch.futures.Future[object]:
         """A future of the outcome: WorkResult.SUCCESS, or COMM_ERROR."""

@@ -1,0 +1,207 @@
+"""The meter: where this rank's time goes, for the summary of a job.
+
+A thread of the user computes, or it waits inside hvdlite. While it waits, an operation is under way, or other ranks
+have not called yet. Meanwhile the lane's thread may communicate, which costs the user nothing:
+
+    user's thread    compute ......... | wait ..................... | compute .........
+    operation             [ hidden ]        not called yet  [ under way ]
+    counted as       compute           | waiting for ranks | communication | compute
+
+`exposed` is the time of both kinds of waits together. Lanes call the meter at each change, which takes about 0.6 us
+(MEASURED.md, "Summary"). On a GPU an operation counts as done once its work is issued, so that the meter does not see
+waits of the GPU itself.
+
+`StepLog` divides the job's time into training steps. An optimizer of torch, a round of Keras' or TensorFlow's
+gradients, or `hvd.count_step()` ends a step. If a script has several optimizers, a step ends when the first of them
+steps again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, fields
+from statistics import median
+
+from hvdlite.lanes.observer import Seat
+from hvdlite.lanes.request import Request, T
+
+RECENT = 31  # steps of which the median time is usual
+SETTLED = 5  # steps before any may count as a pause
+PAUSE = 5.0  # times the usual computing time: longer is a pause, not a step
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of this rank.
+
+    Attributes:
+        exposed: In which a thread of the user has waited in hvdlite.
+        waiting: The part of these in which no operation was under way, because other ranks had not called.
+        under_way: In which an operation was under way, whether a thread of the user waited or not.
+    """
+
+    exposed: float = 0.0
+    waiting: float = 0.0
+    under_way: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Spent)))
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(*(getattr(self, each.name) - getattr(other, each.name) for each in fields(Spent)))
+
+
+class Meter:
+    """Measures this rank. An observer of all lanes, and called by threads that wait for letters. For any thread.
+
+    Attributes:
+        lock: Protects the other attributes. A signal handler may call while its thread holds the lock.
+        waits: The number of the user's threads that wait in hvdlite.
+        operations: The number of operations under way.
+        changed: The time of the last change of these two.
+        spent: The sums up to that time.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.waits = 0
+        self.operations = 0
+        self.changed = time.monotonic()
+        self.exposed, self.waiting, self.under_way = 0.0, 0.0, 0.0
+
+    @property
+    def spent(self) -> Spent:
+        """The sums up to now."""
+        with self.lock:
+            self.change()
+            return Spent(self.exposed, self.waiting, self.under_way)
+
+    def change(self, waits: int = 0, operations: int = 0) -> None:
+        """Add the time since the last change to the sums. waits, operations: what is added to these numbers."""
+        with self.lock:
+            now = time.monotonic()
+            passed, self.changed = now - self.changed, now
+            if self.operations > 0:
+                self.under_way += passed
+            if self.waits > 0:
+                self.exposed += passed
+                if self.operations <= 0:
+                    self.waiting += passed
+            self.waits += waits
+            self.operations += operations
+
+    # Called by lanes: see lanes.observer
+
+    def wait_begins(self) -> None:
+        """A thread of the user begins to wait."""
+        self.change(waits=1)
+
+    def wait_ends(self) -> None:
+        """That thread goes on."""
+        self.change(waits=-1)
+
+    def queued(self, seat: Seat, request: Request[T]) -> None:
+        """This rank has called the request."""
+
+    def agreed(self, seat: Seat, request: Request[T]) -> None:
+        """All ranks have called the request, and its work begins."""
+        self.change(operations=1)
+
+    def done(self, seat: Seat, request: Request[T]) -> None:
+        """The request has its result, or its error."""
+        if request.agreed:
+            self.change(operations=-1)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A number of steps, or of pauses.
+
+    Attributes:
+        number: How many.
+        seconds: Their time.
+        spent: The part of it in which this rank has waited or communicated.
+    """
+
+    number: int = 0
+    seconds: float = 0.0
+    spent: Spent = Spent()
+
+    def with_one(self, seconds: float, spent: Spent) -> Stretch:
+        """This stretch and one more step."""
+        return Stretch(self.number + 1, self.seconds + seconds, self.spent + spent)
+
+    def __sub__(self, other: Stretch) -> Stretch:
+        return Stretch(self.number - other.number, self.seconds - other.seconds, self.spent - other.spent)
+
+
+class StepLog:
+    """The training steps of this rank.
+
+    The time from one step to the next counts as a pause if this rank has computed for much longer than usual: for an
+    evaluation, a checkpoint, or the start of an epoch.
+
+    Attributes:
+        meter: Measures this rank.
+        began: When `hvd.init()` began.
+        ready: When it ended.
+        first: When the first step ended; None before that.
+        steps: The steps after the first one.
+        pauses: The pauses.
+        samples: The samples that the user has counted.
+        seen: Who has ended a step since the last one began.
+        last: When that step began, and what had been spent then.
+        recent: The computing times of the last intervals.
+    """
+
+    def __init__(self, meter: Meter, began: float) -> None:
+        self.meter = meter
+        self.began, self.ready = began, began
+        self.first: float | None = None
+        self.steps, self.pauses = Stretch(), Stretch()
+        self.samples = 0
+        self.seen: set[int] = set()
+        self.last = self.began, Spent()
+        self.recent: deque[float] = deque(maxlen=RECENT)
+
+    @property
+    def number(self) -> int:
+        """The number of steps."""
+        return self.steps.number + self.pauses.number + (self.first is not None)
+
+    def start(self) -> None:
+        """`hvd.init()` ends."""
+        self.ready = time.monotonic()
+
+    def count_samples(self, samples: int) -> None:
+        """This rank has trained on so many more samples."""
+        self.samples += samples
+
+    def end(self, who: int) -> None:
+        """An optimizer has stepped, or a round of gradients has ended.
+
+        Args:
+            who: Tells several of them apart.
+        """
+        if self.first is not None and who not in self.seen:
+            self.seen.add(who)
+            return
+        self.seen = {who}
+        (before, spent_before), self.last = self.last, (time.monotonic(), self.meter.spent)
+        now, spent = self.last
+        if self.first is None:
+            self.first = now
+            return
+        seconds, spent = now - before, spent - spent_before
+        if self.is_pause(seconds - spent.exposed):
+            self.pauses = self.pauses.with_one(seconds, spent)
+        else:
+            self.steps = self.steps.with_one(seconds, spent)
+
+    def is_pause(self, computed: float) -> bool:
+        """Whether an interval with so many seconds of computing is a pause."""
+        usual = median(self.recent) if len(self.recent) >= SETTLED else computed
+        self.recent.append(computed)
+        return computed > PAUSE * usual
