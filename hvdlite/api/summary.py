@@ -77,7 +77,8 @@ class Summary:
     @property
     def hidden(self) -> float:
         """The seconds in which an operation is under way while the rank computes, per step."""
-        return max(self.mean(lambda each: each.steps.spent.under_way) - self.communication, 0.0)
+        hidden = self.mean(lambda each: each.steps.spent.under_way) - self.communication
+        return hidden if hidden > 1e-6 else 0.0
 
     @property
     def computing(self) -> list[float]:
@@ -250,8 +251,11 @@ def prepare(local_rank: int) -> None:
         if not folder.write("summary", text):
             print(text, file=sys.stderr, flush=True)
 
+    def drop(records: Sequence[object]) -> None:
+        """Another rank shows the summary."""
+
     if style != "0":
-        live.everyone.eager.farewell.gather(lambda: record(live, peak_gpu_bytes()), show if rank == 0 else lambda _: None)
+        live.everyone.eager.farewell.gather(lambda: record(live, peak_gpu_bytes()), show if rank == 0 else drop)
 
 
 # The table
@@ -325,7 +329,7 @@ def rows(found: Summary) -> Iterator[tuple[str, str]]:
         yield "pauses", f"{number}, {duration(seconds)} in all: evaluation, checkpoints, other long breaks"
     if len(found.records) > 1 and found.number:
         memory, network = (found.bytes_per_step(each) for each in (lambda r: r.memory, lambda r: r.network))
-        yield "sent per step", f"{size(memory)} in memory, {size(network)} to other hosts, by a rank on average"
+        yield "a rank sends", f"{size(memory)} per step to ranks of its host, {size(network)} to other hosts"
     yield "peak memory", peaks([each.peak for each in found.records])
     if any(each.peak_on_gpu for each in found.records):
         yield "peak on GPU", peaks([each.peak_on_gpu for each in found.records])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hvdlite.keras.average_callback import AverageParametersCallback
 from hvdlite.keras.best_model import BestModelCheckpoint
 from hvdlite.keras.broadcast_callback import BroadcastGlobalVariablesCallback
+from hvdlite.keras.job_metrics import JobMetricsCallback
 from hvdlite.keras.metric_average import MetricAverageCallback
 from hvdlite.keras.schedules import LearningRateScheduleCallback, LearningRateWarmupCallback
 
@@ -12,6 +13,7 @@ __all__ = [
     "AverageParametersCallback",
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "JobMetricsCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",

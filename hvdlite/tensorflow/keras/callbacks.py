@@ -5,6 +5,7 @@ from __future__ import annotations
 from hvdlite.keras import callbacks
 from hvdlite.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
+    JobMetricsCallback,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     MetricAverageCallback,
@@ -13,6 +14,7 @@ from hvdlite.keras.callbacks import (
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "JobMetricsCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
